@@ -3,10 +3,6 @@ from snakemake.utils import min_version
 min_version("9.0")
 
 
-# first: Snakemake reads the file less strictly, and shows its mistakes with a traceback
-include: "workflow/rules/check.smk"
-
-
 configfile: "params.yaml"
 
 
@@ -32,8 +28,6 @@ include: "workflow/rules/report.smk"
 rule all:
     default_target: True
     input:
-        rules.code.output,
-        rules.plans.output,
-        rules.inputs.output,
+        rules.params.output,
         rules.report.output,
         rules.readme.output,

@@ -15,19 +15,18 @@ from shardlab.models.build import build_model
 from shardlab.models.memory_sizes import Categories
 from shardlab.models.memory_step import closed_form, host_memory
 from shardlab.models.unit_sizes import sizes_of
-from stages import plans
-from stages.common import run
+from stages.common import SAMPLES, run
 
 _CPU = torch.device("cpu")
 
 
 def main(params: Parameters) -> None:
     """Write results/memory.json."""
-    plan = plans.estimate(params)
-    train, strategies = plan["train"], plan["strategies"]
+    model, strategies, train = params("model", "strategies", "train")
+    train = train.only(*SAMPLES, "world_size", "clip")
     tokens = read_manifest(Path("data/tokens"))
     sizes = tokens.vocabulary, train.sequence_length, tokens.end_of_text
-    module = build_model(plan["model"], *sizes, seed=0).module
+    module = build_model(model, *sizes, seed=0).module
     estimates = {}
 
     def traced(name: str, strategy: Strategy) -> Categories | None:

@@ -17,23 +17,23 @@ from shardlab.search.judges import judge_of
 from shardlab.search.peaks import predicted_peaks
 from shardlab.search.proposal import Proposer
 from shardlab.search.surrogate import Surrogate, fit, workload_of
-from stages import plans
-from stages.common import integer, run
+from stages.common import SAMPLES, integer, run
 
 RESULTS = "results/results.jsonl"
 
 
 def main(params: Parameters, number: str) -> None:
     """Write proposal.json and conversation.json of the round."""
-    plan = plans.propose(params, number)
-    agent, train, forecast, here = plan["agent"], plan["train"], plan["forecast"], plan["round"]
-    timed = read_all(Path("results/timings"), plan["timings"])
+    agent, here = params.agent_of(number), params(f"rounds.{number}")
+    train, forecast, timings, model = params("train", "forecast", "timings", "model")
+    train = train.only(*SAMPLES, "threads", "clip", "link")
+    timed = read_all(Path("results/timings"), timings)
     first = initial_history(read_records(RESULTS), timed, agent, train, here.search)
     history = known_before(here.after, RESULTS, first, agent)
     detected = Hardware.from_file("results/hardware.json", "run python -m stages.calibrate")
     hardware = detected.changed_by(agent.hardware)
     agent = agent.on(hardware, history.workload.world_size)
-    shapes = ModelShapes.of(plan["model"], train, Path("data/tokens"), bool(hardware.gpus))
+    shapes = ModelShapes.of(model, train, Path("data/tokens"), bool(hardware.gpus))
     # first the limit has to be known: of the hardware, and of the formula where nothing was trained
     history = hold_fastest(history, agent, predicted_peaks(history, shapes))
     calibration = Calibration.from_file(

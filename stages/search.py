@@ -136,12 +136,15 @@ def _preparation(params: Parameters) -> list[Step]:
         Step(estimate.main, "results/memory.json"),
     ]
     for name, seed in product(runs, seeds):
-        given, place = (name, str(seed)), f"{name}/seed{seed}"
         options = {"run": name, "seed": seed}
+        steps.append(
+            Step(train.main, f"results/train/{name}/seed{seed}/metrics.json", options=options)
+        )
+    for name in runs:
+        last = f"{name}/seed{seeds[-1]}"
         steps += [
-            Step(train.main, f"results/train/{place}/metrics.json", options=options),
-            Step(profile.main, f"results/profile/{place}.json", given),
-            Step(validation.main, f"results/validate/{place}.json", given),
+            Step(profile.main, f"results/profile/{last}.json", (name,)),
+            Step(validation.main, f"results/validate/{last}.json", (name,)),
         ]
     return [*steps, Step(collect.main, "results/results.jsonl")]
 
@@ -160,7 +163,7 @@ def _round(folder: SearchFolder, number: str, agent: Agent, timing_name: str) ->
     proposal = Proposal.from_file(folder.path / results / "proposal.json", "remove it")
     trained = all(arm.trained for arm in proposal.arms)
     training_s = (
-        0.0 if trained else folder.seconds(*(f"{stage} {agent.start} " for stage in _TRAINING))
+        0.0 if trained else folder.seconds(*(f"{stage} {agent.start}" for stage in _TRAINING))
     )
     # an attempt of a race has half of its limit, and a look ends it before the end of that
     needed_s = max(training_s, 4 * folder.seconds(f"timing {timing_name}"))

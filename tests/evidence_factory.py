@@ -8,8 +8,6 @@ from shardlab.forecast.check import Check, summarize
 from shardlab.forecast.extrapolation import BreakEven, Point
 from shardlab.forecast.results import ForecastDocument
 from shardlab.report.evidence import Evidence
-from shardlab.search.policies.documents import PolicyComparison, Replay
-from shardlab.search.policies.summary import summarize as summarize_replays
 from tests.record_factory import BASELINE, STRATEGIES, make_history, make_losses
 from tests.timed_run_factory import make_timed, make_timings
 
@@ -82,33 +80,6 @@ def make_forecast(runs: list[str] | None = None, **changes: Any) -> ForecastDocu
     return ForecastDocument(**{**facts, **changes})
 
 
-def make_policies() -> PolicyComparison:
-    """Rules at the best with the first pick, and a policy that stays 10 % behind."""
-    replays = [
-        Replay(
-            policy=policy,
-            workload=timing,
-            seed=seed,
-            picks=["a", "b"],
-            regret=[1.0, last, last],
-            first=not last,
-            abstained=False,
-            infeasible=0,
-            flips=1,
-        )
-        for policy, last in (("rules", 0.0), ("tpe", 0.1))
-        for timing in ("table-2", "table-4")
-        for seed in range(2)
-    ]
-    return PolicyComparison(
-        tables={"table-2": 90, "table-4": 94},
-        reference="rules",
-        seeds=2,
-        summaries=summarize_replays(replays, "rules"),
-        replays=replays,
-    )
-
-
 def make_evidence(records: list[Record], baseline: str = BASELINE, **changes: Any) -> Evidence:
     """Evidence around given records; `changes` replace its fields.
 
@@ -138,7 +109,6 @@ def make_evidence(records: list[Record], baseline: str = BASELINE, **changes: An
             "pad_ratio": 0.0,
             "entropy_bits": 9.1342,
         },
-        "policies": make_policies(),
         "timed": make_timings(),
         "comparison": "two-ranks",
         "quality": Quality(train_loss=(7.0, 5.5), time_s=(1.0, 4.0)),

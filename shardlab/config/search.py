@@ -1,13 +1,13 @@
 """Parameters of the search for a better strategy."""
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from shardlab.config.fields import Count, Name, Seconds, WorldSize
 from shardlab.config.hardware import Hardware
 from shardlab.config.link import Link
-from shardlab.core.document import AS_TUPLE, Document
+from shardlab.core.document import Document
 
 
 class Search(Document):
@@ -25,7 +25,7 @@ class Agent(Document):
     """Search for a better strategy."""
 
     start: Name = "fsdp2"
-    """run whose strategy the first round tries to improve"""
+    """run whose strategy the first round tries to improve, `baseline` by default"""
     link: Link | None = None
     """emulated link between the ranks of races and predictions; null: that of `train`"""
     world_size: WorldSize | None = None
@@ -83,18 +83,6 @@ class Agent(Document):
             return self
         limit = hardware.memory_of_rank_gb(world_size)
         return self.model_copy(update={"memory_limit_gb": limit})
-
-
-class Policies(Document):
-    """Ways to search, replayed on timings of many strategies: the judge beside controls and others'
-    samplers."""
-
-    timings: Annotated[tuple[Name, ...], AS_TUPLE] = ()
-    """tables that every policy chooses from; none: no policy is replayed"""
-    seeds: Count = 5
-    """replays of every policy on every timing"""
-    budget: Count = 8
-    """strategies that a policy measures besides `agent.start`"""
 
 
 class RoundPlan(Document):

@@ -2,8 +2,7 @@
 
 import csv
 import io
-import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,8 +11,7 @@ from shardlab.config.contention import warnings_of
 from shardlab.config.schema import Forecast
 from shardlab.config.timing_record import TimedRun, machine_name, machines
 from shardlab.core.document import Document
-from shardlab.core.files import atomic, write_text
-from shardlab.forecast.chakra import execution_trace
+from shardlab.core.files import write_text
 from shardlab.forecast.check import (
     Check,
     OperationFit,
@@ -25,21 +23,17 @@ from shardlab.forecast.check import (
     summarize,
     unknown,
 )
-from shardlab.forecast.costs import OnCluster
 from shardlab.forecast.extrapolation import (
     ASSUMPTIONS,
     BreakEven,
     Point,
     break_even,
-    by_itself,
     extrapolate,
 )
 from shardlab.forecast.integer_sums import IntegerSum, integer_sums
 from shardlab.forecast.machine import fit_machine
 from shardlab.forecast.model import fit_model
-from shardlab.forecast.presets import PRESETS, preset
-from shardlab.forecast.step import step_tasks
-from shardlab.forecast.workload import case_of
+from shardlab.forecast.presets import preset
 
 
 class EngineFit(Document):
@@ -81,8 +75,8 @@ class ForecastDocument(Document):
 
 def predict(
     calibration: Calibration, timings: Sequence[TimedRun], forecast: Forecast
-) -> tuple[ForecastDocument, dict[str, bytes]]:
-    """Fit the model and predict; also return a Chakra execution trace of one step of each run.
+) -> ForecastDocument:
+    """Fit the model and predict.
 
     Raises:
         UserError: the timings lack steps without communication, or a preset is unknown.
@@ -93,7 +87,7 @@ def predict(
     left_out = unknown(timings, model)
     runs = first_of_each(timings, left_out)
     checks = check(timings, known, model)
-    predicted = ForecastDocument(
+    return ForecastDocument(
         fitted_on=[f"{run.timing}/{run.run}" for run in known],
         summary=summarize(checks),
         checks=checks,
@@ -119,11 +113,6 @@ def predict(
             ),
         ],
     )
-    costs = OnCluster(PRESETS[forecast.links[0]], forecast.ranks[0])
-    traces = {
-        run.run: execution_trace(step_tasks(by_itself(case_of(run), model), costs)) for run in runs
-    }
-    return predicted, traces
 
 
 def _of_other_machines(calibration: Calibration, timings: Sequence[TimedRun]) -> list[str]:
@@ -136,8 +125,8 @@ def _of_other_machines(calibration: Calibration, timings: Sequence[TimedRun]) ->
     ]
 
 
-def write_forecast(folder: Path, predicted: ForecastDocument, traces: Mapping[str, bytes]) -> None:
-    """Write forecast.json, its tables as CSV, and chakra.zip with a RUN.0.et for every run."""
+def write_forecast(folder: Path, predicted: ForecastDocument) -> None:
+    """Write forecast.json, and its tables as CSV."""
     predicted.to_file(folder / "forecast.json")
     tables: dict[str, tuple[type[Document], Iterable[Document]]] = {
         "checks": (Check, predicted.checks),
@@ -151,7 +140,3 @@ def write_forecast(folder: Path, predicted: ForecastDocument, traces: Mapping[st
         writer.writeheader()
         writer.writerows(row.model_dump() for row in rows)
         write_text(folder / f"{name}.csv", text.getvalue())
-    with atomic(folder / "chakra.zip") as temporary, zipfile.ZipFile(temporary, "w") as archive:
-        for run, trace in traces.items():
-            # no time stamps, so that equal forecasts make equal files
-            archive.writestr(zipfile.ZipInfo(f"{run}.0.et"), trace)

@@ -15,7 +15,6 @@ from shardlab.report.aggregate import comparison, loss_curves, seed_warning
 from shardlab.report.tables import Column, Section, Table, make_table
 from shardlab.report.timings import Crossover, LinkTiming, crossovers, link_timing, timing_table
 from shardlab.search.history import History
-from shardlab.search.policies.documents import PolicyComparison
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,6 @@ class Evidence:
     """name of the timing of all runs whose step times are compared"""
     quality: Quality
     predicted: ForecastDocument
-    policies: PolicyComparison
 
     @property
     def runs(self) -> list[str]:

@@ -36,7 +36,6 @@ from shardlab.report.sections.measures import (
     efficiency,
     traffic,
 )
-from shardlab.report.sections.policies import policies
 from shardlab.report.sections.quality import time_to_quality
 from shardlab.report.sections.runs import breakdown, comparison, headline, headline_table, plots
 from shardlab.report.sections.scaling import scaling
@@ -56,7 +55,6 @@ SECTIONS: tuple[Builder, ...] = (
     links,
     forecast,
     search,
-    policies,
     data,
     environment,
     regenerate,

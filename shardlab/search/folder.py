@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from shardlab.config.parameter_file import read_tree
-from shardlab.config.parameters import Parameters
+from shardlab.config.parameters import Parameters, read_tree
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
 from shardlab.core.files import sha256_of_file, write_text

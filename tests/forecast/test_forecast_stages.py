@@ -1,5 +1,4 @@
 import csv
-import zipfile
 
 import pytest
 
@@ -88,9 +87,6 @@ def test_forecast_stage_writes_all_files_the_same_each_time(timed):
     assert len(found.points) == 5 * 2 * 2
     with (folder / "checks.csv").open(newline="") as file:
         assert len(list(csv.DictReader(file))) == len(found.checks) == 25
-    with zipfile.ZipFile(folder / "chakra.zip") as archive:
-        assert archive.namelist() == [f"{run}.0.et" for run in RUNS]
-        assert all(archive.read(name) for name in archive.namelist())
 
 
 @pytest.mark.parametrize(

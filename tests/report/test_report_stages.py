@@ -11,7 +11,7 @@ from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
 from shardlab.report.quality import smoothed
 from stages import collect, report
-from tests.evidence_factory import make_forecast, make_policies
+from tests.evidence_factory import make_forecast
 from tests.record_factory import make_history, make_losses, make_record, make_records
 from tests.timed_run_factory import make_timed
 
@@ -134,7 +134,6 @@ def collected(measured):
     """A project that has everything a report needs."""
     collect.main(Parameters())
     make_forecast(RUNS).to_file("results/forecast/forecast.json")
-    make_policies().to_file("results/policies/policies.json")
     history = make_history(make_records(RUNS))
     history.to_file("results/rounds/1/history.json")
     write_checked("data/source.json", {"name": "wikipedia", "licence": "CC BY-SA 4.0"})
@@ -170,7 +169,6 @@ def test_report_is_limited_to_the_runs_of_the_parameters(undrawn, collected):
         ("results/train/ddp/seed3/events.jsonl", "train --run ddp --seed 3"),
         ("results/timings/slow.jsonl", "timing slow"),
         ("results/forecast/forecast.json", "forecast"),
-        ("results/policies/policies.json", "policies"),
     ],
 )
 def test_report_names_the_stage_of_a_missing_file(collected, path, fix):

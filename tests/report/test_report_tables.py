@@ -16,7 +16,6 @@ from shardlab.report.numbers import (
     where_known,
 )
 from shardlab.report.sections.appendix import environment, setting_line
-from shardlab.report.sections.policies import policies
 from shardlab.report.sections.quality import time_to_quality
 from shardlab.report.sections.runs import breakdown, comparison, headline_table
 from shardlab.report.sections.scaling import TIMED
@@ -27,7 +26,6 @@ from shardlab.report.write import (
     report_sections,
     summary,
 )
-from shardlab.search.policies.documents import PolicyComparison
 from tests.evidence_factory import make_evidence
 from tests.record_factory import BASELINE, BUSY, STRATEGIES, make_record, make_records
 from tests.timed_run_factory import make_timed, make_timings
@@ -254,19 +252,6 @@ def test_time_to_quality_is_omitted_without_thresholds():
     evidence = make_evidence(make_records([BASELINE]), quality=Quality())
     assert time_to_quality(evidence) is None
     assert "Time to quality" not in [s.title for s in report_sections(evidence)]
-
-
-def test_policies_are_compared_with_the_rules_by_number_of_measurements():
-    evidence = make_evidence(make_records())
-    section = policies(evidence)
-    by_budget, beyond, by_timing, shares = section.tables
-    assert [column.heading for column in by_budget.columns] == ["policy", "0, %", "1, %", "2, %"]
-    assert by_budget.rows[1] == ["tpe", *(f"{n}.0 ({n}.0 to {n}.0)" for n in (100, 10, 10))]
-    assert beyond.rows[1][-1] == "10.0 (10.0 to 10.0)"
-    assert by_timing.rows == [["rules", "0.0", "0.0"], ["tpe", "10.0", "10.0"]]
-    assert [row[1:4] for row in shares.rows] == [["100", "100", "100"], ["0", "0", "0"]]
-    assert section.sentences[1].endswith("ahead, by an interval above 0, of tpe.")
-    assert policies(replace(evidence, policies=PolicyComparison())) is None
 
 
 def test_timings_of_several_machines_are_named():
