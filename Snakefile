@@ -13,7 +13,6 @@ report: "workflow/report/workflow.rst"
 container: "shardlab.sif"
 
 
-include: "workflow/rules/forks.smk"
 include: "workflow/rules/lock.smk"
 include: "workflow/rules/summary.smk"
 include: "workflow/rules/common.smk"

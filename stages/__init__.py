@@ -19,16 +19,7 @@ if sys.argv[0] == "-m":
     # Ctrl-C amid imports needs no traceback
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # The server of DVC has a stage as its parent, and outlives it; so does a stage that was typed
-    # under nohup its shell.
-    outlives = sys.orig_argv[2:3] == ["stages.forks"] or (
-        signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        and not {"SHARDLAB_LOCK", "DVC_STAGE"} & os.environ.keys()
-    )
-    # before the imports, which take seconds: after them a killed tool is no longer the parent
-    if not outlives:
+    # A job ends with its tool, a stage that was typed may outlive its shell (nohup). Before the
+    # imports, which take seconds: after them a killed tool is no longer the parent.
+    if {"SHARDLAB_LOCK", "DVC_STAGE"} & os.environ.keys():
         die_with_parent(os.getppid(), signal.SIGTERM)
-    if {"SHARDLAB_FORKS", "DVC_STAGE"} & os.environ.keys():
-        from stages.forks import hand_over
-
-        hand_over()

@@ -28,8 +28,6 @@ def main() -> None:
     given = {key: value for key, value in vars(parser.parse_args()).items() if value is not None}
     folder, prompt = given.pop("folder"), given.pop("prompt", None)
     conversation = Conversation(folder, validate(Sampling, given, "chat"))
-    if not conversation.verified:
-        say(f"chat: {folder}: no metrics.json next to it: its files are not verified")
     if prompt is None:
         converse(conversation)
     else:

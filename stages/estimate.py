@@ -7,7 +7,7 @@ import torch
 from shardlab.config.parameters import Parameters
 from shardlab.config.run_record import Estimate
 from shardlab.config.strategy import Strategy
-from shardlab.core.checksums import write_checked
+from shardlab.core.files import write_json
 from shardlab.core.progress import say
 from shardlab.data.tokens import read_manifest
 from shardlab.forecast.traced_memory import imagined_ranks, traced_memory
@@ -43,7 +43,7 @@ def main(params: Parameters) -> None:
             formula = {**closed_form(*given), **host_memory(*given)}
             estimate = Estimate(traced=traced(name, strategy), closed_form=formula)
             estimates[name] = estimate.model_dump()
-    write_checked("results/memory.json", estimates)
+    write_json("results/memory.json", estimates)
     say(f"estimate: memory of {len(strategies)} runs in results/memory.json")
 
 

@@ -13,14 +13,13 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 from shardlab.config.parameters import Parameters
-from shardlab.core.checksums import refuse_damage_of
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic
 from shardlab.core.progress import say
 from shardlab.profiling.breakdown import StepTimes, read_steps, summarize
 from shardlab.profiling.job import break_down
 from shardlab.profiling.table import render
-from stages.common import Parser, run
+from stages.common import Parser, require, run
 
 _COMMAND = "python -m stages.profile"
 _USAGE = f"{_COMMAND} RUN [--params FILE] [--set KEY=VALUE] | [--csv FILE] TRACE..."
@@ -37,8 +36,7 @@ def main(params: Parameters, run: str) -> None:
 
 def _break_down_run(run: str, seed: int) -> None:
     folder = Path("results/train", run, f"seed{seed}")
-    fix = f"run python -m stages.train --run {run} --seed {seed}"
-    refuse_damage_of(["trace.json.gz"], folder / "metrics.json", fix)
+    require(folder / "metrics.json", f"train --run {run} --seed {seed}")
     steps = read_steps(folder / "trace.json.gz")
     mean = summarize(steps)
     output = Path("results/profile", run)

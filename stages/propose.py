@@ -7,7 +7,7 @@ from shardlab.config.hardware import Hardware
 from shardlab.config.parameters import Parameters
 from shardlab.config.run_record import read_records
 from shardlab.config.timing_record import read_all
-from shardlab.core.checksums import read_checked
+from shardlab.core.files import read_json
 from shardlab.core.progress import say
 from shardlab.forecast.check import fitted_runs
 from shardlab.models.unit_shapes import ModelShapes
@@ -42,7 +42,7 @@ def main(params: Parameters, number: str) -> None:
     raced = [run for race in history.races for run in race.runs]
     fitted = fit(calibration, fitted_runs(timed, forecast), raced)
     surrogate = Surrogate(fitted, workload_of(history, agent, train, timed), shapes, history)
-    statistics = read_checked("data/statistics.json", "run python -m stages.tokenize")
+    statistics = read_json("data/statistics.json", "run python -m stages.tokenize")
     facts = machine_facts(hardware), data_facts(statistics)
     proposer = Proposer(history, agent, forecast.space, shapes, surrogate, facts)
     folder = Path("results/rounds", number)

@@ -5,7 +5,7 @@ from pathlib import Path
 from shardlab.config.parameters import Parameters
 from shardlab.config.run_record import read_records
 from shardlab.config.timing_record import read_timing
-from shardlab.core.checksums import read_checked
+from shardlab.core.files import read_json
 from shardlab.core.progress import say
 from shardlab.forecast.results import ForecastDocument
 from shardlab.report.aggregate import select
@@ -31,8 +31,8 @@ def main(params: Parameters) -> None:
         baseline=baseline,
         losses={name: {seed: _losses(name, seed) for seed in seeds} for name in runs},
         history=read_document(History, history, f"decide {last}"),
-        source=read_checked("data/source.json", "run python -m stages.prepare"),
-        statistics=read_checked("data/statistics.json", "run python -m stages.tokenize"),
+        source=read_json("data/source.json", "run python -m stages.prepare"),
+        statistics=read_json("data/statistics.json", "run python -m stages.tokenize"),
         timed=[
             run for name, timing in timings.items() for run in read_timing(_TIMINGS, name, timing)
         ],

@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from shardlab.core.process import started
+import psutil
 
 _LOGS = Path("logs")
 _REPORT = Path("results/report/report.html")
@@ -39,7 +39,7 @@ def summarize(tool: int) -> str:
         tool: process id of Snakemake or DVC.
     """
     # logs have whole seconds
-    since = datetime.fromtimestamp(int(started(tool)))
+    since = datetime.fromtimestamp(int(psutil.Process(tool).create_time()))
     ended = [job for path in sorted(_LOGS.rglob("*.log")) if (job := _read(path, since))]
     if not ended:
         return ""

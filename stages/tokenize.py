@@ -3,19 +3,19 @@
 from pathlib import Path
 
 from shardlab.config.parameters import Parameters
-from shardlab.core.checksums import refuse_damage_of, write_checked
+from shardlab.core.files import write_json
 from shardlab.core.progress import say
 from shardlab.data.statistics import describe_tokens
 from shardlab.data.tokenize import build_tokens
 from shardlab.data.tokens import open_split
-from stages.common import run
+from stages.common import require, run
 
 
 def main(params: Parameters) -> None:
     """Write data/tokenizer.json, data/tokens/ and data/statistics.json."""
     data, model, options = params("data", "model", "tokenize")
     out = Path("data")
-    refuse_damage_of(["corpus.json"], out / "source.json", "run python -m stages.prepare")
+    require(out / "corpus.json", "prepare")
     build_tokens(
         out / "corpus.json",
         validation_share=data.validation_share,
@@ -26,7 +26,7 @@ def main(params: Parameters) -> None:
     statistics = describe_tokens(
         open_split(out / "tokens", "train"), open_split(out / "tokens", "validation")
     )
-    write_checked(out / "statistics.json", statistics)
+    write_json(out / "statistics.json", statistics)
     train, validation = statistics["train"], statistics["validation"]
     say(
         f"tokenize: {train['tokens']} tokens for training, {validation['tokens']} for validation, "

@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,12 +16,10 @@ from shardlab.config.parameters import Parameters
 from shardlab.config.race_record import Race, Ruling
 from shardlab.config.run_record import Record
 from shardlab.config.schema import Timing
-from shardlab.core.checksums import read_checked, refuse_damage
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import StorageError, UserError
-from shardlab.core.files import read_json, write_json
+from shardlab.core.files import read_json, unfinished, write_json
 from shardlab.core.progress import say, stopwatch
-from shardlab.core.unfinished import unfinished
 from shardlab.profiling.breakdown import analyse
 from shardlab.search.decision import promising, race_rule
 from shardlab.search.history import is_hopeless, mean_ratio
@@ -110,8 +107,8 @@ def _start(command: list[str], number: str, step: Step) -> None:
     done = subprocess.run([*command, *program], stderr=subprocess.PIPE, text=True)
     sys.stderr.write(done.stderr)
     if done.returncode:
-        with suppress(FileNotFoundError):
-            raise Failure(**read_json(Path(step.folder, _FAILED))).error()
+        if (failed := Path(step.folder, _FAILED)).exists():
+            raise Failure(**read_json(failed)).error()
         said = done.stderr.strip() or f"{command[0]} ended with exit code {done.returncode}"
         raise RunFailed("crash", said, said.splitlines()[-1])
 
@@ -226,15 +223,14 @@ def evaluated(plan: RunPlan, folder: Path) -> Record:
     """Return the record of a run from its files, after measuring the quality of its model."""
     quality = folder / "validation.json"
     fix = "repeat the trial"
-    metrics = read_checked(folder / "metrics.json", fix)
-    refuse_damage(folder, metrics.pop("files"), fix)
+    metrics = read_json(folder / "metrics.json", fix)
     validate_run(folder / "final_model", quality, plan.train, plan.model, plan.seed, plan.data)
     return validate(
         Record,
         {
             **metrics,
             **analyse(folder / "trace.json.gz").model_dump(),
-            **read_checked(quality, fix),
+            **read_json(quality, fix),
         },
         str(folder),
     )

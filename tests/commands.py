@@ -13,6 +13,7 @@ from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
 
+import psutil
 import pytest
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -78,13 +79,10 @@ class Command:
     def family(self) -> list[int]:
         """It and its ranks, as far as they live."""
         found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                state, _, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if int(session) == self.pid and state != "Z":
-                found.append(int(folder.name))
+        for pid in psutil.pids():
+            with suppress(ProcessLookupError):  # it ended meanwhile
+                if os.getsid(pid) == self.pid and is_running(pid):
+                    found.append(pid)
         return found
 
     def leaves_nothing(self) -> None:
@@ -209,6 +207,14 @@ def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s"
         time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, and not only its exit code."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def free_port() -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from shardlab.config.model_and_data import Data, Tokenize
-from shardlab.core.checksums import write_checked
+from shardlab.core.files import write_json
 from shardlab.data.sources import prepare
 from shardlab.data.tokenize import build_tokens
 from shardlab.data.tokens import MANIFEST, Manifest, Shard
@@ -15,7 +15,7 @@ from shardlab.data.tokens import MANIFEST, Manifest, Shard
 
 def make_token_data(folder: Path) -> Path:
     source = prepare(Data(source="synthetic", documents=120), folder / "corpus.json", folder)
-    write_checked(folder / "source.json", source)
+    write_json(folder / "source.json", source)
     options = Tokenize(vocabulary=300, shards=1)
     build_tokens(folder / "corpus.json", 0.1, options, folder / "work", folder)
     return folder

@@ -23,7 +23,7 @@ class Contention(Document):
         """Return the contention during a timing; None where /proc/stat counts nothing.
 
         Args:
-            ranks: `shardlab.core.cpu_times.CpuTimes` of all ranks, over the same seconds.
+            ranks: `shardlab.core.host.CpuTimes` of all ranks, over the same seconds.
         """
         machines: dict[str, list[dict[str, Any]]] = {}
         for each in ranks:

@@ -11,10 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from shardlab.config.contention import Contention
-from shardlab.core.checksums import read_checked_lines, write_checked_lines
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError
-from shardlab.core.files import finite
+from shardlab.core.files import finite, read_json_lines, write_json_lines
 
 SCHEMA_VERSION = 3
 
@@ -244,7 +243,7 @@ def read_records(path: str | Path) -> list[Record]:
     Raises:
         UserError: the file is missing or damaged, or a line is no record of this schema version.
     """
-    lines = read_checked_lines(path, "run python -m stages.collect")
+    lines = read_json_lines(path, "run python -m stages.collect")
     for i, line in enumerate(lines, 1):
         version = line.get("schema_version")
         if isinstance(version, int) and version < SCHEMA_VERSION:
@@ -258,7 +257,7 @@ def read_records(path: str | Path) -> list[Record]:
 
 def write_records(path: str | Path, records: list[Record]) -> None:
     """Write JSON lines that `read_records` reads."""
-    write_checked_lines(path, [record.model_dump(mode="json") for record in records])
+    write_json_lines(path, [record.model_dump(mode="json") for record in records])
 
 
 def table_row(record: Record) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from pydantic import Field
 from shardlab.config.contention import Contention
 from shardlab.config.run_record import Breakdown, LinkEmulation
 from shardlab.config.schema import Timing
-from shardlab.core.checksums import read_checked_lines, write_checked_lines
 from shardlab.core.document import AS_TUPLE, Document, validate
 from shardlab.core.errors import UserError
+from shardlab.core.files import read_json_lines, write_json_lines
 
 NO_COMMUNICATION = "no communication"
 """run of a timing that gives the no-communication bound: every rank trains the whole model alone"""
@@ -94,12 +94,12 @@ def read_timings(path: str | Path, fix: str) -> list[TimedRun]:
     """Read the runs of one timing.
 
     Args:
-        fix: what the user should do when the file is not as it was written.
+        fix: what the user should do when the file is missing or damaged.
 
     Raises:
         UserError: the file is missing or damaged, or a line is none.
     """
-    lines = read_checked_lines(path, fix)
+    lines = read_json_lines(path, fix)
     try:
         return [validate(TimedRun, line, f"{path}:{i}") for i, line in enumerate(lines, 1)]
     except UserError as error:
@@ -133,7 +133,7 @@ def read_all(folder: Path, timings: Mapping[str, Timing]) -> list[TimedRun]:
 
 def write_timings(path: str | Path, runs: list[TimedRun]) -> None:
     """Write JSON lines that `read_timings` reads."""
-    write_checked_lines(path, [run.model_dump(mode="json") for run in runs])
+    write_json_lines(path, [run.model_dump(mode="json") for run in runs])
 
 
 def scaling_efficiency(

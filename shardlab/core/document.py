@@ -8,8 +8,8 @@ import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
-from shardlab.core.checksums import read_checked, write_checked
 from shardlab.core.errors import UserError, nearest
+from shardlab.core.files import read_json, write_json
 
 AS_TUPLE = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
 """for fields that are tuples, as frozen documents have them, where YAML and JSON have lists"""
@@ -53,20 +53,22 @@ class Document(BaseModel):
         """Read the document that `to_file` wrote.
 
         Args:
-            fix: what the user should do when the file is not as it was written.
+            fix: what the user should do when the file is missing or damaged.
 
         Raises:
-            UserError: the file is missing, damaged or holds something else.
+            UserError: it is, or it holds something else.
         """
-        value = read_checked(path, fix)
+        value = read_json(path, fix)
+        if isinstance(value, dict):
+            value.pop("checksum", None)  # of the file, in those of earlier versions
         try:
             return validate(cls, value, str(path))
         except UserError as error:
             raise UserError(f"{error}: {fix}") from None
 
     def to_file(self, path: str | Path) -> None:
-        """Write the document as JSON with its checksum, atomically."""
-        write_checked(path, self.model_dump(mode="json"))
+        """Write the document as JSON, atomically."""
+        write_json(path, self.model_dump(mode="json"), allow_nan=True)
 
 
 T = TypeVar("T")

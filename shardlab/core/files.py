@@ -1,23 +1,23 @@
-"""Atomic files: written under a temporary name, flushed to disk, renamed."""
+"""Files: atomic writes under a temporary name, JSON, and SHA-256."""
 
-import ctypes
 import errno
+import fcntl
+import glob
 import hashlib
 import json
 import math
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from shardlab.core.errors import StorageError, UserError
-from shardlab.core.unfinished import unfinished
 
-_CHUNK = 1 << 20
-_HERE, _RENAME_EXCHANGE = -100, 2
-"""AT_FDCWD of fcntl.h and a flag of renameat2(2)"""
+_REPEAT = "remove it, and run what writes it again"
 _FULL, _REFUSED, _BLOCKED = "free space", "make it writable", "remove what is in its way"
 _FIXES = {
     errno.ENOSPC: _FULL,
@@ -65,83 +65,74 @@ def writing(path: str | Path) -> Iterator[None]:
 def atomic(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path next to `path` that is renamed to it when the block succeeds.
 
-    The block may write a file or make a folder there; nothing is left behind when it fails.
-
-    A process that is killed, or a machine that loses power, at any time leaves the old one or the
-    new one. What a killed process was writing is removed by the next one. Only where a file system
-    cannot exchange folders (NFS), both are in a hidden folder next to it for a moment.
+    The block may write a file or make a folder there. A block that fails, or a process that is
+    killed, leaves the old file; where both are folders, a process that is killed between two
+    renames leaves none.
 
     Raises:
         StorageError: it cannot be written.
     """
-    with writing(path), _replacing(Path(path)) as temporary:
-        yield temporary
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    make_folder(path.parent)
-    with unfinished(path) as holder:
-        temporary = holder / path.name
-        yield temporary
-        flush(temporary)
-        if path.is_dir():
-            _exchange(temporary, path, holder / "before")
-        else:
+    path = Path(path)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with unfinished(path) as holder:
+            temporary = holder / path.name
+            yield temporary
+            flush(temporary)
+            if path.is_dir():
+                path.rename(holder / "before")
             temporary.replace(path)
-        _sync(path.parent)
-
-
-def make_folder(path: Path) -> None:
-    """Make a folder and those above it, and flush their names to disk."""
-    missing = [each for each in (path, *path.parents) if not each.exists()]
-    path.mkdir(parents=True, exist_ok=True)
-    for each in missing:
-        _sync(each.parent)
-
-
-def _exchange(new: Path, old: Path, aside: Path) -> None:
-    """Rename a folder over an existing one, which is then `new` or `aside`."""
-    if not _exchanged(new, old):
-        old.rename(aside)
-        try:
-            new.rename(old)
-        except OSError:
-            aside.rename(old)
-            raise
-
-
-def _exchanged(one: Path, other: Path) -> bool:
-    """Swap the names of two folders atomically; return whether that was possible (Linux only)."""
-    names = os.fsencode(one.absolute()), os.fsencode(other.absolute())
-    call = ctypes.CDLL(None, use_errno=True).renameat2
-    if call(_HERE, names[0], _HERE, names[1], _RENAME_EXCHANGE) == 0:
-        return True
-    error = ctypes.get_errno()
-    if error in (errno.EINVAL, errno.ENOSYS):  # not supported by the file system or the kernel
-        return False
-    raise OSError(error, os.strerror(error), str(other))
 
 
 def flush(path: Path) -> None:
     """Flush a file, or a folder with all that is in it, to disk."""
-    for inside in path.rglob("*"):
-        _sync(inside)
-    _sync(path)
+    for each in (path, *path.rglob("*")):
+        handle = os.open(each, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
+@contextmanager
+def unfinished(path: Path) -> Iterator[Path]:
+    """Yield a new hidden folder next to `path`, for what will be renamed to it; it is removed at
+    the end.
+
+    The folder is locked (flock) as long as this process and its forks live, so the next one that
+    calls this for `path` removes what killed processes left, and nothing of living ones.
+    """
+    for left in path.parent.glob(f".{glob.escape(path.name)}.{'[a-z0-9_]' * 8}"):
+        with suppress(OSError):  # removed by another process, or held by a living one
+            handle = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left, ignore_errors=True)
+            finally:
+                os.close(handle)
+    folder, handle = _locked_folder(path)
     try:
-        os.fsync(handle)
+        yield folder
     finally:
+        shutil.rmtree(folder, ignore_errors=True)
         os.close(handle)
 
 
-def rename(path: Path, target: Path) -> None:
-    """Rename a file or folder within its folder, and flush that to disk."""
-    path.rename(target)
-    _sync(target.parent)
+def _locked_folder(path: Path) -> tuple[Path, int]:
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        with suppress(FileNotFoundError):  # another process took it for a left one: once more
+            handle = os.open(folder, os.O_RDONLY)
+            with suppress(OSError):  # NFS: folders have no locks there, so none is taken for left
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if folder.exists():
+                return folder, handle
+            os.close(handle)
+
+
+def temporary(name: str) -> AbstractContextManager[Path]:
+    """Return an `unfinished` folder in TMPDIR."""
+    return unfinished(Path(tempfile.gettempdir(), name))
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -150,31 +141,59 @@ def write_text(path: str | Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def write_json(path: str | Path, value: Any) -> None:
+def write_json(path: str | Path, value: Any, allow_nan: bool = False) -> None:
     """Write JSON with sorted keys and a final newline, so that equal values make equal files.
 
+    Args:
+        allow_nan: write numbers that are not finite as Python does, NaN and Infinity.
+
     Raises:
-        ValueError: a number is not finite, for which JSON has no word; see `finite`.
+        ValueError: a number is not finite, and `allow_nan` is not set; see `finite`.
     """
-    text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False)
-    write_text(path, text + "\n")
+    options: dict[str, Any] = {"indent": 1, "sort_keys": True, "ensure_ascii": False}
+    write_text(path, json.dumps(value, **options, allow_nan=allow_nan) + "\n")
 
 
-def read_json(path: str | Path) -> Any:
-    """Read a whole JSON file."""
-    return json.loads(Path(path).read_text(encoding="utf-8"))
+def read_json(path: str | Path, fix: str = _REPEAT) -> Any:
+    """Read a whole JSON file.
+
+    Args:
+        fix: what the user should do when the file is missing or damaged.
+
+    Raises:
+        UserError: it is.
+    """
+    return _parse(path, _read(path, fix), fix)
 
 
-def write_json_lines(path: str | Path, values: list[Any]) -> None:
+def write_json_lines(path: str | Path, values: Sequence[Any]) -> None:
     """Write one JSON value per line, keys sorted; as strict as `write_json`."""
     lines = (json.dumps(value, sort_keys=True, allow_nan=False) for value in values)
     write_text(path, "".join(f"{line}\n" for line in lines))
 
 
-def read_json_lines(path: str | Path) -> list[Any]:
-    """Read the values that `write_json_lines` wrote."""
-    with Path(path).open(encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines if line.strip()]
+def read_json_lines(path: str | Path, fix: str = _REPEAT) -> list[Any]:
+    """Read the values that `write_json_lines` wrote.
+
+    Raises:
+        UserError: the file is missing or damaged.
+    """
+    lines = _read(path, fix).splitlines()
+    return [_parse(f"{path}:{i}", line, fix) for i, line in enumerate(lines, 1)]
+
+
+def _read(path: str | Path, fix: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file: {fix}") from None
+
+
+def _parse(where: str | Path, text: bytes, fix: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{where}: damaged: not JSON ({error}): {fix}") from None
 
 
 def finite(value: Any) -> Any:
@@ -187,12 +206,43 @@ def finite(value: Any) -> Any:
 
 
 def sha256_of_file(path: str | Path) -> str:
-    """Return the hexadecimal SHA-256 of a file, read in pieces."""
-    digest = hashlib.sha256()
-    with Path(path).open("rb") as handle:
-        while chunk := handle.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+    """Return the hexadecimal SHA-256 of a file."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_of_files(folder: Path, share: slice = slice(None)) -> dict[str, str]:
+    """Return the SHA-256 of the files in a folder, by their relative paths.
+
+    Args:
+        share: which of them in the order of their paths, so that ranks can divide them.
+    """
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())[share]
+    return {str(path.relative_to(folder)): sha256_of_file(path) for path in paths}
+
+
+def find_damage(
+    folder: Path, expected: Mapping[str, str], share: slice = slice(None)
+) -> tuple[str, str] | None:
+    """Return the first file that is not as `sha256_of_files` found it, and whether it is "missing"
+    or "damaged"; None if all are."""
+    for name in sorted(expected)[share]:
+        if not (folder / name).is_file():
+            return name, "missing"
+        if sha256_of_file(folder / name) != expected[name]:
+            return name, "damaged"
+    return None
+
+
+def refuse_damage(folder: Path, expected: Mapping[str, str], fix: str) -> None:
+    """Compare files of a folder with their SHA-256.
+
+    Raises:
+        UserError: one is missing or differs.
+    """
+    if damage := find_damage(folder, expected):
+        name, what = damage
+        raise UserError(f"{folder / name}: {what}: {fix}")
 
 
 def files_below(root: Path) -> dict[str, Path]:

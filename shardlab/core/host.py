@@ -1,13 +1,16 @@
-"""Facts of the machine that a figure was measured on."""
+"""The machine that a figure was measured on: its facts, its memory, and who used its CPUs."""
 
 import importlib.util
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import psutil
 
 from shardlab.core.errors import UserError
 
@@ -27,8 +30,7 @@ def describe_host() -> dict[str, Any]:
 
 def memory_bytes() -> int:
     """Return the host memory in bytes: of the machine, or the lowest control group limit."""
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([physical, *(limit for limit, _ in _memory_of_groups())])
+    return min([psutil.virtual_memory().total, *(limit for limit, _ in _memory_of_groups())])
 
 
 def free_memory_bytes() -> int:
@@ -36,10 +38,9 @@ def free_memory_bytes() -> int:
 
     Files that the kernel keeps in memory only to save time count as free.
     """
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    fields = dict(line.split(":", 1) for line in lines)
-    available = int(fields["MemAvailable"].split()[0]) * 1024
-    return min([available, *(limit - used for limit, used in _memory_of_groups())])
+    return min(
+        [psutil.virtual_memory().available, *(limit - used for limit, used in _memory_of_groups())]
+    )
 
 
 def _memory_of_groups() -> Iterator[tuple[int, int]]:
@@ -137,3 +138,62 @@ def _cpu_name() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
+
+
+CpuTimes = dict[str, Any]
+"""of one rank: machine, cpus that it may run on; seconds, CPU seconds of the rank (own), and busy
+and stolen seconds by CPU; plain values, so that they can be gathered"""
+
+
+class CpuMeter:
+    """Meter of CPU time from its creation on, of this process and of all on each CPU.
+
+    The time of interrupts is left out: the kernel counts the run's own messages there, too.
+    """
+
+    def __init__(self) -> None:
+        self._begin = _cpu_times()
+
+    def read(self) -> CpuTimes:
+        """Return the times since the creation."""
+        before, now = self._begin, _cpu_times()
+        return {
+            "machine": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+            "cpus": sorted(os.sched_getaffinity(0)),
+            **{key: now[key] - before[key] for key in ("seconds", "own")},
+            **{
+                key: {cpu: now[key][cpu] - before[key].get(cpu, 0.0) for cpu in now[key]}
+                for key in ("busy", "stolen")
+            },
+        }
+
+
+def total(times: Sequence[CpuTimes]) -> CpuTimes:
+    """Return the sum of one rank's times over several parts of a run, one or more."""
+    return {
+        **times[-1],
+        **{key: sum(each[key] for each in times) for key in ("seconds", "own")},
+        **{
+            key: {cpu: sum(each[key].get(cpu, 0.0) for each in times) for cpu in times[-1][key]}
+            for key in ("busy", "stolen")
+        },
+    }
+
+
+def _cpu_times() -> dict[str, Any]:
+    cpus = {str(i): times for i, times in enumerate(psutil.cpu_times(percpu=True))}
+    return {
+        "seconds": time.perf_counter(),
+        "own": _own_seconds(),
+        "busy": {cpu: times.user + times.nice + times.system for cpu, times in cpus.items()},
+        "stolen": {cpu: times.steal for cpu, times in cpus.items()},
+    }
+
+
+def _own_seconds() -> float:
+    """Return the CPU time of this process and its descendants, ended ones included."""
+    me, seconds = psutil.Process(), 0.0
+    for process in (me, *me.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):  # it ended meanwhile
+            seconds += sum(process.cpu_times()[:4])
+    return seconds

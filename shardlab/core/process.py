@@ -1,12 +1,13 @@
-"""Processes (Linux): ends with the parent or by signals, and what the kernel knows of them."""
+"""Ends of processes: with their parent, and by signals (Linux)."""
 
 import ctypes
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from types import FrameType
+
+import psutil
 
 _PR_SET_PDEATHSIG = 1
 _END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -51,54 +52,14 @@ def on_end_signals(end: Callable[[int], None]) -> None:
 
 
 def terminate_children() -> None:
-    """Send SIGTERM to every process that this one has started and not waited for."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        pid = int(folder.name)
-        if _status(pid)[1:2] == [str(os.getpid())]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
+    """Send SIGTERM to every child of this process."""
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            child.terminate()
 
 
 def is_stopped(pid: int) -> bool:
     """Return whether a signal such as SIGSTOP has stopped the process; False when there is none."""
-    return _status(pid)[:1] == ["T"]
-
-
-def is_running(pid: int) -> bool:
-    """Return whether there is such a process, and not only its exit code."""
-    return _status(pid)[:1] not in ([], ["Z"], ["X"])
-
-
-def started(pid: int) -> float:
-    """Return when a process was started, seconds since the epoch; 0 when there is none."""
-    status = _status(pid)
-    boot = Path("/proc/stat").read_text().partition("btime ")[2].partition("\n")[0]
-    return int(boot) + int(status[19]) / os.sysconf("SC_CLK_TCK") if status else 0.0
-
-
-def command_line(pid: int) -> str:
-    """Return the command of a process in at most 100 characters, without folders and Python."""
-    try:
-        text = Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
-    except OSError:
-        return ""
-    words = text.rstrip("\0").split("\0")
-    words[:2] = [Path(word).name for word in words[:2]]
-    if words[0].startswith("python") and words[1:2] not in ([], ["-m"], ["-c"]):
-        words = words[1:]  # the program that it runs
-    return " ".join(" ".join(words).split())[:100]
-
-
-def show_command(words: Sequence[str]) -> None:
-    """Show other words as the command line of this process, cut where the real ones ended."""
-    text = "\0".join(["python", *words]).encode(errors="replace")
-    begin, end = map(int, _status(os.getpid())[45:47])
-    ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
-
-
-def _status(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat from the state on; empty when there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    except OSError:
-        return []
+    with suppress(psutil.NoSuchProcess):
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    return False

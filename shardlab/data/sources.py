@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, cast
 
 from shardlab.config.model_and_data import Data
 from shardlab.core.errors import UserError
-from shardlab.core.files import sha256_of_file
 from shardlab.core.progress import track
 from shardlab.data.corpus_file import Document, write_corpus
 from shardlab.data.huggingface import read_huggingface
@@ -34,7 +33,7 @@ class Source(NamedTuple):
 
 
 def prepare(data: Data, corpus: Path, work: Path) -> dict[str, Any]:
-    """Write the corpus file and return its description: source, licence, counts, checksum.
+    """Write the corpus file and return its description: source, licence, counts.
 
     Args:
         work: folder for downloads.
@@ -50,8 +49,7 @@ def prepare(data: Data, corpus: Path, work: Path) -> dict[str, Any]:
     with closing(source_documents) as documents:
         limited = islice(within_limits(documents, tally), data.documents)
         size = write_corpus(corpus, track(limited, "documents", data.documents, " documents"))
-    files = {corpus.name: sha256_of_file(corpus)}
-    return {**source._asdict(), **size._asdict(), **tally.as_json(), "files": files}
+    return {**source._asdict(), **size._asdict(), **tally.as_json()}
 
 
 def read_documents(data: Data, work: Path, tally: Tally) -> Iterator[Document]:

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field, StringConstraints
 
-from shardlab.core.checksums import refuse_damage
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
+from shardlab.core.files import refuse_damage
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 MANIFEST = "manifest.json"

@@ -18,10 +18,9 @@ from torch import Tensor
 
 from shardlab.comm.handle import RESIDUALS, merge_states
 from shardlab.comm.object_collectives import gather_values, run_or_fail_together
-from shardlab.core.checksums import checksums, damage
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
-from shardlab.core.files import atomic
+from shardlab.core.files import atomic, find_damage, sha256_of_files
 from shardlab.engines.base import State
 from shardlab.engines.slide.unit import FROZEN
 from shardlab.engines.state_files import load_state, save_state
@@ -87,7 +86,7 @@ def write(folder: Path, state: State, own: State, group: dist.ProcessGroup) -> N
         run_or_fail_together(group, failed, fill)
         share = slice(rank, None, world_size)
         each = gather_values(
-            run_or_fail_together(group, failed, lambda: checksums(place, share)), group
+            run_or_fail_together(group, failed, lambda: sha256_of_files(place, share)), group
         )
         files = {name: checksum for part in each for name, checksum in part.items()}
         run_or_fail_together(group, failed, finish)
@@ -121,7 +120,8 @@ def check(folder: Path, state: State, rank: int, world_size: int) -> int:
     files, ranks = about.files, about.ranks
     if not any(folder.glob(_OF_RANKS)):
         files, ranks = {_FILE: files[_FILE]}, 0
-    for name, what in damage(folder, files, slice(rank, None, world_size)):
+    if damage := find_damage(folder, files, slice(rank, None, world_size)):
+        name, what = damage
         fix = "" if name == _FILE else f", or {_WITHOUT_RESIDUALS}"
         raise UserError(f"{folder / name}: {what}: load another folder{fix}")
     return ranks

@@ -30,11 +30,9 @@ from shardlab.config.calibration_record import (
 from shardlab.config.codec_table import find, split_text
 from shardlab.config.contention import Contention
 from shardlab.config.link import Link, bucket_bytes, connection_name
-from shardlab.core.cpu_times import CpuMeter
-from shardlab.core.files import read_json, write_json
-from shardlab.core.host import describe_host, git_revision
+from shardlab.core.files import read_json, temporary, write_json
+from shardlab.core.host import CpuMeter, describe_host, git_revision
 from shardlab.core.progress import say
-from shardlab.core.unfinished import temporary
 from shardlab.forecast.measured_costs import Times, codec_times, interleave, memory_times
 from shardlab.forecast.measured_phases import phased_times
 from shardlab.train.launch import launch

@@ -9,7 +9,7 @@ from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Train
 from shardlab.config.strategy import CanonicalStrategy
 from shardlab.config.timing_record import UnitSize
-from shardlab.core.checksums import read_checked
+from shardlab.core.files import read_json
 from shardlab.models.build import build_model
 from shardlab.models.memory_sizes import Sizes
 from shardlab.models.parts import transformer_blocks
@@ -45,7 +45,7 @@ class ModelShapes:
         Raises:
             UserError: the data or the model is absent, or they do not fit.
         """
-        data = read_checked(tokens / "manifest.json", "run python -m stages.tokenize")
+        data = read_json(tokens / "manifest.json", "run python -m stages.tokenize")
         sizes = data["vocabulary"], train.sequence_length, data["end_of_text"]
         return cls(build_model(model, *sizes, seed=0).module, train, on_gpu)
 

@@ -11,7 +11,7 @@ import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from shardlab.core.unfinished import temporary
+from shardlab.core.files import temporary
 
 _WARM_UP_STEPS = 1
 

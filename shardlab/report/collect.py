@@ -26,9 +26,6 @@ from shardlab.report.stage_files import LossCurve, read_document, read_loss_curv
 class Metrics(Setting, Training):
     """metrics.json of the train stage."""
 
-    files: dict[str, str]
-    """SHA-256 of the trace and of the files of the model, by their paths beside it"""
-
 
 def join_record(
     results: Path,

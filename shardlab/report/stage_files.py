@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from shardlab.config.run_record import Estimate
-from shardlab.core.checksums import read_checked, read_checked_lines
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError
+from shardlab.core.files import read_json, read_json_lines
 
 D = TypeVar("D", bound=Document)
 
@@ -42,7 +42,7 @@ def read_estimate(path: Path, run: str) -> Estimate:
         UserError: the file is missing or damaged, or has no estimate of the run.
     """
     fix = _fix("estimate")
-    found = read_checked(path, fix)
+    found = read_json(path, fix)
     if run not in found:
         raise UserError(f"{path}: has no run {run!r}: {fix}")
     try:
@@ -59,7 +59,7 @@ def read_loss_curve(results: Path, run: str, seed: int) -> LossCurve:
     """
     path = results / "train" / run / f"seed{seed}" / "events.jsonl"
     fix = _fix(train_stage(run, seed))
-    events = read_checked_lines(path, fix)
+    events = read_json_lines(path, fix)
     try:
         return LossCurve(
             steps=[int(event["step"]) for event in events],

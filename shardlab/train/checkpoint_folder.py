@@ -12,10 +12,9 @@ import torch
 from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Train
 from shardlab.config.strategy import CanonicalStrategy
-from shardlab.core.checksums import damage, write_checked
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
-from shardlab.core.files import flush, make_folder, rename, sha256_of_file, writing
+from shardlab.core.files import find_damage, flush, sha256_of_file, writing
 from shardlab.core.host import git_revision
 from shardlab.train.run_plan import RunPlan
 
@@ -49,12 +48,12 @@ class Folder:
     def begin(self, step: int) -> None:
         """Create `unfinished(step)`, empty."""
         shutil.rmtree(self.unfinished(step), ignore_errors=True)
-        make_folder(self.unfinished(step))
+        self.unfinished(step).mkdir(parents=True)
 
     def commit(self, step: int) -> None:
         """Make `unfinished(step)` the checkpoint."""
         flush(self.unfinished(step))
-        rename(self.unfinished(step), self.path(step))
+        self.unfinished(step).rename(self.path(step))
 
     def prune(self, keep: int) -> None:
         """Remove all but the last `keep` checkpoints."""
@@ -72,7 +71,7 @@ class Folder:
     def set_aside(self, step: int) -> None:
         """Rename a damaged checkpoint, so that it is no longer among the steps."""
         shutil.rmtree(self._damaged(step), ignore_errors=True)
-        rename(self.path(step), self._damaged(step))
+        self.path(step).rename(self._damaged(step))
 
     def remove(self) -> None:
         """Remove all checkpoints, and the folder if nothing else is in it.
@@ -94,7 +93,7 @@ class Folder:
 
     def _remove(self, step: int) -> None:
         hidden = self.unfinished(step)
-        rename(self.path(step), hidden)
+        self.path(step).rename(hidden)
         shutil.rmtree(hidden)
 
 
@@ -152,7 +151,7 @@ class Manifest(Document):
 
     def write(self, folder: Path, files: dict[str, str]) -> None:
         """Write checkpoint.json, with the checksums of all other files."""
-        write_checked(folder / _FILE, {**self.model_dump(mode="json"), "files": files})
+        self.model_copy(update={"files": files}).to_file(folder / _FILE)
 
     def refuse_other(self, run: "Manifest", path: Path, elastic: bool) -> None:
         """Check that `run` can resume from this checkpoint, which is at `path`.
@@ -201,10 +200,10 @@ def damage_in(path: Path, share: slice = slice(None)) -> str | None:
         share: of the files, so that ranks can divide them.
     """
     try:
-        found = damage(path, read_manifest(path).files, share)
+        found = find_damage(path, read_manifest(path).files, share)
     except UserError as error:
         return str(error).removesuffix(f": remove {path}")
-    return next((f"{path / name}: {what}" for name, what in found), None)
+    return None if found is None else f"{path / found[0]}: {found[1]}"
 
 
 def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -12,9 +12,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from shardlab.comm.background import Background
 from shardlab.comm.object_collectives import gather_values, run_or_fail_together
 from shardlab.config.schema import Checkpoint
-from shardlab.core.checksums import checksums
 from shardlab.core.errors import UserError
-from shardlab.core.files import writing
+from shardlab.core.files import sha256_of_files, writing
 from shardlab.core.progress import say
 from shardlab.engines.base import Engine
 from shardlab.engines.state_files import in_host_memory, random_state, set_random_state
@@ -161,7 +160,7 @@ class Checkpoints:
 
     def _checksums(self, folder: Path) -> dict[str, str]:
         """Return the checksums of all files, each computed by one rank."""
-        own = checksums(folder, self._share)
+        own = sha256_of_files(folder, self._share)
         return {name: d for each in gather_values(own, self._group) for name, d in each.items()}
 
     @cached_property

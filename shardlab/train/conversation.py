@@ -18,10 +18,8 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from shardlab.core.checksums import refuse_damage_of
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
-from shardlab.train.evaluation import FILES
 
 _UNBOUNDED = 1 << 20
 """positions of a model that does not say how many it has"""
@@ -50,12 +48,10 @@ class Conversation:
         folder: `final_model` of a run, or any folder of a Hugging Face model.
 
     Raises:
-        UserError: the folder holds no such model, or a file differs from its checksum.
+        UserError: the folder holds no such model.
     """
 
     def __init__(self, folder: Path, sampling: Sampling) -> None:
-        self.verified = _verify(folder)
-        """whether the files were compared with checksums"""
         self._tokenizer, self._model = _load(folder)
         self._turns: list[tuple[str, str]] = []
         config = self._model.config.get_text_config()
@@ -148,18 +144,10 @@ class Conversation:
         return ids
 
 
-def _verify(folder: Path) -> bool:
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{folder}: no model: there is no {folder / 'config.json'}")
-    listed = folder.resolve().parent / "metrics.json"
-    if folder.resolve().name != "final_model" or not listed.is_file():
-        return False
-    refuse_damage_of([f"final_model/{name}" for name in FILES], listed, "train the run again")
-    return True
-
-
 def _load(folder: Path) -> tuple[Any, Any]:
     """Return tokenizer and model, on the GPU if there is one."""
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder}: no model: there is no {folder / 'config.json'}")
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}

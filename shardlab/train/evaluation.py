@@ -18,9 +18,8 @@ from shardlab.config.model_and_data import Model
 from shardlab.config.run_record import Validation
 from shardlab.config.schema import Train
 from shardlab.core.errors import UserError
-from shardlab.core.files import flush, make_folder, rename, writing
+from shardlab.core.files import flush, unfinished, writing
 from shardlab.core.progress import track
-from shardlab.core.unfinished import unfinished
 from shardlab.data.loader import blocks
 from shardlab.data.tokens import TokenSplit, open_split
 from shardlab.models.build import build_model
@@ -43,13 +42,13 @@ def save_model(
         tokenizer: the tokenizer.json that the model was trained with.
     """
     with writing(folder):
-        make_folder(folder)
+        folder.mkdir(parents=True, exist_ok=True)
         with unfinished(folder) as temporary:
             model.save_pretrained(temporary, state_dict=parameters)
             _save_tokenizer(tokenizer, model.config.eos_token_id, temporary)
             flush(temporary)
             for name in FILES:
-                rename(temporary / name, folder / name)
+                (temporary / name).rename(folder / name)
 
 
 def _save_tokenizer(path: Path, end_of_text: int, folder: Path) -> None:

@@ -16,8 +16,8 @@ from shardlab.comm.object_collectives import gather_values
 from shardlab.config.contention import Contention
 from shardlab.config.race_record import Ruling
 from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun
-from shardlab.core.cpu_times import CpuMeter, total
 from shardlab.core.determinism import compute_deterministically
+from shardlab.core.host import CpuMeter, total
 from shardlab.core.progress import track
 from shardlab.data.tokens import open_split
 from shardlab.train.launch import Worker, launch

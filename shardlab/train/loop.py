@@ -13,8 +13,8 @@ from torch import Tensor
 from shardlab.comm.emulated_link import interface_bytes
 from shardlab.comm.object_collectives import device_of
 from shardlab.config.schema import Train
+from shardlab.core.files import temporary
 from shardlab.core.progress import track
-from shardlab.core.unfinished import temporary
 from shardlab.data.loader import Batches
 from shardlab.engines.base import Engine
 from shardlab.profiling.capture import Capture

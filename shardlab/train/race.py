@@ -19,8 +19,8 @@ from shardlab.comm.emulated_link import Emulation, emulated
 from shardlab.config.race_record import BLOCK, Arm, Race, Ruling
 from shardlab.config.timing_record import NO_COMMUNICATION
 from shardlab.core.errors import StorageError, UserError
+from shardlab.core.files import temporary
 from shardlab.core.progress import stopwatch
-from shardlab.core.unfinished import temporary
 from shardlab.train.interleaved import Look, interleave, launch_plan
 from shardlab.train.launch import RunFailed
 from shardlab.train.launch_environment import rank_environment

@@ -14,10 +14,9 @@ from shardlab.codecs.kernels import native
 from shardlab.comm.emulated_link import Emulation, emulated
 from shardlab.comm.object_collectives import device_of, gather_bytes, gather_values
 from shardlab.config.settings import DTYPE_BYTES
-from shardlab.core.checksums import read_checked, refuse_damage, write_checked, write_checked_lines
-from shardlab.core.cpu_times import CpuMeter, CpuTimes
 from shardlab.core.determinism import compute_deterministically
-from shardlab.core.files import sha256_of_file
+from shardlab.core.files import read_json, refuse_damage, write_json, write_json_lines
+from shardlab.core.host import CpuMeter, CpuTimes
 from shardlab.core.progress import say
 from shardlab.data.loader import Batches
 from shardlab.data.tokens import open_split
@@ -29,7 +28,7 @@ from shardlab.models.dtypes import dtype_of, uses_fp16
 from shardlab.train.checkpoint_folder import Folder
 from shardlab.train.checkpoints import Checkpoints
 from shardlab.train.divergence import divergence_step, has_diverged
-from shardlab.train.evaluation import FILES, save_model
+from shardlab.train.evaluation import save_model
 from shardlab.train.launch import launch
 from shardlab.train.loop import Loop, StepEvent, traced_steps, write_trace_of
 from shardlab.train.outputs import Telemetry, gather_trained, probe, write_traces
@@ -49,7 +48,7 @@ def train_run(
 ) -> None:
     """Train by `plan` on all ranks and write the results into `folder`.
 
-    These are metrics.json (last, with checksums of the others), events.jsonl, trace.json.gz and
+    These are metrics.json (last), events.jsonl, trace.json.gz and
     final_model/. A run that diverges stops, and writes them like any other: metrics.json says at
     which step.
 
@@ -161,7 +160,7 @@ def _prepared(
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     split = open_split(plan.data / "tokens", "train", slice(rank, None, world_size))
     # before the steps, although they are needed after them
-    dataset = read_checked(plan.data / "source.json", "run python -m stages.prepare")["name"]
+    dataset = read_json(plan.data / "source.json", "run python -m stages.prepare")["name"]
     if rank == 0:
         expected = {"tokenizer.json": split.tokenizer_sha256}
         refuse_damage(plan.data, expected, "run python -m stages.tokenize")
@@ -264,11 +263,9 @@ def _write(
 ) -> None:
     events = merge_events([rank.events for rank in ranks])
     metrics = {**setting, **summarize(plan, events, ranks)}
-    write_checked_lines(folders.run / "events.jsonl", with_rates(events))
+    write_json_lines(folders.run / "events.jsonl", with_rates(events))
     write_trace_of(traces, folders.run / "trace.json.gz")
-    written = ["trace.json.gz", *(f"final_model/{name}" for name in FILES)]
-    files = {name: sha256_of_file(folders.run / name) for name in written}
-    write_checked(folders.run / "metrics.json", {**metrics, "files": files})
+    write_json(folders.run / "metrics.json", metrics)
     if folders.telemetry is not None:
         write_traces(folders.telemetry, traces)
     if folders.checkpoints is not None:

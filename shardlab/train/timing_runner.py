@@ -17,8 +17,8 @@ from shardlab.config.contention import Contention
 from shardlab.config.link import connection_name
 from shardlab.config.run_record import Breakdown
 from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun
+from shardlab.core.files import temporary
 from shardlab.core.host import describe_host, git_revision
-from shardlab.core.unfinished import temporary
 from shardlab.data.loader import Batches
 from shardlab.data.tokens import TokenSplit
 from shardlab.engines.base import Optimization

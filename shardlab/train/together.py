@@ -11,8 +11,8 @@ from shardlab.comm.emulated_link import Emulation, emulated
 from shardlab.config.race_record import Ruling
 from shardlab.config.timing_record import read_timings, write_timings
 from shardlab.core.errors import UserError
+from shardlab.core.files import temporary
 from shardlab.core.progress import say
-from shardlab.core.unfinished import temporary
 from shardlab.train.interleaved import interleave, launch_plan
 from shardlab.train.launch import launch_together
 from shardlab.train.launch_environment import rank_environment

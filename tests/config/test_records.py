@@ -16,8 +16,8 @@ from shardlab.config.run_record import (
 )
 from shardlab.config.strategy import parse_strategy
 from shardlab.config.timing_record import scaling_efficiency
-from shardlab.core.checksums import write_checked_lines
 from shardlab.core.errors import UserError
+from shardlab.core.files import write_json_lines
 from tests.record_factory import STRATEGIES
 from tests.timed_run_factory import make_timed
 
@@ -90,7 +90,7 @@ def test_invalid_record_is_named_by_file_and_line(
 ) -> None:
     path = tmp_path_factory.mktemp("records") / "results.jsonl"
     good = record.model_dump(mode="json")
-    write_checked_lines(path, [good, good | change])
+    write_json_lines(path, [good, good | change])
     with pytest.raises(UserError, match=rf"results\.jsonl:2{message}"):
         read_records(path)
 

@@ -1,3 +1,5 @@
+"""Atomic writes, JSON, hashes, and what killed processes leave."""
+
 import math
 import os
 import signal
@@ -11,13 +13,43 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from shardlab.core import files
-from shardlab.core.errors import StorageError
+from shardlab.core.errors import StorageError, UserError
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=10,
 )
+WRITER = """
+import sys, time
+from shardlab.core.files import atomic
+with atomic(sys.argv[1]) as temporary:
+    temporary.write_text("half")
+    print("writing", flush=True)
+    time.sleep(60)
+"""
+
+
+def writer(path: Path) -> subprocess.Popen[str]:
+    """A process in the middle of writing a file."""
+    command = [sys.executable, "-c", WRITER, str(path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "writing\n"
+    return process
+
+
+def killed(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
+
+
+def test_file_appears_when_the_block_ends(tmp_path: Path) -> None:
+    target = tmp_path / "deep" / "result.txt"
+    with files.atomic(target) as temporary:
+        temporary.write_text("new")
+        assert not target.exists()
+    assert target.read_text() == "new"
+    assert list(target.parent.iterdir()) == [target]
 
 
 def test_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
@@ -30,87 +62,57 @@ def test_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_file_appears_when_the_block_ends(tmp_path: Path) -> None:
-    target = tmp_path / "deep" / "result.txt"
-    with files.atomic(target) as temporary:
-        temporary.write_text("new")
-        assert not target.exists()
-    assert target.read_text() == "new"
-    assert list(target.parent.iterdir()) == [target]
-
-
 def test_folder_replaces_the_old_one(tmp_path: Path) -> None:
     target = tmp_path / "model"
     for content in ("old", "new"):
         with files.atomic(target) as temporary:
             temporary.mkdir()
             (temporary / content).write_text(content)
-    assert [p.name for p in target.iterdir()] == ["new"]
-    assert list(tmp_path.iterdir()) == [target]
-
-
-@pytest.mark.parametrize("exchanges", [True, False])
-def test_failed_replacement_keeps_the_old_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanges: bool
-) -> None:
-    target = tmp_path / "model"
-    target.mkdir()
-    (target / "old").touch()
-    if not exchanges:
-        monkeypatch.setattr(files, "_RENAME_EXCHANGE", 1 << 20)  # no file system knows this flag
-    with files.atomic(target) as temporary:
-        temporary.mkdir()
-        (temporary / "new").touch()
-    assert [p.name for p in target.iterdir()] == ["new"]
     with pytest.raises(FileNotFoundError), files.atomic(target):
         pass  # nothing was made
     assert [p.name for p in target.iterdir()] == ["new"]
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_sigkill_when_the_old_folder_is_removed_leaves_the_new_one(tmp_path: Path) -> None:
-    target = tmp_path / "model"
-    target.mkdir()
-    (target / "old").touch()
-    script = (
-        "import os, shutil, signal, sys\n"
-        "from shardlab.core.files import atomic\n"
-        "remove = shutil.rmtree\n"
-        "def killed(path, **options):\n"
-        "    remove(path, **options)\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "shutil.rmtree = killed\n"
-        "with atomic(sys.argv[1]) as temporary:\n"
-        "    temporary.mkdir()\n"
-        "    (temporary / 'new').touch()\n"
-    )
-    ended = subprocess.run([sys.executable, "-c", script, str(target)], check=False)
-    assert ended.returncode == -signal.SIGKILL
-    assert [p.name for p in target.iterdir()] == ["new"]
-
-
 @pytest.mark.parametrize("old", [None, "old"])
-def test_sigkill_in_the_middle_never_shows_half_a_file(tmp_path: Path, old: str | None) -> None:
-    target = tmp_path / "result.txt"
+def test_a_killed_writer_leaves_the_old_file_and_what_the_next_one_removes(
+    tmp_path: Path, old: str | None
+) -> None:
+    target = tmp_path / "corpus.json"
     if old is not None:
         target.write_text(old)
-    script = (
-        "import sys, time\n"
-        "from shardlab.core.files import atomic\n"
-        "with atomic(sys.argv[1]) as temporary:\n"
-        "    temporary.write_text('half')\n"
-        "    print('writing', flush=True)\n"
-        "    time.sleep(60)\n"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", script, str(target)], stdout=subprocess.PIPE, text=True
-    ) as writer:
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == "writing\n"
-        os.kill(writer.pid, signal.SIGKILL)
+    killed(writer(target))
     assert (target.read_text() if target.exists() else None) == old
+    assert list(tmp_path.glob(".corpus.json.*"))
     files.write_text(target, "whole")
     assert target.read_text() == "whole"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_unfinished_files_of_a_living_process_and_of_the_user_stay(tmp_path: Path) -> None:
+    (tmp_path / ".corpus.json.backup-of-mine").mkdir()
+    process = writer(tmp_path / "corpus.json")
+    files.write_text(tmp_path / "corpus.json", "whole")
+    assert len(list(tmp_path.glob(".corpus.json.*/corpus.json"))) == 1
+    killed(process)
+    files.write_text(tmp_path / "corpus.json", "again")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".corpus.json.backup-of-mine",
+        "corpus.json",
+    ]
+
+
+def test_a_forked_process_holds_an_unfinished_folder_too(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    with files.unfinished(target) as folder:
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        with files.unfinished(target) as other:
+            assert folder.exists() and other != folder
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert list(tmp_path.iterdir()) == []
 
 
 @given(JSON)
@@ -118,6 +120,12 @@ def test_json_round_trips(tmp_path_factory: pytest.TempPathFactory, value: objec
     target = tmp_path_factory.mktemp("json") / "value.json"
     files.write_json(target, files.finite(value))
     assert files.read_json(target) == files.finite(value)
+
+
+def test_json_lines_round_trip(tmp_path: Path) -> None:
+    values = [{"text": "two\nlines"}, [], None, 1.5]
+    files.write_json_lines(tmp_path / "values.jsonl", values)
+    assert files.read_json_lines(tmp_path / "values.jsonl") == values
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
@@ -129,8 +137,23 @@ def test_numbers_that_json_lacks_are_refused(tmp_path: Path, number: float) -> N
     assert files.finite([{"loss": number, "step": 1}]) == [{"loss": None, "step": 1}]
 
 
+@pytest.mark.parametrize("read", [files.read_json, files.read_json_lines])
+@pytest.mark.parametrize(
+    ("content", "what"), [(None, "no such file"), (b'{"loss": 1', "damaged"), (b"\xff", "damaged")]
+)
+def test_a_damaged_json_file_is_one_line_with_the_fix(tmp_path, read, content, what) -> None:
+    path = tmp_path / "values"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError) as error:
+        read(path, "run python -m stages.it")
+    message = str(error.value)
+    assert message.startswith(str(path)) and f": {what}" in message and "\n" not in message
+    assert message.endswith(": run python -m stages.it")
+
+
 @given(st.dictionaries(st.text(), st.integers()))
-def test_the_order_of_keys_changes_neither_hash_nor_file(value: dict[str, int]) -> None:
+def test_the_order_of_keys_does_not_change_the_hash(value: dict[str, int]) -> None:
     turned = dict(reversed(value.items()))
     assert files.sha256_of_value(turned) == files.sha256_of_value(value)
 
@@ -141,20 +164,27 @@ def test_hashes_differ_between_values(one: object, other: object) -> None:
     assert not same or one == other
 
 
-def test_json_lines_round_trip(tmp_path: Path) -> None:
-    values = [{"text": "two\nlines"}, [], None, 1.5]
-    files.write_json_lines(tmp_path / "values.jsonl", values)
-    assert files.read_json_lines(tmp_path / "values.jsonl") == values
-
-
 def test_the_hash_of_a_file_is_that_of_its_bytes(tmp_path: Path) -> None:
     (tmp_path / "abc").write_bytes(b"abc")
     expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-2, B.1
     assert files.sha256_of_file(tmp_path / "abc") == expected
 
 
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    for name in ("a", "deep/b"):
+        (tmp_path / name).write_text(name)
+    known = files.sha256_of_files(tmp_path)
+    assert files.find_damage(tmp_path, known) is None
+    (tmp_path / "deep/b").write_text("c")
+    assert files.find_damage(tmp_path, known) == ("deep/b", "damaged")
+    assert files.find_damage(tmp_path, known, slice(0, None, 2)) is None
+    (tmp_path / "deep/b").unlink()
+    with pytest.raises(UserError, match=r"deep/b: missing: build it"):
+        files.refuse_damage(tmp_path, known, "build it")
+
+
 def test_full_disk_is_one_line(tmp_path: Path) -> None:
-    """Attack 10 of the review."""
     target = tmp_path / "result"
     with pytest.raises(StorageError) as error, files.atomic(target) as temporary:
         temporary.symlink_to("/dev/full")

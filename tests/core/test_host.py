@@ -1,22 +1,20 @@
-"""Revision, memory and processor of the host."""
+"""Revision, memory and processor of the host, and who used its CPUs."""
 
-import mmap
-import os
 import subprocess
-from collections.abc import Iterator
-from contextlib import suppress
-from multiprocessing import get_context
+import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from shardlab.config.contention import Contention
 from shardlab.core.host import (
+    CpuMeter,
     describe_host,
     free_memory_bytes,
     git_revision,
     gpu_names,
-    memory_bytes,
     resident_memory,
     torch_version,
 )
@@ -39,12 +37,9 @@ def git(*arguments: str) -> str:
     return run.stdout.strip()
 
 
-def test_the_revision_is_the_commit(repository: Path) -> None:
-    assert git("rev-parse", "HEAD").startswith(git_revision())
-
-
 def test_changed_code_is_marked_and_made_results_are_not(repository: Path) -> None:
     clean = git_revision()
+    assert git("rev-parse", "HEAD").startswith(clean)
     for name in ("README.md", "results/table.csv"):
         (repository / name).write_text("two\n")
     (repository / "untracked").touch()
@@ -61,7 +56,8 @@ def test_revision_without_git_is_unknown(tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_host_has_cores_and_memory() -> None:
     host = describe_host()
     assert host["cores"] >= 1
-    assert 0 < resident_memory().highest < host["memory_bytes"]
+    assert 0 < resident_memory().now <= resident_memory().highest < host["memory_bytes"]
+    assert 0 < free_memory_bytes() < host["memory_bytes"]
 
 
 def test_gpus_are_those_of_the_driver(tmp_path: Path) -> None:
@@ -77,60 +73,23 @@ def test_the_version_of_torch_is_read_without_importing_it() -> None:
     assert torch_version() == torch.__version__
 
 
-def test_memory_that_was_given_back_stays_in_the_highest() -> None:
-    before, size = resident_memory(), 200 * 2**20
-    block = mmap.mmap(-1, size)
-    for page in range(0, size, mmap.PAGESIZE):
-        block[page] = 1
-    block.close()
-    after = resident_memory()
-    assert after.highest >= before.now + 0.9 * size > after.now + 0.5 * size
-    assert after.of_files - before.of_files < 0.1 * size
+BUSY = "import sys, time\nprint(flush=True)\nwhile time.process_time() < {0}: pass\n"
 
 
-@pytest.fixture
-def group_of_200_mb() -> Iterator[Path]:
-    """A control group with that limit, inside that of this process, of either version."""
-    lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
-    names = {controllers: name.removeprefix("/") for _, controllers, name in lines}
-    found = [
-        (Path("/sys/fs/cgroup/memory", names.get("memory", ""), "memory.limit_in_bytes")),
-        (Path("/sys/fs/cgroup", names.get("", ""), "memory.max")),
-    ]
-    for path in found:
-        group = path.parent / f"test-{os.getpid()}"
-        try:
-            group.mkdir()
-            (group / path.name).write_text(str(200 << 20))
-        except OSError:
-            with suppress(OSError):
-                group.rmdir()
-            continue
-        yield group
-        group.rmdir()
-        return
-    pytest.skip("no control groups can be made here")
+def test_children_count_as_own_while_they_run_and_when_they_ended() -> None:
+    def start(seconds: float) -> subprocess.Popen[bytes]:
+        """A process that computes for so many CPU seconds, and ends."""
+        command = [sys.executable, "-c", BUSY.format(seconds)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        return process
 
-
-def test_memory_is_limited_by_the_control_group(group_of_200_mb: Path) -> None:
-    ours, theirs = get_context("fork").Pipe(duplex=False)
-
-    def ask() -> None:
-        (group_of_200_mb / "cgroup.procs").write_text(str(os.getpid()))
-        block = mmap.mmap(-1, 100 << 20)
-        before = free_memory_bytes()
-        for page in range(0, len(block), mmap.PAGESIZE):
-            block[page] = 1
-        theirs.send_bytes(f"{memory_bytes()} {before} {free_memory_bytes()}".encode())
-
-    process = get_context("fork").Process(target=ask)
-    process.start()
-    limit, before, after = map(int, ours.recv_bytes().split())
-    process.join()
-    assert limit == 200 << 20
-    assert 100 << 20 < before <= 200 << 20
-    assert 80 << 20 < before - after < 120 << 20
-
-
-def test_free_memory_is_less_than_all() -> None:
-    assert 0 < free_memory_bytes() < describe_host()["memory_bytes"]
+    meter = CpuMeter()
+    ended, running = start(0.2), start(60)
+    ended.wait()
+    while meter.read()["own"] < 0.5:  # its share of a machine that others use
+        time.sleep(0.01)
+    running.kill()
+    running.wait()
+    assert Contention.of([meter.read()]) is not None

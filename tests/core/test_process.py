@@ -1,9 +1,10 @@
-import os
+"""Processes end with their parents."""
+
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
+
+from tests.commands import is_running, wait_for
 
 CHILD = """
 import os, sys, time
@@ -18,33 +19,19 @@ subprocess.Popen([sys.executable, "-c", sys.argv[1], str(os.getpid())]).wait()
 """
 
 
-def alive(pid: int) -> bool:
-    """Whether the process still runs; one that ended and was not waited for does not."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return False
-    return status.rpartition(")")[2].split()[0] != "Z"
-
-
 def test_the_child_ends_when_its_parent_is_killed() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True
-    ) as parent:
+    command = [sys.executable, "-c", PARENT, CHILD]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
-        assert alive(child)
+        assert is_running(child)
         parent.kill()
-    deadline = time.monotonic() + 10
-    while alive(child) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not alive(child)
+    wait_for(lambda: not is_running(child), 10)
 
 
 def test_the_child_ends_at_once_when_its_parent_is_already_gone() -> None:
-    stranger = os.getppid()  # not the parent of what this test starts
-    run = subprocess.run(
-        [sys.executable, "-c", CHILD, str(stranger)], capture_output=True, text=True, timeout=30
-    )
+    # process 1 is not the parent of what this test starts
+    command = [sys.executable, "-c", CHILD, "1"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=30)
     assert run.returncode == -signal.SIGKILL
     assert run.stdout == ""

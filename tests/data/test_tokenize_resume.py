@@ -5,12 +5,10 @@ import shutil
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
 import stages.tokenize  # noqa: F401 - imported once, before the commands are forked
-from shardlab.core.checksums import write_checked
-from shardlab.core.files import sha256_of_file
-from shardlab.core.process import command_line
 from shardlab.data.corpus_file import write_corpus
 from shardlab.data.sources import generate
 from tests.commands import Command, typed, wait_for
@@ -37,7 +35,7 @@ def kill(folder: Path, by_worker: bool, number: signal.Signals) -> Command:
     before = len(receipts(folder))
     stage = start(folder)
     wait_for(lambda: len(receipts(folder)) > before, 120)
-    workers = [pid for pid in stage.family() if "spawn_main" in command_line(pid)]
+    workers = [pid for pid in stage.family() if "spawn_main" in " ".join(psutil.Process(pid).cmdline())]
     assert workers
     os.kill(workers[0] if by_worker else stage.pid, number)
     stage.wait(120)
@@ -61,8 +59,6 @@ def receipts(folder: Path) -> list[Path]:
 def prepare(folder: Path) -> Path:
     corpus = folder / "data" / "corpus.json"
     write_corpus(corpus, generate(1500))
-    files = {corpus.name: sha256_of_file(corpus)}
-    write_checked(corpus.with_name("source.json"), {"files": files})
     (folder / "params.yaml").write_text(PARAMS)
     return folder
 

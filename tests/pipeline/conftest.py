@@ -3,12 +3,13 @@
 import fcntl
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.pipeline.workspace import copy_project, run, warm_tools
+from tests.pipeline.workspace import copy_project, run
 
 
 def copied(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
@@ -38,11 +39,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         copy_project(root, inputs={"outside": "examples"})
         # the environment of these tests: `make` does not install another one
         environment = root / ".venv"
-        environment.mkdir()
-        (environment / "bin").symlink_to(warm_tools())
+        environment.symlink_to(sys.prefix)
         said = run(root, "make", "run", "--old-file=.venv/.project").stdout
         assert (root / "results/report/headline.md").read_text() in said
-        shutil.rmtree(environment)
+        environment.unlink()
 
     return copied(tmp_path_factory, "finished", make)
 

@@ -28,7 +28,7 @@ def graph() -> grimp.ImportGraph:
 def test_every_command_is_a_stage() -> None:
     modules = {path.stem for path in (ROOT / "stages").glob("*.py")}
     # search runs other stages, in a folder of its own; chat writes nothing
-    helpers = {"__init__", "common", "forks", "outside", "summary"}
+    helpers = {"__init__", "common", "outside", "summary"}
     assert modules - helpers - {"chat", "search"} == set(DESCRIBED)
     assert modules >= STAGES.keys() == DESCRIBED.keys() - {"code"}  # which reads all of it
 

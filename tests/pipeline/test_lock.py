@@ -1,111 +1,139 @@
 """One command at a time works in a tree, and a killed one leaves no lock."""
 
-import os
-import shlex
+import itertools
+import re
 import signal
 import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
-from tests.faults.locks import COMMANDS, PAIRS, compete, make_slow, started
-from tests.pipeline.workspace import Marked, run, wait_for
+from tests.pipeline.workspace import copy_project, run, speaking, wait_for
+
+COMMANDS = {
+    "snakemake": ["snakemake", "--cores", "1", "data/source.json"],
+    "dvc": ["dvc", "repro", "prepare"],
+    "stage": ["python", "-m", "stages.prepare"],
+}
+LIGHT = [("snakemake", "stage"), ("stage", "stage")]
+"""pairs of commands, the second of which ends soon"""
+SLOW = """    import time
+    while not Path("go").exists():
+        Path("at-work").touch()
+        time.sleep(0.01)
+"""
 
 
 @pytest.fixture
 def slow(tmp_path: Path) -> Path:
-    return make_slow(tmp_path / "project")
+    """A project whose first stage works until there is a file `go`."""
+    root = copy_project(tmp_path / "project")
+    stage = root / "stages/prepare.py"
+    work = "    source = prepare("
+    stage.write_text(stage.read_text().replace(work, SLOW + work, 1))
+    return root
 
 
-def leftovers(root: Path) -> list[Path]:
-    return [path for path in (root / "data").glob(".*") if path.is_dir()]
+@contextmanager
+def started(root: Path, *command: str) -> Iterator[subprocess.Popen[str]]:
+    """A command in the background, whose stage is at work."""
+    # who runs the tests in the background may ignore signals, and children inherit that
+    process = subprocess.Popen(["env", "--default-signal", *command], **speaking(root))
+    try:
+        wait_for((root / "at-work").exists, 60, "a stage at work")
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def is_idle(root: Path) -> bool:
+    (root / "at-work").unlink(missing_ok=True)
+    time.sleep(0.3)
+    return not (root / "at-work").exists()
 
 
 @pytest.mark.parametrize(
-    "first", ["snakemake", pytest.param("dvc", marks=pytest.mark.long), "stage"]
+    ("first", "second"),
+    [
+        pytest.param(*pair, marks=() if pair in LIGHT else pytest.mark.long)
+        for pair in itertools.product(COMMANDS, repeat=2)
+    ],
 )
-def test_a_stage_says_who_works_here(slow: Path, first: str) -> None:
-    assert compete(slow, first, "stage", None) == first
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("first, second", [pair for pair in PAIRS if pair[1] != "stage"])
-def test_of_two_commands_one_works(slow: Path, first: str, second: str) -> None:
-    assert compete(slow, first, second, None) == first
+def test_a_second_command_says_who_works_here(slow: Path, first: str, second: str) -> None:
+    with started(slow, *COMMANDS[first]) as working:
+        refused = run(slow, *COMMANDS[second], check=False)
+        assert refused.returncode == (255 if second == "dvc" else 2), refused.stdout
+        # DVC's own words, before it removes any output
+        if second == "dvc" and first == "snakemake":
+            assert "Unable to acquire lock" in refused.stdout
+        elif second == "dvc" and first == "dvc":
+            assert f"(PID {working.pid})" in refused.stdout
+        else:
+            who = r"stages\.prepare \(pid \d+"
+            if first == "snakemake":
+                who = rf"snakemake --cores 1 data/source\.json \(pid {working.pid}"
+            lines = [line for line in refused.stdout.splitlines() if "works here" in line]
+            assert len(lines) == 1 and re.search(rf"error: python3? .*{who} on .*: wait", lines[0])
+        (slow / "go").touch()
+        said, _ = working.communicate(timeout=60)
+        assert working.returncode == 0, said
+    assert (slow / "data/source.json").exists()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_killed_command_leaves_no_lock(slow: Path, name: str) -> None:
-    with started(slow, name) as process:
-        wait_for((slow / "at-work").exists, 60, name)
+    with started(slow, *COMMANDS[name]) as process:
         process.kill()
+        process.wait()
+        wait_for(lambda: is_idle(slow), 15, "the end of its job")
     (slow / "go").touch()
     for command in COMMANDS.values():
         run(slow, *command)
-    assert not leftovers(slow)
+    assert not [path for path in (slow / "data").glob(".*") if path.is_dir()]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_signal_ends_a_command_and_its_jobs(slow: Path, name: str, sig: int) -> None:
-    if (name, sig) == ("dvc", signal.SIGINT):
-        pytest.skip("DVC ignores it while a command runs, which gets it from the terminal too")
-    # who runs the tests in the background may ignore some, and children inherit that
-    marked = Marked(slow, "env", "--default-signal", *COMMANDS[name])
-    try:
-        wait_for((slow / "at-work").exists, 60, name)
-        os.kill(marked.process.pid, sig)
-        wait_for(lambda: not marked.family(), 15, "no process left")
-        assert marked.process.wait() != 0
-    finally:
-        marked.close()
-    assert not leftovers(slow)
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("snakemake", signal.SIGTERM),
+        ("snakemake", signal.SIGINT),
+        ("snakemake", signal.SIGHUP),
+        ("dvc", signal.SIGTERM),
+        ("stage", signal.SIGTERM),
+    ],
+)
+def test_a_signal_ends_a_command_and_its_jobs(slow: Path, name: str, number: int) -> None:
+    with started(slow, *COMMANDS[name]) as process:
+        process.send_signal(number)
+        assert process.wait(15) != 0
+        wait_for(lambda: is_idle(slow), 15, "the end of its job")
 
 
 def test_a_stage_under_nohup_outlives_the_terminal(slow: Path) -> None:
-    marked = Marked(slow, "nohup", *COMMANDS["stage"])
-    try:
-        wait_for((slow / "at-work").exists, 60, "a stage")
-        os.kill(marked.process.pid, signal.SIGHUP)
+    with started(slow, "nohup", *COMMANDS["stage"]) as process:
+        process.send_signal(signal.SIGHUP)
         (slow / "go").touch()
-        assert marked.process.wait(60) == 0
-    finally:
-        marked.close()
-
-
-def test_a_stage_under_nohup_outlives_the_shell(slow: Path) -> None:
-    script = f"nohup {shlex.join(COMMANDS['stage'])} & until [ -e at-work ]; do sleep 0.1; done"
-    marked = Marked(slow, "sh", "-c", script)
-    try:
-        assert marked.process.wait(60) == 0
-        (slow / "go").touch()
-        wait_for(lambda: not marked.family(), 60, "a stage")
-    finally:
-        marked.close()
-    assert (slow / "data/source.json").exists()
+        assert process.wait(60) == 0
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("option", ["-n", "--summary"])
 def test_who_only_reads_does_so_beside_others(slow: Path, option: str) -> None:
-    with started(slow, "stage"):
-        wait_for((slow / "at-work").exists, 60, "a stage")
+    with started(slow, *COMMANDS["stage"]):
         run(slow, "snakemake", option, "--cores", "1", "data/source.json")
 
 
 @pytest.mark.long
 def test_ranks_of_torchrun_are_one_command(slow: Path) -> None:
     (slow / "go").touch()
-    with started(slow, "stage") as first:
-        first.wait()
-    lock = slow / ".shardlab.lock"
-    holder = subprocess.Popen(["flock", "--shared", lock, "sleep", "30"])
-    try:
+    with FileLock(slow / ".shardlab.lock"):
         for rank, code in (("1", 0), ("0", 2)):
             done = run(slow, "env", f"RANK={rank}", *COMMANDS["stage"], check=False)
             assert done.returncode == code, done.stdout
-    finally:
-        holder.kill()
-        holder.wait()

@@ -7,16 +7,16 @@ import subprocess
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import psutil
 import pytest
 
-from shardlab.core.process import started
 from stages.summary import summarize
 from tests.pipeline.workspace import copy_project, environment, run, set_params
 
 
 def entry(text: str, later: float) -> str:
     """An entry of a log, `later` seconds after this process was started."""
-    at = datetime.fromtimestamp(started(os.getpid())) + timedelta(seconds=later)
+    at = datetime.fromtimestamp(psutil.Process().create_time()) + timedelta(seconds=later)
     return f"{at.isoformat(timespec='seconds')} {text}\n"
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from shardlab.config.parameters import Parameters
 from shardlab.config.timing_record import write_timings
-from shardlab.core.checksums import write_checked
-from shardlab.core.files import read_json_lines
+from shardlab.core.files import read_json_lines, write_json
 from tests.pipeline.workspace import copy_project, environment, run, set_params
 from tests.timed_run_factory import make_timed
 
@@ -81,7 +80,7 @@ def test_memory_is_that_of_the_estimate(tmp_path: Path) -> None:
     assert "mem_mb=4321" in resources_of(root, "mem_mb=4321")[TRAINED]
     estimates = {"fsdp2": {"traced": None, "closed_form": {"parameters": 8 * 10**9}}}
     (root / "results").mkdir()
-    write_checked(root / "results/memory.json", estimates)
+    write_json(root / "results/memory.json", estimates)
     # two ranks with Python and a quarter more than the estimate; four engines in the timing
     found = resources_of(root, "mem_mb=4321")
     assert "mem_mb=22000" in found[TRAINED]

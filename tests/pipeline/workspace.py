@@ -1,18 +1,17 @@
 """Temporary copies of the project, and commands and processes in them."""
 
-import atexit
-import functools
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 ROOT = Path(__file__).parents[2]
@@ -85,58 +84,11 @@ def environment(**extra: str) -> dict[str, str]:
     return env | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"} | extra
 
 
-_CLIENT = """#!{python} -ISE
-import sys
-sys.path.append({folder!r})
-from warm import client
-client({place!r}, {script!r} + sys.argv[1:], {real!r})
-"""
-
-
-@functools.cache
-def warm_tools() -> Path:
-    """A folder with `python` and the tools as clients of a server, which ends with this process."""
-    folder = Path(tempfile.mkdtemp(prefix="warm-"))
-    place, own = folder / "server", Path(sys.executable).parent
-    for name in ("python", "dvc", "snakemake"):
-        script = [] if name == "python" else [str(own / name)]
-        text = _CLIENT.format(
-            python=sys.executable,
-            folder=str(Path(__file__).parent),
-            place=str(place),
-            script=script,
-            real=[sys.executable],
-        )
-        (folder / name).write_text(text)
-        (folder / name).chmod(0o755)
-    server = subprocess.Popen(
-        [sys.executable, Path(__file__).with_name("warm.py"), place],
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    pid = os.getpid()
-
-    def end() -> None:
-        if os.getpid() == pid:  # not in a fork of it
-            server.kill()
-            server.wait()
-            shutil.rmtree(folder)
-
-    atexit.register(end)
-    wait_for(place.exists, 120, "a server")
-    return folder
-
-
-def speaking(root: Path, warm: bool = False) -> dict[str, Any]:
+def speaking(root: Path) -> dict[str, Any]:
     """Options of a process in `root`, whose streams are one text."""
-    variables = environment()
-    if warm:
-        variables["PATH"] = f"{warm_tools()}{os.pathsep}{variables['PATH']}"
     return {
         "cwd": root,
-        "env": variables,
+        "env": environment(),
         "stdin": subprocess.DEVNULL,
         "stdout": subprocess.PIPE,
         "stderr": subprocess.STDOUT,
@@ -144,15 +96,9 @@ def speaking(root: Path, warm: bool = False) -> dict[str, Any]:
     }
 
 
-def run(
-    root: Path, *command: str, check: bool = True, warm: bool = True
-) -> subprocess.CompletedProcess[str]:
-    """A command in `root`; what it said is shown when it fails.
-
-    Args:
-        warm: the tools and stages are forks of one server, which has done their imports.
-    """
-    done = subprocess.run(command, **speaking(root, warm))
+def run(root: Path, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """A command in `root`; what it said is shown when it fails."""
+    done = subprocess.run(command, **speaking(root))
     assert not check or done.returncode == 0, f"{' '.join(command)}\n{done.stdout}"
     return done
 
@@ -174,13 +120,12 @@ class Marked:
     """A command in the background that can be found again with everything that it started."""
 
     def __init__(self, root: Path, *command: str) -> None:
-        self._mark = f"SHARDLAB_TEST_MARK={uuid.uuid4().hex}"
-        key, _, value = self._mark.partition("=")
+        self._mark = uuid.uuid4().hex
         self._log = (root / "marked.log").open("w")
         self.process = subprocess.Popen(
             command,
             cwd=root,
-            env=environment(**{key: value}),
+            env=environment(SHARDLAB_TEST_MARK=self._mark),
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
@@ -190,13 +135,10 @@ class Marked:
     def family(self) -> dict[int, str]:
         """Process id → command line of every living process that carries the mark."""
         found = {}
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                if self._mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
-                    words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                    found[int(folder.name)] = words.strip()
-            except (FileNotFoundError, ProcessLookupError, PermissionError):
-                continue  # ended between two looks, or somebody else's
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):  # it ended meanwhile, or is somebody else's
+                if process.environ().get("SHARDLAB_TEST_MARK") == self._mark:
+                    found[process.pid] = " ".join(process.cmdline())
         return found
 
     def close(self) -> None:

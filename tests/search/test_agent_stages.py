@@ -12,8 +12,8 @@ from shardlab.config.hardware import Hardware
 from shardlab.config.parameters import Parameters
 from shardlab.config.run_record import Record, write_records
 from shardlab.config.timing_record import NO_COMMUNICATION, write_timings
-from shardlab.core.checksums import write_checked
 from shardlab.core.errors import StorageError, UserError
+from shardlab.core.files import write_json
 from shardlab.search.conversation import Conversation
 from shardlab.search.decision import conclude
 from shardlab.search.history import History
@@ -76,7 +76,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: Path) -> Path
     (tmp_path / "data").mkdir()
     for path in data.iterdir():
         (tmp_path / "data" / path.name).symlink_to(path)
-    write_checked("data/statistics.json", STATISTICS)
+    write_json("data/statistics.json", STATISTICS)
     Path("params.yaml").write_text(yaml.safe_dump(TREE))
     return tmp_path
 

@@ -121,19 +121,16 @@ def test_training_goes_on_while_an_asynchronous_checkpoint_is_written(data, tmp_
     run_ranks(1, on_rank)
 
 
-def later_sample(text: str) -> str:
-    return text.replace('"sample": ', '"sample": 1')
-
-
-@pytest.mark.parametrize("change", [None, lambda _: "{", lambda _: "{}", later_sample])
-def test_a_changed_checkpoint_json_is_named(data, saved, tmp_path, change):
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [(None, ": no such file"), ("{", ": damaged"), ("{}", ".format: field required")],
+)
+def test_a_damaged_checkpoint_json_is_named(data, saved, tmp_path, text, what):
     root = shutil.copytree(saved / "full", tmp_path / "root")
     manifest = root / "step-00000004/checkpoint.json"
-    text = manifest.read_text()
-    manifest.unlink() if change is None else manifest.write_text(change(text))
+    manifest.unlink() if text is None else manifest.write_text(text)
     found = damage_in(manifest.parent)
-    what = "no such file" if change is None else "damaged"
-    assert found is not None and found.startswith(f"{manifest}: {what}") and "\n" not in found
+    assert found is not None and found.startswith(f"{manifest}{what}") and "\n" not in found
     assert resumed_step(plan_of(data, INT4_FSDP2), root) == 2
 
 

@@ -21,7 +21,7 @@ from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, read_json_lines
 from shardlab.data.tokens import open_split
 from shardlab.engines.cpu_topology import read_topology
-from shardlab.train.evaluation import FILES, evaluate
+from shardlab.train.evaluation import evaluate
 from shardlab.train.launch import RunFailed
 from shardlab.train.run import train_run
 from shardlab.train.run_plan import RunPlan
@@ -190,25 +190,23 @@ def test_metrics_name_strategy_torch_and_host(measured):
 )
 def test_damaged_data_ends_a_run_before_its_first_step(data, tmp_path, name, stage):
     copy = shutil.copytree(data, tmp_path / "data")
-    flip(copy / name)
+    cut(copy / name)
     with pytest.raises(UserError, match=rf"{name}: damaged.*stages\.{stage}"):
         train_run(plan(copy), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_a_damaged_final_model_is_named_with_its_command(measured, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "results/train/a-run/seed1"
     shutil.copytree(measured[1], folder)
-    flip(folder / "final_model" / name)
-    fix = "run python -m stages.train --run a-run --seed 1"
-    with pytest.raises(UserError, match=rf"{name}: damaged: {fix}"):
+    cut(folder / "final_model" / name)
+    with pytest.raises(UserError, match=r"final_model: not a model: .*: train the run again"):
         validate.main(lambda *_: (TRAIN, TINY), "a-run", "1")
     assert not (tmp_path / "results/validate").exists()
 
 
-def flip(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
+def cut(path):
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from shardlab.core.errors import UserError
-from shardlab.core.process import is_running
 from shardlab.train.launch import RunFailed, launch_together
 from shardlab.train.turns import Turns
 
