@@ -23,10 +23,8 @@ from shardlab.config.search import Agent, RoundPlan
 from shardlab.config.strategy import Strategy
 from shardlab.config.validation import check_fits
 from shardlab.core.document import validate
-from shardlab.core.errors import UserError, nearest
+from shardlab.core.errors import UserError, nearest, shorten
 
-_MESSAGE = 300
-"""characters of an error message"""
 _ONE_OF = {
     "rounds": RoundPlan,
     "strategies": Strategy,
@@ -161,16 +159,6 @@ def _read_json(text: str) -> Any:
         return dict(pairs)
 
     return json.loads(text, object_pairs_hook=once)
-
-
-def shorten(text: str) -> str:
-    """Return a message as one line of at most 300 printable characters, without its middle."""
-    line = " ".join(text.split())
-    line = "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in line)
-    if len(line) <= _MESSAGE:
-        return line
-    # the beginning says where the mistake is, the end how to fix it
-    return f"{line[: _MESSAGE // 2 - 3]} ... {line[2 - _MESSAGE // 2 :]}"
 
 
 def _check_finite(value: Any, key: str = "") -> None:

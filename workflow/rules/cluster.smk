@@ -47,7 +47,7 @@ def check_partition():
 def most_ranks(wildcards):
     """The part of a timing with the most ranks: all parts run on its cores, on one machine."""
     timing = config["timings"][wildcards.timing]
-    return max(timing, *timing["interleaved"].values(), key=lambda part: part["world_size"])
+    return max([timing, *timing["interleaved"].values()], key=lambda part: part["world_size"])
 
 
 def raced_in(plan):
