@@ -3,6 +3,10 @@ from snakemake.utils import min_version
 min_version("9.0")
 
 
+# first: Snakemake reads the file less strictly, and shows its mistakes with a traceback
+include: "workflow/rules/check.smk"
+
+
 configfile: "params.yaml"
 
 

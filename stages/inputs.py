@@ -56,11 +56,11 @@ def read_contents(params: Parameters) -> dict[str, str | None]:
     given = None if tokenizer in ("train", "gpt2") else tokenizer
     paths = {
         "corpus": ("data.path", data.path),
-        "tokenizer": ("tokenize.tokenizer", given),
         "model": (
             "model.pretrained" if model.pretrained else "model.config",
             model.pretrained or model.config,
         ),
+        "tokenizer": ("tokenize.tokenizer", given),
         "judge": ("agent.model", agent.model if agent.judge in ("local", "replay") else None),
     }
     holding = {name: _input_of(params, *named) for name, named in paths.items()}

@@ -2,26 +2,12 @@ from pathlib import Path
 
 import yaml
 
-from shardlab.config.parameters import Parameters
-from shardlab.core.errors import UserError
-from stages.code import code_keys
-from stages.inputs import content_of
-from stages.params import canonical
-
 if config != yaml.safe_load(Path("params.yaml").read_text(encoding="utf-8")):
     raise SystemExit(
         "--config and --configfile do not reach the stages: make run PARAMS=FILE, or change params.yaml"
     )
-
-# SystemExit: Snakemake shows its own exceptions with the place in this file, which is not the mistake
-try:
-    PARAMETERS = Parameters("params.yaml")
-    # with every default, as in data/params.yaml, which holds the same for DVC
-    config.update(canonical(PARAMETERS))
-    # digests of the code that each stage imports, as in data/code.yaml
-    CODE = code_keys(PARAMETERS)
-except UserError as error:
-    raise SystemExit(f"params.yaml: {str(error).removeprefix('params.yaml: ')}") from None
+# with every default, as in data/params.yaml, which holds the same for DVC
+config.update(VALUES)
 
 
 wildcard_constraints:

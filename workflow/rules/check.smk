@@ -1,0 +1,14 @@
+from shardlab.config.parameters import Parameters
+from shardlab.core.errors import UserError
+from stages.code import code_keys
+from stages.inputs import content_of
+from stages.params import canonical
+
+# SystemExit: Snakemake shows its own exceptions with the place in this file, which is not the mistake
+try:
+    PARAMETERS = Parameters("params.yaml")
+    VALUES = canonical(PARAMETERS)
+    # digests of the code that each stage imports, as in data/code.yaml
+    CODE = code_keys(PARAMETERS)
+except UserError as error:
+    raise SystemExit(f"params.yaml: {str(error).removeprefix('params.yaml: ')}") from None
