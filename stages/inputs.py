@@ -51,7 +51,7 @@ def read_contents(params: Parameters) -> dict[str, str | None]:
     Raises:
         UserError: a parameter names a file or folder that is no input, nor in one.
     """
-    data, options, model, agent = params("data", "tokenize", "model", "agent")
+    data, options, model = params("data", "tokenize", "model")
     tokenizer = options.for_model(model).tokenizer
     given = None if tokenizer in ("train", "gpt2") else tokenizer
     paths = {
@@ -61,7 +61,6 @@ def read_contents(params: Parameters) -> dict[str, str | None]:
             model.pretrained or model.config,
         ),
         "tokenizer": ("tokenize.tokenizer", given),
-        "judge": ("agent.model", agent.model if agent.judge in ("local", "replay") else None),
     }
     holding = {name: _input_of(params, *named) for name, named in paths.items()}
     return {

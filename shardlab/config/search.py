@@ -30,14 +30,13 @@ class Agent(Document):
     """emulated link between the ranks of races and predictions; null: that of `train`"""
     world_size: WorldSize | None = None
     """ranks of races and predictions; null: those of `train`, which gives quality in any case"""
-    judge: Literal["rules", "http", "local", "replay"] = "rules"
+    judge: Literal["rules", "http"] = "rules"
     """rules: the lowest upper end of a prediction; http: a language model behind an
-    OpenAI-compatible endpoint; local: one on this machine; replay: answers that were kept"""
+    OpenAI-compatible endpoint"""
     endpoint: str | None = None
     """http: base URL ending in /v1; the key comes from SHARDLAB_API_KEY"""
     model: str | None = Field(None, pattern=r"^[^\x00-\x1f\x7f]+$")
-    """http: name of the language model at the endpoint; local: a Hugging Face folder with
-    safetensors files, or a GGUF file; replay: a conversation.json, or a folder of copies of them"""
+    """http: name of the language model at the endpoint"""
     candidates: Literal["action", "config"] = "config"
     """action: strategies that differ from the incumbent in their sharding, in their gradient codec
     or in their weight codec; config: all of them"""
@@ -50,7 +49,7 @@ class Agent(Document):
     """what is given in place of what calibrate detected: for the memory limit and the judge"""
     trial_timeout_s: Seconds = 300
     """maximum duration of a race, and of the training runs of one strategy"""
-    repetitions: int = Field(120, ge=2)
+    repetitions: int = Field(120, ge=10)
     """maximum number of interleaved steps of a race"""
     budget: Count = 8
     """maximum number of trials in all rounds together"""
@@ -66,8 +65,6 @@ class Agent(Document):
     def _model_for_judge(self) -> Self:
         if self.judge == "http" and not (self.endpoint and self.model):
             raise ValueError("judge: http needs endpoint and model")
-        if self.judge in ("local", "replay") and not self.model:
-            raise ValueError(f"judge: {self.judge} needs model")
         return self
 
     def of(self, plan: "RoundPlan") -> "Agent":

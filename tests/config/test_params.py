@@ -113,11 +113,7 @@ def refusal(*overrides: str) -> str:
         ("seeds=[0, 0]", "seeds: a seed is named twice"),
         ("baseline=fsdp", "baseline: 'fsdp' is no run; did you mean 'fsdp2'?"),
         ("agent.start=fsdp", "agent.start: 'fsdp' is no run; did you mean 'fsdp2'?"),
-        ("agent.judge=local", "agent: judge: local needs model"),
-        (
-            "policies.timings=[two-rank]",
-            "policies.timings.0: 'two-rank' is no timing; did you mean 'two-ranks'?",
-        ),
+        ("agent.judge=http", "agent: judge: http needs endpoint and model"),
         ("rounds.3.search=wan", "rounds.3.search: 'wan' is no search: add it to agent.searches"),
         (
             "rounds.2.after=results/results.jsonl",
@@ -247,7 +243,7 @@ def test_timings_name_the_matrix_or_all_strategies() -> None:
 
 
 def test_interleaved_timings_are_named_like_others() -> None:
-    """By the comparison, the forecast and policies, with words for their runs."""
+    """By the comparison and the forecast, with words for their runs."""
     given = [
         "strategies={y: {engine: ddp}, x: {engine: fsdp2}}",
         "timed_strategies={}",
@@ -257,7 +253,6 @@ def test_interleaved_timings_are_named_like_others() -> None:
         "forecast.runs=[x]",
         "forecast.timings=[c]",
         "comparison=b",
-        "policies={timings: [b]}",
     ]
     params = Parameters(ROOT / "params.yaml", given)
     assert params("comparison") == "b"

@@ -53,7 +53,6 @@ def test_nothing_is_refused(
         ("tokenize", "{tokenizer: PATH}", "tokenizer"),
         ("model", "{pretrained: PATH}", "model"),
         ("model", "{config: PATH}", "model"),
-        ("agent", "{judge: replay, model: PATH}", "judge"),
     ],
 )
 def test_paths_that_no_input_holds_are_refused(

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from shardlab.search.folder import Step, TimeIsUpError
 
 from shardlab.config.parameters import Parameters
 from shardlab.config.search import Agent
 from shardlab.config.strategy import Strategy, parse_strategy
-from shardlab.search.folder import Step, TimeIsUpError
 from shardlab.search.history import History
 from stages import search
 from tests.commands import said_after, typed
@@ -54,7 +54,7 @@ def project(tmp_path: Path) -> Path:
 def test_mistakes_are_one_line_before_anything_runs(
     tmp_path: Path, options: list[str], message: str
 ) -> None:
-    shutil.copy2(ROOT / "params/small.yaml", tmp_path / "params.yaml")
+    shutil.copy2(ROOT / "params/quick.yaml", tmp_path / "params.yaml")
     command = typed(tmp_path / "command", tmp_path, "stages.search", *COMMAND[3:], *options)
     assert command.wait() == 2
     (line,) = command.said().splitlines()
@@ -86,7 +86,7 @@ class Recorded:
         self.steps: list[Step] = []
 
     def parameters(self) -> Parameters:
-        return Parameters(ROOT / "params/small.yaml")
+        return Parameters(ROOT / "params/quick.yaml")
 
     def seconds(self, *stages: str) -> float:
         if not stages:
@@ -134,7 +134,7 @@ def test_the_printed_entry_is_one_of_the_parameters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(search, "read_all", lambda *_: [])
-    history, params = begin(["fsdp2"]), (ROOT / "params/small.yaml").read_text()
+    history, params = begin(["fsdp2"]), (ROOT / "params/quick.yaml").read_text()
     search.show(Recorded(tmp_path / "100mbit-2-ranks", 0), history, "reason")
     [comment, key, *entry] = capsys.readouterr().out.partition("# ")[2].splitlines(keepends=True)
     assert (comment, key) == ("for params.yaml\n", "strategies:\n")

@@ -145,8 +145,7 @@ def test_report_is_written_from_files(undrawn, collected):
     text = (collected / "results/report/report.html").read_text()
     assert "CC BY-SA 4.0" in text
     assert "Fewer than 3 seeds (2)" in text
-    assert "12 prompts to a language model, probes included" in text
-    assert "results/rounds/1/conversation.json" in text
+    assert "with the answers: results/answers/0123456789abcdef.json." in text
 
 
 def test_report_is_limited_to_the_runs_of_the_parameters(undrawn, collected):

@@ -10,22 +10,22 @@ from typing import Any
 import pytest
 import yaml
 from hypothesis import given
+from shardlab.search.folder import SearchFolder, Step, TimeIsUpError, run_stage
+from shardlab.search.parameters import Request, search_parameters
+from shardlab.search.ranking import ranking, ranking_text
+from shardlab.search.written import written
+from tests.search.racing import RacingMachine
 
 from shardlab.config.link import Link
 from shardlab.config.parameters import Parameters
 from shardlab.config.schema import Params
 from shardlab.config.strategy import parse_strategy
 from shardlab.core.errors import UserError
+from shardlab.core.process import is_running
 from shardlab.search import folder as folders
-from shardlab.search.folder import SearchFolder, Step, TimeIsUpError, run_stage
 from shardlab.search.judge import RuleJudge
-from shardlab.search.parameters import Request, search_parameters
-from shardlab.search.ranking import ranking, ranking_text
-from shardlab.search.written import written
-from tests.commands import is_running
 from tests.config.drawn_strategies import documents
 from tests.pipeline.workspace import ROOT, wait_for
-from tests.search.racing import RacingMachine
 
 TREE = ROOT / "params.yaml"
 SLOW = Request(Link(rate="100mbit"), 2)

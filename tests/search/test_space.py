@@ -12,14 +12,11 @@ from shardlab.config.strategy import CanonicalStrategy, parse_strategy
 from shardlab.config.validation import check_fits
 from shardlab.core.errors import UserError
 from shardlab.models.memory_step import CUBLAS_WORKSPACE, host_memory
-from shardlab.search.feasible import Feasible, feasible, formula_bytes
-from shardlab.search.grid import documents, frugality
-from tests.search.machine import SPACE
-from tests.search.shapes import MadeShapes
+from shardlab.search.space import Feasible, documents, feasible, formula_bytes, frugality
+from tests.search.machine import ENDLESS, SPACE, Shapes
 
-SHAPES = MadeShapes()
+SHAPES = Shapes()
 NOTHING = Space(gradients=(), weights=())
-ENDLESS = 10**15
 SAVING = ("activation_checkpointing", "accumulation")
 
 
@@ -86,7 +83,7 @@ def test_every_engine_with_all_of_its_values_is_there():
     assert {each.engine for each in strategies} == {*ENGINES}
     values = {
         name: {getattr(each, name) for each in strategies}
-        for name in ("wrap", "bucket_mb", "sharding", "replicas", "window", "prefetch", "moments")
+        for name in ("wrap", "bucket_mb", "sharding", "replicas", "window", "prefetch")
     }
     assert values["wrap"] == {None, "block", "root"}
     assert values["bucket_mb"] == {None, 1.0, 5.0, 25.0, 100.0}
@@ -94,7 +91,6 @@ def test_every_engine_with_all_of_its_values_is_there():
     assert values["replicas"] == {None, 2}
     assert values["window"] == {None, 2}
     assert values["prefetch"] >= {0, 1, 2}
-    assert values["moments"] >= {"memory", "disk"}
     codecs = {
         (each.gradients.codec.name, each.weights and each.weights.codec.name) for each in strategies
     }
@@ -141,11 +137,6 @@ def test_a_model_that_a_strategy_does_not_fit_leaves_it_out():
     assert {each.strategy.engine for each in strategies} == {"ddp"}
 
 
-def test_each_document_is_drawn_once():
-    drawn = [repr(each) for each in documents(SPACE, SHAPES.layers, 4)]
-    assert len({*drawn}) == len(drawn)
-
-
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_what_is_spared_is_legal_so_that_the_count_is_true(ranks):
     for document in documents(NOTHING, SHAPES.layers, ranks):
@@ -159,7 +150,7 @@ def test_what_is_spared_is_legal_so_that_the_count_is_true(ranks):
 
 def test_states_in_host_memory_need_none_of_a_gpu():
     slide = parse_strategy({"engine": "slide"}).canonical()
-    shapes = MadeShapes()
+    shapes = Shapes()
     on_host = formula_bytes(slide, shapes, 2)
     shapes.on_gpu = True
     on_gpu = formula_bytes(slide, shapes, 2)

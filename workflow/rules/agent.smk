@@ -8,7 +8,6 @@ rule propose:
         expand(rules.timing.output, timing=config["timings"]),
         known_before,
     output:
-        "results/rounds/{round}/conversation.json",
         "results/rounds/{round}/proposal.json",
     log:
         "logs/propose/{round}.log",
@@ -19,7 +18,6 @@ rule propose:
             "timings",
             "model",
             "contents.model",
-            "contents.judge",
             "forecast.timings",
             "forecast.runs",
             "forecast.space",
