@@ -196,12 +196,6 @@ def forked(folder: Path, line: list[str]) -> Command:
     return Command(folder, call)
 
 
-def spawned(folder: Path, line: list[str]) -> Command:
-    """Start a command line as it is."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return Command(folder, lambda: os.execve(line[0], line, environment))
-
-
 def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not condition():

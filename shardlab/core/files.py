@@ -1,7 +1,6 @@
 """Files: atomic writes under a temporary name, JSON, and SHA-256."""
 
 import errno
-import fcntl
 import glob
 import hashlib
 import json
@@ -11,9 +10,11 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from shardlab.core.errors import StorageError, UserError
 
@@ -78,56 +79,26 @@ def atomic(path: str | Path) -> Iterator[Path]:
         with unfinished(path) as holder:
             temporary = holder / path.name
             yield temporary
-            flush(temporary)
             if path.is_dir():
+                temporary.stat()  # raises where the block has made nothing
                 path.rename(holder / "before")
             temporary.replace(path)
-
-
-def flush(path: Path) -> None:
-    """Flush a file, or a folder with all that is in it, to disk."""
-    for each in (path, *path.rglob("*")):
-        handle = os.open(each, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 @contextmanager
 def unfinished(path: Path) -> Iterator[Path]:
     """Yield a new hidden folder next to `path`, for what will be renamed to it; it is removed at
-    the end.
-
-    The folder is locked (flock) as long as this process and its forks live, so the next one that
-    calls this for `path` removes what killed processes left, and nothing of living ones.
-    """
-    for left in path.parent.glob(f".{glob.escape(path.name)}.{'[a-z0-9_]' * 8}"):
-        with suppress(OSError):  # removed by another process, or held by a living one
-            handle = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(left, ignore_errors=True)
-            finally:
-                os.close(handle)
-    folder, handle = _locked_folder(path)
+    the end, or by the next process that calls this for `path` where this one is killed."""
+    # named .NAME.PID.RANDOM
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.*"):
+        pid = left.name.split(".")[-2]
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.{os.getpid()}.", dir=path.parent))
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        os.close(handle)
-
-
-def _locked_folder(path: Path) -> tuple[Path, int]:
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-        with suppress(FileNotFoundError):  # another process took it for a left one: once more
-            handle = os.open(folder, os.O_RDONLY)
-            with suppress(OSError):  # NFS: folders have no locks there, so none is taken for left
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if folder.exists():
-                return folder, handle
-            os.close(handle)
 
 
 def temporary(name: str) -> AbstractContextManager[Path]:

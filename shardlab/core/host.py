@@ -30,7 +30,8 @@ def describe_host() -> dict[str, Any]:
 
 def memory_bytes() -> int:
     """Return the host memory in bytes: of the machine, or the lowest control group limit."""
-    return min([psutil.virtual_memory().total, *(limit for limit, _ in _memory_of_groups())])
+    total: int = psutil.virtual_memory().total
+    return min([total, *(limit for limit, _ in _memory_of_groups())])
 
 
 def free_memory_bytes() -> int:
@@ -38,22 +39,21 @@ def free_memory_bytes() -> int:
 
     Files that the kernel keeps in memory only to save time count as free.
     """
-    return min(
-        [psutil.virtual_memory().available, *(limit - used for limit, used in _memory_of_groups())]
-    )
+    available: int = psutil.virtual_memory().available
+    return min([available, *(limit - used for limit, used in _memory_of_groups())])
 
 
 def _memory_of_groups() -> Iterator[tuple[int, int]]:
     """Yield limit and usage of the control groups that have a limit (cgroups(7), v1 and v2)."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, name = line.split(":", 2)
-        if controllers not in ("", "memory"):
+        if controllers not in _GROUP_FILES:
             continue
         root = Path("/sys/fs/cgroup", controllers)
         limit, usage, prefix = _GROUP_FILES[controllers]
         inner = root / name.removeprefix("/")
         # a container sees its own group as the root, whatever its name outside
-        for group in [root, *(each for each in (inner, *inner.parents) if root in each.parents)]:
+        for group in (root, inner, *inner.parents):
             with suppress(OSError, ValueError):  # no such group here, or "max"
                 most = int((group / limit).read_text())
                 lines = (group / "memory.stat").read_text().splitlines()

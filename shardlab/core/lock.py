@@ -13,10 +13,11 @@ from shardlab.core.files import writing
 _FILE, _DVC = Path(".shardlab.lock"), Path(".dvc/tmp/lock")
 _HOLDER = "SHARDLAB_LOCK"
 """environment variable of the process that holds the lock, and of its jobs: its process id"""
+_FIX = "wait until it has ended, or stop it"
 _PATIENCE_S = 1.0
 """for ranks of a command that was just killed"""
 _held: list[Any] = []
-"""locks of this process, which ends with them"""
+"""referenced, and so held, until this process ends"""
 
 
 def lock_tree(with_dvc: bool = False) -> None:
@@ -40,16 +41,14 @@ def lock_tree(with_dvc: bool = False) -> None:
         try:
             lock.acquire(timeout=_PATIENCE_S)
         except Timeout:
-            raise UserError(f"{path.read_text().strip()} works here: {_FIX}") from None
+            who = path.read_text().strip() or "another command"
+            raise UserError(f"{who} works here: {_FIX}") from None
         command = " ".join([*(Path(word).name for word in sys.orig_argv[:2]), *sys.orig_argv[2:]])
         path.write_text(f"{command} (pid {os.getpid()} on {os.uname().nodename})\n")
     _held.append(lock)
     if with_dvc and _DVC.parents[1].is_dir():
         _lock_dvc()
     os.environ[_HOLDER] = str(os.getpid())
-
-
-_FIX = "wait until it has ended, or stop it"
 
 
 def _lock_dvc() -> None:
@@ -67,6 +66,5 @@ def _lock_dvc() -> None:
 
 def is_job() -> bool:
     """Return whether Snakemake, DVC or another command that holds the lock started this one."""
-    return os.environ.get(_HOLDER, str(os.getpid())) != str(os.getpid()) or (
-        "DVC_STAGE" in os.environ
-    )
+    others = os.environ.get(_HOLDER) not in (None, str(os.getpid()))
+    return others or "DVC_STAGE" in os.environ

@@ -1,6 +1,5 @@
 """Progress for a person: a bar on a terminal, an occasional line elsewhere, and the log of both."""
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -8,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
+import psutil
 from tqdm import tqdm
 
 T = TypeVar("T")
@@ -20,8 +20,7 @@ class _Bar(tqdm):  # type: ignore[type-arg]
     @property
     def format_dict(self) -> dict[str, object]:
         """Contents of the bar, asked for when it is drawn and not in each step."""
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        gigabytes = pages * os.sysconf("SC_PAGE_SIZE") / 1e9
+        gigabytes = psutil.Process().memory_info().rss / 1e9
         return {**super().format_dict, "postfix": f"{gigabytes:.2f} GB"}
 
 

@@ -14,7 +14,7 @@ from shardlab.config.schema import Train
 from shardlab.config.strategy import CanonicalStrategy
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
-from shardlab.core.files import find_damage, flush, sha256_of_file, writing
+from shardlab.core.files import find_damage, sha256_of_file, writing
 from shardlab.core.host import git_revision
 from shardlab.train.run_plan import RunPlan
 
@@ -24,7 +24,7 @@ _NAME = re.compile(r"step-(\d{8,})")
 class Folder:
     """Folder of `root/step-00000040` and so on, named by the number of steps done.
 
-    A checkpoint is written under a hidden name, flushed to disk and renamed; it is renamed back
+    A checkpoint is written under a hidden name and renamed; it is renamed back
     before it is removed. So a process that is killed leaves no incomplete checkpoint under a
     visible name, and the names alone tell which is the last. One process at a time makes changes.
     """
@@ -52,7 +52,6 @@ class Folder:
 
     def commit(self, step: int) -> None:
         """Make `unfinished(step)` the checkpoint."""
-        flush(self.unfinished(step))
         self.unfinished(step).rename(self.path(step))
 
     def prune(self, keep: int) -> None:

@@ -18,7 +18,7 @@ from shardlab.config.model_and_data import Model
 from shardlab.config.run_record import Validation
 from shardlab.config.schema import Train
 from shardlab.core.errors import UserError
-from shardlab.core.files import flush, unfinished, writing
+from shardlab.core.files import unfinished, writing
 from shardlab.core.progress import track
 from shardlab.data.loader import blocks
 from shardlab.data.tokens import TokenSplit, open_split
@@ -46,7 +46,6 @@ def save_model(
         with unfinished(folder) as temporary:
             model.save_pretrained(temporary, state_dict=parameters)
             _save_tokenizer(tokenizer, model.config.eos_token_id, temporary)
-            flush(temporary)
             for name in FILES:
                 (temporary / name).rename(folder / name)
 

@@ -1,8 +1,6 @@
 """Atomic writes, JSON, hashes, and what killed processes leave."""
 
 import math
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -102,30 +100,13 @@ def test_unfinished_files_of_a_living_process_and_of_the_user_stay(tmp_path: Pat
     ]
 
 
-def test_a_forked_process_holds_an_unfinished_folder_too(tmp_path: Path) -> None:
-    target = tmp_path / "model"
-    with files.unfinished(target) as folder:
-        child = os.fork()
-        if child == 0:
-            signal.pause()
-        with files.unfinished(target) as other:
-            assert folder.exists() and other != folder
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    assert list(tmp_path.iterdir()) == []
-
-
 @given(JSON)
 def test_json_round_trips(tmp_path_factory: pytest.TempPathFactory, value: object) -> None:
     target = tmp_path_factory.mktemp("json") / "value.json"
     files.write_json(target, files.finite(value))
     assert files.read_json(target) == files.finite(value)
-
-
-def test_json_lines_round_trip(tmp_path: Path) -> None:
-    values = [{"text": "two\nlines"}, [], None, 1.5]
-    files.write_json_lines(tmp_path / "values.jsonl", values)
-    assert files.read_json_lines(tmp_path / "values.jsonl") == values
+    files.write_json_lines(target, [files.finite(value), None])
+    assert files.read_json_lines(target) == [files.finite(value), None]
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
@@ -156,12 +137,6 @@ def test_a_damaged_json_file_is_one_line_with_the_fix(tmp_path, read, content, w
 def test_the_order_of_keys_does_not_change_the_hash(value: dict[str, int]) -> None:
     turned = dict(reversed(value.items()))
     assert files.sha256_of_value(turned) == files.sha256_of_value(value)
-
-
-@given(JSON, JSON)
-def test_hashes_differ_between_values(one: object, other: object) -> None:
-    same = files.sha256_of_value(one) == files.sha256_of_value(other)
-    assert not same or one == other
 
 
 def test_the_hash_of_a_file_is_that_of_its_bytes(tmp_path: Path) -> None:

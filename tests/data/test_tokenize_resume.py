@@ -35,7 +35,9 @@ def kill(folder: Path, by_worker: bool, number: signal.Signals) -> Command:
     before = len(receipts(folder))
     stage = start(folder)
     wait_for(lambda: len(receipts(folder)) > before, 120)
-    workers = [pid for pid in stage.family() if "spawn_main" in " ".join(psutil.Process(pid).cmdline())]
+    workers = [
+        pid for pid in stage.family() if "spawn_main" in " ".join(psutil.Process(pid).cmdline())
+    ]
     assert workers
     os.kill(workers[0] if by_worker else stage.pid, number)
     stage.wait(120)

@@ -197,8 +197,9 @@ def test_damaged_data_ends_a_run_before_its_first_step(data, tmp_path, name, sta
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_a_damaged_final_model_is_named_with_its_command(measured, tmp_path, monkeypatch, name):
+def test_a_damaged_final_model_is_one_line(data, measured, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").symlink_to(data)
     folder = tmp_path / "results/train/a-run/seed1"
     shutil.copytree(measured[1], folder)
     cut(folder / "final_model" / name)

@@ -111,7 +111,8 @@ def test_a_build_that_fails_ends_all_ranks_with_one_line(train, corpus):
     nodes = two_nodes(train)
     assert [node.wait(120) for node in nodes] == [2, 2], nodes[1].said()
     assert nodes[0].said() == (
-        "tokenize: error: data/corpus.json: damaged: run python -m stages.prepare\n"
+        "tokenize: error: data/corpus.json: byte 2: damaged (it ends too early); make it again: "
+        "python -m stages.prepare\n"
     )
     other = "train: error: data/tokens: rank 0 could not build it: see what rank 0 says\n"
     assert nodes[1].said() == other

@@ -10,6 +10,7 @@ import pytest
 from shardlab.core.errors import UserError
 from shardlab.train.launch import RunFailed, launch_together
 from shardlab.train.turns import Turns
+from tests.commands import is_running
 
 
 def take_turns(turns: Turns, path: Path, number: int, repetitions: int) -> None:
