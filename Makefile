@@ -47,10 +47,10 @@ test: .venv/.project
 	@pytest -n 2 --dist loadfile -m "not long and not gpu and not cluster"
 
 # both tools from nothing, processes that are killed, every command of the documents
-test-long: .venv/.project .venv/.remotes
+test-long: .venv/.project
 	@pytest -n 2 --dist worksteal -m long
 
-# the small pipeline through a SLURM of three nodes, which ends with the tests: needs root, for
+# the quick pipeline through a SLURM of three nodes, which ends with the tests: needs root, for
 # namespaces and Debian's packages of SLURM, which it installs
 test-cluster: .venv/.project
 	@python -m tests.cluster -p no:xdist
@@ -107,11 +107,6 @@ clean:
 	@.venv/bin/python -c 'import triton' 2> /dev/null \
 	  || .venv/bin/python -m pip install --quiet --no-deps triton==3.7.1 \
 	  || echo "no Triton for this machine: the tests of its kernels are skipped"
-	@touch $@
-
-# what serves and reads S3 in tests, 130 MB
-.venv/.remotes: tests/pipeline/requirements.txt .venv/.packages
-	@pip install --quiet --constraint requirements.lock --requirement $<
 	@touch $@
 
 # The C++ kernels are built into shardlab/codecs/kernels; without a compiler the PyTorch reference is used.
