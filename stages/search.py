@@ -60,7 +60,7 @@ def main(
     timings = Parameters(folder / "params.yaml")("timings")
     print(result_text(history, read_all(folder / "results/timings", timings), name, reason))
     sys.stdout.flush()
-    say(f"search: everything is kept in {folder}")
+    say(f"search: all results are in {folder}")
 
 
 def _search(folder: Path, limit_s: float) -> tuple[History, str]:
@@ -83,7 +83,7 @@ def _make(folder: Path, target: str) -> None:
     Raises:
         UserError: a stage failed, and has said why.
     """
-    command = [sys.executable, "-m", "snakemake", "--cores", "all", "--quiet", "all", target]
+    command = [sys.executable, "-m", "snakemake", target, "--cores", "all", "--quiet", "rules"]
     # the stages call `python`
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     with subprocess.Popen(command, cwd=folder, env={**os.environ, "PATH": path}) as process:

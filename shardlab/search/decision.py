@@ -188,13 +188,14 @@ def _with_trained(history: History, trial: Trial) -> dict[str, Measured]:
 def _with_race(history: History, proposal: Proposal, race: Race) -> dict[str, Measured]:
     """Return the table with the steps of all arms, over those of the start, and with failures."""
     times, measured = step_times(race), dict(history.measured)
-    where = f"round {proposal.round}", history.workload.link, history.workload.world_size
+    source = f"round {proposal.round}"
+    link, world_size = history.workload.link, history.workload.world_size
     for arm in proposal.arms:
         raced = race.arms.get(arm.hash)
         if raced is None:
             continue
         row = measured.get(arm.hash) or Measured(
-            strategy=arm.strategy, hash=arm.hash, source=where[0]
+            strategy=arm.strategy, hash=arm.hash, source=source
         )
         outcome, detail = raced.outcome, raced.detail
         if outcome == "ok" and not _losses_agree(arm, race, history):
@@ -202,11 +203,12 @@ def _with_race(history: History, proposal: Proposal, race: Race) -> dict[str, Me
             outcome = "crash"
             detail = "its losses are not those of the start, which should compute the same"
         if outcome != "ok":
-            names = dict(zip(("source", "link", "world_size"), where, strict=True))
-            failure = Failure(**names, outcome=outcome, detail=detail)
+            failure = Failure(
+                source=source, link=link, world_size=world_size, outcome=outcome, detail=detail
+            )
             row = row.model_copy(update={"failures": [*row.failures, failure]})
         elif arm.hash in times and history.start in times:
-            steps = paired_steps(times[arm.hash], times[history.start], *where)
+            steps = paired_steps(times[arm.hash], times[history.start], source, link, world_size)
             row = row.model_copy(update={"steps": [*row.steps, steps]})
         measured[arm.hash] = row
     return measured

@@ -9,9 +9,8 @@ engines, on loopback and on the link of the search, are what the forecast is fit
 
 import os
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from textwrap import wrap
 from typing import Any, NamedTuple, get_args
 
 import yaml
@@ -37,9 +36,7 @@ _PIPELINE = (
 )
 _PATHS = ("data", "inputs", "model", "tokenize")
 """sections whose values may be paths"""
-_COLUMNS = 100
-_ABSENT = "-"
-_HEADINGS = ("  strategy", "step, ms", "of the start's step", "perplexity", "predicted", "from")
+_HEADINGS = ("step, ms", "of the start's step", "perplexity", "predicted", "from", "  strategy")
 
 
 class Request(NamedTuple):
@@ -94,8 +91,8 @@ def search_parameters(params: Parameters, request: Request) -> dict[str, Any]:
             # quality does not depend on the link, so nothing trains on a slow one
             "train": tree["train"]
             | {"world_size": request.ranks, "link": None, "checkpoint": None},
-            "strategies": _written(matrix),
-            "timed_strategies": _written(timed),
+            "strategies": _plain(matrix),
+            "timed_strategies": _plain(timed),
             "baseline": name,
             "timings": timings,
             "comparison": "loopback",
@@ -131,10 +128,6 @@ def _plain(value: Any) -> Any:
         case list() | tuple():
             return [_plain(item) for item in value]
     return value
-
-
-def _written(strategies: Mapping[str, Strategy]) -> dict[str, Any]:
-    return {name: written(strategy.canonical()) for name, strategy in strategies.items()}
 
 
 def _absolute(tree: dict[str, Any]) -> dict[str, Any]:
@@ -240,63 +233,38 @@ def ranking_text(history: History, timed: Iterable[TimedRun]) -> str:
     """Return a table of what was raced or timed on the link of the search, the shortest step first.
 
     Ratios to the start rank, since a machine is not equally fast in all races. What failed comes
-    last. A line has at most 100 columns; long labels have several lines.
+    last.
     """
     # a race is named `round-1`, its source `round 1`
     runs = [(race.name.replace("-", " "), run) for race in history.races for run in race.runs]
     runs += [(f"timing {run.timing}", run) for run in timed]
     steps = {(source, run.strategy_hash): statistics.median(run.step_ms) for source, run in runs}
-    predicted: dict[str, float | None] = {}
-    for decision in history.rounds:
-        for comparison in decision.compared:
-            predicted.setdefault(comparison.hash, comparison.predicted_ms)
-    ranked = sorted(history.tried.values(), key=lambda row: _by_step(row, history))
-    rows = [_HEADINGS, *(_cells(row, history, steps, predicted) for row in ranked)]
-    return _table(rows)
+    compared = [arm for decision in history.rounds for arm in decision.compared]
+    predicted = {arm.hash: arm.predicted_ms for arm in reversed(compared)}  # before the first race
 
+    def order(row: Measured) -> tuple[bool, float, str]:
+        step, failure = row.step(history.workload), row.failure(history.workload)
+        return failure is not None, step.ratio if step else 0.0, row.hash
 
-def _by_step(row: Measured, history: History) -> tuple[bool, float, str]:
-    step, failure = row.step(history.workload), row.failure(history.workload)
-    return failure is not None, step.ratio if step else 0.0, row.strategy.label()
-
-
-def _cells(
-    row: Measured,
-    history: History,
-    steps: Mapping[tuple[str, str | None], float],
-    predicted: Mapping[str, float | None],
-) -> tuple[str, ...]:
-    step, failure = row.step(history.workload), row.failure(history.workload)
-    quality = history.quality(row.strategy)
-    source = step.source if step else failure.source if failure else row.source
-    ratio = _ABSENT
-    if failure:
-        ratio = failure.outcome
-    elif step:
-        ratio = f"{step.ratio:.3f} ({step.low:.3f} to {step.high:.3f})"
-        ratio = "1" if step.low == step.high == 1 else ratio
-    return (
-        f"{'* ' if row.hash == history.incumbent else '  '}{row.strategy.label()}",
-        _number(steps.get((source, row.hash)), 1),
-        ratio,
-        _number(quality.ratio if quality and quality.sure else None, 3),
-        _number(predicted.get(row.hash), 1),
-        source,
-    )
+    rows = [_HEADINGS]
+    for row in sorted(history.tried.values(), key=order):
+        step, failure = row.step(history.workload), row.failure(history.workload)
+        quality = history.quality(row.strategy)
+        source = step.source if step else failure.source if failure else ""
+        ratio = f"{step.ratio:.3f} ({step.low:.3f} to {step.high:.3f})" if step else ""
+        cells = (
+            _number(steps.get((source, row.hash)), 1),
+            "1" if row.hash == history.start else failure.outcome if failure else ratio,
+            _number(quality.ratio if quality and quality.sure else None, 3),
+            _number(predicted.get(row.hash), 1),
+            source,
+            f"{'*' if row.hash == history.incumbent else ' '} {row.strategy.label()}",
+        )
+        rows.append(cells)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
+    lines = ["  ".join([*map(str.rjust, row[:-1], widths), row[-1]]) for row in rows]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
 def _number(value: float | None, digits: int) -> str:
-    return _ABSENT if value is None else f"{value:.{digits}f}"
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    widths[0] = min(widths[0], _COLUMNS - sum(2 + width for width in widths[1:]))
-    lines = []
-    for label, *middle, source in rows:
-        # the mark of the one that is held stays in front
-        mark, words = label[:2], wrap(label[2:], widths[0] - 2)
-        cells = [cell.rjust(width) for cell, width in zip(middle, widths[1:], strict=False)]
-        lines.append("  ".join([f"{mark}{words[0]}".ljust(widths[0]), *cells, source]))
-        lines += [f"  {more}" for more in words[1:]]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+    return "-" if value is None else f"{value:.{digits}f}"

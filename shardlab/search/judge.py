@@ -164,7 +164,6 @@ class LanguageModelJudge:
         forward = sorted(question.candidates, key=lambda candidate: candidate.id)
         prompts = [prompt(question, order) for order in (forward, forward[::-1])]
         files = [self._answers / f"{self._hash(messages)[:16]}.json" for messages in prompts]
-        asked = {"judge": self.name, "prompts": [*map(str, files)]}
         ids = [candidate.id for candidate in forward]
         try:
             answers = [self._answer(*pair) for pair in zip(prompts, files, strict=True)]
@@ -176,8 +175,13 @@ class LanguageModelJudge:
             return rules.model_copy(update=update)
         if choice != other:
             reason = f"abstains: {choice} in one order of the candidates, {other} in the reverse"
-            return Verdict(choice=None, reason=reason, **asked)
-        return Verdict(choice=None if choice == ABSTAIN else choice, reason=reason, **asked)
+            choice = ABSTAIN
+        return Verdict(
+            choice=None if choice == ABSTAIN else choice,
+            reason=reason,
+            judge=self.name,
+            prompts=[*map(str, files)],
+        )
 
     def _hash(self, messages: Messages) -> str:
         return sha256_of_value({"model": self._model, "messages": messages})

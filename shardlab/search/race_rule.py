@@ -96,7 +96,7 @@ def standings(
     if incumbent not in step_ms:
         return {}
     logs = {arm: np.log(times) for arm, times in step_ms.items()}
-    found = {}
+    challengers = {}
     for arm, times in logs.items():
         if arm == incumbent:
             continue
@@ -104,9 +104,9 @@ def standings(
         verdict: Literal["faster", "hopeless", "open"] = (
             "faster" if state.faster else "hopeless" if state.hopeless else "open"
         )
-        bounds = map(float, (state.ratio, state.low, state.high))
-        found[arm] = Standing(verdict, *bounds, state.repetitions)
-    return found
+        ratio, low, high = float(state.ratio), float(state.low), float(state.high)
+        challengers[arm] = Standing(verdict, ratio, low, high, state.repetitions)
+    return challengers
 
 
 def ruling(

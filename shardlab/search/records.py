@@ -2,7 +2,6 @@
 
 from typing import Any, ClassVar, Literal, Self
 
-from shardlab.config.contention import Contention
 from shardlab.config.race_record import Race
 from shardlab.config.run_record import Record
 from shardlab.config.strategy import CanonicalStrategy
@@ -40,8 +39,6 @@ class TrainingRun(Document):
     """
 
     seed: int
-    step_ms_p50: float
-    tokens_per_s: float
     flops_share: float
     gradients_bytes_raw: float
     gradients_bytes_wire: float
@@ -56,7 +53,6 @@ class TrainingRun(Document):
     idle_ms: float
     memory_peak_bytes: int
     val_ppl: float
-    contention: Contention | None
 
     @classmethod
     def of(cls, record: Record) -> Self:
@@ -124,7 +120,7 @@ class Measured(Document):
 
     def step(self, load: Workload) -> StepRatio | None:
         """Return the latest steps on the link and the ranks of a search."""
-        known = [each for each in self.steps if _is_on(each, load)]
+        known = [step for step in self.steps if _is_on(step, load)]
         return known[-1] if known else None
 
     def failure(self, load: Workload) -> Failure | None:

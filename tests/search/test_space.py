@@ -57,14 +57,6 @@ def test_all_that_is_feasible_is_legal_new_and_saves_only_the_memory_that_it_mus
             assert peak_of(ranks)(cheaper) > limit
 
 
-def test_more_memory_allows_all_that_less_does():
-    limits = (8_000_000, 20_000_000, ENDLESS)
-    small, middle, all_of_them = (
-        {without_saving(each.strategy).hash() for each in found(2, limit)} for limit in limits
-    )
-    assert small < middle < all_of_them
-
-
 def test_counts_add_up_and_the_order_is_fixed():
     count, again = Counter(), Counter()
     limit = 20_000_000
@@ -115,16 +107,6 @@ def test_units_are_blocks_by_powers_of_two_and_the_whole_model(engine):
 def test_the_last_half_of_the_layers_may_stay_gathered_where_it_would_not_anyway(layers, missing):
     kept = {each["engine"] for each in documents(NOTHING, layers, 2) if "overrides" in each}
     assert kept == {name for name in ENGINES if ENGINES[name].unit_overrides}.difference(missing)
-
-
-@pytest.mark.parametrize("samples", [1, 2, 6, 8, 32])
-def test_batches_are_split_evenly_and_only_after_everything_is_recomputed(samples):
-    levels = frugality(samples)
-    assert levels[0] == {}
-    assert all(samples % level.get("accumulation", 1) == 0 for level in levels)
-    assert all(
-        level["activation_checkpointing"] == "full" for level in levels if "accumulation" in level
-    )
 
 
 def test_a_model_that_a_strategy_does_not_fit_leaves_it_out():
