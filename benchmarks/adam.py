@@ -33,7 +33,7 @@ from shardlab.codecs.kernels import native
 from shardlab.codecs.kernels.adam import Hyper, adam_, sum_of_squares
 from shardlab.codecs.kernels.native import INT, POINTER, function
 from shardlab.codecs.kernels.workers import Workers
-from shardlab.report.tables import text_table
+from shardlab.report.tables import make_table
 
 RANKS = (2, 4)
 HYPER = Hyper(1e-3, weight_decay=0.1)
@@ -181,7 +181,7 @@ def _table(rates: dict[str, dict[str, float]]) -> str:
         "million elements per second (and share of the ceiling, or ratio to torch; of narrow "
         "moments to wide ones)"
     )
-    return f"{title}\n\n{text_table(title, ['elements, threads', *rates], rows).markdown()}"
+    return f"{title}\n\n{make_table(title, ['elements, threads', *rates], rows, layout='text').markdown()}"
 
 
 def _cell(way: str, of: dict[str, float]) -> str:

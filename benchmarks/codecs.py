@@ -35,7 +35,7 @@ from shardlab.codecs.base import Codec
 from shardlab.codecs.multi_phase import MultiPhaseMethod
 from shardlab.config.codec_modules import load_codecs
 from shardlab.core.progress import say, stopwatch
-from shardlab.report.numbers import ABSENT, figure, fixed, scientific
+from shardlab.report.tables import ABSENT, figure, fixed, scientific
 
 _LARGEST_DEVIATION = 0.1
 _SENDERS = 4

@@ -14,7 +14,7 @@ from shardlab.comm.emulated_link import Links
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, write_json
 from shardlab.core.host import describe_host, git_revision
-from shardlab.report.tables import text_table
+from shardlab.report.tables import make_table
 from shardlab.train.launch import launch
 
 DATA = Path("data"), "folder of the pipeline"
@@ -92,7 +92,7 @@ def write_results(path: Path, **figures: Any) -> None:
 
 def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a title and a Markdown table."""
-    table = text_table(title, list(headings), [list(row) for row in rows])
+    table = make_table(title, headings, rows, layout="text")
     print(f"{title}\n\n{table.markdown()}")
 
 

@@ -30,7 +30,7 @@ from shardlab.engines.build import build_engine
 from shardlab.models.build import build_model
 from shardlab.models.parts import transformer_blocks
 from shardlab.models.presets import PRESETS
-from shardlab.report.numbers import figure
+from shardlab.report.tables import figure
 from shardlab.train.utilization import peak_memory
 
 EXCHANGE = {"route": "exchange"}

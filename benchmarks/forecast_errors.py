@@ -21,7 +21,7 @@ from shardlab.forecast.calibrate import Network, calibrate
 from shardlab.forecast.check import Check, summarize
 from shardlab.forecast.measured_costs import codecs_of
 from shardlab.forecast.results import predict
-from shardlab.report.numbers import fixed
+from shardlab.report.tables import fixed
 from shardlab.train.timing_plan import TimingPlan
 from shardlab.train.together import time_strategies
 

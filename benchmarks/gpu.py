@@ -47,7 +47,7 @@ from shardlab.comm.object_collectives import device_of
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, write_json
 from shardlab.core.progress import say
-from shardlab.report.numbers import figure
+from shardlab.report.tables import figure
 from shardlab.train.launch import RunFailed
 
 _STRATEGIES = ("fsdp2", "slide", "slide, shards")

@@ -33,7 +33,7 @@ _DOWNLOADS = Path(".work")
 
 def main() -> None:
     from benchmarks.common import DATA, RIVAL_PACKAGES, WORK, arguments, print_table, write_results
-    from shardlab.report.numbers import figure
+    from shardlab.report.tables import figure
 
     args = arguments(
         __doc__,

@@ -39,7 +39,7 @@ from shardlab.models.memory_step import closed_form, device_memory, host_memory
 from shardlab.models.presets import Shape, shape_config
 from shardlab.models.unit_sizes import sizes_of
 from shardlab.models.weights import RandomWeights
-from shardlab.report.numbers import figure
+from shardlab.report.tables import figure
 
 _VOCABULARY, _UNTIMED, _TIMED, _MB = 512, 2, 6, 1e6
 _USED = 0.9

@@ -38,7 +38,7 @@ from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.object_collectives import device_of
 from shardlab.core.errors import UserError
 from shardlab.core.progress import say
-from shardlab.report.numbers import ABSENT, figure
+from shardlab.report.tables import ABSENT, figure
 
 _FAILURE_WIDTH = 120
 _LIMIT_S = 20.0

@@ -39,7 +39,7 @@ from shardlab.engines.slide.engine import SlideEngine
 from shardlab.models.presets import Shape, shape_config
 from shardlab.models.units import prepare
 from shardlab.models.weights import RandomWeights
-from shardlab.report.numbers import figure
+from shardlab.report.tables import figure
 
 _VOCABULARY, _SEQUENCE, _UNTIMED, _IN_A_ROW, _CPU = 512, 64, 2, 6, torch.device("cpu")
 _WAITS = ("in", "out", "landing")

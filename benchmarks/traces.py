@@ -26,7 +26,7 @@ from benchmarks.trace_readers import WAYS
 from benchmarks.traced import trace
 from shardlab.config.strategy import parse_strategy
 from shardlab.profiling.merge import merge_traces
-from shardlab.report.numbers import figure
+from shardlab.report.tables import figure
 
 _STEPS = 3
 _BOUNDARY = "\n  },\n  {"

@@ -6,8 +6,7 @@ from shardlab.config.parameters import Parameters
 from shardlab.config.run_record import write_records
 from shardlab.config.timing_record import read_timing
 from shardlab.core.progress import say
-from shardlab.report.collect import join_record, write_csv
-from shardlab.report.stage_files import read_estimate
+from shardlab.report.collect import join_record, read_estimate, write_csv
 from stages.common import run
 
 _RESULTS = Path("results")

@@ -7,7 +7,7 @@ from shardlab.config.parameters import Parameters
 from shardlab.config.timing_record import read_all
 from shardlab.core.progress import say
 from shardlab.forecast.results import predict, write_forecast
-from shardlab.report.stage_files import read_document
+from shardlab.report.collect import read_document
 from stages.common import run
 
 _FOLDER, _TIMINGS = Path("results/forecast"), Path("results/timings")

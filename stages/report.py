@@ -9,8 +9,8 @@ from shardlab.core.files import read_json
 from shardlab.core.progress import say
 from shardlab.forecast.results import ForecastDocument
 from shardlab.report.aggregate import select
+from shardlab.report.collect import read_document, read_loss_curve
 from shardlab.report.evidence import Evidence
-from shardlab.report.stage_files import read_document, read_loss_curve
 from shardlab.report.write import write_report
 from shardlab.search.history import History
 from stages.common import run

@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pandas as pd
 
+from shardlab.report.aggregate import verdict
 from shardlab.report.evidence import Evidence
-from shardlab.report.numbers import figure, fixed, plus_minus, within
-from shardlab.report.paired import verdict
 from shardlab.report.sections.scaling import bottleneck_of
 from shardlab.report.sections.search import outcome
+from shardlab.report.tables import figure, fixed, plus_minus, within
 
 
 def answer(evidence: Evidence) -> list[str]:

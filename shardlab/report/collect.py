@@ -1,9 +1,14 @@
-"""Join of the files of train, profile, validate, estimate and timing into one record per run."""
+"""Join of the files of train, profile, validate, estimate and timing into one record per run.
+
+An error names the stage to run.
+"""
 
 import csv
+import math
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from shardlab.config.run_record import (
     Breakdown,
@@ -17,10 +22,78 @@ from shardlab.config.run_record import (
 )
 from shardlab.config.schema import Quality
 from shardlab.config.timing_record import TimedRun, scaling_efficiency
+from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError
-from shardlab.core.files import atomic, finite
+from shardlab.core.files import atomic, finite, read_json, read_json_lines
 from shardlab.report.quality import quality_at_time, steps_to_quality, time_to_quality
-from shardlab.report.stage_files import LossCurve, read_document, read_loss_curve, train_stage
+
+D = TypeVar("D", bound=Document)
+
+
+class LossCurve(NamedTuple):
+    """Training loss of one run and seed; one entry for each step."""
+
+    steps: list[int]
+    losses: list[float]
+    """nats per token; NaN where it was not finite"""
+    seconds: list[float]
+    """training time until the end of the step"""
+
+
+def read_document(kind: type[D], path: Path, stage: str) -> D:
+    """Return the document of `kind` that a stage wrote as JSON.
+
+    Args:
+        stage: module of `stages` that writes the file, with its arguments.
+
+    Raises:
+        UserError: the file is missing, damaged or holds something else.
+    """
+    return kind.from_file(path, _fix(stage))
+
+
+def read_estimate(path: Path, run: str) -> Estimate:
+    """Return the memory estimate of one run.
+
+    Raises:
+        UserError: the file is missing or damaged, or has no estimate of the run.
+    """
+    fix = _fix("estimate")
+    found = read_json(path, fix)
+    if run not in found:
+        raise UserError(f"{path}: has no run {run!r}: {fix}")
+    try:
+        return validate(Estimate, found[run], str(path))
+    except UserError as error:
+        raise UserError(f"{error}: {fix}") from None
+
+
+def read_loss_curve(results: Path, run: str, seed: int) -> LossCurve:
+    """Return the loss curve in the events of a training run.
+
+    Raises:
+        UserError: the file is missing or damaged, or an event has no step, loss or time.
+    """
+    path = results / "train" / run / f"seed{seed}" / "events.jsonl"
+    fix = _fix(train_stage(run, seed))
+    events = read_json_lines(path, fix)
+    try:
+        return LossCurve(
+            steps=[int(event["step"]) for event in events],
+            losses=[math.nan if event["loss"] is None else event["loss"] for event in events],
+            seconds=[*accumulate(event["step_ms"] / 1e3 for event in events)],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: not the events of a training run ({error!r}): {fix}") from None
+
+
+def train_stage(run: str, seed: int) -> str:
+    """Return the train stage of one run and seed with its arguments."""
+    return f"train --run {run} --seed {seed}"
+
+
+def _fix(stage: str) -> str:
+    return f"run python -m stages.{stage}"
 
 
 class Metrics(Setting, Training):

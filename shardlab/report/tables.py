@@ -1,25 +1,146 @@
 """Sections of the report, their tables of text cells and their figures, also as Markdown."""
 
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import matplotlib.figure
 
 from shardlab.config.contention import THRESHOLD
-from shardlab.report.numbers import (
-    ABSENT,
-    DISTURBED,
-    INFINITE,
-    NOT_FINITE,
-    Cell,
-    Row,
-    figure,
-    optional,
-    percent,
-    words,
-)
+
+Row = dict[str, Any]
+Cell = Callable[[Row], str]
+
+Layout = Literal["figures", "text", "facts"]
+"""figures: a row per run; text: cells that wrap; facts: name and value, without headings"""
+
+MB = 1e-6
+KB = 1e-3
+
+ABSENT = "\N{EN DASH}"
+_MINUS = "\N{MINUS SIGN}"
+NOT_FINITE, INFINITE = "not finite", "infinite"
+DISTURBED = "\N{DAGGER}"
+_RATES = ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"), (1.0, "bit/s"))
+
+
+def figure(value: float, digits: int = 3) -> str:
+    """Format to `digits` significant digits, thousands separated, without an exponent."""
+    return fixed(value, decimals(value, digits))
+
+
+def fixed(value: float, places: int) -> str:
+    """Format with `places` decimals; `not finite` for a run that diverged."""
+    if value == math.inf:
+        return INFINITE
+    if not math.isfinite(value):
+        return NOT_FINITE
+    text = f"{value:,.{places}f}"
+    return (
+        text.removeprefix("-") if float(text.replace(",", "")) == 0 else text.replace("-", _MINUS)
+    )
+
+
+def decimals(value: float, digits: int) -> int:
+    """Return the number of decimals that show `digits` significant digits of `value`."""
+    if not math.isfinite(value) or value == 0:
+        return 0
+    return max(0, digits - 1 - math.floor(math.log10(abs(value))))
+
+
+def optional(value: float, digits: int = 3) -> str:
+    """Format like `figure`, or as a dash where the value is NaN: the run has no such measure."""
+    return ABSENT if math.isnan(value) else figure(value, digits)
+
+
+def scientific(value: float) -> str:
+    """Format a very small number to one digit with an exponent."""
+    mantissa, _, exponent = f"{value:.0e}".partition("e")
+    return f"{mantissa}e{int(exponent)}".replace("-", _MINUS)
+
+
+def plus_minus(mean: float, deviation: float, digits: int = 3) -> str:
+    """Format mean ± standard deviation with equal decimals; the mean alone for a single value."""
+    if not math.isfinite(deviation):
+        return figure(mean, digits)
+    places = max(decimals(mean, digits), decimals(deviation, 1) if deviation else 0)
+    return f"{fixed(mean, places)} ± {fixed(deviation, places)}"
+
+
+def within(mean: float, low: float, high: float, places: int, unit: str = "") -> str:
+    """Format a mean with its interval in brackets; the mean alone for a single value."""
+    text = fixed(mean, places) + (unit if math.isfinite(mean) else "")
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return text
+    return f"{text} ({fixed(low, places)} to {fixed(high, places)})"
+
+
+def ratio(mean: float, low: float, high: float, *, places: int) -> str:
+    """Format a ratio with its interval; 1 alone for the reference itself, a dash for NaN."""
+    if math.isnan(mean):
+        return ABSENT
+    return "1" if mean == low == high == 1 else within(mean, low, high, places)
+
+
+def percent(fraction: float, places: int = 1) -> str:
+    """Format a fraction between 0 and 1 in percent."""
+    return f"{fixed(100 * fraction, places)} %" if math.isfinite(fraction) else NOT_FINITE
+
+
+def rate_text(bits_per_second: float) -> str:
+    """Format a rate with its unit, as in `1 Gbit/s`."""
+    size, unit = next((each for each in _RATES if bits_per_second >= each[0]), _RATES[-1])
+    text = figure(bits_per_second / size)
+    return f"{text.rstrip('0').rstrip('.') if '.' in text else text} {unit}"
+
+
+def plural(count: int, noun: str) -> str:
+    """Format a count with its noun, as in `2 seeds`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def plain(name: str, digits: int = 3, scale: float = 1) -> Cell:
+    """Show a measure that every run has; NaN means that the run diverged."""
+    return lambda row: figure(row[name] * scale, digits)
+
+
+def or_divergence(cell: Cell) -> Cell:
+    """Show at which step a run diverged in place of its quality."""
+    return lambda row: row["divergence"] or cell(row)
+
+
+def or_disturbed(cell: Cell, name: str = "disturbed") -> Cell:
+    """Mark a time during which others used the CPUs of the ranks, as column `name` says."""
+    return lambda row: f"{cell(row)} {DISTURBED}" if row[name] else cell(row)
+
+
+def where_known(name: str, digits: int = 3, scale: float = 1) -> Cell:
+    """Show a measure that not every run has; NaN is a dash."""
+    return lambda row: optional(row[name] * scale, digits)
+
+
+def spread(name: str, digits: int = 3, scale: float = 1) -> Cell:
+    """Show a measure ± its standard deviation, which is in the column `NAME_sd`."""
+    return lambda row: plus_minus(row[name] * scale, row[f"{name}_sd"] * scale, digits)
+
+
+def share(name: str, places: int = 1) -> Cell:
+    """Show a fraction between 0 and 1 in percent with so many decimals; NaN is a dash."""
+    return lambda row: ABSENT if math.isnan(row[name]) else fixed(100 * row[name], places)
+
+
+def interval(name: str, places: int = 2) -> Cell:
+    """Show a ratio with the interval `NAME_low` to `NAME_high`; 1 alone for the reference."""
+
+    return lambda row: ratio(*(row[f"{name}{end}"] for end in ("", "_low", "_high")), places=places)
+
+
+def words(name: str) -> Cell:
+    """Show a value as text."""
+    return lambda row: str(row[name])
+
 
 _MEANINGS = {
     ABSENT: "not applicable to this run",
@@ -41,6 +162,11 @@ class Column:
     """definition, for the section Definitions; empty where the title says all"""
     numeric: bool = True
 
+    @staticmethod
+    def of_texts(heading: str) -> "Column":
+        """Return a column whose cells are texts already."""
+        return Column(heading, "", lambda row: "", "", numeric=False)
+
     @property
     def heading(self) -> str:
         """Title and unit in one line."""
@@ -59,8 +185,7 @@ class Table:
     rows: Sequence[Sequence[str]]
     highlighted: Sequence[int] = ()
     """rows of the baseline"""
-    layout: Literal["figures", "text", "facts"] = "figures"
-    """figures: a row per run; text: cells that wrap; facts: name and value, without headings"""
+    layout: Layout = "figures"
     warning: str | None = None
     """shown with the table"""
 
@@ -88,28 +213,30 @@ def escape(text: str) -> str:
 
 
 def make_table(
-    title: str, columns: Sequence[Column], rows: Iterable[Row], baseline: str = ""
+    title: str,
+    columns: Sequence[Column | str],
+    rows: Iterable[Row | Sequence[str]],
+    baseline: str = "",
+    layout: Layout = "figures",
 ) -> Table:
-    """Return a table with a line for each row, which has a key `run`; the baseline stands out."""
-    marked = [{**row, "is_baseline": row["run"] == baseline} for row in rows]
-    return Table(
-        title=title,
-        columns=columns,
-        rows=[[column.cell(row) for column in columns] for row in marked],
-        highlighted=[number for number, row in enumerate(marked) if row["is_baseline"]],
-    )
+    """Return a table with a line for each row.
 
-
-def text_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Return a table of texts."""
-    columns = [Column(heading, "", lambda row: "", "", numeric=False) for heading in headings]
-    return Table(title, columns, rows, layout="text")
-
-
-def fact_table(title: str, facts: Iterable[tuple[str, str]]) -> Table:
-    """Return a table of names and values."""
-    columns = [Column(name, "", words(name), "", numeric=False) for name in ("name", "value")]
-    return Table(title, columns, [list(fact) for fact in facts], layout="facts")
+    Args:
+        columns: a text is the heading of a column of texts.
+        rows: values by name, which the cells of the columns show; or texts, one for each column.
+        baseline: rows whose value `run` is this one stand out.
+    """
+    shown = [Column.of_texts(name) if isinstance(name, str) else name for name in columns]
+    lines: list[list[str]] = []
+    highlighted: list[int] = []
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            lines.append(list(row))
+            continue
+        is_baseline = row.get("run", "") == baseline
+        lines.append([column.cell({**row, "is_baseline": is_baseline}) for column in shown])
+        highlighted += [number] * is_baseline
+    return Table(title, shown, lines, highlighted, layout)
 
 
 def facts(tree: Mapping[str, Any], path: str = "") -> list[tuple[str, str]]:
@@ -124,11 +251,6 @@ def facts(tree: Mapping[str, Any], path: str = "") -> list[tuple[str, str]]:
         else:
             lines.append((name, _fact(value)))
     return lines
-
-
-def by_run(title: str, unit: str, values: Mapping[str, float], meaning: str = "") -> Column:
-    """Return a column with a number for each run; NaN is a dash."""
-    return Column(title, unit, lambda row: optional(values[row["run"]]), meaning)
 
 
 def _fact(value: Any) -> str:

@@ -17,8 +17,8 @@ from shardlab.config.link import FRAME_HEADERS
 from shardlab.config.run_record import Breakdown
 from shardlab.config.strategy import Strategy, parse_strategy
 from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun
-from shardlab.report.numbers import DISTURBED
-from shardlab.report.paired import paired_ratio
+from shardlab.report.aggregate import paired_ratio
+from shardlab.report.tables import DISTURBED
 
 _TRACED = ["profiled_step_ms", "comm_share", "exposed_comm_ms", "overlap", "backward_comm_share"]
 

@@ -14,7 +14,7 @@ from shardlab.forecast.calibrate import SIZES, Network, calibrate
 from shardlab.forecast.machine import fit_machine
 from shardlab.forecast.measured_costs import ELEMENTS, codecs_of
 from shardlab.forecast.results import ForecastDocument
-from shardlab.report.stage_files import read_document
+from shardlab.report.collect import read_document
 from stages import calibrate as calibrate_stage
 from stages import forecast
 from tests.forecast.timing_factory import INT8, made_calibration, made_timings

@@ -73,8 +73,6 @@ def test_relative_links_and_anchors_resolve(path: Path) -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_that_a_page_names_exist(path: Path) -> None:
-    if path.name == "LOG.md":  # names files as they were
-        return
     names = re.findall(
         r"`((?:shardlab|stages|tests|workflow|benchmarks)/[\w/]+\.\w+)`", path.read_text()
     )

@@ -8,8 +8,7 @@ from shardlab.config.contention import Contention
 from shardlab.config.schema import Quality
 from shardlab.config.strategy import parse_strategy
 from shardlab.config.timing_record import NO_COMMUNICATION
-from shardlab.forecast.integer_sums import IntegerSum
-from shardlab.report.numbers import ABSENT, rate_text
+from shardlab.report.plots import crossover_plot, forecast_plot
 from shardlab.report.sections.forecast import forecast
 from shardlab.report.sections.links import (
     codec_table,
@@ -21,7 +20,7 @@ from shardlab.report.sections.links import (
     stops_paying,
 )
 from shardlab.report.sections.quality import quality_tables
-from shardlab.report.timing_plots import crossover_plot, forecast_plot
+from shardlab.report.tables import ABSENT, rate_text
 from shardlab.report.timings import crossovers
 from tests.evidence_factory import make_evidence, make_forecast
 from tests.record_factory import BASELINE, STRATEGIES, make_losses, make_records
@@ -237,13 +236,3 @@ def test_forecast_says_of_each_goal_whether_it_is_met(median, worst, said):
     summary = make_forecast().summary.model_copy(update={"median": median, "worst": worst})
     (sentence,) = forecast_with(summary=summary).sentences
     assert f"a median error of {said}" in sentence.replace("\N{NO-BREAK SPACE}", " ")
-
-
-def test_sums_of_integers_are_shown_where_both_codecs_were_calibrated():
-    title, fields = "Predicted sums of 8-bit integers", [*IntegerSum.model_fields][2:]
-    times = dict(zip(fields, (3.0, 5.0, 1.0, 2.0), strict=True))
-    shown = forecast_with(integer_sums=[IntegerSum(link="dgx-h100", ranks=64, **times)]).sections
-    (table,) = next(each for each in shown if each.title == title).tables
-    assert [column.title for column in table.columns][2:4] == ["int8-shared", "int8"]
-    assert [[*row] for row in table.rows] == [["dgx-h100", "64", "3.00", "5.00", "1.00", "2.00"]]
-    assert title not in [each.title for each in forecast_with().sections]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardlab.report.paired import paired_difference, paired_ratio, verdict
+from shardlab.report.aggregate import paired_difference, paired_ratio, verdict
 
 positive = st.floats(0.01, 1e6)
 

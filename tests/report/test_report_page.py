@@ -11,9 +11,17 @@ import pytest
 
 from shardlab.config.strategy import parse_strategy
 from shardlab.core.files import read_json, read_json_lines
-from shardlab.report.numbers import plain
 from shardlab.report.plots import BASELINE_COLOUR, line_styles
-from shardlab.report.tables import RUN, Column, Figure, Section, figures_of, tables_of, text_table
+from shardlab.report.tables import (
+    RUN,
+    Column,
+    Figure,
+    Section,
+    figures_of,
+    make_table,
+    plain,
+    tables_of,
+)
 from shardlab.report.write import SECTIONS, report_sections, write_report
 from tests.evidence_factory import make_evidence
 from tests.record_factory import STRATEGIES, make_history, make_record, make_records
@@ -97,7 +105,6 @@ def test_page_shows_runs_licence_hashes_and_commands(report):
         "no candidate is left",
         "it ended with outcome timeout: 300 s",
         "4e41bc4d1a2b",
-        "0123456789abcdef",
         "snakemake --cores all",
         "dvc repro",
         "vocabulary",
@@ -173,7 +180,7 @@ def made_up(evidence):
         figures=[Figure("sprockets", "A caption of sprockets.", drawing)],
         tables=[evidence.run_table("Sprockets by run", [RUN, column])],
         notes=["A note on sprockets."],
-        sections=[Section("Below", tables=[text_table("Inner table", ["a"], [["inner cell"]])])],
+        sections=[Section("Below", tables=[make_table("Inner table", ["a"], [["inner cell"]])])],
         details=[Section("Folded", sentences=["A folded sentence."])],
     )
 

@@ -6,20 +6,24 @@ import pytest
 from shardlab.config.schema import Quality
 from shardlab.report.aggregate import seed_warning
 from shardlab.report.answer import answer
-from shardlab.report.numbers import (
-    ABSENT,
-    figure,
-    plain,
-    plus_minus,
-    scientific,
-    spread,
-    where_known,
-)
 from shardlab.report.sections.appendix import environment, setting_line
 from shardlab.report.sections.quality import time_to_quality
 from shardlab.report.sections.runs import breakdown, comparison, headline_table
 from shardlab.report.sections.scaling import TIMED
-from shardlab.report.tables import RUN, escape, facts, tables_of, text_table
+from shardlab.report.tables import (
+    ABSENT,
+    RUN,
+    escape,
+    facts,
+    figure,
+    make_table,
+    plain,
+    plus_minus,
+    scientific,
+    spread,
+    tables_of,
+    where_known,
+)
 from shardlab.report.write import (
     comparison_rows,
     headline_markdown,
@@ -59,8 +63,8 @@ def test_number_cells_share_one_signature():
 
 
 def test_marks_are_explained_below_the_table():
-    assert "not applicable" in text_table("a", ["b"], [[ABSENT]]).note
-    assert not text_table("a", ["b"], [["c"]]).note
+    assert "not applicable" in make_table("a", ["b"], [[ABSENT]]).note
+    assert not make_table("a", ["b"], [["c"]]).note
 
 
 def test_strategy_is_shown_by_its_label():

@@ -6,8 +6,7 @@ from typing import Any
 from shardlab.config.run_record import Record
 from shardlab.config.timing_record import machines
 from shardlab.report.evidence import Evidence
-from shardlab.report.numbers import plural
-from shardlab.report.tables import Section, Table, fact_table, facts, text_table
+from shardlab.report.tables import Section, Table, facts, make_table, plural
 
 _MANY = 4
 """distinct values up to this number are listed one by one"""
@@ -18,15 +17,19 @@ def data(evidence: Evidence) -> Section:
     return Section(
         "Data",
         tables=[
-            fact_table("Source", facts(evidence.source)),
-            fact_table("Statistics of the corpus", facts(evidence.statistics)),
+            make_table("Source", ["name", "value"], facts(evidence.source), layout="facts"),
+            make_table(
+                "Statistics of the corpus",
+                ["name", "value"],
+                facts(evidence.statistics),
+                layout="facts",
+            ),
         ],
     )
 
 
 def environment(evidence: Evidence) -> Section:
-    """Show host, versions and setting, and the hashes of every run."""
-    table = hashes(evidence.records)
+    """Show host, versions and setting."""
     found = machines(evidence.timed)
     mixed = "; ".join(f"{', '.join(timings)} on {machine}" for machine, timings in found.items())
     return Section(
@@ -34,8 +37,9 @@ def environment(evidence: Evidence) -> Section:
         sentences=[f"Timings of {len(found)} machines, which differ in speed: {mixed}."]
         if len(found) > 1
         else [],
-        tables=[fact_table("Environment", setting(evidence.records))],
-        details=[Section(table.title, tables=[table])],
+        tables=[
+            make_table("Environment", ["name", "value"], setting(evidence.records), layout="facts")
+        ],
     )
 
 
@@ -48,9 +52,11 @@ def regenerate(evidence: Evidence) -> Section:
             "affects."
         ],
         tables=[
-            fact_table(
+            make_table(
                 "Regenerate",
+                ["name", "value"],
                 [("Snakemake", "snakemake --cores all"), ("DVC", "dvc repro")],
+                layout="facts",
             )
         ],
     )
@@ -72,7 +78,7 @@ def definitions(tables: Iterable[Table]) -> Section:
             "training gives losses, perplexities, bytes and traces. Intervals are not corrected "
             "for the number of runs that are compared."
         ],
-        tables=[text_table("Definitions", ["column", "meaning"], [*map(list, meanings.items())])],
+        tables=[make_table("Definitions", ["column", "meaning"], meanings.items(), layout="text")],
     )
 
 
@@ -138,15 +144,3 @@ def setting_line(evidence: Evidence) -> str:
         "standard deviation over repetitions or seeds, brackets hold the 95 % confidence interval "
         "of the paired comparison with the baseline."
     )
-
-
-def hashes(records: Sequence[Record]) -> Table:
-    """Return the hashes of strategy and parameters that identify each run."""
-    runs: dict[str, list[Record]] = {}
-    for record in records:
-        runs.setdefault(record.run, []).append(record)
-    rows = [
-        [run, distinct(r.strategy_hash for r in those), distinct(r.params_hash for r in those)]
-        for run, those in runs.items()
-    ]
-    return text_table("Hashes", ["run", "strategy", "parameters"], rows)

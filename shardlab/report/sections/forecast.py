@@ -7,9 +7,17 @@ from shardlab.core.document import Document
 from shardlab.forecast.extrapolation import Point
 from shardlab.forecast.results import ForecastDocument
 from shardlab.report.evidence import Evidence
-from shardlab.report.numbers import (
+from shardlab.report.plots import forecast_plot
+from shardlab.report.sections.scaling import LINK, RANKS
+from shardlab.report.tables import (
+    RUN,
+    Column,
+    Figure,
     Row,
+    Section,
+    Table,
     fixed,
+    make_table,
     percent,
     plain,
     plural,
@@ -18,9 +26,6 @@ from shardlab.report.numbers import (
     within,
     words,
 )
-from shardlab.report.sections.scaling import LINK, RANKS
-from shardlab.report.tables import RUN, Column, Figure, Section, Table, make_table
-from shardlab.report.timing_plots import forecast_plot
 
 _MEDIAN_GOAL, _WORST_GOAL = 0.05, 0.15
 
@@ -83,32 +88,6 @@ BREAK_EVEN = [
 
 PRESET = Column("preset", "", words("link"), "assumed cluster", False)
 
-INTEGER_SUMS = [
-    PRESET,
-    Column("ranks", "", words("ranks"), "number of processes"),
-    Column(
-        "int8-shared",
-        "ms",
-        lambda row: fixed(row["shared_ms"], 2),
-        "scales that all ranks share; the backend sums the integers",
-    ),
-    Column(
-        "int8", "ms", lambda row: fixed(row["exchanged_ms"], 2), "payloads exchanged all-to-all"
-    ),
-    Column(
-        "int8-shared, messages",
-        "ms",
-        lambda row: fixed(row["shared_messages_ms"], 2),
-        "without computation, which is that of this machine",
-    ),
-    Column(
-        "int8, messages",
-        "ms",
-        lambda row: fixed(row["exchanged_messages_ms"], 2),
-        "without computation, which is that of this machine",
-    ),
-]
-
 
 def forecast(evidence: Evidence) -> Section:
     """Show the errors on held-out timings, and predictions with their assumptions."""
@@ -141,7 +120,6 @@ def forecast(evidence: Evidence) -> Section:
                 ],
             ),
             *_break_even(predicted),
-            *_integer_sums(predicted),
         ],
         details=[Section("Predicted throughput", tables=[_scaling(predicted.points)])],
     )
@@ -152,16 +130,6 @@ def _break_even(predicted: ForecastDocument) -> list[Section]:
         return []
     table = _table("Predicted break-even rates", BREAK_EVEN, predicted.break_even)
     sentence = "For two ranks, each with cores that no other rank uses."
-    return [Section(table.title, [sentence], tables=[table])]
-
-
-def _integer_sums(predicted: ForecastDocument) -> list[Section]:
-    if not predicted.integer_sums:
-        return []
-    # they are of codecs, not of a run
-    rows = [{"run": "", **each.model_dump()} for each in predicted.integer_sums]
-    table = make_table("Predicted sums of 8-bit integers", INTEGER_SUMS, rows)
-    sentence = "A reduce-scatter of four million elements, by both ways to sum them."
     return [Section(table.title, [sentence], tables=[table])]
 
 

@@ -12,20 +12,25 @@ from typing import Any
 
 from shardlab.config.strategy import Strategy
 from shardlab.report.evidence import Evidence
-from shardlab.report.numbers import (
+from shardlab.report.plots import crossover_plot
+from shardlab.report.sections.quality import quality_tables
+from shardlab.report.sections.scaling import TIMED
+from shardlab.report.tables import (
     ABSENT,
+    RUN,
     Cell,
+    Column,
+    Figure,
     Row,
+    Section,
+    Table,
     figure,
+    make_table,
     plus_minus,
     rate_text,
     ratio,
     words,
 )
-from shardlab.report.sections.quality import quality_tables
-from shardlab.report.sections.scaling import TIMED
-from shardlab.report.tables import RUN, Column, Figure, Section, Table, make_table
-from shardlab.report.timing_plots import crossover_plot
 from shardlab.report.timings import Crossover, LinkTiming, speed_up, step_sd
 
 

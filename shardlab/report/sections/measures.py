@@ -4,10 +4,12 @@ import json
 from typing import Literal
 
 from shardlab.report.evidence import section_of_runs
-from shardlab.report.numbers import (
+from shardlab.report.tables import (
     ABSENT,
     KB,
     MB,
+    RUN,
+    Column,
     Row,
     figure,
     optional,
@@ -19,7 +21,6 @@ from shardlab.report.numbers import (
     where_known,
     words,
 )
-from shardlab.report.tables import RUN, Column
 
 
 def _gradient_error(row: Row) -> str:

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from shardlab.report.aggregate import mean_over_seeds
 from shardlab.report.evidence import Evidence
-from shardlab.report.numbers import Row
 from shardlab.report.quality import quality_at_time, steps_to_quality
-from shardlab.report.tables import RUN, Column, Section, Table, by_run, make_table
+from shardlab.report.tables import RUN, Column, Row, Section, Table, make_table, optional
 from shardlab.report.timings import Crossover, LinkTiming
 
 Curves = Mapping[str, list[list[float]]]
@@ -71,10 +70,10 @@ def _times(timings: Sequence[LinkTiming], curves: Curves, wanted: Sequence[float
             run: mean_over_seeds([steps_to_quality(seed, loss) for seed in seeds])
             for run, seeds in curves.items()
         }
-        columns.append(by_run(title, "steps", steps))
+        columns.append(_by_run(title, "steps", steps))
         for timing in timings:
             seconds = {run: count * timing.step_ms(run) / 1e3 for run, count in steps.items()}
-            columns.append(by_run(title, f"s, {timing.link}", seconds))
+            columns.append(_by_run(title, f"s, {timing.link}", seconds))
     return columns
 
 
@@ -86,8 +85,13 @@ def _losses(timings: Sequence[LinkTiming], curves: Curves, wanted: Sequence[floa
                 run: mean_over_seeds([_loss_after(s, timing.step_ms(run), seconds) for s in seeds])
                 for run, seeds in curves.items()
             }
-            columns.append(by_run(f"after {seconds:g} s", timing.link, losses))
+            columns.append(_by_run(f"after {seconds:g} s", timing.link, losses))
     return columns
+
+
+def _by_run(title: str, unit: str, values: Mapping[str, float]) -> Column:
+    """Return a column with a number for each run; NaN is a dash."""
+    return Column(title, unit, lambda row: optional(values[row["run"]]), "")
 
 
 def _loss_after(losses: list[float], step_ms: float, seconds: float) -> float | None:

@@ -3,11 +3,19 @@
 import json
 
 from shardlab.report.evidence import Evidence, section_of_runs
-from shardlab.report.numbers import (
+from shardlab.report.plots import breakdown_plot, bytes_quality_plot, loss_plot, step_time_plot
+from shardlab.report.sections.appendix import setting_line
+from shardlab.report.sections.scaling import IN_BACKWARD, STEP, STEP_RATIO, THROUGHPUT
+from shardlab.report.tables import (
     ABSENT,
     MB,
+    RUN,
     Cell,
+    Column,
+    Figure,
     Row,
+    Section,
+    Table,
     figure,
     or_disturbed,
     or_divergence,
@@ -17,10 +25,6 @@ from shardlab.report.numbers import (
     within,
     words,
 )
-from shardlab.report.plots import breakdown_plot, bytes_quality_plot, loss_plot, step_time_plot
-from shardlab.report.sections.appendix import setting_line
-from shardlab.report.sections.scaling import IN_BACKWARD, STEP, STEP_RATIO, THROUGHPUT
-from shardlab.report.tables import RUN, Column, Figure, Section, Table
 
 
 def _ppl_change(row: Row) -> str:

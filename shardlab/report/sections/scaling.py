@@ -4,11 +4,17 @@ import pandas as pd
 
 from shardlab.config.link import FRAME_HEADERS
 from shardlab.config.run_record import Setting
+from shardlab.report.aggregate import verdict
 from shardlab.report.evidence import Evidence
-from shardlab.report.numbers import (
+from shardlab.report.plots import scaling_plot
+from shardlab.report.tables import (
     ABSENT,
     MB,
+    RUN,
+    Column,
+    Figure,
     Row,
+    Section,
     interval,
     or_disturbed,
     percent,
@@ -20,9 +26,6 @@ from shardlab.report.numbers import (
     within,
     words,
 )
-from shardlab.report.paired import verdict
-from shardlab.report.tables import RUN, Column, Figure, Section
-from shardlab.report.timing_plots import scaling_plot
 from shardlab.report.timings import without_link
 
 _HALF = 2.0

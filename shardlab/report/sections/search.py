@@ -1,8 +1,16 @@
 """Section on the search: what was predicted, raced and decided, round by round."""
 
 from shardlab.report.evidence import Evidence
-from shardlab.report.numbers import ABSENT, figure, percent, plural, within
-from shardlab.report.tables import Section, Table, text_table
+from shardlab.report.tables import (
+    ABSENT,
+    Section,
+    Table,
+    figure,
+    make_table,
+    percent,
+    plural,
+    within,
+)
 from shardlab.search.history import History
 from shardlab.search.records import Candidate, Decision, Prediction, Space, StepRatio
 
@@ -132,7 +140,7 @@ def _race_table(entry: Decision) -> Table:
         "perplexity from the start's",
         "result",
     ]
-    return text_table(f"Race of round {entry.round}", headings, rows)
+    return make_table(f"Race of round {entry.round}", headings, rows, layout="text")
 
 
 def _shortlist(entry: Decision) -> Table:
@@ -141,7 +149,7 @@ def _shortlist(entry: Decision) -> Table:
         for each in sorted(entry.candidates, key=_by_step)
     ]
     headings = ["strategy", "predicted step", "perplexity from the start's", "why"]
-    return text_table(f"Shortlist of round {entry.round}", headings, rows)
+    return make_table(f"Shortlist of round {entry.round}", headings, rows, layout="text")
 
 
 def _by_step(each: Candidate) -> tuple[float, str]:
