@@ -80,13 +80,16 @@ def of_traces(arguments: Sequence[str]) -> None:
 
 
 def names_run(arguments: Sequence[str]) -> bool:
-    """Return whether the arguments are RUN, with options of every stage: no path is such a name."""
+    """Return whether the arguments are RUN, and not a file, with options of every stage."""
     parser = Parser(_COMMAND, add_help=False)
     parser.add_argument("words", nargs="*")
     parser.add_argument("--params")
     parser.add_argument("--set", action="append")
     given, others = parser.parse_known_intermixed_args(arguments)
-    return not others and len(given.words) == 1 and _NAME.fullmatch(given.words[0]) is not None
+    if others or len(given.words) != 1:
+        return False
+    (word,) = given.words
+    return _NAME.fullmatch(word) is not None and not Path(word).is_file()
 
 
 if __name__ == "__main__":
