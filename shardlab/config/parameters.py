@@ -78,6 +78,11 @@ class Parameters:
         node: Any = self._tree
         for part in key.split("."):
             if not isinstance(node, dict) or part not in node:
+                if key == "comparison" and isinstance(self._tree.get("timings"), dict):
+                    raise UserError(
+                        "comparison: no timing has all runs of the matrix, with the ranks and the "
+                        "link of train: add one to timings"
+                    )
                 if key in Params.model_fields and not Params.model_fields[key].is_required():
                     return Params.model_fields[key].get_default(call_default_factory=True)
                 valid = list(node) if isinstance(node, dict) else []
@@ -219,19 +224,40 @@ def _name_runs_of(key: str, timing: Any, named: dict[str, list[str]]) -> None:
 
 def _fill_names(tree: dict[str, Any]) -> None:
     """Put the names that defaults stand for into complete parameters: the baseline is where the
-    search starts and what the forecast is fitted on, the first timing is the one that is compared.
+    search starts and what the forecast is fitted on; a timing of all runs of the matrix, on the
+    ranks and link of `train`, is the one that is compared, by name the first of several.
     """
     runs, timings = tree.get("strategies"), tree.get("timings")
     if not (isinstance(runs, dict) and isinstance(timings, dict) and runs and timings):
         return
     if not isinstance(tree.get("baseline"), str):
         return
-    comparison = tree.setdefault("comparison", next(iter(timings)))
+    if "comparison" not in tree and (found := _comparable(runs, timings, tree.get("train"))):
+        tree["comparison"] = found[0]
     forecast, agent = (tree.setdefault(name, {}) for name in ("forecast", "agent"))
     if isinstance(forecast, dict) and isinstance(agent, dict):
-        forecast.setdefault("timings", [comparison])
+        forecast.setdefault("timings", [tree.get("comparison", min(map(str, timings)))])
         forecast.setdefault("runs", [tree["baseline"]])
         agent.setdefault("start", tree["baseline"])
+
+
+def _comparable(runs: dict[str, Any], timings: dict[str, Any], train: Any) -> list[str]:
+    """Return the names of timings of all runs, on the ranks and link of `train`."""
+
+    def place(part: dict[str, Any]) -> tuple[Any, Any]:
+        return part.get("world_size", Train.model_fields["world_size"].default), part.get("link")
+
+    parts: dict[str, Any] = {}
+    for name, timing in timings.items():
+        if isinstance(timing, dict):
+            others = timing.get("interleaved")
+            parts |= {name: timing} | (others if isinstance(others, dict) else {})
+    here = place(train if isinstance(train, dict) else {})
+    return sorted(
+        name
+        for name, part in parts.items()
+        if isinstance(part, dict) and {*runs} <= {*part["runs"]} and place(part) == here
+    )
 
 
 def _annotation(section: str) -> Any:

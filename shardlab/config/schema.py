@@ -240,8 +240,8 @@ class Params(Document):
     timings: dict[Name, Timing] = Field(min_length=1)
     """by name: interleaved timings, on the link and ranks of the matrix and on others"""
     comparison: Name = ""
-    """timing whose step times the report compares, the first by default: of all runs of the matrix,
-    with the ranks and the link of `train`. The training runs themselves are minutes apart, in which
+    """timing whose step times the report compares, of all runs of the matrix, with the ranks and
+    the link of `train`; by default the one that is so, or by name the first of several. The training runs themselves are minutes apart, in which
     a machine drifts by more than strategies differ"""
     forecast: Forecast = Forecast()
     quality: Quality = Quality()

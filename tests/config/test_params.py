@@ -27,7 +27,7 @@ def test_provided_files_are_complete(name: str) -> None:
 
 
 def test_all_but_what_dvc_interpolates_has_a_default(tmp_path: Path) -> None:
-    """The baseline starts the search and fits the forecast; the first timing is compared."""
+    """The baseline starts the search and fits the forecast; the timing of the matrix is compared."""
     path = tmp_path / "params.yaml"
     tree = {
         "strategies": {"one": {"engine": "ddp"}},

@@ -32,7 +32,6 @@ def put(path: str, value: Any) -> Callable[[Tree], None]:
 def reorder(tree: Tree) -> None:
     for key in ("strategies", "timings"):
         tree[key] = dict(reversed(tree[key].items()))
-    tree["comparison"] = "two-ranks"
 
 
 ALL_TIMED = {"collect", "forecast", "report", "propose/1", "decide/1"}
@@ -115,10 +114,10 @@ def written(tree: Tree, folder: Path) -> Tree:
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_alters_the_keys_of_stages_that_use_it(change: str, tmp_path: Path) -> None:
     edit, expected = CHANGES[change]
-    # what defaults to the baseline and to the first timing is not to change with them
+    # what defaults to the baseline is not to change with it
     tree = copy.deepcopy(QUICK)
     tree["agent"]["start"] = tree["baseline"]
-    tree["forecast"] |= {"timings": ["two-ranks"], "runs": ["fsdp2"]}
+    tree["forecast"] |= {"runs": ["fsdp2"]}
     before = dependencies(written(tree, tmp_path))
     edit(tree)
     after = dependencies(written(tree, tmp_path))
