@@ -256,7 +256,10 @@ def _comparable(runs: dict[str, Any], timings: dict[str, Any], train: Any) -> li
     return sorted(
         name
         for name, part in parts.items()
-        if isinstance(part, dict) and {*runs} <= {*part["runs"]} and place(part) == here
+        if isinstance(part, dict)
+        and isinstance(part.get("runs"), list)
+        and all(run in part["runs"] for run in runs)
+        and place(part) == here
     )
 
 

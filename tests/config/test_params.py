@@ -168,7 +168,7 @@ def test_error_names_the_key_and_the_fix(override: str, message: str) -> None:
 )
 def test_compared_steps_are_of_the_matrix_as_it_trains(override: str, message: str) -> None:
     """A single stage may still run with other ranks or another link."""
-    params = Parameters(ROOT / "params.yaml", [override])
+    params = Parameters(ROOT / "params.yaml", [override, "comparison=two-ranks"])
     assert params("train", "timings")
     with pytest.raises(UserError) as error:
         params("comparison")
