@@ -241,8 +241,8 @@ class Params(Document):
     """by name: interleaved timings, on the link and ranks of the matrix and on others"""
     comparison: Name = ""
     """timing whose step times the report compares, of all runs of the matrix, with the ranks and
-    the link of `train`; by default the one that is so, or by name the first of several. The training runs themselves are minutes apart, in which
-    a machine drifts by more than strategies differ"""
+    the link of `train`; by default the first by name that is so. The training runs themselves are
+    minutes apart, in which a machine drifts by more than strategies differ"""
     forecast: Forecast = Forecast()
     quality: Quality = Quality()
     agent: Agent = Agent()

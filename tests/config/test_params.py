@@ -7,7 +7,7 @@ import yaml
 
 from shardlab.config.codec_table import built_in
 from shardlab.config.parameters import Parameters
-from shardlab.config.schema import Params, each_timing
+from shardlab.config.schema import each_timing
 from shardlab.config.strategy import Strategy
 from shardlab.core.errors import UserError
 
@@ -27,7 +27,7 @@ def test_provided_files_are_complete(name: str) -> None:
 
 
 def test_all_but_what_dvc_interpolates_has_a_default(tmp_path: Path) -> None:
-    """The baseline starts the search and fits the forecast; the timing of the matrix is compared."""
+    """The baseline starts the search; the timing of the matrix is compared."""
     path = tmp_path / "params.yaml"
     tree = {
         "strategies": {"one": {"engine": "ddp"}},
