@@ -312,16 +312,9 @@ def paired_steps(
 ) -> StepRatio:
     """Return the ratio of interleaved steps over others, over the repetitions that both have."""
     count = min(len(step_ms), len(others))
-    ratio, low, high = paired_ratio(step_ms[:count], others[:count])
-    return StepRatio(
-        source=source,
-        link=link,
-        world_size=world_size,
-        ratio=ratio,
-        low=low,
-        high=high,
-        repetitions=count,
-    )
+    ratio = paired_ratio(step_ms[:count], others[:count])
+    where = {"source": source, "link": link, "world_size": world_size}
+    return StepRatio.model_validate({**where, **ratio._asdict(), "repetitions": count})
 
 
 def _row_of_run(run: str, records: list[Record]) -> Measured:
