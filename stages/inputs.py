@@ -73,7 +73,9 @@ def _input_of(params: Parameters, key: str, path: str | None) -> str | None:
     """Return the name of the input that holds a path, the nearest of several."""
     if not path or not Path(path).exists():
         return None
-    inputs = {name: Path(given).absolute() for name, given in params("inputs").items()}
+    inputs: dict[str, Path] = {
+        name: Path(given).absolute() for name, given in params("inputs").items()
+    }
     holding = [name for name in inputs if Path(path).absolute().is_relative_to(inputs[name])]
     if not holding:
         raise UserError(
