@@ -181,7 +181,8 @@ def _table(rates: dict[str, dict[str, float]]) -> str:
         "million elements per second (and share of the ceiling, or ratio to torch; of narrow "
         "moments to wide ones)"
     )
-    return f"{title}\n\n{make_table(title, ['elements, threads', *rates], rows, layout='text').markdown()}"
+    table = make_table(title, ["elements, threads", *rates], rows, layout="text")
+    return f"{title}\n\n{table.markdown()}"
 
 
 def _cell(way: str, of: dict[str, float]) -> str:
