@@ -30,7 +30,7 @@ experiments/%: always
 	@if test -e $@/params.yaml && ! test $@/params.yaml -ef $(PARAMS); then \
 	  echo "make run: $@ is of $$(readlink $@/params.yaml): rename $(PARAMS), or remove $@" >&2; \
 	  exit 2; fi
-	@mkdir -p $@/.dvc
+	@mkdir -p $@/.dvc $@/data/inputs
 	@for file in Snakefile csrc dvc.yaml profiles shardlab stages user_codecs workflow \
 	  .dvcignore .shardlab.lock; do ln -sfn ../../$$file $@/$$file; done
 	@ln -sfn $(abspath $(PARAMS)) $@/params.yaml
@@ -47,10 +47,10 @@ test: .venv/.project
 	@pytest -n 2 --dist loadfile -m "not long and not gpu and not cluster"
 
 # both tools from nothing, processes that are killed, every command of the documents
-test-long: .venv/.project .venv/.remotes
+test-long: .venv/.project
 	@pytest -n 2 --dist worksteal -m long
 
-# the small pipeline through a SLURM of three nodes, which ends with the tests: needs root, for
+# the quick pipeline through a SLURM of three nodes, which ends with the tests: needs root, for
 # namespaces and Debian's packages of SLURM, which it installs
 test-cluster: .venv/.project
 	@python -m tests.cluster -p no:xdist
@@ -102,11 +102,6 @@ clean:
 .venv/.packages: requirements.lock | .venv/bin/python
 	@echo "Installing the pinned packages into .venv (some minutes the first time) ..."
 	@.venv/bin/python -m pip install --quiet --requirement requirements.lock
-	@touch $@
-
-# what serves and reads S3 in tests, 130 MB
-.venv/.remotes: tests/pipeline/requirements.txt .venv/.packages
-	@pip install --quiet --constraint requirements.lock --requirement $<
 	@touch $@
 
 # The C++ kernels are built into shardlab/codecs; without a compiler the PyTorch reference is used.

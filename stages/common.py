@@ -17,6 +17,9 @@ from shardlab.core.lock import lock_tree
 from shardlab.core.process import on_end_signals
 from shardlab.core.progress import log_to, say, stopwatch
 
+SAMPLES = ("batch_size", "accumulation", "sequence_length")
+"""parameters of `train` that give the size of a step"""
+
 
 def run(main: Callable[..., None], log: Sequence[str] | None = None, lock: bool = True) -> None:
     """Run `main(params, ...)` as the command `python -m stages.NAME ARGUMENTS`.

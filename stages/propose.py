@@ -17,8 +17,7 @@ from shardlab.search.judge import judge_of
 from shardlab.search.prediction import Predictor, fit, workload_of
 from shardlab.search.proposal import Proposer
 from shardlab.search.space import predicted_peaks
-from stages import plans
-from stages.common import integer, run
+from stages.common import SAMPLES, integer, run
 
 RESULTS = "results/results.jsonl"
 ANSWERS = Path("results/answers")
@@ -27,15 +26,16 @@ ANSWERS = Path("results/answers")
 
 def main(params: Parameters, number: str) -> None:
     """Write proposal.json of the round."""
-    plan = plans.propose(params, number)
-    agent, train, forecast, here = plan["agent"], plan["train"], plan["forecast"], plan["round"]
-    timed = read_all(Path("results/timings"), plan["timings"])
+    agent, here = params.agent_of(number), params(f"rounds.{number}")
+    train, forecast, timings, model = params("train", "forecast", "timings", "model")
+    train = train.only(*SAMPLES, "threads", "clip", "link")
+    timed = read_all(Path("results/timings"), timings)
     first = initial_history(read_records(RESULTS), timed, agent, train, here.search)
     history = load_history(here.after, RESULTS, first, agent)
     detected = Hardware.from_file("results/hardware.json", "run python -m stages.calibrate")
     hardware = detected.changed_by(agent.hardware)
     agent = agent.on(hardware, history.workload.world_size)
-    shapes = ModelShapes.of(plan["model"], train, Path("data/tokens"), bool(hardware.gpus))
+    shapes = ModelShapes.of(model, train, Path("data/tokens"), bool(hardware.gpus))
     # first the limit has to be known: of the hardware, and of the formula where nothing was trained
     history = hold_fastest(history, agent, predicted_peaks(history, shapes))
     calibration = Calibration.from_file(

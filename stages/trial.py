@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from shardlab.config.parameters import Parameters
 from shardlab.config.race_record import Race, Ruling
@@ -32,9 +32,7 @@ from shardlab.train.rank_failure import Failure
 from shardlab.train.run import train_run
 from shardlab.train.run_plan import RunPlan
 from shardlab.train.timing_plan import TimingPlan
-from stages import plans
 from stages.common import integer, run
-from stages.plans import Values
 
 DATA = Path("data")
 SCRATCH = Path(".trials")
@@ -42,6 +40,8 @@ SCRATCH = Path(".trials")
 
 
 _FAILED = "failed.json"
+
+Values = dict[str, Any]
 
 
 class Step(Document):
@@ -67,7 +67,7 @@ def main(
     count, folder = integer("round", number), Path("results/rounds", number)
     fix = f"run python -m stages.propose {number}"
     proposal = Proposal.from_file(folder / "proposal.json", fix)
-    values = plans.trial(params, number)
+    values = values_of(params, number)
     if step:
         _do(values, proposal, Step.from_file(step, "repeat the trial"))
         return
@@ -87,6 +87,12 @@ def main(
     trial = Trial(round=count, race=raced, trained=trained, seconds=elapsed())
     trial.to_file(folder / "trial.json")
     say(f"round {number}: {raced.reason if raced else 'nothing was raced'}")
+
+
+def values_of(params: Parameters, number: str) -> Values:
+    """Return the parameters of a trial."""
+    train, model, seeds = params("train", "model", "seeds")
+    return {"agent": params.agent_of(number), "train": train, "model": model, "seeds": seeds}
 
 
 Do = Callable[[Step], None]

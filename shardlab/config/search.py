@@ -25,7 +25,7 @@ class Agent(Document):
     """Search for a better strategy."""
 
     start: Name = "fsdp2"
-    """run whose strategy the first round tries to improve"""
+    """run whose strategy the first round tries to improve, `baseline` by default"""
     link: Link | None = None
     """emulated link between the ranks of races and predictions; null: that of `train`"""
     world_size: WorldSize | None = None

@@ -126,7 +126,7 @@ def join_record(
             f"repeat python -m stages.{train}"
         )
     breakdown, validation = (
-        read_document(kind, results / stage / run / f"seed{seed}.json", f"{stage} {run} {seed}")
+        read_document(kind, results / stage / run / f"seed{seed}.json", f"{stage} {run}")
         for kind, stage in ((Breakdown, "profile"), (Validation, "validate"))
     )
     joined = Joined(

@@ -43,7 +43,7 @@ def project(tmp_path: Path) -> Path:
 def test_mistakes_are_one_line_before_anything_runs(
     tmp_path: Path, options: list[str], message: str
 ) -> None:
-    shutil.copy2(ROOT / "params/small.yaml", tmp_path / "params.yaml")
+    shutil.copy2(ROOT / "params/quick.yaml", tmp_path / "params.yaml")
     command = typed(tmp_path / "command", tmp_path, "stages.search", *COMMAND[3:], *options)
     assert command.wait() == 2
     (line,) = command.said().splitlines()

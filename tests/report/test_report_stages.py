@@ -96,10 +96,10 @@ def test_csv_has_the_columns_of_a_record(measured):
 @pytest.mark.parametrize(
     ("path", "content", "said"),
     [
-        ("profile/ddp/seed3.json", None, "no such file: run python -m stages.profile ddp 3"),
+        ("profile/ddp/seed3.json", None, "no such file: run python -m stages.profile ddp"),
         ("validate/ddp/seed0.json", "{", "damaged"),
-        ("validate/ddp/seed0.json", "[1]", "run python -m stages.validate ddp 0"),
-        ("profile/fsdp2/seed3.json", '{"step": 1}', "run python -m stages.profile fsdp2 3"),
+        ("validate/ddp/seed0.json", "[1]", "run python -m stages.validate ddp"),
+        ("profile/fsdp2/seed3.json", '{"step": 1}', "run python -m stages.profile fsdp2"),
         ("train/ddp/seed3/metrics.json", "\x00", "stages.train --run ddp --seed 3"),
         ("train/ddp/seed3/events.jsonl", "{}", "stages.train --run ddp --seed 3"),
         ("memory.json", None, "no such file: run python -m stages.estimate"),

@@ -18,7 +18,7 @@ from shardlab.search.records import Proposal, Trial
 from shardlab.train.launch import RunFailed
 from shardlab.train.run_plan import RunPlan
 from shardlab.train.timing_plan import TimingPlan
-from stages import decide, plans, propose, trial
+from stages import decide, propose, trial
 from tests.forecast.timing_factory import INT8, made_calibration, made_run
 from tests.record_factory import STRATEGIES, make_record, make_records
 from tests.search.chat_server import listed, says, serving
@@ -193,7 +193,7 @@ def test_only_what_is_faster_than_all_that_is_known_is_trained(
 
 
 def test_training_that_fails_is_data_but_a_full_disk_is_not(params):
-    values, (*_, arm) = plans.trial(params, "1"), proposal_of(begin(["fsdp2"]), INT4_KEPT).arms
+    values, (*_, arm) = trial.values_of(params, "1"), proposal_of(begin(["fsdp2"]), INT4_KEPT).arms
 
     def failing(error: Exception) -> Any:
         def do(_: trial.Step) -> None:

@@ -17,7 +17,7 @@ from shardlab.config.schema import Checkpoint, Train
 from shardlab.config.strategy import parse_strategy
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
-from shardlab.engines.ddp import DDPEngine
+from shardlab.engines.autograd import DDPEngine
 from shardlab.train import run as train_module
 from shardlab.train.evaluation import Quality
 from shardlab.train.run import train_run

@@ -12,9 +12,20 @@ rule propose:
     log:
         "logs/propose/{round}.log",
     params:
-        code=CODE["propose"],
-        plan=plan("propose/{round}"),
-        read=READ["propose"],
+        code=code("propose"),
+        parameters=parameters(
+            "rounds.{round}",
+            "timings",
+            "model",
+            "contents.model",
+            "forecast.timings",
+            "forecast.runs",
+            "forecast.space",
+            *SAMPLES,
+            "train.threads",
+            "train.clip",
+            "train.link",
+        ),
     shell:
         "exec python -m stages.propose {wildcards.round:q}"
 
@@ -27,14 +38,13 @@ rule trial:
         "results/rounds/{round}/trial.json",
     log:
         "logs/trial/{round}.log",
-    threads: lambda wildcards: ranks_of_trial(wildcards) * config["train"]["threads"]
+    threads: lambda wildcards: threads_of(raced(wildcards))
     resources:
-        **placed_steps(ranks_of_trial, link_of_trial),
+        **placed_steps(raced),
         timing=1,
     params:
-        code=CODE["trial"],
-        plan=plan("trial/{round}"),
-        read=READ["trial"],
+        code=code("trial", "machine"),
+        parameters=parameters("rounds.{round}", "model", "contents.model", "seeds", *TRAINING),
     shell:
         "exec python -m stages.trial {wildcards.round:q}{resources.steps}"
 
@@ -51,7 +61,8 @@ rule decide:
     log:
         "logs/decide/{round}.log",
     params:
-        code=CODE["decide"],
-        plan=plan("decide/{round}"),
+        code=code("decide"),
+        parameters=parameters("rounds.{round}", "timings", "train.link"),
     shell:
         "exec python -m stages.decide {wildcards.round:q}"
+

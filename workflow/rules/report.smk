@@ -37,8 +37,10 @@ rule report:
     log:
         "logs/report.log",
     params:
-        code=CODE["report"],
-        plan=plan("report"),
+        code=code("report"),
+        parameters=parameters(
+            "strategies", "seeds", "baseline", "timings", "comparison", "quality", "rounds"
+        ),
     shell:
         "exec python -m stages.report"
 
@@ -51,6 +53,6 @@ rule readme:
     log:
         "logs/readme.log",
     params:
-        code=CODE["readme"],
+        code=code("readme"),
     shell:
         "exec python -m stages.readme"
