@@ -55,12 +55,18 @@ test-long: .venv/.project
 test-cluster: .venv/.project
 	@python -m tests.cluster -p no:xdist
 
-# both resume: results of the same code on the same GPUs, in .work/gpu, are kept
+# it resumes: results of the same code on the same GPUs, in .work/gpu, are kept
 test-gpu: .venv/.project
 	@pytest -p tests.gpu.resumable --results .work/gpu/tests -m gpu
 
+# after `make rivals` and, for its gradients, the data stages
 bench-gpu: .venv/.project
-	@python -m benchmarks.gpu
+	@python -m benchmarks.gpu --out docs/figures/gpu
+	@python -m benchmarks.offload --world-size 1 --layers 8 24 48 96 --width 2048 --length 1024 \
+	  --out docs/figures/gpu
+	@python -m benchmarks.engines ddp ddp-int8 ddp-topk fsdp2 fsdp2-int8 fsdp2-topk manual-int8 \
+	  --world-size $$(nvidia-smi --list-gpus | wc -l) --preset 62m --steps 30 --out docs/figures/gpu
+	@python -m benchmarks.rivals --out docs/figures/gpu
 
 # the environment as an image, by each builder that is installed
 container:

@@ -31,7 +31,6 @@ RANKS = (2, 4)
 HYPER = Hyper(1e-3, weight_decay=0.1)
 STEP = 10
 MILLION = 1 << 20
-Call = Callable[[], object]
 
 _c_traffic = function("adam_traffic", POINTER, POINTER, POINTER, POINTER, POINTER, INT)
 
@@ -59,7 +58,7 @@ class Vectors:
         _c_traffic(workers.handle(), *addresses, self.parameter.numel())
 
 
-def calls(vectors: Vectors, workers: Workers) -> dict[str, Call]:
+def calls(vectors: Vectors, workers: Workers) -> dict[str, Callable[[], object]]:
     """Return every implementation by name; `torch ...` is compared with the name without it."""
     rate, decay = HYPER.learning_rate, HYPER.weight_decay
     optimizer = torch.optim.AdamW([vectors.theirs], rate, weight_decay=decay, fused=True)
@@ -83,7 +82,7 @@ def calls(vectors: Vectors, workers: Workers) -> dict[str, Call]:
         optimizer.step()
         mirror.copy_(theirs)
 
-    ways: dict[str, Call] = {
+    ways: dict[str, Callable[[], object]] = {
         "ceiling": lambda: vectors.traffic(workers),
         "torch float32": optimizer.step,
         "float32": lambda: vectors.ours([gradient], workers),

@@ -23,15 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.common import (
-    DATA,
-    WORK,
-    arguments,
-    best_times,
-    on_ranks,
-    publish,
-    text_table,
-)
+from benchmarks.common import DATA, WORK, arguments, best_times, on_ranks, publish, text_table
 from benchmarks.gradients import UNIT, Gradients, load_gradients
 from shardlab.codecs.base import Codec, MessageKey
 from shardlab.codecs.registry import make_method, spec_of

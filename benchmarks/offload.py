@@ -46,7 +46,6 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "fsdp2": {"engine": "fsdp2", **_FULL},
     "slide": _SLIDE,
     "slide, shards": {**_SLIDE, "param_transfer": "shard", "grad_sync": "gpu_reduce"},
-    "slide, window 4": {**_SLIDE, "window": 4},
     "slide, bf16": {**_SLIDE, "param_dtype": "bf16"},
 }
 COLUMNS = [
