@@ -1,7 +1,6 @@
 """Engines: losses, step time, memory, collectives and bytes.
 
-    python -m benchmarks.engines [STRATEGY ...] [--world-size W ...] [--preset NAME] [--steps S]
-                                 [--rate 100mbit ...] [--repetitions R] [--out FOLDER]
+    python -m benchmarks.engines [STRATEGY ...] [--world-size W ...] [--rate 100mbit ...] ...
 
 Every run has processes of its own, so that its peak memory is its own; runs take turns, and the
 fastest of each counts. All see the same batches of random tokens from one seed. With rates the
@@ -66,7 +65,6 @@ class Case(NamedTuple):
     preset: str
     steps: int = 4
     samples: int = 8
-    """of all ranks, in a step"""
     length: int = 64
 
 
@@ -77,6 +75,8 @@ def main() -> None:
         world_size=[1, 2, 4],
         preset="10m",
         steps=50,
+        samples=(8, "of all ranks, in a step"),
+        length=64,
         rate=([], "such as 100mbit 1gbit"),
         repetitions=1,
     )
@@ -86,7 +86,7 @@ def main() -> None:
     tables = []
     for world_size in args.world_size:
         cases = [
-            Case(name, args.preset, args.steps)
+            Case(name, args.preset, args.steps, args.samples, args.length)
             for name in names
             if world_size % 4 == 0 or "replicas" not in _DOCUMENTS[name]
         ]

@@ -58,8 +58,8 @@ def main() -> None:
         if isinstance(method := make_method(spec), Codec):
             work = partial(codec_cells, method, args.elements, args.repetitions)
             rows.append([spec, *on_ranks(1, work)[0]])
-    work = partial(rates, args.elements, args.repetitions, args.threads)
-    copies = on_ranks(1, work, args.threads)[0]
+    measure_rates = partial(rates, args.elements, args.repetitions, args.threads)
+    copies = on_ranks(1, measure_rates, args.threads)[0]
     publish(
         __doc__,
         args.out / "gpu.md",

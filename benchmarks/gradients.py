@@ -94,8 +94,9 @@ def _record(split: TokenSplit, path: Path) -> None:
         batch = batches.batch(_BATCH * next(batch_numbers), _BATCH)
         logits = model(input_ids=batch[:, :-1]).logits
         F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()).backward()
-        matrices = {n: p.grad for n, p in model.named_parameters() if p.dim() == 2}
-        return {n: m[:_ROWS] if "wte" in n else m for n, m in matrices.items() if "wpe" not in n}
+        gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        matrices = {n: m for n, m in gradients.items() if m.dim() == 2 and "wpe" not in n}
+        return {n: m[:_ROWS] if "wte" in n else m for n, m in matrices.items()}
 
     for step in track(range(_TRAINED), "train", unit="step"):
         backward()

@@ -91,8 +91,8 @@ def measure(
     train = Train(batch_size=options.samples, sequence_length=options.length)
     memory = strategy, sizes_of(model, strategy, train, device), options.world_size
     form, host = (sum(parts(*memory).values()) for parts in (closed_form, host_memory))
-    train = partial(_trained, options, layers, strategy, device, group)
-    held, engine = _held(device, train)
+    trained = partial(_trained, options, layers, strategy, device, group)
+    held, engine = _held(device, trained)
     seconds = [_step(engine, options) for _ in range(_TIMED)]
     parameters = sum(p.numel() for p in model.parameters())
     tokens_per_s = options.samples * options.length / statistics.median(seconds)
