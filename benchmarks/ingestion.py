@@ -76,8 +76,7 @@ def shardlab(corpus: Path, out: Path) -> None:
 
     prepare(Data(source="json", path=str(corpus)), out / "corpus.json", _DOWNLOADS)
     options = Tokenize(tokenizer="gpt2", vocabulary=None, shards=usable_cores())
-    (out / "wheels").symlink_to((_DOWNLOADS / "wheels").absolute())
-    build_tokens(out / "corpus.json", 0.02, options, out, out)
+    build_tokens(out / "corpus.json", 0.02, options, _DOWNLOADS, out)
 
 
 def tokenizers(corpus: Path, out: Path) -> None:
