@@ -15,9 +15,8 @@ from typing import Any
 
 import grimp
 
-from shardlab.config.codec_modules import FOLDER
 from shardlab.config.codec_options import CodecSpec
-from shardlab.config.codec_table import built_in
+from shardlab.config.codec_table import FOLDER, built_in
 from shardlab.config.engine_traits import ENGINES
 from shardlab.config.parameters import Parameters
 from shardlab.config.strategy import Strategy
