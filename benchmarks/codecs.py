@@ -25,14 +25,12 @@ from torch import Tensor
 
 from benchmarks.common import DATA, WORK, arguments, best_times, on_ranks, publish, text_table
 from benchmarks.gradients import UNIT, Gradients, load_gradients
-from shardlab.codecs.base import Codec, MessageKey
+from shardlab.codecs.base import Codec, MessageKey, Unit
 from shardlab.codecs.registry import make_method, spec_of
-from shardlab.codecs.unit import Unit
 from shardlab.codecs.wire import Buffers
 from shardlab.comm.attach import Route, make_collective
 from shardlab.comm.ledger import Ledger
-from shardlab.config.codec_modules import load_codecs
-from shardlab.config.codec_table import all_specs
+from shardlab.config.codec_table import all_specs, load_codecs
 from shardlab.core.progress import say, stopwatch
 from shardlab.report.tables import figure
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from shardlab.comm.emulated_link import Links
-from shardlab.config.link import Link
+from shardlab.config.machine import Link
 from shardlab.core.files import write_text
 from shardlab.core.host import describe_host, git_revision, torch_version
 from shardlab.report.tables import Table, make_table

@@ -6,8 +6,8 @@ import torch
 from benchmarks.codecs import SPECS, reduction, relative_error, scattered
 from benchmarks.gradients import UNIT, Gradients
 from benchmarks.rivals import RIVALS
+from shardlab.codecs.base import Block, Unit
 from shardlab.codecs.registry import make_method
-from shardlab.codecs.unit import Block, Unit
 from shardlab.config.codec_table import built_in
 from tests.ranks import on_ranks
 

@@ -20,8 +20,8 @@ from shardlab.core.files import read_json_lines
 from shardlab.train.checkpoint_folder import Folder, damage_in
 from shardlab.train.launch import RunFailed
 from shardlab.train.loop import Loop
+from shardlab.train.plans import RunPlan
 from shardlab.train.run import train_run
-from shardlab.train.run_plan import RunPlan
 
 _EVERY = 2
 _LONGEST_S = 120.0

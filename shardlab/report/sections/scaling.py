@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from shardlab.config.link import FRAME_HEADERS
+from shardlab.config.machine import FRAME_HEADERS
 from shardlab.config.run_record import Setting
 from shardlab.report.aggregate import verdict
 from shardlab.report.evidence import Evidence
