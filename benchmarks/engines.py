@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.common import WORK, arguments, choose, on_ranks, print_table, write_results
+from shardlab.comm.emulated_link import LinkThrottle
 from shardlab.comm.object_collectives import device_of
-from shardlab.comm.traffic import LinkThrottle
 from shardlab.config.model_and_data import Model
 from shardlab.config.strategy import Strategy, parse_strategy
 from shardlab.core.document import validate

@@ -14,7 +14,7 @@ from torch import Tensor
 from shardlab.codecs.base import Codec, MessageKey
 from shardlab.codecs.multi_phase import MultiPhaseMethod
 from shardlab.codecs.unit import Unit
-from shardlab.codecs.wire import HEADER, Buffers, message_bytes
+from shardlab.codecs.wire import Buffers
 from shardlab.core.progress import stopwatch
 
 PAYLOADS = (2, 4, 8)
@@ -84,16 +84,13 @@ def clock_of(device: torch.device) -> Callable[[], float]:
 
 
 def as_received(payloads: list[Tensor]) -> list[Tensor]:
-    """Copy payloads to where an all-to-all receives them: consecutive, each after its header.
+    """Copy payloads to where an all-to-all receives them: one after another.
 
     Separate allocations would begin at the same offset of a page and evict each other from caches.
     """
-    sizes = [message_bytes(payload.numel()) for payload in payloads]
+    sizes = [payload.numel() for payload in payloads]
     messages = Buffers().messages("received", sizes, payloads[0].device)
-    return [
-        message[HEADER : HEADER + payload.numel()].copy_(payload)
-        for message, payload in zip(messages, payloads, strict=True)
-    ]
+    return [message.copy_(payload) for message, payload in zip(messages, payloads, strict=True)]
 
 
 def codec_speed(codec: Codec, x: Tensor, repetitions: int) -> Speed:

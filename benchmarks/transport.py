@@ -1,4 +1,4 @@
-"""Ways to send bytes between gloo ranks on this machine, and the cost of an envelope.
+"""Ways to send bytes between gloo ranks on this machine.
 
     python -m benchmarks.transport [--world-size W] [--repetitions R] [--rate 100mbit 1gbit ...]
 
@@ -20,9 +20,6 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.common import arguments
-from shardlab.codecs.base import MessageKey
-from shardlab.codecs.registry import make_codec
-from shardlab.codecs.wire import HEADER, Buffers, Contents, describe, message_bytes, seal, unseal
 from shardlab.comm import transport
 from shardlab.comm.emulated_link import Links
 from shardlab.comm.transport import Transport
@@ -47,12 +44,12 @@ def ways(group: dist.ProcessGroup, size: int) -> dict[str, Callable[[], object]]
     def in_pieces(piece: int, in_flight: int) -> Callable[[], None]:
         def call() -> None:
             with patch.multiple(transport, PIECE=piece, SMALL=piece, AT_ONCE=in_flight):
-                ours.exchange(parts, places)
+                ours.all_to_all(parts, places)
 
         return call
 
     return {
-        "pieces": lambda: ours.exchange(parts, places),
+        "pieces": lambda: ours.all_to_all(parts, places),
         **{f"{kib} KiB x {n}": in_pieces(kib << 10, n) for kib, n in OTHER_PIECES},
         "all_to_all": lambda: dist.all_to_all_single(taken, given, group=group),
         "reduce_scatter": lambda: dist.reduce_scatter_single(shard, given, group=group),
@@ -114,43 +111,10 @@ def show_link(rate: str | None, world_size: int, repetitions: int) -> None:
         launch(lambda group: show_ways(group, repetitions, bits), world_size, 1, 120, links=links)
 
 
-def envelope_costs(spec: str, n: int, repetitions: int) -> dict[str, float]:
-    """Measure seconds for n elements; every envelope is written after an encoding, as in an
-    exchange."""
-    codec, key = make_codec(spec), MessageKey(0, 0, "unit", 0)
-    vector, residual = torch.randn(n) * 1e-3, torch.zeros(n)
-    size = codec.payload_bytes(n)
-    (message,) = Buffers().messages("sent", [message_bytes(size)], vector.device)
-    room, contents = message[HEADER : HEADER + size], Contents(describe(codec), n, "unit", 0)
-    calls = {
-        "encode": lambda: codec.encode(vector, key, room),
-        "seal": lambda: seal(message, size, contents),
-        "encode_residual": lambda: codec.encode_residual(vector, residual, residual, key, room),
-        "seal after it": lambda: seal(message, size, contents),
-        "unseal": lambda: unseal(message, size, contents, 0),
-    }
-    return {
-        name: min(seconds)
-        for name, seconds in interleaved(calls, repetitions, lambda: None).items()
-    }
-
-
-def show_envelopes(repetitions: int) -> None:
-    """Print the cost of envelopes as a share of encoding, without and with a residual."""
-    print(f"\n{'codec':<8}{'elements':>10}{'encode ms':>11}{'seal':>8}{'with residual':>15}")
-    for spec in ("int8", "bf16"):
-        for n in (1 << 12, 1 << 16, 1 << 20, 1 << 22, 1 << 24):
-            t = envelope_costs(spec, n, repetitions)
-            shares = t["seal"] / t["encode"], t["seal after it"] / t["encode_residual"]
-            print(f"{spec:<8}{n:>10}{t['encode'] * 1e3:>11.3f}{shares[0]:>8.2f}{shares[1]:>15.2f}")
-
-
 def main() -> None:
     args = arguments(__doc__, world_size=2, repetitions=15, rate=([], "such as 100mbit 1gbit"))
     for rate in (None, *args.rate):
         show_link(rate, args.world_size, args.repetitions)
-    torch.set_num_threads(1)
-    show_envelopes(args.repetitions)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,7 @@ from pathlib import Path
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.core.progress import say
-from shardlab.train.chat_terminal import converse, show
-from shardlab.train.conversation import Conversation, Sampling
+from shardlab.train.chat import Conversation, Sampling, converse, print_answer
 from stages.common import Parser
 
 
@@ -31,7 +30,7 @@ def main() -> None:
     if prompt is None:
         converse(conversation)
     else:
-        show(conversation.answer(prompt))
+        print_answer(conversation, prompt)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,8 @@ from shardlab.config.parameters import Parameters
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.core.lock import is_job
-from shardlab.data.tokens import MANIFEST
 from shardlab.train.launch_environment import rank_environment
-from shardlab.train.missing_tokens import build_once
-from shardlab.train.run import train_run
+from shardlab.train.run import build_missing_tokens, train_run
 from shardlab.train.run_plan import RunPlan
 from shardlab.train.utilization import show_placements
 from stages import plans
@@ -27,7 +25,7 @@ def main(
     run: Annotated[str, "name of a strategy in the parameters"],
     seed: Annotated[int, "of the weights, the order of the data and random codecs"] = 0,
     max_restarts: Annotated[int, "how often to start new ranks after one has failed"] = 0,
-    show_placement: Annotated[bool, "print which CPUs and memory each rank gets, and end"] = False,
+    show_placement: Annotated[bool, "print which CPUs each rank gets, and end"] = False,
 ) -> None:
     """Write metrics.json, events.jsonl, trace.json.gz and final_model/ of the run."""
     values = plans.train(params, run)
@@ -36,14 +34,10 @@ def main(
         return
     data = Path("data")
     plan = RunPlan(run, validate(Seed, seed, "--seed"), **values, data=data)
-    if (
-        not is_job()
-        and (data / "corpus.json").is_file()
-        and not (data / "tokens" / MANIFEST).is_file()
-    ):
+    if not is_job() and (data / "corpus.json").is_file():
         environment = rank_environment(values["train"].world_size)
         rank = 0 if environment is None else environment.rank
-        build_once(data / "tokens", rank, partial(_tokenize, params), values["train"].timeout_s)
+        build_missing_tokens(data / "tokens", rank, partial(_tokenize, params))
     subfolder = Path(run, f"seed{seed}")
     train_run(
         plan,

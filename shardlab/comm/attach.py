@@ -1,6 +1,9 @@
 """`attach`: compressed communication of an FSDP2, FSDP1 or DDP model in one call."""
 
+import copy
+import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch.distributed as dist
@@ -10,25 +13,105 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from shardlab.codecs.base import Codec
-from shardlab.codecs.multi_phase import Method
+from shardlab.codecs.multi_phase import Method, MultiPhaseMethod
 from shardlab.codecs.registry import make_codec, make_method, spec_of
+from shardlab.comm.all_to_all import AllToAllCollective, HierarchicalCollective, LinearNative
 from shardlab.comm.background import Lanes
-from shardlab.comm.build import Route, between_replicas, make_collective
-from shardlab.comm.collective import Attachable
-from shardlab.comm.ddp_hooks import attach_ddp
-from shardlab.comm.feedback import ErrorFeedback, Updates, register_step_hook
-from shardlab.comm.fsdp1_hooks import attach_fsdp1, unit_names
+from shardlab.comm.codec_collective import CodecSettings
+from shardlab.comm.collective import (
+    Attachable,
+    Collective,
+    Native,
+    UncompressedAllToAll,
+)
+from shardlab.comm.comm_hooks import attach_ddp, attach_fsdp1, unit_names
+from shardlab.comm.feedback import ErrorFeedback, Residual, Updates, register_step_hook
 from shardlab.comm.fsdp2_hooks import attach_fsdp2
-from shardlab.comm.handle import Handle, PerGroup
+from shardlab.comm.handle import GroupCollectives, Handle
 from shardlab.comm.ledger import Kind, Ledger
-from shardlab.comm.residuals import Residual
+from shardlab.comm.multi_phase import MultiPhaseCollective
 from shardlab.config.compression import Compression, WeightCompression
 from shardlab.core.device import accelerator_of
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.models.unit_names import matching, parameter_names, whole_units
 
+Detach = Callable[[], None]
 Spec = str | Mapping[str, Any] | BaseModel | Codec
+
+
+@dataclass(frozen=True)
+class Route:
+    """Validated options of `attach` for the messages of one kind."""
+
+    method: Method
+    native: bool = False
+    """use the process group's own collectives"""
+    minimum_size: int = 0
+    excluded: frozenset[str] = frozenset()
+    """names of blocks that are sent uncompressed"""
+    warmup: int = 0
+    """messages of each unit that are sent uncompressed"""
+    between_nodes: Codec | None = None
+    ranks_per_node: int | None = None
+    seed: int = 0
+
+    @property
+    def untouched(self) -> bool:
+        """Return whether all messages are sent as without `attach`."""
+        return self.native and self.method.name == "none" and self.between_nodes is None
+
+
+def between_replicas(route: Route) -> Route:
+    """Return the route between replicas: one level, by the codec between nodes."""
+    method = route.method if route.between_nodes is None else route.between_nodes
+    return replace(route, method=method, between_nodes=None, ranks_per_node=None)
+
+
+def make_collective(
+    group: dist.ProcessGroup,
+    ledger: Ledger,
+    kind: Kind,
+    route: Route,
+    feedback: ErrorFeedback | None = None,
+    updates: Updates | None = None,
+) -> Collective:
+    """Return the collective for the messages of `kind` over `group`.
+
+    Args:
+        updates: of parameters that are gathered.
+
+    Raises:
+        UserError: two levels are requested, but the ranks are not whole nodes, or the size of a
+            node is unknown.
+    """
+    if route.untouched:
+        return Native(group, ledger, kind)
+    method, seed = route.method, route.seed
+    if method.name == "none" and route.between_nodes is None:
+        return UncompressedAllToAll(group, ledger, kind)
+    settings = CodecSettings(
+        feedback, route.minimum_size, seed, updates, route.excluded, route.warmup
+    )
+    if isinstance(method, MultiPhaseMethod):
+        # a copy, since its state belongs to the units of one group
+        return MultiPhaseCollective(group, ledger, kind, copy.deepcopy(method), settings)
+    if route.between_nodes is not None:
+        size = _ranks_per_node(route)
+        return HierarchicalCollective(
+            group, ledger, kind, method, route.between_nodes, size, settings
+        )
+    single_level = LinearNative if route.native else AllToAllCollective
+    return single_level(group, ledger, kind, method, settings)
+
+
+def _ranks_per_node(route: Route) -> int:
+    if route.ranks_per_node is not None:
+        return route.ranks_per_node
+    local_size = os.environ.get("LOCAL_WORLD_SIZE")
+    if local_size is None:
+        raise UserError("between_nodes: no launcher says how large a node is: give ranks_per_node")
+    return int(local_size)
 
 
 def attach(
@@ -129,7 +212,9 @@ def attach(
 class _Wrapped(NamedTuple):
     """Model by the way it is wrapped."""
 
-    attach: Callable[[PerGroup, PerGroup, PerGroup, Lanes | None], Callable[[], None]]
+    attach: Callable[
+        [GroupCollectives, GroupCollectives, GroupCollectives, Lanes | None], Callable[[], None]
+    ]
     """with the collectives of gradients, of weights, and of gradients between replicas"""
     excluded: Callable[[Sequence[str]], frozenset[str]]
     """names of blocks, from patterns of parameters"""
@@ -188,17 +273,19 @@ def _attach_routes(
 ) -> Handle:
     ledger, updates = Ledger(), Updates()
 
-    def collectives(purpose: str, route: Route) -> PerGroup:
+    def collectives(purpose: str, route: Route) -> GroupCollectives:
         kind: Kind = "weights" if purpose == "weights" else "gradients"
         state = (None, updates) if kind == "weights" else (feedback, None)
-        return PerGroup(purpose, lambda group: make_collective(group, ledger, kind, route, *state))
+        return GroupCollectives(
+            purpose, lambda group: make_collective(group, ledger, kind, route, *state)
+        )
 
     kinds = (
         collectives("gradients", gradients),
         collectives("weights", weights),
         collectives("replicas", between_replicas(gradients)),
     )
-    undo, stateful = [wrapped.attach(*kinds, lanes)], list[PerGroup | Updates](kinds)
+    undo, stateful = [wrapped.attach(*kinds, lanes)], list[GroupCollectives | Updates](kinds)
     listeners: list[ErrorFeedback | Updates] = [] if feedback is None else [feedback]
     if not weights.untouched:
         listeners.append(updates)

@@ -1,4 +1,4 @@
-"""Communication concurrent with computation, on CPUs as on devices with streams."""
+"""Calls concurrent with computation, on CPUs as on GPUs."""
 
 from collections.abc import Callable
 from concurrent import futures
@@ -11,7 +11,6 @@ from typing import ParamSpec
 import torch
 import torch.distributed as dist
 
-from shardlab.core.accelerator import Accelerator, Event, Stream
 from shardlab.core.device import accelerator_of
 
 P = ParamSpec("P")
@@ -40,12 +39,12 @@ class Background:
         device: torch.device | None = None,
         beside: "Background | None" = None,
     ) -> None:
-        self._accelerator = None if device is None else accelerator_of(device)
-        self._stream = self._accelerator.stream() if self._accelerator else None
+        accelerator = None if device is None else accelerator_of(device)
+        self._stream = None if accelerator is None else accelerator.stream()
         self._threads = ThreadPoolExecutor(
             1, name, initializer=_begin_thread, initargs=(torch.get_num_threads(), self._stream)
         )
-        if beside is not None and self._accelerator is not None:
+        if beside is not None and self._stream is not None:
             self._threads = beside._threads
         self._last: Running | None = None
         self._error: BaseException | None = None
@@ -54,14 +53,12 @@ class Background:
     def start(self, call: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> "Running":
         """Queue a call."""
         do = partial(self._run, partial(call, *args, **kwargs))
-        if self._accelerator is None or self._stream is None:
-            done: Future[Event | None] = self._threads.submit(do)
-            self._last = Running(done)
+        if self._stream is None:
+            self._last = Running(self._threads.submit(do))
         else:
             # the call reads what the starter's stream still computes
-            launched = self._accelerator.current_stream().record()
-            done = self._threads.submit(_launch, self._stream, launched, do)
-            self._last = Running(done, self._accelerator)
+            launched = torch.cuda.current_stream(self._stream.device).record_event()
+            self._last = Running(self._threads.submit(_launch, self._stream, launched, do))
         return self._last
 
     def check(self) -> None:
@@ -100,12 +97,9 @@ def drain_all(*lanes: Background) -> None:
 class Running(dist.Work):
     """Call that was started."""
 
-    def __init__(
-        self, future: "Future[Event | None]", accelerator: Accelerator | None = None
-    ) -> None:
+    def __init__(self, future: "Future[torch.cuda.Event | None]") -> None:
         super().__init__()
         self._future = future
-        self._accelerator = accelerator
 
     @property
     def went_well(self) -> bool:
@@ -119,9 +113,9 @@ class Running(dist.Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait until the call has ended; raise its error. Collectives have their own timeouts."""
         launched = self._future.result()
-        if launched is not None and self._accelerator is not None:
+        if launched is not None:
             # the caller's stream waits, not its thread
-            self._accelerator.current_stream().wait(launched)
+            torch.cuda.current_stream(launched.device).wait_event(launched)
         return True
 
     def synchronize(self) -> None:
@@ -131,19 +125,21 @@ class Running(dist.Work):
             launched.synchronize()
 
 
-def _begin_thread(threads: int, stream: Stream | None) -> None:
+def _begin_thread(threads: int, stream: torch.cuda.Stream | None) -> None:
     # the number of threads is per thread: a new one would use all cores
     torch.set_num_threads(threads)
     if stream is not None:
         # so is the device: each rank would allocate a context on the first GPU
-        stream.set_device()
+        torch.cuda.set_device(stream.device)
 
 
-def _launch(stream: Stream, after: Event, call: Callable[[], None]) -> Event | None:
-    with stream.current():
-        stream.wait(after)
+def _launch(
+    stream: torch.cuda.Stream, after: torch.cuda.Event, call: Callable[[], None]
+) -> torch.cuda.Event:
+    with torch.cuda.stream(stream):
+        stream.wait_event(after)
         call()
-        return stream.record()
+        return stream.record_event()
 
 
 class Lanes:

@@ -1,28 +1,24 @@
-"""Base of collectives over a codec: envelopes, counts and exchange of payloads."""
+"""Base of collectives that compress: what is compressed, what is sent uncompressed, and why."""
 
-from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardlab.codecs.base import Codec, MessageKey
-from shardlab.codecs.identity import Identity
-from shardlab.codecs.unit import Unit
-from shardlab.codecs.wire import (
-    HEADER,
-    Buffers,
-    Contents,
-    PayloadError,
-    describe,
-    message_bytes,
-    seal,
-    unseal,
-)
-from shardlab.comm.collective import Collective
-from shardlab.comm.feedback import ErrorFeedback, Updates
+from shardlab.codecs.unit import Block, Unit
+from shardlab.comm.collective import Collective, labelled, uncompressed
+from shardlab.comm.feedback import ErrorFeedback, Layout, Updates
 from shardlab.comm.ledger import Kind, Ledger
+
+BY_NAME = "excluded by name"
+WARM_UP = "warm-up"
+NO_GRADIENT = "a parameter without gradient"
+_MESSAGES = "messages:"
+_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class CodecSettings(NamedTuple):
@@ -37,192 +33,226 @@ class CodecSettings(NamedTuple):
     updates: Updates | None = None
     """of the parameters that are sent: all messages of a unit between two updates use the same
     random numbers; without it every message has new ones"""
+    excluded: frozenset[str] = frozenset()
+    """names of blocks that are sent uncompressed"""
+    warmup: int = 0
+    """messages of each unit, from the start, that are sent uncompressed"""
 
 
 DEFAULT = CodecSettings()
 
 
 class CodecCollective(Collective):
-    """Collective that sends vectors as payloads of a codec.
+    """Collective that compresses messages, except those that are sent uncompressed.
 
-    A vector that the codec does not support is sent uncompressed, and the ledger lists the reason
-    under `uncompressed`: fewer than `minimum_size` elements, or another dtype than float32
-    (`BypassCollective` widens bf16 and fp16).
+    Uncompressed are, in this order, each counted in the ledger with its reason: messages of other
+    types than float32, bf16 and fp16; messages without the gradients of some parameters of the
+    unit; the first `warmup` messages of a unit; excluded blocks, which are taken out of the message
+    and sent as a separate one; messages of fewer than `minimum_size` elements. Codecs take float32:
+    narrower messages are widened for them, and have residuals in float32.
 
-    Raises:
-        ValueError: the class needs a linear codec, whose payloads can be summed.
-        PayloadError: (all collectives) a payload is damaged, or ranks call different collectives.
+    Subclasses compress float32 vectors in `_reduce_scatter`, `_all_reduce` and `_all_gather`; these
+    also get vectors below the minimum size, of any type, and send them by `_exact`.
     """
 
-    linear_only: ClassVar[bool] = False
-    """whether payloads are summed on the wire"""
+    ranks_per_node = 0
+    """of a two-level collective; 0 for one level"""
 
     def __init__(
         self,
         group: dist.ProcessGroup,
         ledger: Ledger,
         kind: Kind,
-        codec: Codec,
         settings: CodecSettings = DEFAULT,
+        extra: bool = False,
     ) -> None:
-        if self.linear_only and not codec.linear:
-            raise ValueError(f"codec {codec.name!r} cannot be summed on the wire")
-        super().__init__(group, ledger, kind)
-        self.codec = codec
-        self.feedback, self.minimum_size, self._seed, self._updates = settings
-        self._name = describe(codec)
-        self._steps: dict[str, int] = {}
-        self._agreed: set[tuple[str, int, str]] = set()
-        self._buffers = Buffers()
+        super().__init__(group, ledger, kind, extra)
+        self.feedback, self.minimum_size, self._seed, self._updates = settings[:4]
+        self._excluded, self._warmup = settings.excluded, settings.warmup
+        self._exact = uncompressed(group, ledger, kind, extra)
+        self._extra_exact = uncompressed(group, ledger, kind, extra=True)
+        self._messages: Counter[str] = Counter()
+        """of the warm-up, by unit"""
+        self._laid_out: set[tuple[str, int]] = set()
+
+    @labelled
+    def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
+        n = output.numel()
+        if self._bypasses(unit, n, self.world_size, vector.dtype):
+            self._exact.reduce_scatter(output, vector, scale, unit)
+        elif parts := self._parts(unit, self.world_size):
+            for part in parts:
+                message = part.select(vector.view(self.world_size, n))
+                result = message.new_empty(message.numel() // self.world_size)
+                if part.excluded:
+                    self._exact_of(parts).reduce_scatter(result, message, scale, part.unit)
+                else:
+                    self._widened_reduce_scatter(result, message, scale, part.unit)
+                part.insert(result, output.view(1, n))
+        else:
+            self._widened_reduce_scatter(output, vector, scale, unit)
+
+    @labelled
+    def all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
+        n = vector.numel()
+        if self._bypasses(unit, n, 1, vector.dtype):
+            self._exact.all_reduce(vector, scale, unit)
+        elif parts := self._parts(unit, 1):
+            for part in parts:
+                message = part.select(vector.view(1, n))
+                if part.excluded:
+                    self._exact_of(parts).all_reduce(message, scale, part.unit)
+                else:
+                    self._widened_all_reduce(message, scale, part.unit)
+                part.insert(message, vector.view(1, n))
+        else:
+            self._widened_all_reduce(vector, scale, unit)
+
+    @labelled
+    def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:  # noqa: D102
+        if self._bypasses(unit, shard.numel(), self.world_size, shard.dtype):
+            self._exact.all_gather(output, shard, unit)
+        elif self._is_wide(output):
+            self._all_gather(output, shard, unit)
+        else:
+            result = torch.empty_like(output, dtype=torch.float32)
+            with self._raw_bytes_of(shard):
+                self._all_gather(result, shard.float(), unit)
+            output.copy_(result)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the number of messages of each unit, from which random codecs continue."""
-        return {unit: torch.tensor(step) for unit, step in self._steps.items()}
+        """Return the number of messages of each unit in the warm-up; the same on all ranks."""
+        return {_MESSAGES + unit: torch.tensor(n) for unit, n in self._messages.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:  # noqa: D102
-        self._steps = {unit: int(step) for unit, step in state.items()}
+        self._messages = Counter(
+            {
+                name.removeprefix(_MESSAGES): int(n)
+                for name, n in state.items()
+                if name.startswith(_MESSAGES)
+            }
+        )
 
-    def _compresses(self, vector: Tensor) -> bool:
-        return not isinstance(self.codec, Identity) and self._obstacle(vector) is None
+    def _reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:
+        raise NotImplementedError
 
-    def _obstacle(self, vector: Tensor) -> str | None:
-        """Return why the codec does not support a message."""
-        if vector.numel() < self.minimum_size:
-            return f"fewer than {self.minimum_size} elements"
-        if vector.dtype != torch.float32:
-            return f"{vector.dtype}"
-        return None
+    def _all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:
+        raise NotImplementedError
 
-    def _report(self, vector: Tensor) -> None:
-        """Count a message that a codec was meant for but does not support."""
-        obstacle = self._obstacle(vector)
-        if obstacle is not None and not isinstance(self.codec, Identity):
-            self.account.uncompressed[obstacle] += 1
+    def _all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:
+        raise NotImplementedError
 
-    def _begin(self, vector: Tensor, unit: Unit) -> int:
-        """Return the step of this message of the unit.
-
-        Before the first message of each kind all ranks compare what they are about to send: gloo
-        aborts the process, without an error, when a message has an unexpected size.
-        """
-        if self._updates is None:
-            step = self._steps.get(unit.name, 0)
-            self._steps[unit.name] = step + 1
-        else:
-            step = self._updates.count
-        self._report(vector)
-        what = self._name if self._compresses(vector) else f"none ({vector.dtype})"
-        seen = (unit.name, vector.numel(), what)
-        if seen not in self._agreed and self.world_size > 1:
-            self._agree(Contents(what, vector.numel(), unit.name, step), vector.device)
-            self._agreed.add(seen)
-        return step
-
-    def _agree(self, contents: Contents, device: torch.device) -> None:
-        own = torch.tensor([contents.identity()], device=device)
-        others = [torch.empty_like(own) for _ in range(self.world_size)]
-        others[self.rank] = own
-        with self.ledger.extra_collective(self.account, device):
-            self.transport.exchange([own] * self.world_size, others)
-        self._count_number()
-        for rank, other in enumerate(others):
-            contents.check(int(other), rank)
-
-    def _encode(self, vector: Tensor, part: str, step: int, out: Tensor) -> Tensor:
-        """Return the payload of a vector, written to the beginning of `out`."""
-        key = self._key(part, step, self.rank)
-        if self.feedback is None:
-            payload = self.codec.encode(vector, key, out)
-        else:
-            payload = self.feedback.encode(self.codec, vector, part, key, out)
-        # an empty tensor has no address
-        if payload.numel() and payload.data_ptr() != out.data_ptr():
-            raise ValueError(f"codec {self.codec.name!r} wrote elsewhere than to `out`")
-        return payload
-
-    def _seal(self, vectors: Sequence[Tensor], parts: Sequence[str], step: int) -> list["Sealed"]:
-        """Return the messages of vectors of equal length; part i names vector i."""
-        n = vectors[0].numel()
-        bound = self.codec.payload_bytes(n)
-        sizes = [message_bytes(bound)] * len(vectors)
-        buffers = self._buffers.messages("sent", sizes, vectors[0].device)
-        result = []
-        with self._timed("encode_s", vectors[0]):
-            for vector, part, message in zip(vectors, parts, buffers, strict=True):
-                payload = self._encode(vector, part, step, message[HEADER : HEADER + bound])
-                message = seal(message, payload.numel(), self._contents(n, part, step))
-                result.append(Sealed(message, payload))
-        return result
-
-    def _swap(self, mine: Sequence["Sealed"], n: int, part: str, step: int) -> list[Tensor]:
-        """Send message i to rank i; return the payloads of all ranks, in rank order.
+    def _bypasses(self, unit: Unit, chunk: int, chunks: int, dtype: torch.dtype) -> bool:
+        """Return whether a whole message is sent uncompressed; count the reason.
 
         Args:
-            part: names what this rank receives.
+            chunk: elements of a chunk.
+            chunks: number of chunks into which the rows of each block are cut.
         """
-        sizes = self._incoming(mine, n)
-        expected = [0 if rank == self.rank else message_bytes(s) for rank, s in enumerate(sizes)]
-        received = self._buffers.messages("received", expected, mine[0].message.device)
-        self.transport.exchange([sealed.message for sealed in mine], received)
-        contents = self._contents(n, part, step)
-        with self._timed("decode_s", mine[0].message):
-            return [
-                mine[rank].payload
-                if rank == self.rank
-                else unseal(message, size, contents, rank, self._read_later)
-                for rank, (message, size) in enumerate(zip(received, sizes, strict=True))
-            ]
+        if dtype not in _TYPES:
+            reason = str(dtype)
+        elif unit.blocks and sum(unit.chunk_sizes(chunks)) != chunk:
+            reason = NO_GRADIENT
+        elif self._messages[unit.name] < self._warmup:
+            self._messages[unit.name] += 1
+            reason = WARM_UP
+        else:
+            return False
+        self.account.uncompressed[reason] += 1
+        return True
 
-    def _incoming(self, mine: Sequence["Sealed"], n: int) -> list[int]:
-        """Return the bytes of each payload to receive; variable codecs exchange them first."""
-        bound = self.codec.payload_bytes(n)
-        if not self.codec.variable or self.world_size == 1:
-            return [bound] * self.world_size
-        outgoing = torch.tensor(
-            [sealed.payload.numel() for sealed in mine], device=mine[0].payload.device
-        )
-        incoming = outgoing.clone()
-        with self.ledger.extra_collective(self.account, outgoing.device):
-            self.transport.exchange(outgoing.split(1), incoming.split(1))
-        self._count_number()
-        sizes: list[int] = incoming.tolist()
-        for rank, size in enumerate(sizes):
-            if not 0 <= size <= bound:
-                raise PayloadError(
-                    f"rank {rank} announces a payload of {size} bytes, codec {self._name} makes at "
-                    f"most {bound} of {n} elements"
-                )
-        return sizes
+    def _is_short(self, vector: Tensor) -> bool:
+        """Return whether a message is too short for the codec; count that."""
+        if vector.numel() >= self.minimum_size:
+            return False
+        self.account.uncompressed[f"fewer than {self.minimum_size} elements"] += 1
+        return True
 
-    def _read_later(self, value: Tensor, read: Callable[[int], None]) -> None:
-        self.ledger.deferred.value(self.account, value, lambda _, found: read(int(found)))
+    def _parts(self, unit: Unit, chunks: int) -> list["_Part"]:
+        """Return the excluded blocks and the others as separate messages; none without excluded."""
+        if not self._excluded or not any(block.name in self._excluded for block in unit.blocks):
+            return []
+        self.account.uncompressed[BY_NAME] += 1
+        parts = [_Part(True, unit.name), _Part(False, unit.name)]
+        start = 0
+        for block, width in zip(unit.blocks, unit.chunk_sizes(chunks), strict=True):
+            part = parts[0] if block.name in self._excluded else parts[1]
+            part.blocks.append(block)
+            part.columns.append(slice(start, start + width))
+            start += width
+        return [part for part in parts if part.blocks]
 
-    def _key(self, part: str, step: int, rank: int) -> MessageKey:
-        return MessageKey(self._seed, step, part, rank)
+    def _exact_of(self, parts: list["_Part"]) -> Collective:
+        """Return the collective of excluded blocks, an extra one where others remain."""
+        return self._exact if len(parts) == 1 else self._extra_exact
 
-    def _contents(self, n: int, part: str, step: int) -> Contents:
-        return Contents(self._name, n, part, step)
+    def _widened_reduce_scatter(
+        self, output: Tensor, vector: Tensor, scale: float, unit: Unit
+    ) -> None:
+        if self.feedback is not None and (unit.name, vector.numel()) not in self._laid_out:
+            self._lay_out(unit, Layout.scattering(unit, self.world_size, output.numel()), vector)
+        if self._is_wide(vector):
+            self._reduce_scatter(output, vector, scale, unit)
+            return
+        result = torch.empty_like(output, dtype=torch.float32)
+        with self._raw_bytes_of(vector):
+            self._reduce_scatter(result, vector.float(), scale, unit)
+        output.copy_(result)
 
-    def _count_number(self) -> None:
-        """Count a number of 8 bytes sent to every other rank."""
-        nbytes = 8 * (self.world_size - 1)
-        self._count(raw=0.0, wire=float(nbytes))
-        self.account.metadata_bytes += nbytes
+    def _widened_all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:
+        if self.feedback is not None and (unit.name, vector.numel()) not in self._laid_out:
+            self._lay_out(unit, Layout.whole(self.world_size, vector.numel()), vector)
+        if self._is_wide(vector):
+            self._all_reduce(vector, scale, unit)
+            return
+        wide = vector.float()
+        with self._raw_bytes_of(vector):
+            self._all_reduce(wide, scale, unit)
+        vector.copy_(wide)
 
-    def _count_sent(self, n: int, sealed: "Sealed", copies: int) -> None:
-        """Count a message of n elements sent to `copies` ranks."""
-        account, content = self.account, self.codec.content(n, sealed.payload)
-        envelope = sealed.message.numel() - sealed.payload.numel()
-        account.bytes_wire += copies * sealed.message.numel()
-        account.elements += copies * n
-        account.elements_sent += copies * content.elements
-        account.index_bytes += copies * content.index_bytes
-        account.metadata_bytes += copies * (content.metadata_bytes + envelope)
+    def _lay_out(self, unit: Unit, layout: Layout, vector: Tensor) -> None:
+        """Record the order of a unit's elements before its first message of a size."""
+        assert self.feedback is not None, "there are residuals"
+        self.feedback.lay_out(unit.name, layout._replace(ranks_per_node=self.ranks_per_node))
+        self._laid_out.add((unit.name, vector.numel()))
+
+    def _is_wide(self, vector: Tensor) -> bool:
+        """Return whether a message needs no conversion: short ones have no codec."""
+        return vector.dtype == torch.float32 or vector.numel() < self.minimum_size
+
+    @contextmanager
+    def _raw_bytes_of(self, narrow: Tensor) -> Iterator[None]:
+        """Count `bytes_raw` of float32 in the block as those of a narrower type."""
+        account, raw = self.account, self.account.bytes_raw
+        yield
+        account.bytes_raw = raw + (account.bytes_raw - raw) * narrow.element_size() / 4
 
 
-class Sealed(NamedTuple):
-    """Payload in its envelope."""
+class _Part:
+    """Blocks of a unit that are sent as one message.
 
-    message: Tensor
-    payload: Tensor
-    """the part of `message` that the codec wrote"""
+    Args:
+        excluded: from compression.
+    """
+
+    def __init__(self, excluded: bool, name: str) -> None:
+        self.excluded, self._name = excluded, name
+        self.blocks: list[Block] = []
+        self.columns: list[slice] = []
+        """of the blocks, in the chunks of the whole unit"""
+
+    @property
+    def unit(self) -> Unit:
+        return Unit(self._name, tuple(self.blocks))
+
+    def select(self, chunks: Tensor) -> Tensor:
+        """Return the elements of these blocks, from vectors [chunks, n], as one flat vector."""
+        return torch.cat([chunks[:, columns] for columns in self.columns], 1).flatten()
+
+    def insert(self, vector: Tensor, chunk: Tensor) -> None:
+        """Write the elements of these blocks to a chunk [1, n] of the whole unit."""
+        start = 0
+        for columns in self.columns:
+            width = columns.stop - columns.start
+            chunk[0, columns] = vector[start : start + width]
+            start += width

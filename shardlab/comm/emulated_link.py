@@ -6,7 +6,7 @@ it receives, full duplex. The bucket counts Ethernet frames of 1514 bytes that c
 payload, so a program can reach 95.6 % of the rate.
 
 The namespaces do not emulate the delay: netem, which could hold packets back, is missing from many
-kernels. Collectives add it to each of their operations (`shardlab.comm.traffic.LinkThrottle`);
+kernels. Collectives add it to each of their operations (`LinkThrottle`);
 what torch sends by itself, such as the norm of clipped gradients, has no delay.
 
 The namespaces are anonymous: they last as long as an open file or a process refers to them. The
@@ -20,23 +20,63 @@ import os
 import socket
 import struct
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from shardlab.comm.traffic import LinkThrottle
+from torch.profiler import record_function
+
 from shardlab.config.link import Link, bucket_bytes
 from shardlab.config.run_record import LinkEmulation
 from shardlab.core.errors import UserError
 from shardlab.core.progress import say
+from shardlab.profiling.labels import LINK
 
 _CLONE_NEWNET = 0x40000000
 _SIOCGIFFLAGS, _IFF_RUNNING = 0x8913, 0x40
 _INTERFACE = "link0"
 """name of a rank's end of its link, inside the namespace of the rank"""
+
+
+class LinkThrottle:
+    """Emulated link of one rank: delays the end of its operations as the link would.
+
+    An operation that is issued at t and moves b bytes ends no earlier than
+    max(t, when the link is free) + 8 b / rate + delay; the link is free again `delay` before that.
+    Both directions of the link are alike, so b is the larger one of bytes sent and received.
+
+    Args:
+        bits_per_second: None where network namespaces limit the rate.
+    """
+
+    def __init__(self, delay_ms: float, bits_per_second: int | None = None) -> None:
+        self._delay_s = delay_ms / 1e3
+        self._bits_per_second = bits_per_second
+        self._free = 0.0
+        # the main thread and `Background` threads share the link
+        self._lock = Lock()
+
+    def carry(self, nbytes: float) -> float:
+        """Reserve the link for an operation issued now; return when its last byte is sent.
+
+        Times are those of `time.perf_counter`.
+        """
+        seconds = 8 * nbytes / self._bits_per_second if self._bits_per_second else 0.0
+        with self._lock:
+            self._free = max(time.perf_counter(), self._free) + seconds
+            return self._free
+
+    def end(self, carried: float) -> None:
+        """Sleep until the end of an operation whose last byte is sent at `carried`."""
+        left = carried + self._delay_s - time.perf_counter()
+        if left > 0:
+            with record_function(LINK):
+                time.sleep(left)
 
 
 class Links:
@@ -102,20 +142,14 @@ class Links:
 
         Call it in the process that created the links, or in a rank.
         """
-        self._set_port(rank, "down")
 
-    def fix(self, rank: int) -> None:
-        """Connect the rank again."""
-        self._set_port(rank, "up")
-
-    def _set_port(self, rank: int, state: str) -> None:
-        def set_port() -> None:
+        def set_port_down() -> None:
             _enter(self._namespaces[-1])
-            _run("ip", "link", "set", "dev", _port(rank), state)
+            _run("ip", "link", "set", "dev", _port(rank), "down")
 
         with ThreadPoolExecutor(1) as thread:
             # a separate thread, since it stays in the namespace of the bridge
-            thread.submit(set_port).result()
+            thread.submit(set_port_down).result()
 
     def _build(self) -> None:
         self._namespaces = [self._new_namespace() for _ in range(self.world_size + 1)]

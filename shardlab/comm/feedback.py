@@ -3,24 +3,51 @@
 Error feedback must be able to roll back a whole step, however many messages the step took. Random
 codecs of weights must draw the same numbers in the forward and the backward pass of a step. So both
 are notified when an optimizer has updated the parameters.
+
+Residuals are stored as
+
+    fp32    4 bytes per element, exact
+    bf16    2 bytes, rounded to nearest even
+    int8    1 byte and 1/64 for the scales: `shardlab.codecs.kernels.integers` in groups of 128
+
+Error feedback loses what this rounding drops, as in LoCo (Xie et al. 2024), which stores residuals
+in eight bits. Magnitudes are clamped to 2**126, the largest that both narrow forms hold.
 """
 
 import math
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from shardlab.codecs.base import Codec, MessageKey
+from shardlab.codecs.kernels.integers import KERNELS
+from shardlab.codecs.unit import Block, Unit
 from shardlab.codecs.wire import Buffers
-from shardlab.comm.layout import LAYOUT, Layout
-from shardlab.comm.residuals import Residual, blank, elements, narrow, widen
+from shardlab.core.device import accelerator_of
 from shardlab.core.errors import UserError
 
+LAYOUT = "layout:"
+"""prefix of layouts in the state of error feedback; parts begin with units, which have no colon"""
+ACROSS = "@nodes"
+"""suffix of units at the second level of `HierarchicalCollective`"""
 _COUNT = "weights.updates"
+
+Residual = Literal["fp32", "bf16", "int8"]
+
+_INT8 = KERNELS["int8"]
+_GROUP = 128
+_LARGEST = 2.0**126
+_LARGEST_SCALE = torch.tensor(_LARGEST / 127, dtype=torch.bfloat16)
+"""of a group that holds `_LARGEST`; larger elements have no smaller one"""
+_DTYPES: dict[Residual, torch.dtype] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "int8": torch.uint8,
+}
 
 
 class Updates:
@@ -42,6 +69,68 @@ class Updates:
         self.count = int(state.get(_COUNT, 0))
 
 
+class Layout(NamedTuple):
+    """Order of the elements of a unit in a message of a given world size.
+
+    `scattered`: as `Unit` defines it, rows over the ranks, block by block;
+    otherwise one vector that is padded at its end to a multiple of the world size.
+    """
+
+    world_size: int
+    scattered: bool
+    shapes: tuple[tuple[int, int], ...]
+    """rows and columns of each block"""
+    ranks_per_node: int = 0
+    """of two levels, whose residuals lie in the order of `HierarchicalCollective`; 0 for one"""
+
+    @classmethod
+    def scattering(cls, unit: Unit, world_size: int, n: int) -> "Layout":
+        """Return the layout of vector[world_size * n], scattered; without blocks one of n rows."""
+        blocks = unit.blocks or (Block(unit.name, world_size * n, 1),)
+        return cls(world_size, True, tuple((b.rows, b.columns) for b in blocks))
+
+    @classmethod
+    def whole(cls, world_size: int, n: int) -> "Layout":
+        """Return the layout of vector[n] that is summed whole."""
+        return cls(world_size, False, ((n, 1),))
+
+    def tensor(self) -> Tensor:
+        """Return int64 [3 + 2 * blocks], for a state."""
+        numbers = [self.world_size, int(self.scattered), self.ranks_per_node]
+        return torch.tensor([*numbers, *(x for shape in self.shapes for x in shape)])
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Layout":
+        """Return the layout from its `tensor()`."""
+        world_size, scattered, ranks_per_node, *rest = tensor.tolist()
+        shapes = tuple(zip(rest[::2], rest[1::2], strict=True))
+        return cls(world_size, bool(scattered), shapes, ranks_per_node)
+
+    def describe(self) -> str:
+        """Return a phrase for messages."""
+        elements = sum(rows * columns for rows, columns in self.shapes)
+        nodes = f" in nodes of {self.ranks_per_node}" if self.ranks_per_node else ""
+        return f"{elements} elements in {len(self.shapes)} blocks on {self.world_size} ranks{nodes}"
+
+    def blocks_of(self, chunks: Sequence[Tensor]) -> list[Tensor]:
+        """Return the blocks [rows, columns] without padding, from the chunks of all ranks."""
+        widths = [-(-rows // self.world_size) * columns for rows, columns in self.shapes]
+        pieces = torch.stack(list(chunks)).split(widths, 1)
+        return [
+            piece.reshape(-1, columns)[:rows]
+            for piece, (rows, columns) in zip(pieces, self.shapes, strict=True)
+        ]
+
+    def chunks_of(self, blocks: Sequence[Tensor]) -> list[Tensor]:
+        """Return the chunk of each rank, padded with zeros, from the blocks [rows, columns]."""
+        size = self.world_size
+        pieces = [
+            torch.nn.functional.pad(block, (0, 0, 0, -len(block) % size)).reshape(size, -1)
+            for block in blocks
+        ]
+        return list(torch.cat(pieces, 1))
+
+
 class ErrorFeedback:
     """Residuals of one sender, one per part of a message (Karimireddy et al. 2019, algorithm 2).
 
@@ -49,7 +138,7 @@ class ErrorFeedback:
     `unit<` the shard that its owner sends to an all-gather, `unit*` a vector that is sent whole.
 
     Laws:
-    - over any number of messages, sum(sent) + residual = sum(given), up to the rounding of the
+    - over any number of messages, sum(sent) + residual = sum(vectors), up to the rounding of the
       storage (none for `fp32`);
     - a residual is always finite;
     - `rollback` restores, bit for bit, the residuals before the step.
@@ -59,7 +148,7 @@ class ErrorFeedback:
     write the same generation of a residual; the generation before it is kept for `rollback`.
 
     Args:
-        residual: storage of residuals, see `shardlab.comm.residuals`.
+        residual: storage of residuals: fp32, bf16 or int8.
     """
 
     def __init__(self, residual: Residual = "fp32") -> None:
@@ -75,7 +164,7 @@ class ErrorFeedback:
     def encode(
         self, codec: Codec, vector: Tensor, part: str, key: MessageKey, out: Tensor | None = None
     ) -> Tensor:
-        """Return the payload of `vector` + residual; keep what the payload lacks as the residual.
+        """Return the payload of `vector` + residual; store what the payload lacks as the residual.
 
         Args:
             out: buffer for the payload, see `Codec.encode`.
@@ -85,31 +174,27 @@ class ErrorFeedback:
         """
         current, target = self._open(vector, part)
         if self._kind == "fp32":
-            payload = codec.encode_residual(vector, current, target, key, out)
-        else:
-            buffer = self._buffers.floats("residual", vector.numel(), vector.device)
-            residual = widen(current, buffer)
-            payload = codec.encode_residual(vector, residual, residual, key, out)
-            narrow(residual, target)
-        self._close(part, target)
+            return codec.encode_residual(vector, current, target, key, out)
+        buffer = self._buffers.floats("residual", vector.numel(), vector.device)
+        residual = widen(current, buffer)
+        payload = codec.encode_residual(vector, residual, residual, key, out)
+        narrow(residual, target)
         return payload
 
-    def given(self, vector: Tensor, part: str) -> Tensor:
+    def corrected(self, vector: Tensor, part: str) -> Tensor:
         """Return `vector` + residual: a new float32 vector."""
-        current, _ = self._open(vector, part)
-        return vector + widen(current)
+        return vector + widen(self._residual(vector, part))
 
-    def keep(self, part: str, rest: Tensor, sent: Tensor) -> None:
-        """Keep `rest`, the part of `given(vector, part)` that was not sent, as the residual.
+    def store_residual(self, part: str, error: Tensor, mask: Tensor) -> None:
+        """Store `error`, the part of `corrected(vector, part)` that was not sent, as the residual.
 
         Args:
-            sent: bool [], on the device; where it is false, the residual does not change.
+            mask: bool [], on the device; where it is false, the residual does not change.
         """
-        current, target = self._open(rest, part)
+        current, target = self._open(error, part)
         before = current.clone() if target is current else current
-        narrow(torch.where(rest.isfinite(), rest, widen(current)), target)
-        torch.where(sent, target, before, out=target)
-        self._close(part, target)
+        narrow(torch.where(error.isfinite(), error, widen(current)), target)
+        torch.where(mask, target, before, out=target)
 
     def step_ended(self) -> None:
         """End the step: the parameters are updated, so `rollback` goes back no further."""
@@ -165,26 +250,30 @@ class ErrorFeedback:
 
     def _open(self, vector: Tensor, part: str) -> tuple[Tensor, Tensor]:
         """Return the residual to add and the storage of the next one; they may be the same."""
+        current = self._residual(vector, part)
+        if part in self._changed and not self._has_step_hook:
+            self._changed.clear()
+        if part in self._changed:
+            return current, current
+        self._changed.add(part)
+        self._current[part], self._before[part] = self._before[part], current
+        return current, self._current[part]
+
+    def _residual(self, vector: Tensor, part: str) -> Tensor:
+        """Return the stored residual of a part, zeros at first."""
         if part not in self._current:
             self._new(part, vector.numel(), vector.device)
         current = self._current[part]
-        if elements(current) != vector.numel():
+        if current.numel() != vector.numel() and elements(current) != vector.numel():
             raise ValueError(
                 f"error feedback: message {part!r} has {vector.numel()} elements, its residual "
                 f"{elements(current)}: the layout of the model changed"
             )
-        if part in self._changed and not self._has_step_hook:
-            self._changed.clear()
-        return current, current if part in self._changed else self._before[part]
-
-    def _close(self, part: str, target: Tensor) -> None:
-        if part not in self._changed:
-            self._current[part], self._before[part] = target, self._current[part]
-            self._changed.add(part)
+        return current
 
     def _new(self, part: str, n: int, device: torch.device) -> None:
-        self._current[part] = blank(self._kind, n, device)
-        self._before[part] = blank(self._kind, n, device)
+        self._current[part] = zeros(self._kind, n, device)
+        self._before[part] = zeros(self._kind, n, device)
 
 
 def register_step_hook(model: nn.Module, listener: Updates | ErrorFeedback) -> Callable[[], None]:
@@ -208,3 +297,68 @@ def register_step_hook(model: nn.Module, listener: Updates | ErrorFeedback) -> C
     # models are dropped without `detach`, and the registry of torch is global
     weakref.finalize(listener, hook.remove)
     return hook.remove
+
+
+def zeros(kind: Residual, n: int, device: torch.device) -> Tensor:
+    """Return n stored zeros."""
+    size = _INT8.payload_bytes(n, _GROUP) if kind == "int8" else n
+    return torch.zeros(size, dtype=_DTYPES[kind], device=device)
+
+
+def elements(stored: Tensor) -> int:
+    """Return the number of elements that `stored` holds."""
+    if stored.dtype != torch.uint8:
+        return stored.numel()
+    groups = -(-stored.numel() // (_GROUP + 2))
+    return stored.numel() - 2 * groups
+
+
+def widen(stored: Tensor, out: Tensor | None = None) -> Tensor:
+    """Return the elements in float32: `stored` itself if that is its dtype.
+
+    Args:
+        out: float32 [elements], written otherwise; by default a new vector.
+    """
+    if stored.dtype == torch.float32:
+        return stored
+    if out is None:
+        out = torch.empty(elements(stored), dtype=torch.float32, device=stored.device)
+    if stored.dtype == torch.uint8:
+        _INT8.decode_sum([stored], _GROUP, out)
+    else:
+        out.copy_(stored)
+    return out
+
+
+def narrow(vector: Tensor, stored: Tensor) -> None:
+    """Write a finite float32 vector to `stored`; clamp in `vector` what its form cannot hold."""
+    if stored.dtype == torch.float32:
+        stored.copy_(vector)
+    elif stored.dtype == torch.uint8:
+        if on_device := accelerator_of(vector.device) is not None:
+            vector.clamp_(-_LARGEST, _LARGEST)  # the host would wait for a look at the scales
+        _INT8.encode(vector, _GROUP, payload=stored)
+        if on_device:
+            return
+        # checking the scales is cheaper than a pass over all elements; NaN means too large
+        scales = stored[: 2 * -(-vector.numel() // _GROUP)].view(torch.bfloat16)
+        if scales.numel() and not scales.amax() < _LARGEST_SCALE:
+            _INT8.encode(vector.clamp_(-_LARGEST, _LARGEST), _GROUP, payload=stored)
+    else:
+        stored.copy_(vector.clamp_(-_LARGEST, _LARGEST))
+
+
+def store_like(stored: Tensor, vector: Tensor) -> Tensor:
+    """Return a float32 vector in the form of `stored`."""
+    kind = next(kind for kind, dtype in _DTYPES.items() if dtype == stored.dtype)
+    result = zeros(kind, vector.numel(), vector.device)
+    narrow(vector.clone(), result)
+    return result
+
+
+def mean(stored: Sequence[Tensor]) -> Tensor:
+    """Return the mean of residuals in float32, summed in float64."""
+    total = torch.zeros(elements(stored[0]), dtype=torch.float64, device=stored[0].device)
+    for each in stored:
+        total += widen(each)
+    return (total / len(stored)).float()

@@ -26,9 +26,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.background import Lanes
-from shardlab.comm.collective import Collective, MakeCollective
-from shardlab.comm.hierarchy import subgroup
-from shardlab.comm.layout import REPLICAS
+from shardlab.comm.collective import REPLICAS, Collective, MakeCollective
+from shardlab.comm.object_collectives import subgroup
 from shardlab.core.device import accelerator_of
 from shardlab.core.errors import UserError
 from shardlab.models.unit_names import plain
@@ -175,12 +174,14 @@ class _ReduceScatterHook(_Allocate, ReduceScatter):
         op: Any,
         async_op: bool = False,
     ) -> None:
-        arguments = output_tensor, input_tensor, _scale(op, dist.get_world_size(group)), self._unit
         collective = self._make(group)
+        scale = _scale(op, collective.world_size)
         if self._lanes is None:
-            collective.reduce_scatter(*arguments)
+            collective.reduce_scatter(output_tensor, input_tensor, scale, self._unit)
             return
-        running = self._lanes.reductions.start(collective.reduce_scatter, *arguments)
+        running = self._lanes.reductions.start(
+            collective.reduce_scatter, output_tensor, input_tensor, scale, self._unit
+        )
         # FSDP2 scales and converts the sum on this thread, which must not overtake the reduction
         if op != dist.ReduceOp.AVG or self._is_read_at_once(output_tensor):
             running.wait()
@@ -244,7 +245,7 @@ class _AllReduceHook:
         self._collective.all_reduce(gradient, scale, self._unit)
         if (accelerator := accelerator_of(gradient.device)) is not None:
             # FSDP2 may free it before the all-reduce stream, on which this runs, has used it
-            accelerator.current_stream().uses(gradient)
+            gradient.record_stream(accelerator.current_stream())
         if self._then is not None:
             self._then(gradient)
 

@@ -1,21 +1,32 @@
 """Ledger of one rank: bytes requested, bytes sent, and the time of codecs."""
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from shardlab.comm.deferred import Deferred
-from shardlab.comm.traffic import Traffic
+from shardlab.comm.transport import Traffic
+from shardlab.core.device import Moment, now, seconds_between
 
 Kind = Literal["gradients", "weights"]
-Coding = Literal["encode_s", "decode_s"]
-Timer = AbstractContextManager[None]
+Times = Literal["encode_s", "decode_s", "extra_collective_s"]
+
+_UNREAD = 1024
+"""times on a GPU that are kept as pairs of events"""
+
+
+class _Span(NamedTuple):
+    """Time on a GPU that nobody has read yet."""
+
+    what: Times
+    begin: torch.cuda.Event
+    end: torch.cuda.Event
+    sign: int
 
 
 @dataclass
@@ -26,7 +37,7 @@ class Account:
     extra_collectives: int = 0
     """collectives that an uncompressed run would not need"""
     extra_collective_s: float = 0.0
-    """wall time in them, including waits for other ranks"""
+    """wall time in their exchanges, including waits for other ranks"""
     bytes_raw: float = 0.0
     """bytes that the best algorithm sends uncompressed, in the dtype of the vectors"""
     bytes_wire: float = 0.0
@@ -39,25 +50,50 @@ class Account:
     elements_sent: int = 0
     encode_s: float = 0.0
     decode_s: float = 0.0
-    not_finite: int = 0
-    """results of compressed reductions that hold a NaN or an infinity on this rank; uncompressed
-    ones show in the norm of the gradient, and a check of each message would cost as much"""
+    not_finite: int | Tensor = 0
+    """results of compressed reductions that hold a NaN or an infinity on this rank, on a GPU a
+    tensor; uncompressed ones show in the norm of the gradient, and a check of each message would
+    cost as much"""
     uncompressed: Counter[str] = field(default_factory=Counter)
     """messages that a codec was meant for but does not support, by reason"""
+    _unread: deque[_Span] = field(default_factory=deque)
 
     def add(self, other: "Account") -> None:
         """Add the sums of another account."""
         for each in fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
+    def add_time(self, what: Times, begin: Moment, device: torch.device, sign: int = 1) -> None:
+        """Add the time since `begin`, on a GPU that of the current stream's work."""
+        end = now(device)
+        if isinstance(begin, float) or isinstance(end, float):
+            setattr(self, what, getattr(self, what) + sign * seconds_between(begin, end))
+            return
+        self._unread.append(_Span(what, begin, end, sign))
+        while len(self._unread) > _UNREAD and self._unread[0].end.query():
+            self._read(self._unread.popleft())
+
+    def sums(self) -> dict[str, Any]:
+        """Return all sums as plain values; the host waits for the device."""
+        while self._unread:
+            self._unread[0].end.synchronize()
+            self._read(self._unread.popleft())
+        self.not_finite = int(self.not_finite)
+        values = {**vars(self), "uncompressed": dict(self.uncompressed)}
+        del values["_unread"]
+        return values
+
     def summary(self) -> dict[str, Any]:
         """Return the sums with the ratio of raw to wire bytes and the fraction of elements sent."""
         return {
-            **vars(self),
-            "uncompressed": dict(self.uncompressed),
+            **self.sums(),
             "compression_ratio": self.bytes_raw / self.bytes_wire if self.bytes_wire else 1.0,
             "density": self.elements_sent / self.elements if self.elements else None,
         }
+
+    def _read(self, span: _Span) -> None:
+        seconds = span.sign * seconds_between(span.begin, span.end)
+        setattr(self, span.what, getattr(self, span.what) + seconds)
 
 
 @dataclass
@@ -91,58 +127,49 @@ class Ledger:
     def __init__(self) -> None:
         self.traffic = Traffic()
         """timer of all operations, which also emulates a link"""
-        self._accounts: Accounts = {}
-        self._apart: dict[int, Accounts] = {}
-        self._thread = threading.local()
-        self.deferred: Deferred[Account] = Deferred()
-        """counts and times that a device knows"""
         self.audit: Audit | None = None
         """set while compressed reductions are compared with exact ones"""
-        self.reset()
+        self._accounts = _new()
+        self._of_steps: dict[int, Accounts] = {}
+        self._thread = threading.local()
 
     @property
     def accounts(self) -> Accounts:
         """Accounts of this thread by kind of message."""
-        apart: Accounts | None = getattr(self._thread, "apart", None)
-        return self._accounts if apart is None else apart
+        of_step: Accounts | None = getattr(self._thread, "of_step", None)
+        return self._accounts if of_step is None else of_step
 
     def settle(self) -> None:
-        """Read what a device knows, for counts and for times of steps; the host waits for it."""
-        self.deferred.settle()
+        """Read the times of steps on a GPU; the host waits for it."""
         self.traffic.settle()
 
     def reset(self) -> None:
-        """Set all counts to 0, except those of `apart`."""
-        self.settle()
+        """Set all counts to 0, except those of `step_accounts`."""
         self._accounts = _new()
 
     @contextmanager
-    def apart(self, step: int | None) -> Iterator[None]:
+    def step_accounts(self, step: int | None) -> Iterator[None]:
         """Count operations of this thread separately, for a step that may not have begun yet.
 
         Args:
             step: None for operations that belong to no step and are not counted.
         """
-        self._thread.apart = _new() if step is None else self._apart.setdefault(step, _new())
+        self._thread.of_step = _new() if step is None else self._of_steps.setdefault(step, _new())
         try:
             yield
         finally:
             # the thread is reused, also after an error
-            self._thread.apart = None
+            self._thread.of_step = None
 
-    def join(self, step: int) -> None:
-        """Add the counts of `apart` for a step; all its operations must have ended."""
-        for kind, account in self._apart.pop(step, {}).items():
+    def merge_step(self, step: int) -> None:
+        """Add the counts of `step_accounts` for a step, all of whose operations have ended."""
+        for kind, account in self._of_steps.pop(step, {}).items():
             self._accounts[kind].add(account)
-            self.deferred.move(account, self._accounts[kind])
 
     def sums(self) -> dict[Kind, dict[str, Any]]:
         """Return all counts as plain values."""
         self.settle()
-        return {
-            kind: {**vars(account), "uncompressed": dict(account.uncompressed)}
-            for kind, account in self._accounts.items()
-        }
+        return {kind: account.sums() for kind, account in self._accounts.items()}
 
     def load_sums(self, sums: Mapping[Kind, Mapping[str, Any]]) -> None:
         """Continue from `sums()`."""
@@ -154,32 +181,6 @@ class Ledger:
         """Return bytes_raw, bytes_wire, compression_ratio and so on by kind of message."""
         self.settle()
         return {kind: account.summary() for kind, account in self._accounts.items()}
-
-    def timed(self, account: Account, what: Coding, device: torch.device) -> Timer:
-        """Add the time of the block to the account; within `extra_collective` only to `what`."""
-        inside = getattr(self._thread, "extra", False)
-
-        def read(account: Account, seconds: float) -> None:
-            setattr(account, what, getattr(account, what) + seconds)
-            if inside:
-                account.extra_collective_s -= seconds
-
-        return self.deferred.seconds(account, device, read)
-
-    @contextmanager
-    def extra_collective(self, account: Account, device: torch.device) -> Iterator[None]:
-        """Count the block as a collective that only the codec needs, without the coding in it."""
-
-        def read(account: Account, seconds: float) -> None:
-            account.extra_collective_s += seconds
-
-        account.extra_collectives += 1
-        self._thread.extra = True
-        try:
-            with self.deferred.seconds(account, device, read):
-                yield
-        finally:
-            self._thread.extra = False
 
     @contextmanager
     def auditing(self) -> Iterator[Audit]:

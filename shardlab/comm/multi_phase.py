@@ -11,23 +11,23 @@ from torch import Tensor
 from shardlab.codecs.base import MessageKey
 from shardlab.codecs.multi_phase import Communicator, MultiPhaseMethod, alarm
 from shardlab.codecs.unit import Unit
-from shardlab.comm.codec_collective import DEFAULT, CodecSettings
-from shardlab.comm.collective import Collective, labelled
+from shardlab.codecs.wire import describe
+from shardlab.comm.codec_collective import DEFAULT, CodecCollective, CodecSettings
 from shardlab.comm.ledger import Account, Kind, Ledger
-from shardlab.comm.native import Native
+from shardlab.core.device import now
 
 Reduce = Callable[[Tensor, Unit, Communicator, MessageKey], Tensor]
 
 
-class MultiPhaseCollective(Collective):
-    """Reductions by a multi-phase method; gathers are the process group's own.
+class MultiPhaseCollective(CodecCollective):
+    """Reductions by a multi-phase method; gathers are uncompressed.
 
     The ledger's `encode_s` is the computation of the method, `extra_collectives` counts its phases
     after the first. Where the result is not finite (the same on all ranks) residuals do not change;
     they are named `UNIT*`.
 
     Args:
-        method: for vectors of at least `minimum_size` elements; shorter ones are sent as float32.
+        method: for vectors of at least `minimum_size` elements; shorter ones are sent uncompressed.
     """
 
     def __init__(
@@ -38,73 +38,66 @@ class MultiPhaseCollective(Collective):
         method: MultiPhaseMethod,
         settings: CodecSettings = DEFAULT,
     ) -> None:
-        super().__init__(group, ledger, kind)
+        super().__init__(group, ledger, kind, settings)
         self.method = method
-        self.feedback, self.minimum_size, self._seed, _ = settings
+        self._name = describe(method)
         self._steps: Counter[str] = Counter()
         self._wire = GroupCommunicator(group, ledger, kind)
-        self._native = Native(group, ledger, kind)
-
-    @labelled
-    def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
-        if self._is_short(vector):
-            total = self._wire.sum_scatter(vector)
-        else:
-            total = self._reduce(self.method.sum_scatter, vector, unit)
-        torch.mul(total, scale, out=output)
-        self._count(raw=self._share_of_others(vector.nbytes), wire=0, collectives=0)
-        self._audit(output, vector, scale)
-
-    @labelled
-    def all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
-        self._count(raw=2 * self._share_of_others(vector.nbytes), wire=0, collectives=0)
-        if self._is_short(vector):
-            total = vector.clone()
-            self._wire.sum(total)
-        else:
-            total = self._reduce(self.method.sum, vector, unit)
-        total.mul_(scale)
-        if self.ledger.audit is not None:
-            end = (0, -vector.numel() % self.world_size)
-            given, reduced = (torch.nn.functional.pad(each, end) for each in (vector, total))
-            self._audit(self._chunks(reduced)[self.rank], given, scale)
-        vector.copy_(total)
-
-    def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:  # noqa: D102
-        self._native.all_gather(output, shard, unit)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the steps of every unit and the method's state; the same on all ranks."""
         steps = {f"step/{unit}": torch.tensor(step) for unit, step in self._steps.items()}
-        return steps | {f"method/{name}": value for name, value in self.method.state.items()}
+        methods = {f"method/{name}": value for name, value in self.method.state.items()}
+        return steps | methods | super().state_dict()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:  # noqa: D102
+        super().load_state_dict(state)
         self._steps.clear()
         self.method.reset()
         for name, value in state.items():
             what, _, rest = name.partition("/")
             if what == "step":
                 self._steps[rest] = int(value)
-            else:
+            elif what == "method":
                 self.method.state[rest] = value.clone()
 
-    def _is_short(self, vector: Tensor) -> bool:
-        self._wire.begin()
-        if vector.numel() >= self.minimum_size:
-            return False
-        self._wire.uncompressed(f"fewer than {self.minimum_size} elements")
-        return True
+    def _reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:
+        if self._is_short(vector):
+            self._exact.reduce_scatter(output, vector, scale, unit)
+            return
+        total = self._reduce(self.method.sum_scatter, vector, unit)
+        torch.mul(total, scale, out=output)
+        self.account.bytes_raw += self._share_of_others(vector.nbytes)
+        self._audit(output, vector, scale)
+
+    def _all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:
+        if self._is_short(vector):
+            self._exact.all_reduce(vector, scale, unit)
+            return
+        total = self._reduce(self.method.sum, vector, unit).mul_(scale)
+        self.account.bytes_raw += 2 * self._share_of_others(vector.nbytes)
+        if self.ledger.audit is not None:
+            self._audit(self._chunks(self._padded(total))[self.rank], self._padded(vector), scale)
+        vector.copy_(total)
+
+    def _all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:
+        self._exact.all_gather(output, shard, unit)
 
     def _reduce(self, reduce: Reduce, vector: Tensor, unit: Unit) -> Tensor:
-        part, wire, account = f"{unit.name}*", self._wire, self.account
-        key = MessageKey(self._seed, self._steps[unit.name], unit.name, self.rank)
+        wire, account, feedback = self._wire, self.account, self.feedback
+        step = self._steps[unit.name]
         self._steps[unit.name] += 1
+        self._agree(unit, vector, self._name, step)
+        key = MessageKey(self._seed, step, unit.name, self.rank)
         uncompressed = account.uncompressed.total()
-        with self._timed("encode_s", vector), wire.coding():
-            given = vector.clone() if self.feedback is None else self.feedback.given(vector, part)
-            total = reduce(given, unit, wire, key)
-            if self.feedback is not None:
-                self.feedback.keep(part, given, alarm(total).isfinite())
+        begin = now(vector.device)
+        with wire.message():
+            part = f"{unit.name}*"
+            rest = vector.clone() if feedback is None else feedback.corrected(vector, part)
+            total = reduce(rest, unit, wire, key)
+            if feedback is not None:
+                feedback.store_residual(part, rest, alarm(total).isfinite())
+        account.add_time("encode_s", begin, vector.device)
         if account.uncompressed.total() == uncompressed:
             times = vector.numel() // total.numel()
             account.elements += vector.numel()
@@ -126,14 +119,10 @@ class GroupCommunicator:
         self._ledger = ledger
         self._kind: Kind = kind
 
-    def begin(self) -> None:
-        """Begin a message."""
-        self._is_first = True
-
     @contextmanager
-    def coding(self) -> Iterator[None]:
-        """Count the block as coding, but for its collectives."""
-        self._is_coding = True
+    def message(self) -> Iterator[None]:
+        """Count the block, a message, as coding, but for its collectives."""
+        self._is_coding = self._is_first = True
         try:
             yield
         finally:
@@ -161,23 +150,23 @@ class GroupCommunicator:
             with self._phase(vector.nbytes * self._others(), vector):
                 dist.reduce_scatter_single(total, vector, group=self._group)
             return total
-        taken = torch.empty_like(vector)
+        received = torch.empty_like(vector)
         with self._phase(vector.nbytes * self._others(), vector):
-            dist.all_to_all_single(taken, vector, group=self._group)
-        total, *others = taken.chunk(self.world_size)
+            dist.all_to_all_single(received, vector, group=self._group)
+        total, *others = received.chunk(self.world_size)
         for other in others:
             total += other
         return total
 
     def gather(self, shard: Tensor) -> Tensor:
         """Return the shards of all ranks: an all-gather, W - 1 times the bytes of a shard."""
-        taken = shard.new_empty(self.world_size * shard.numel())
+        gathered = shard.new_empty(self.world_size * shard.numel())
         nbytes = shard.nbytes * (self.world_size - 1)
         with self._phase(nbytes, shard):
-            dist.all_gather_single(taken, shard, group=self._group)
+            dist.all_gather_single(gathered, shard, group=self._group)
         if not shard.is_floating_point():
             self._account.index_bytes += nbytes
-        return taken
+        return gathered
 
     def uncompressed(self, reason: str) -> None:
         """Count a message that its method sends uncompressed."""
@@ -192,18 +181,14 @@ class GroupCommunicator:
 
     @contextmanager
     def _phase(self, nbytes: float, sent: Tensor) -> Iterator[None]:
-        account, is_coding, is_first = self._account, self._is_coding, self._is_first
-
-        def read(account: Account, seconds: float) -> None:
-            account.encode_s -= seconds * is_coding
-            account.extra_collective_s += seconds * (not is_first)
-
-        with (
-            self._ledger.deferred.seconds(account, sent.device, read),
-            self._ledger.traffic.operation(nbytes, sent.device),
-        ):
+        account, begin = self._account, now(sent.device)
+        with self._ledger.traffic.operation(nbytes, sent.device):
             yield
+        if self._is_coding:
+            account.add_time("encode_s", begin, sent.device, sign=-1)
+        if not self._is_first:
+            account.add_time("extra_collective_s", begin, sent.device)
         account.collectives += 1
         account.bytes_wire += nbytes
-        account.extra_collectives += not is_first
+        account.extra_collectives += not self._is_first
         self._is_first = False

@@ -1,7 +1,8 @@
-"""Collectives of plain values: JSON and bytes from all ranks, without pickling."""
+"""Collectives of plain values, JSON and bytes, without pickling; and groups of fewer ranks."""
 
 import json
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,22 +21,43 @@ def device_of(group: dist.ProcessGroup) -> torch.device:
     return torch.device("cuda" if "nccl" in backends else "cpu")
 
 
+def subgroup(
+    group: dist.ProcessGroup, ranks: list[int], backend: str | None = None
+) -> dist.ProcessGroup:
+    """Return a new group of some ranks of `group`, by default on its backend, with its timeout."""
+    # torch's default timeout is half an hour
+    new: dist.ProcessGroup = dist.new_group(
+        ranks,
+        timeout_of(group),
+        backend or dist.get_backend(group),
+        use_local_synchronization=True,
+    )
+    return new
+
+
+def timeout_of(group: dist.ProcessGroup) -> timedelta:
+    """Return how long a rank of the group waits for others."""
+    # private attributes: torch 2.13 has no public way to read the timeout of a group
+    timeout: timedelta = group._get_backend(device_of(group)).options._timeout
+    return timeout
+
+
 def gather_bytes(content: bytes, group: dist.ProcessGroup) -> list[bytes]:
-    """Return the contents of all ranks of a gloo group, in rank order, on every rank."""
-    world_size = dist.get_world_size(group)
-    sizes = torch.zeros(world_size, dtype=torch.int64)
-    dist.all_gather_single(sizes, torch.tensor([len(content)]), group=group)
+    """Return the contents of all ranks, in rank order, on every rank."""
+    device, world_size = device_of(group), dist.get_world_size(group)
+    sizes = torch.zeros(world_size, dtype=torch.int64, device=device)
+    dist.all_gather_single(sizes, torch.tensor([len(content)], device=device), group=group)
     longest = int(sizes.max())
     own = torch.zeros(longest, dtype=torch.uint8)
     own[: len(content)] = torch.from_numpy(np.frombuffer(content, np.uint8).copy())
-    gathered = torch.empty(longest * world_size, dtype=torch.uint8)
-    dist.all_gather_single(gathered, own, group=group)
-    rows = gathered.view(world_size, longest)
+    gathered = torch.empty(longest * world_size, dtype=torch.uint8, device=device)
+    dist.all_gather_single(gathered, own.to(device), group=group)
+    rows = gathered.view(world_size, longest).cpu()
     return [row[:size].numpy().tobytes() for row, size in zip(rows, sizes.tolist(), strict=True)]
 
 
 def gather_values(value: Any, group: dist.ProcessGroup) -> list[Any]:
-    """Return the JSON values of all ranks of a gloo group, in rank order, on every rank."""
+    """Return the JSON values of all ranks, in rank order, on every rank."""
     return [json.loads(content) for content in gather_bytes(json.dumps(value).encode(), group)]
 
 
@@ -45,7 +67,6 @@ def run_or_fail_together(group: dist.ProcessGroup, failed: str, call: Callable[[
     Without it a rank that fails leaves the others waiting in their next collective.
 
     Args:
-        group: of gloo.
         failed: beginning of the message of errors other than `UserError`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""All-to-all and all-gather of bytes between the ranks of a group, in pieces on gloo.
+"""All-to-all and all-gather of bytes between the ranks of a group, timed, and in pieces on gloo.
 
 gloo sends one large message in one direction at a time: two ranks that exchange 16 MiB use about
 half of a full-duplex link. Pieces of 256 KiB or of 1 MiB make it full duplex; the smaller ones take
@@ -10,18 +10,23 @@ sent to all ranks at once. Figures: `benchmarks/transport.py`. Pieces are slices
 buffers: nothing is copied.
 """
 
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
-from itertools import chain, zip_longest
+from functools import cached_property, partial
+from itertools import zip_longest
+from threading import Lock
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardlab.comm.traffic import Traffic
+from shardlab.comm.background import Background
+from shardlab.comm.emulated_link import LinkThrottle
+from shardlab.core.device import Moment, now, seconds_between
 
 PIECE = 1 << 20
 """bytes at most"""
@@ -32,12 +37,219 @@ AT_ONCE = 2
 _TAG = 0x51AB
 """separates these messages from those of the program between the same ranks"""
 
+_Future = torch.futures.Future[object]
+
+
+class Operation(NamedTuple):
+    """Operation that was issued."""
+
+    device: torch.device
+    carried: float
+    """when an emulated link has carried its bytes"""
+    begin: Moment | None
+
+
+class _DeviceStep(NamedTuple):
+    """Operations of a step on a GPU."""
+
+    begin: Moment
+    """that times are relative to: as float32 milliseconds, as CUDA gives them, they are exact to a
+    microsecond for some seconds only"""
+    spans: list[tuple[Moment, Moment]]
+
+    def seconds(self) -> float:
+        """Return the length of the union of the spans; the host waits for their ends."""
+        for _, end in self.spans:
+            if isinstance(end, torch.cuda.Event):
+                end.synchronize()
+        total = covered = 0.0
+        for begin, end in sorted(
+            (seconds_between(self.begin, begin), seconds_between(self.begin, end))
+            for begin, end in self.spans
+        ):
+            total += max(0.0, end - max(begin, covered))
+            covered = max(covered, end)
+        return total
+
+
+class Traffic:
+    """Timer of the operations of all collectives that share one ledger, from issue to end.
+
+    The bytes of an operation are those that this rank sends to others, or those that it receives if
+    these are more. Operations without bytes are ignored. An operation on a GPU lasts from when the
+    stream that issues it has come to it until the stream that waits for it goes on.
+    """
+
+    def __init__(self) -> None:
+        self.throttle: LinkThrottle | None = None
+        """emulates a link: operations end later"""
+        # operations end in the threads of the backend, too
+        self._lock = Lock()
+        self._under_way = 0
+        self._since = self._before = self._at_begin = 0.0
+        self._step: _DeviceStep | None = None
+        """on a GPU, from the first `begin_step` on"""
+        self._unread: list[tuple[_DeviceStep, Callable[[float], None]]] = []
+
+    @property
+    def seconds(self) -> float:
+        """Wall time so far with at least one operation on host memory under way."""
+        with self._lock:
+            return self._before + (time.perf_counter() - self._since if self._under_way else 0.0)
+
+    def begin_step(self, device: torch.device) -> None:
+        """Begin a step of which the time in operations is asked for."""
+        if device.type == "cuda":
+            self._step = _DeviceStep(now(device), [])
+        self._at_begin = self.seconds
+
+    def end_step(self, read: Callable[[float], None]) -> None:
+        """End the step; what was launched by then belongs to it.
+
+        Args:
+            read: called with the seconds with at least one operation under way: now, or for a GPU
+                by `settle`.
+        """
+        if self._step is None:
+            read(self.seconds - self._at_begin)
+        else:
+            # operations between steps may still end, for nobody
+            step, self._step = self._step, _DeviceStep(self._step.begin, [])
+            self._unread.append((step, read))
+
+    def settle(self) -> None:
+        """Read the times of all steps; the host waits for the GPU."""
+        unread, self._unread = self._unread, []
+        for step, read in unread:
+            read(step.seconds())
+
+    def begin(self, nbytes: float, device: torch.device) -> Operation | None:
+        """Note the start of an operation; None if it has no bytes.
+
+        Args:
+            device: of the bytes, here and below.
+        """
+        if nbytes == 0:
+            return None
+        begin = None
+        if device.type == "cuda":
+            begin = now(device) if self._step is not None else None
+        else:
+            with self._lock:
+                if self._under_way == 0:
+                    self._since = time.perf_counter()
+                self._under_way += 1
+        carried = 0.0 if self.throttle is None else self.throttle.carry(nbytes)
+        return Operation(device, carried, begin)
+
+    def end(self, operation: Operation | None, failed: bool = False, late: bool = False) -> None:
+        """Note the end of an operation, when the emulated link has carried its bytes.
+
+        Args:
+            late: the delay of the link begins now, when the last rank has sent its bytes.
+        """
+        if operation is None:
+            return
+        if self.throttle is not None and not failed:
+            carried = operation.carried
+            self.throttle.end(max(carried, time.perf_counter()) if late else carried)
+        if operation.begin is not None:
+            assert self._step is not None, "there was one when the operation began"
+            self._step.spans.append((operation.begin, now(operation.device)))
+        elif operation.device.type != "cuda":
+            with self._lock:
+                self._under_way -= 1
+                if self._under_way == 0:
+                    self._before += time.perf_counter() - self._since
+
+    @contextmanager
+    def operation(self, nbytes: float, device: torch.device) -> Iterator[None]:
+        """Time a blocking operation; at the end of the block this thread waits for the link."""
+        operation, failed = self.begin(nbytes, device), True
+        try:
+            yield
+            failed = False
+        finally:
+            self.end(operation, failed, late=True)
+
+    def awaited(
+        self, start: Callable[[], dist.Work], nbytes: float, device: torch.device
+    ) -> dist.Work:
+        """Start an operation that ends in `wait()`.
+
+        `wait()` does not wait for an emulated link that has carried the bytes by then.
+        """
+        operation = self.begin(nbytes, device)
+        return _Timed(start(), self, operation)
+
+    def ending(
+        self, start: Callable[[], dist.Work], nbytes: float, device: torch.device
+    ) -> _Future:
+        """Start an operation that ends by itself, concurrently with computation; return its future.
+
+        The value of the future is that of `Work.get_future()`.
+        """
+        operation = self.begin(nbytes, device)
+        done: _Future = start().get_future()
+        if self.throttle is None or operation is None:
+            # torch runs it, on a GPU, with a stream that waits for the operation alone
+            return done.then(partial(self._ended, operation))
+        later: _Future = torch.futures.Future()
+
+        def arrived(done: _Future) -> None:
+            carried = max(operation.carried, time.perf_counter())
+            self._link.start(self._end_late, operation._replace(carried=carried), done, later)
+
+        done.add_done_callback(arrived)
+        return later
+
+    @cached_property
+    def _link(self) -> Background:
+        """Thread that waits for the link: gloo's own threads are needed for other operations."""
+        return Background("link")
+
+    def _end_late(self, operation: Operation, done: _Future, later: _Future) -> None:
+        try:
+            later.set_result(self._ended(operation, done))
+        except RuntimeError as error:
+            later.set_exception(error)
+
+    def _ended(self, operation: Operation | None, done: _Future) -> object:
+        self.end(operation)
+        return done.value()
+
+
+class _Timed(dist.Work):
+    """Work whose end is noted.
+
+    Args:
+        late: see `Traffic.end`.
+    """
+
+    def __init__(
+        self, work: dist.Work, traffic: Traffic, operation: Operation | None, late: bool = False
+    ) -> None:
+        super().__init__()
+        self._work, self._traffic, self._operation, self._late = work, traffic, operation, late
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Wait for the end of the operation, up to the timeout of its process group."""
+        failed = True
+        try:
+            self._work.wait()
+            failed = False
+        finally:
+            # an operation that failed has ended, too
+            self._traffic.end(self._operation, failed, self._late)
+        return True
+
 
 class Transport:
     """All-to-all and all-gather of bytes over one process group.
 
     Messages between two ranks arrive in the order of the calls, so all ranks of a group make the
-    same calls in the same order; groups are independent. A rank sends nothing to itself.
+    same calls in the same order, as in torch; groups are independent. A rank sends nothing to
+    itself.
 
     Args:
         traffic: times the operations.
@@ -53,160 +265,138 @@ class Transport:
         self.world_size = dist.get_world_size(group)
         self._in_pieces = dist.get_backend(group) == "gloo"
 
-    def exchange(self, given: Sequence[Tensor], taken: Sequence[Tensor]) -> None:
-        """Send given[i] to rank i and receive taken[i] from rank i.
+    def all_to_all(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        """Send inputs[i] to rank i and receive outputs[i] from rank i.
 
         Args:
-            given, taken: one contiguous vector per rank, of any dtype and size, also empty.
-                given[b] of rank a has as many bytes as taken[a] of rank b. Those of this rank
+            inputs, outputs: one contiguous vector per rank, of any dtype and size, also empty.
+                inputs[b] of rank a has as many bytes as outputs[a] of rank b. Those of this rank
                 itself are ignored.
         """
-        with self._traffic.operation(self._load(given, taken), given[0].device):
-            self._start(given, taken).wait()
+        self._start(inputs, outputs, late=True).wait()
 
-    def start(self, given: Sequence[Tensor], taken: Sequence[Tensor]) -> dist.Work:
-        """Start `exchange`; `given` must not change until the end of `wait()`."""
-        start = partial(self._start, given, taken)
-        return self._traffic.awaited(start, self._load(given, taken), given[0].device)
+    def start_all_to_all(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> dist.Work:
+        """Start `all_to_all`; `inputs` must not change until the end of `wait()`."""
+        return self._start(inputs, outputs, late=False)
 
-    def gather(self, shard: Tensor, parts: Sequence[Tensor]) -> None:
-        """Send the shard of every rank, all of one size, to all ranks.
+    def start_gather(self, shard: Tensor, parts: Sequence[Tensor]) -> dist.Work:
+        """Start to send the shard of every rank, all of one size, to all ranks.
 
         Args:
             parts: one per rank; this rank's own part may be `shard` itself.
         """
-        self.exchange(*self._gathering(shard, parts))
+        return self.start_all_to_all(*self.gathering(shard, parts))
 
-    def start_gather(self, shard: Tensor, parts: Sequence[Tensor]) -> dist.Work:
-        """Start `gather`."""
-        return self.start(*self._gathering(shard, parts))
-
-    def _gathering(
+    def gathering(
         self, shard: Tensor, parts: Sequence[Tensor]
-    ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    ) -> tuple[list[Tensor], Sequence[Tensor]]:
+        """Return the arguments of the all-to-all that gathers shards, see `start_gather`."""
         own = parts[self.rank]
         if own.data_ptr() != shard.data_ptr():
             own.copy_(shard)
         return [shard] * self.world_size, parts
 
-    def _load(self, given: Sequence[Tensor], taken: Sequence[Tensor]) -> int:
-        """Return the bytes of the larger direction."""
-        return max(
-            sum(part.nbytes for rank, part in enumerate(parts) if rank != self.rank)
-            for parts in (given, taken)
-        )
-
-    def _start(self, given: Sequence[Tensor], taken: Sequence[Tensor]) -> dist.Work:
-        # cut before anything is posted: in a profile, communication begins with the first post
-        waves = self._waves([_bytes(part) for part in given], [_bytes(part) for part in taken])
-        return _Transfer(self._post, waves)
-
-    def _waves(self, given: list[Tensor], taken: list[Tensor]) -> list[list["_Piece"]]:
-        """Return pairs of a piece to one rank and a piece from another, rank after rank."""
-        waves: list[list[_Piece]] = []
+    def _start(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], late: bool) -> _Timed:
+        """Post the first pieces of an all-to-all."""
+        pairs: list[_Pair] = []
+        sent = received = 0
         # every rank begins with another one, so that no receiver is congested
         for shift in range(1, self.world_size):
             source = (self.rank - shift) % self.world_size
-            to = (self.rank + shift) % self.world_size
-            incoming = [_Piece(source, False, piece) for piece in self._cut(taken[source])]
-            outgoing = [_Piece(to, True, piece) for piece in self._cut(given[to])]
-            pairs = zip_longest(incoming, outgoing)
-            waves.extend([piece for piece in pair if piece is not None] for pair in pairs)
-        if self._in_pieces or not waves:
-            return waves
-        return [list(chain.from_iterable(waves))]
+            target = (self.rank + shift) % self.world_size
+            received += outputs[source].nbytes
+            sent += inputs[target].nbytes
+            pieces = zip_longest(self._cut(outputs[source]), self._cut(inputs[target]))
+            for incoming, outgoing in pieces:
+                size = max(
+                    0 if incoming is None else incoming.numel(),
+                    0 if outgoing is None else outgoing.numel(),
+                )
+                pairs.append(_Pair(size, source, incoming, target, outgoing))
+        operation = self._traffic.begin(max(sent, received), inputs[0].device)
+        transfer = _Transfer(self.group, pairs, self._in_pieces)
+        return _Timed(transfer, self._traffic, operation, late)
 
     def _cut(self, part: Tensor) -> Sequence[Tensor]:
         """Return the pieces of a message; none if it is empty, since the peer posts nothing."""
-        if part.numel() == 0:
+        size = part.nbytes
+        if size == 0:
             return ()
-        if not self._in_pieces:
-            return (part,)
-        size = PIECE
-        if self.world_size > 2:
-            size = min(PIECE, max(SMALL, -(-part.numel() // AT_ONCE)))
-        pieces: Sequence[Tensor] = part.split(size)
-        return pieces
-
-    def _post(self, pieces: list["_Piece"]) -> list["_Posted"]:
-        if self._in_pieces:
-            return [_Posted(piece, self._post_one(piece)) for piece in pieces]
-        operations = [
-            dist.P2POp(
-                dist.isend if piece.outgoing else dist.irecv,
-                piece.data,
-                group=self.group,
-                group_peer=piece.peer,
-            )
-            for piece in pieces
-        ]
-        # NCCL runs them as one operation; separate ones could wait for each other
-        return [_Posted(pieces[0], work) for work in dist.batch_isend_irecv(operations)]
-
-    def _post_one(self, piece: "_Piece") -> dist.Work | None:
-        if piece.outgoing:
-            return dist.isend(piece.data, group=self.group, tag=_TAG, group_dst=piece.peer)
-        return dist.irecv(piece.data, group=self.group, tag=_TAG, group_src=piece.peer)
+        data = part.view(-1).view(torch.uint8)
+        limit = PIECE if self.world_size == 2 else min(PIECE, max(SMALL, -(-size // AT_ONCE)))
+        return data.split(limit) if self._in_pieces and size > limit else (data,)
 
 
-class _Piece(NamedTuple):
-    peer: int
-    outgoing: bool
-    data: Tensor
+class _Pair(NamedTuple):
+    """Piece from one rank and piece to another, either of which may be missing."""
 
-
-class _Posted(NamedTuple):
-    piece: _Piece
-    work: dist.Work | None
-
-    def wait(self) -> None:
-        assert self.work is not None, "this rank is in the group"
-        try:
-            self.work.wait()
-        except RuntimeError as error:
-            direction = "to" if self.piece.outgoing else "from"
-            raise RuntimeError(f"bytes {direction} rank {self.piece.peer}: {error}") from error
-
-
-_Post = Callable[[list[_Piece]], list[_Posted]]
+    size: int
+    """bytes of the larger direction"""
+    source: int
+    incoming: Tensor | None
+    target: int
+    outgoing: Tensor | None
 
 
 class _Transfer(dist.Work):
     """Exchange whose first pieces are posted at once and the others in `wait()`.
 
     All ranks post in the same order, since they start and await exchanges in the same order.
+
+    Args:
+        in_pieces: or all at once, as one operation: NCCL's separate ones could wait for each other.
     """
 
-    def __init__(self, post: _Post, waves: list[list[_Piece]]) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, pairs: Sequence[_Pair], in_pieces: bool = True
+    ) -> None:
         super().__init__()
-        self._post = post
-        self._waiting = deque(waves)
-        self._limit = AT_ONCE * max([SMALL, *(_size(wave) for wave in waves)])
-        self._in_flight: deque[tuple[int, list[_Posted]]] = deque()
+        self._group = group
+        self._waiting = deque(pairs)
+        self._in_flight: deque[tuple[int, list[tuple[str, dist.Work | None]]]] = deque()
         """bytes of the larger direction, and the posted pieces"""
+        if pairs and not in_pieces:
+            self._waiting.clear()
+            works = dist.batch_isend_irecv(_operations(group, pairs))
+            self._in_flight.append((0, [("of other ranks", work) for work in works]))
+        self._free = AT_ONCE * max([SMALL, *(pair.size for pair in self._waiting)])
         self._fill()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait until every piece has arrived, up to the group's timeout."""
         while self._in_flight:
-            for posted in self._in_flight[0][1]:
-                posted.wait()
+            size, works = self._in_flight[0]
+            for peer, work in works:
+                assert work is not None, "this rank is in the group"
+                try:
+                    work.wait()
+                except RuntimeError as error:
+                    raise RuntimeError(f"bytes {peer}: {error}") from error
             self._in_flight.popleft()
+            self._free += size
             self._fill()
         return True
 
     def _fill(self) -> None:
-        free = self._limit - sum(size for size, _ in self._in_flight)
-        while self._waiting and free > 0:
-            wave = self._waiting.popleft()
-            self._in_flight.append((_size(wave), self._post(wave)))
-            free -= _size(wave)
+        group = self._group
+        while self._waiting and self._free > 0:
+            size, source, incoming, target, outgoing = self._waiting.popleft()
+            works = []
+            if incoming is not None:
+                work = dist.irecv(incoming, group=group, tag=_TAG, group_src=source)
+                works.append((f"from rank {source}", work))
+            if outgoing is not None:
+                work = dist.isend(outgoing, group=group, tag=_TAG, group_dst=target)
+                works.append((f"to rank {target}", work))
+            self._in_flight.append((size, works))
+            self._free -= size
 
 
-def _size(wave: list[_Piece]) -> int:
-    """Return the bytes of the larger direction."""
-    return max(piece.data.numel() for piece in wave)
-
-
-def _bytes(vector: Tensor) -> Tensor:
-    return vector.view(-1).view(torch.uint8)
+def _operations(group: dist.ProcessGroup, pairs: Sequence[_Pair]) -> list[dist.P2POp]:
+    operations = []
+    for _, source, incoming, target, outgoing in pairs:
+        if incoming is not None:
+            operations.append(dist.P2POp(dist.irecv, incoming, group=group, group_peer=source))
+        if outgoing is not None:
+            operations.append(dist.P2POp(dist.isend, outgoing, group=group, group_peer=target))
+    return operations

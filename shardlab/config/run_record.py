@@ -60,7 +60,7 @@ class Setting(Document):
     tf32: bool = False
     """whether products of float32 might round their factors to TF32"""
     placement: list[str] = []
-    """one line per rank: its CPUs, and the NUMA node of its memory"""
+    """one line per rank: its CPUs"""
 
 
 class Training(Document):

@@ -50,7 +50,7 @@ class Train(Document):
     threads: int = Field(1, ge=1, le=4096)
     """CPU threads per rank; part of the result, because sums depend on it"""
     placement: CpuAffinity = "auto"
-    """CPU affinity of the ranks and NUMA node of their memory. auto: with several NUMA nodes each
+    """CPU affinity of the ranks. auto: with several NUMA nodes each
     rank gets CPUs of its own on the node of its GPU, or on the nodes round-robin; otherwise nothing
     changes. cores: CPUs of its own on every machine. none: nothing changes. Or the CPUs of each
     rank of a machine, such as ['0-3,8', '4-7']"""

@@ -1,29 +1,110 @@
-"""The accelerator of a device."""
+"""The device that computes: streams, page-locked memory and deterministic algorithms of a GPU.
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+Streams and events are torch's own (torch.cuda.Stream, torch.cuda.Event). Experimental: no GPU has
+run this code.
+"""
+
+import os
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from shardlab.core.accelerator import Accelerator
-from shardlab.core.cuda import CudaAccelerator
-
-
-def accelerator_of(device: torch.device) -> Accelerator | None:
-    """Return the interface of a GPU; None for the CPU, whose work the host does itself."""
-    if device.type in _replaced:
-        return _replaced[device.type]
-    return CudaAccelerator(device) if device.type == "cuda" else None
+Moment = float | torch.cuda.Event
+"""seconds of the host's clock; on a GPU a timed event of a stream"""
 
 
-_replaced: dict[str, Accelerator] = {}
+def accelerator_of(device: torch.device) -> "Accelerator | None":
+    """Return the interface of a GPU; None for the CPU, which works while the host waits."""
+    return Accelerator(device) if device.type == "cuda" else None
 
 
-@contextmanager
-def replaced(device_type: str, accelerator: Accelerator) -> Iterator[None]:
-    """Use another accelerator for devices of a type while the block runs: a simulation."""
-    _replaced[device_type] = accelerator
-    try:
-        yield
-    finally:
-        del _replaced[device_type]
+class Accelerator:
+    """A GPU, which works while the host goes on.
+
+    Args:
+        device: with or without an index; without one it is the current GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def stream(self) -> torch.cuda.Stream:
+        """Return a new stream."""
+        return torch.cuda.Stream(self._device)
+
+    def current_stream(self) -> torch.cuda.Stream:
+        """Return the stream on which this thread launches."""
+        return torch.cuda.current_stream(self._device)
+
+    def future(self) -> torch.futures.Future[Any]:
+        """Return a future for whose result the streams of its callbacks wait, too."""
+        return torch.futures.Future(devices=[self._device])
+
+    def page_locked(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return new host memory that the GPU copies while the host goes on."""
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+    def page_lock(self, tensor: Tensor) -> None:
+        """Page-lock host memory in place: `Tensor.pin_memory` would copy it."""
+        with torch.cuda.device(self._device):  # else the current GPU would get a context
+            result = torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)
+        torch.cuda.check_error(int(result))
+
+    def page_unlock(self, tensor: Tensor) -> None:
+        """Undo `page_lock`, when nothing is copied any more."""
+        with torch.cuda.device(self._device):
+            result = torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
+        torch.cuda.check_error(int(result))
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        """Launch a copy between the GPU and page-locked memory on the current stream."""
+        target.copy_(source, non_blocking=True)
+
+
+def now(device: torch.device) -> Moment:
+    """Return the time; on a GPU the event after all work of the current stream so far."""
+    if device.type != "cuda":
+        return perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def seconds_between(begin: Moment, end: Moment) -> float:
+    """Return the time from one moment to another of the same device, which has passed both."""
+    if isinstance(begin, float):
+        assert isinstance(end, float), "of one device"
+        return end - begin
+    return float(begin.elapsed_time(end)) / 1e3
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on a device; a GPU copies it while the host goes on.
+
+    It does so from page-locked memory alone. PyTorch frees that when the copy is done
+    (aten/src/ATen/core/CachingHostAllocator.h).
+    """
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+def compute_deterministically() -> None:
+    """Let this process use deterministic algorithms alone, from now on.
+
+    To be called before the first product on a GPU: cuBLAS reads its workspace setting then (cuBLAS
+    documentation, "Results reproducibility"). torch raises RuntimeError, which names the operator,
+    where it has no such algorithm (torch.use_deterministic_algorithms).
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    # a pass over each new buffer, which only shows reads of what nothing was written to
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def allows_tf32() -> bool:
+    """Return whether products of float32 may round their factors to TF32; off by default."""
+    return torch.get_float32_matmul_precision() != "highest"

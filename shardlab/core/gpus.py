@@ -4,7 +4,6 @@ A GPU that cannot be used ends the run in one line, before there is a process gr
 """
 
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,16 +17,6 @@ from shardlab.core.progress import say
 _CHOOSE = "choose others by CUDA_VISIBLE_DEVICES"
 _INSTALLED = Path("/proc/driver/nvidia/gpus")
 """one folder per GPU; the driver makes it"""
-_PROBLEMS = {
-    "forked subprocess": "CUDA was in use before the ranks were forked: set "
-    "PYTORCH_NVML_BASED_CUDA_CHECK=1 before torch is imported",
-    "too old|insufficient": "the NVIDIA driver is too old for torch {torch}: install a newer "
-    "driver, or a torch for a CUDA older than {cuda}",
-    "busy|exclusive|prohibited": "another process has it alone, or its compute mode forbids use: "
-    f"end that process (nvidia-smi shows it), or {_CHOOSE}",
-    "out of memory": "its memory is full: end what uses it (nvidia-smi shows it), or " + _CHOOSE,
-}
-"""by a pattern in torch's or CUDA's message: what is wrong, and the fix"""
 
 
 class RankGpu(NamedTuple):
@@ -41,14 +30,11 @@ class RankGpu(NamedTuple):
 
 
 def gpu_index(visible: int, *, forked: bool) -> int | None:
-    """Return the index of the rank's own GPU among those that its process sees.
+    """Return the index of this rank's GPU, or None when ranks would have to share one.
 
     Args:
         visible: GPUs that the process sees: those of the machine, or what a launcher left of them.
         forked: whether the other ranks of the machine see the same GPUs, as forks of one process.
-
-    Returns:
-        None when the ranks would have to share one.
     """
     if visible >= int(os.environ["LOCAL_WORLD_SIZE"]):
         return int(os.environ["LOCAL_RANK"])
@@ -56,12 +42,7 @@ def gpu_index(visible: int, *, forked: bool) -> int | None:
 
 
 def take_gpu(*, forked: bool) -> RankGpu | None:
-    """Make the rank's own GPU the current one, in the process of the rank.
-
-    CUDA does not survive a fork.
-
-    Returns:
-        None without its own GPU.
+    """Make this rank's GPU the current one, in the process of the rank; None without one.
 
     Raises:
         UserError: torch cannot compute on it.
@@ -79,41 +60,16 @@ def usable_gpu(index: int) -> RankGpu:
     try:
         torch.cuda.init()
         torch.cuda.set_device(index)
-        torch.cuda.mem_get_info(index)  # creates the context, which a busy or full GPU refuses
+        # a busy or full GPU refuses the context, and one that torch has no code for the kernel
+        torch.ones(1, device="cuda").add_(1).item()
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f"GPU {index}: {_problem(str(error))}") from error
-    found = torch.cuda.get_device_properties(index)
-    name = f"GPU {index} ({found.name}, sm_{found.major}{found.minor})"
-    built = torch.cuda.get_arch_list()
-    if not _has_code_for(found.major, found.minor, built):
+        line = (str(error).splitlines() or ["no reason given"])[0]
         raise UserError(
-            f"{name}: torch {torch.__version__} has code for {', '.join(built)} only: install one "
-            f"that has code for it, or {_CHOOSE}"
-        )
+            f"GPU {index}: cannot be used ({line}): see what nvidia-smi says, or {_CHOOSE}"
+        ) from error
+    properties = torch.cuda.get_device_properties(index)
     bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-    return RankGpu(str(found.uuid), found.name, found.total_memory, bf16)
-
-
-def _problem(message: str) -> str:
-    for pattern, text in _PROBLEMS.items():
-        if re.search(pattern, message, re.IGNORECASE):
-            return text.format(torch=torch.__version__, cuda=torch.version.cuda)
-    line = (message.splitlines() or ["no reason given"])[0]
-    return f"cannot be used ({line}): see what nvidia-smi says, or {_CHOOSE}"
-
-
-def _has_code_for(major: int, minor: int, built: Sequence[str]) -> bool:
-    """Return whether a binary runs on a GPU (CUDA C++ Programming Guide, binary compatibility).
-
-    Args:
-        built: such as sm_80 (runs on later minor versions) and compute_90 (on all later GPUs).
-    """
-    codes = re.findall(r"\b(sm|compute)_(\d+)(\d)", " ".join(built))
-    for kind, first, last in codes:
-        code = int(first), int(last)
-        if code <= (major, minor) and (kind == "compute" or code[0] == major):
-            return True
-    return not codes  # of another vendor
+    return RankGpu(str(properties.uuid), properties.name, properties.total_memory, bf16)
 
 
 def backend_of(gpus: Sequence[RankGpu | None]) -> str:

@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shardlab.core.accelerator import Accelerator
-from shardlab.core.device import accelerator_of
+from shardlab.core.device import Accelerator, accelerator_of
 from shardlab.core.progress import say
 from shardlab.engines.anonymous_file import (
     BLOCK,
@@ -238,7 +237,7 @@ class _FileAllocation(Allocation):
     def _synchronize(self) -> None:
         """Return when the current stream has done its copies."""
         if (accelerator := self._storage.accelerator) is not None:
-            accelerator.current_stream().record().synchronize()
+            accelerator.current_stream().synchronize()
 
 
 def host_bytes(size: int, accelerator: Accelerator | None) -> Tensor:

@@ -17,7 +17,7 @@ from shardlab.comm.handle import Handle
 from shardlab.comm.ledger import Audit
 from shardlab.config.compression import WeightCompression
 from shardlab.config.strategy import CanonicalStrategy
-from shardlab.core.inputs import moved
+from shardlab.core.device import moved
 from shardlab.engines.activation_checkpoint import activation_offload
 from shardlab.engines.base import Engine, EngineSetup, State, StepOutcome
 from shardlab.engines.numerics import (

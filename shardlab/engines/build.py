@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shardlab.comm.traffic import LinkThrottle
+from shardlab.comm.emulated_link import LinkThrottle
 from shardlab.config.strategy import CanonicalStrategy, Strategy
 from shardlab.config.validation import check_fits
 from shardlab.core.device import accelerator_of

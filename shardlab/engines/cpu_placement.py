@@ -1,30 +1,101 @@
-"""Assignment of CPUs and NUMA memory nodes to the ranks of a machine.
+"""CPUs of the ranks of a machine, by its physical cores and NUMA nodes.
 
-The ranks of a machine are dealt to its NUMA nodes, by their GPU where they have one. Those that may
-use the same CPUs share them out by whole physical cores, neighbours together, and by single CPUs
-where cores are too few. Where CPUs are too few as well, they share all of them. Ranks that own
-different CPUs already, as torchrun's --numa-binding=exclusive or srun give them, keep theirs.
+Ranks that may use the same CPUs share them out: each gets whole cores of one NUMA node, that of its
+GPU where it has one. Memory comes from the node of the CPU that touches it first. Ranks that a
+launcher has bound already, such as torchrun's --numa-binding or srun's --cpu-bind, keep their CPUs.
 """
 
 import os
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
-from shardlab.engines.cpu_topology import SYSFS, Core, Topology, read_topology
+from shardlab.config.affinity import parse_cpus
+
+SYSFS = Path("/sys")
+
+
+class Core(NamedTuple):
+    """The usable CPUs of a physical core: several where it has SMT."""
+
+    node: int
+    """its NUMA node"""
+    cpus: tuple[int, ...]
+    """one or more, ascending"""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The usable CPUs, and the NUMA nodes."""
+
+    cores: tuple[Core, ...]
+    """by node and first CPU"""
+    memory_nodes: frozenset[int] = frozenset()
+    """NUMA nodes with memory, also those without a usable CPU"""
+
+    def cores_of(self, cpus: Collection[int]) -> tuple[Core, ...]:
+        """Return the cores, restricted to `cpus`."""
+        parts = (Core(node, tuple(cpu for cpu in all_ if cpu in cpus)) for node, all_ in self.cores)
+        return tuple(core for core in parts if core.cpus)
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """NUMA nodes with usable CPUs, ascending."""
+        return tuple(sorted({core.node for core in self.cores}))
+
+
+def read_topology(allowed: Collection[int] | None = None, root: Path = SYSFS) -> Topology:
+    """Read the topology from sysfs (Documentation/ABI/stable/sysfs-devices-node, -system-cpu).
+
+    Args:
+        allowed: CPUs that may be used, all of them online; None: all that are online.
+        root: mount point of sysfs.
+    """
+    folder = root / "devices/system"
+    if allowed is None:
+        allowed = _read_cpus(folder / "cpu/online") or os.sched_getaffinity(0)
+    node_of = {
+        cpu: int(path.name.removeprefix("node"))
+        for path in (folder / "node").glob("node[0-9]*")
+        for cpu in _read_cpus(path / "cpulist")
+    }
+    # a kernel without NUMA lists no nodes; the machine then counts as one
+    default = min(node_of.values(), default=0)
+    cores: dict[tuple[int, ...], list[int]] = {}
+    for cpu in sorted(allowed):
+        siblings = _read_cpus(folder / f"cpu/cpu{cpu}/topology/thread_siblings_list")
+        cores.setdefault(siblings or (cpu,), []).append(cpu)
+    known = sorted(Core(node_of.get(cpus[0], default), tuple(cpus)) for cpus in cores.values())
+    return Topology(tuple(known), frozenset(_read_cpus(folder / "node/has_memory")))
+
+
+def node_of_pci(address: str, root: Path = SYSFS) -> int | None:
+    """Return the NUMA node of a device; None where the machine does not report it.
+
+    Args:
+        address: on the PCI bus, such as 0000:3b:00.0.
+    """
+    try:
+        node = int((root / "bus/pci/devices" / address.lower() / "numa_node").read_text())
+    except (OSError, ValueError):
+        return None
+    return node if node >= 0 else None
+
+
+def _read_cpus(path: Path) -> tuple[int, ...]:
+    """Read a CPU list of the kernel; empty where there is no such file."""
+    text = path.read_text().strip() if path.is_file() else ""
+    return parse_cpus(text) if text else ()
 
 
 @dataclass(frozen=True)
 class Placement:
-    """CPUs and memory node of one rank."""
+    """CPUs of one rank."""
 
     cores: tuple[Core, ...]
     """one or more; the first is for control"""
-    memory_node: int | None
-    """preferred NUMA node of its memory; None where there is no choice"""
 
     @property
     def cpus(self) -> tuple[int, ...]:
@@ -67,73 +138,47 @@ class RankLocation:
 
 
 def place_ranks(topology: Topology, ranks: Sequence[RankLocation]) -> list[Placement]:
-    """Assign CPUs and memory nodes to all ranks of a machine; a pure function of its arguments.
+    """Assign CPUs to all ranks of a machine; a pure function of its arguments.
 
-    Ranks with one affinity mask get CPUs of their own if it has one for each, unless their GPUs
-    call more of them to a node than it has CPUs.
+    Ranks with one affinity mask are dealt to its NUMA nodes round-robin, or by their GPUs. Those of
+    a node share its cores out, neighbours together; its single CPUs where cores are too few; all of
+    them where CPUs are too few as well.
 
     Args:
         topology: with all CPUs of the ranks.
         ranks: of this machine, by local rank.
     """
-    nodes = _nodes(topology, ranks)
-    owners: dict[int, tuple[int, ...]] = {
-        cpu: tuple(r for r, each in enumerate(ranks) if cpu in each.cpus and core.node in nodes[r])
-        for core in topology.cores
-        for cpu in core.cpus
-    }
-    cpus: list[set[int]] = [set() for _ in ranks]
-    for together in dict.fromkeys(filter(None, owners.values())):
-        common = topology.cores_of({cpu for cpu in owners if owners[cpu] == together})
-        for rank, part in zip(together, _parts(common, len(together)), strict=True):
-            cpus[rank].update(part)
-    return [placement_on(topology, each, cpus[:rank].count(each)) for rank, each in enumerate(cpus)]
+    if len({tuple(rank.cpus) for rank in ranks}) > 1:  # a launcher has bound them
+        return [Placement(topology.cores_of(rank.cpus)) for rank in ranks]
+    usable = topology.cores_of(ranks[0].cpus)
+    size = Counter(core.node for core in usable for _ in core.cpus)
+    nodes = sorted(size)
+    wanted: list[list[int]] = []
+    for number, rank in enumerate(ranks):
+        if rank.gpu_node in nodes:
+            wanted.append([rank.gpu_node])
+        elif len(ranks) < len(nodes):
+            wanted.append(nodes[number :: len(ranks)])
+        else:  # highest averages: round-robin over nodes of equal size, more ranks on larger ones
+            wanted.append([max(nodes, key=lambda node: size[node] / (wanted.count([node]) + 1))])
+    placed = []
+    for number, mine in enumerate(wanted):
+        cores = tuple(core for core in usable if core.node in mine)
+        placed.append(_part(cores, wanted[:number].count(mine), wanted.count(mine)))
+    return placed
 
 
 def place_here(ranks: Sequence[RankLocation], root: Path = SYSFS) -> list[Placement]:
     """Return `place_ranks` for this machine, or the one whose sysfs is at `root`."""
-    return place_ranks(read_topology({cpu for each in ranks for cpu in each.cpus}, root), ranks)
+    return place_ranks(read_topology({cpu for rank in ranks for cpu in rank.cpus}, root), ranks)
 
 
-def placement_on(topology: Topology, cpus: Collection[int], turn: int = 0) -> Placement:
-    """Return the placement of a rank that gets these CPUs, one or more of `topology`.
-
-    Args:
-        turn: how many ranks before it have got the same; each takes another core for control.
-    """
-    cores = topology.cores_of(cpus)
-    turn %= len(cores)
-    nodes = {core.node for core in cores}
-    choice = len(nodes) == 1 < len(topology.memory_nodes) and nodes <= topology.memory_nodes
-    return Placement(cores[turn:] + cores[:turn], cores[0].node if choice else None)
-
-
-def _nodes(topology: Topology, ranks: Sequence[RankLocation]) -> list[set[int]]:
-    """Return the NUMA nodes from which each rank gets CPUs."""
-    nodes: list[set[int]] = []
-    masks = [frozenset(each.cpus) for each in ranks]
-    counts: dict[frozenset[int], Counter[int]] = {mask: Counter() for mask in masks}
-    for rank, mask in enumerate(masks):
-        size = Counter(core.node for core in topology.cores_of(mask) for _ in core.cpus)
-        gpu_node, alike = ranks[rank].gpu_node, masks.count(mask)
-        if gpu_node is not None and gpu_node in size:
-            nodes.append({gpu_node})
-        elif alike < len(size):
-            nodes.append(set(sorted(size)[masks[:rank].count(mask) :: alike]))
-        else:
-            # highest averages: round-robin over nodes of equal size, more ranks on larger ones
-            count = counts[mask]
-            best = max(size, key=lambda node: (size[node] / (count[node] + 1), -node))
-            count[best] += 1
-            nodes.append({best})
-    return nodes
-
-
-def _parts(cores: Sequence[Core], count: int) -> list[set[int]]:
-    """Split cores between `count` ranks equally, else CPUs, else give all CPUs to each."""
+def _part(cores: tuple[Core, ...], index: int, count: int) -> Placement:
+    """Return the part of one of `count` ranks that share these cores."""
     for units in ([core.cpus for core in cores], [(cpu,) for core in cores for cpu in core.cpus]):
-        if (size := len(units)) >= count:
-            bounds = [size * i // count for i in range(count + 1)]
-            slices = (units[a:b] for a, b in pairwise(bounds))
-            return [{cpu for unit in part for cpu in unit} for part in slices]
-    return [{cpu for core in cores for cpu in core.cpus}] * count
+        size = len(units)
+        if size >= count:
+            chosen = units[size * index // count : size * (index + 1) // count]
+            return Placement(Topology(cores).cores_of({cpu for unit in chosen for cpu in unit}))
+    turn = index % len(cores)  # each rank takes another core for control
+    return Placement(cores[turn:] + cores[:turn])

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_map
 
 from shardlab.comm.collective import MakeCollective
-from shardlab.comm.hierarchy import subgroup
+from shardlab.comm.object_collectives import subgroup
 from shardlab.engines.base import EngineSetup, Fill
 from shardlab.engines.flat import (
     SHARD,

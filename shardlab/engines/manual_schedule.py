@@ -8,8 +8,7 @@ from torch import Tensor
 
 from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.background import Background, Running
-from shardlab.comm.collective import Collective
-from shardlab.comm.layout import REPLICAS
+from shardlab.comm.collective import REPLICAS, Collective
 from shardlab.engines.manual_unit import FlatUnit
 from shardlab.engines.scheduling import MissingGradients, UnitSchedule, VectorPool
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from shardlab.comm.object_collectives import device_of, run_or_fail_together
+from shardlab.core.device import moved
 from shardlab.core.errors import UserError
-from shardlab.core.inputs import moved
 from shardlab.engines import slide_checkpoint as checkpoint
 from shardlab.engines.base import State
 from shardlab.engines.build import build_engine

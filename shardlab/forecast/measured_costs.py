@@ -13,7 +13,6 @@ from shardlab.codecs.base import MessageKey
 from shardlab.codecs.kernels.adam import Hyper, adam_
 from shardlab.codecs.kernels.workers import Workers
 from shardlab.codecs.registry import make_codec
-from shardlab.codecs.wire import HEADER, Buffers, Contents, describe, message_bytes, seal, unseal
 from shardlab.config.calibration_record import UPDATE_BYTES, MemoryOperation
 from shardlab.config.codec_table import codec_text
 from shardlab.config.schema import Space
@@ -52,7 +51,7 @@ def codecs_of(strategies: Iterable[Strategy], space: Space) -> list[tuple[str, b
 def codec_times(
     codecs: Iterable[tuple[str, bool]], repetitions: int, group: dist.ProcessGroup
 ) -> list[dict[str, Any]]:
-    """Return the costs of one message with its header on this rank, by codec and size."""
+    """Return the costs of one message on this rank, by codec and size."""
     found = []
     for spec, feedback in codecs:
         for elements in ELEMENTS:
@@ -80,10 +79,7 @@ class _Message:
         self.variable = self._codec.variable
         self._key = MessageKey(0, 0, "unit", 0)
         self._vector, self._out, self._residual = torch.randn(n) * 1e-3, *torch.zeros(2, n)
-        largest = self._codec.payload_bytes(n)
-        (self._message,) = Buffers().messages("sent", [message_bytes(largest)], self._vector.device)
-        self._payload = self._message[HEADER:][:largest]
-        self._contents = Contents(describe(self._codec), n, "", 0)
+        self._payload = torch.empty(self._codec.payload_bytes(n), dtype=torch.uint8)
         self.sizes: list[int] = []
         """bytes of the payloads so far"""
         self.encode()
@@ -94,14 +90,11 @@ class _Message:
             sent = codec.encode_residual(self._vector, residual, residual, self._key, self._payload)
         else:
             sent = codec.encode(self._vector, self._key, self._payload)
-        seal(self._message, sent.numel(), self._contents)
         self.sizes.append(sent.numel())
 
     def decode(self) -> None:
         """Decode what was encoded last."""
-        size = self.sizes[-1]
-        sealed = self._message[: message_bytes(size)]
-        payload = unseal(sealed, size, self._contents, 0)
+        payload = self._payload[: self.sizes[-1]]
         self._codec.decode_sum([payload], self._out, 1.0, [self._key])
 
 

@@ -9,7 +9,7 @@ import torch
 
 from shardlab.config.calibration_record import Calibration, Transfer
 from shardlab.config.hardware import Connection, Gpu, Hardware
-from shardlab.engines.cpu_topology import SYSFS, read_topology
+from shardlab.engines.cpu_placement import SYSFS, read_topology
 
 
 def detect(calibration: Calibration, root: Path = SYSFS) -> Hardware:

@@ -1,4 +1,13 @@
-"""Folder with the checkpoints of one run, each complete or absent, and their manifests."""
+"""Folder with the checkpoints of one run, each complete on disk or absent, and without pickles.
+
+step-00000040/
+  checkpoint.json              origin, and the checksum of every other file
+  model.safetensors            format full: parameters by the names of the unwrapped model
+  optimizer.safetensors        and `exp_avg`, `exp_avg_sq` and `step` of each of them
+  sharded/*.safetensors        format sharded: torch.distributed.checkpoint, one file per rank
+  rank-00000.safetensors       of each rank: residuals, counters, random states
+  rank-00000.json              and its events and ledger
+"""
 
 import json
 import re
@@ -24,9 +33,9 @@ _NAME = re.compile(r"step-(\d{8,})")
 class Folder:
     """Folder of `root/step-00000040` and so on, named by the number of steps done.
 
-    A checkpoint is written under a hidden name and renamed; it is renamed back
-    before it is removed. So a process that is killed leaves no incomplete checkpoint under a
-    visible name, and the names alone tell which is the last. One process at a time makes changes.
+    A checkpoint is written under a hidden name and renamed; it is renamed back before it is
+    removed. So a process that is killed leaves no incomplete checkpoint under a visible name. One
+    process at a time makes changes.
     """
 
     def __init__(self, root: Path) -> None:
@@ -38,7 +47,7 @@ class Folder:
 
     def unfinished(self, step: int) -> Path:
         """Return the path of a checkpoint that is being written."""
-        return _hidden(self.path(step))
+        return self._root / f".step-{step:08d}.partial"
 
     def steps(self) -> list[int]:
         """Return the steps of all checkpoints, in ascending order."""
@@ -46,31 +55,18 @@ class Folder:
         return sorted(int(match[1]) for path in paths if (match := _NAME.fullmatch(path.name)))
 
     def begin(self, step: int) -> None:
-        """Create `unfinished(step)`, empty."""
-        shutil.rmtree(self.unfinished(step), ignore_errors=True)
-        self.unfinished(step).mkdir(parents=True)
-
-    def commit(self, step: int) -> None:
-        """Make `unfinished(step)` the checkpoint."""
-        self.unfinished(step).rename(self.path(step))
-
-    def prune(self, keep: int) -> None:
-        """Remove all but the last `keep` checkpoints."""
-        for step in self.steps()[:-keep]:
-            self._remove(step)
-
-    def clear(self) -> None:
-        """Remove incomplete checkpoints, and folders that are named like one but empty."""
+        """Create `unfinished(step)`, empty; remove what killed processes have left unfinished."""
         for path in self._root.glob(".step-*.partial"):
             shutil.rmtree(path)
-        for step in self.steps():
-            with suppress(OSError):  # it is not empty
-                self.path(step).rmdir()
+        self.unfinished(step).mkdir(parents=True)
 
-    def set_aside(self, step: int) -> None:
-        """Rename a damaged checkpoint, so that it is no longer among the steps."""
-        shutil.rmtree(self._damaged(step), ignore_errors=True)
-        self.path(step).rename(self._damaged(step))
+    def commit(self, step: int, keep: int) -> None:
+        """Make `unfinished(step)` the checkpoint; remove all but the last `keep`."""
+        if self.path(step).exists():  # damaged: the run went on from the one before
+            shutil.rmtree(self.path(step))
+        self.unfinished(step).rename(self.path(step))
+        for old in self.steps()[:-keep]:
+            self._remove(old)
 
     def remove(self) -> None:
         """Remove all checkpoints, and the folder if nothing else is in it.
@@ -81,23 +77,14 @@ class Folder:
         with writing(self._root):
             for step in self.steps():
                 self._remove(step)
-            self.clear()
-            for path in self._root.glob("step-*.damaged"):
+            for path in self._root.glob(".step-*.partial"):
                 shutil.rmtree(path)
         with suppress(OSError):
             self._root.rmdir()
 
-    def _damaged(self, step: int) -> Path:
-        return self.path(step).with_suffix(".damaged")
-
     def _remove(self, step: int) -> None:
-        hidden = self.unfinished(step)
-        self.path(step).rename(hidden)
-        shutil.rmtree(hidden)
-
-
-def _hidden(path: Path) -> Path:
-    return path.with_name(f".{path.name}.partial")
+        self.path(step).rename(self.unfinished(step))
+        shutil.rmtree(self.unfinished(step))
 
 
 _FILE = "checkpoint.json"
@@ -144,13 +131,22 @@ class Manifest(Document):
             files={},
         )
 
+    @classmethod
+    def read(cls, path: Path) -> "Manifest":
+        """Read the manifest of the checkpoint at `path`.
+
+        Raises:
+            UserError: it is missing or damaged.
+        """
+        return cls.from_file(path / _FILE, f"remove {path}")
+
+    def write(self, folder: Path) -> None:
+        """Write checkpoint.json."""
+        self.to_file(folder / _FILE)
+
     def made_by(self) -> str:
         """Return the versions that wrote it; with others a run may not resume bit for bit."""
         return f"revision {self.revision} with torch {self.torch}"
-
-    def write(self, folder: Path, files: dict[str, str]) -> None:
-        """Write checkpoint.json, with the checksums of all other files."""
-        self.model_copy(update={"files": files}).to_file(folder / _FILE)
 
     def refuse_other(self, run: "Manifest", path: Path, elastic: bool) -> None:
         """Check that `run` can resume from this checkpoint, which is at `path`.
@@ -183,15 +179,6 @@ class Manifest(Document):
         return _flat({**plain, "train": train})
 
 
-def read_manifest(path: Path) -> Manifest:
-    """Read the manifest of the checkpoint at `path`.
-
-    Raises:
-        UserError: it is missing or damaged.
-    """
-    return Manifest.from_file(path / _FILE, f"remove {path}")
-
-
 def damage_in(path: Path, share: slice = slice(None)) -> str | None:
     """Return the first file of the checkpoint at `path` that is missing or damaged, and which.
 
@@ -199,10 +186,10 @@ def damage_in(path: Path, share: slice = slice(None)) -> str | None:
         share: of the files, so that ranks can divide them.
     """
     try:
-        found = find_damage(path, read_manifest(path).files, share)
+        damage = find_damage(path, Manifest.read(path).files, share)
     except UserError as error:
         return str(error).removesuffix(f": remove {path}")
-    return None if found is None else f"{path / found[0]}: {found[1]}"
+    return None if damage is None else f"{path / damage[0]}: {damage[1]}"
 
 
 def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,33 +1,52 @@
-"""Periodic checkpoints of a run, and resumption from the last."""
+"""Periodic checkpoints of a run, and resumption from the last.
 
+Format `full` holds whole tensors by the names of the unwrapped model, for any engine. In `sharded`
+every rank writes its part, and any number of ranks reads what it needs, by
+torch.distributed.checkpoint with its safetensors storage: FileSystemWriter pickles its metadata.
+"""
+
+import json
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from safetensors import safe_open
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import (
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+)
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from shardlab.comm.background import Background
+from shardlab.comm.handle import merge_states
 from shardlab.comm.object_collectives import gather_values, run_or_fail_together
 from shardlab.config.schema import Checkpoint
 from shardlab.core.errors import UserError
 from shardlab.core.files import sha256_of_files, writing
 from shardlab.core.progress import say
-from shardlab.engines.base import Engine
-from shardlab.engines.state_files import in_host_memory, random_state, set_random_state
-from shardlab.train.checkpoint_folder import Folder, Manifest, damage_in, read_manifest
-from shardlab.train.checkpoint_formats import (
-    gather_full,
-    load_full,
-    load_sharded,
-    write_full,
-    write_sharded,
+from shardlab.engines.base import Engine, State
+from shardlab.engines.state_files import (
+    in_host_memory,
+    load_state,
+    random_state,
+    save_state,
+    save_tensors,
+    set_random_state,
 )
+from shardlab.train.checkpoint_folder import Folder, Manifest, damage_in
 from shardlab.train.loop import Loop, StepEvent
-from shardlab.train.rank_file import RankState, merged_state
 from shardlab.train.run_plan import RunPlan
+from shardlab.train.summary import mean_ledger, merge_events
+
+_MODEL, _OPTIMIZER, _SHARDED = "model.safetensors", "optimizer.safetensors", "sharded"
 
 
 class Checkpoints:
@@ -75,7 +94,7 @@ class Checkpoints:
         if step is None:
             return []
         path = self._folder.path(step)
-        manifest = read_manifest(path)
+        manifest = Manifest.read(path)
 
         def refuse_other() -> None:
             if self._is_chief:
@@ -108,37 +127,40 @@ class Checkpoints:
         Raises:
             UserError: this checkpoint, or the one before if it was asynchronous, cannot be written.
         """
-        if self._loop.step % self._options.every == 0:
-            self._save(events)
+        if self._loop.step % self._options.every:
+            return
+        self.finish()
+        step, sample = self._loop.step, self._loop.sample
+        state = {**self._engine.rank_state(), "random": random_state()}
+        ledger = self._engine.ledger.sums()  # first: now the events, too, know what the device did
+        values = json.dumps({"events": [vars(event) for event in events], "ledger": ledger})
+        write = partial(self._write, step, sample, self._tensor_writer(), state, values)
+        if self._options.asynchronous:
+            self._background.start(write)
+        else:
+            write()
 
     def finish(self) -> None:
         """Wait until all checkpoints are on disk; raise the error of an asynchronous one."""
         self._background.drain()
 
-    def _save(self, events: Sequence[StepEvent]) -> None:
-        self.finish()
-        step, sample = self._loop.step, self._loop.sample
-        state = {**self._engine.rank_state(), "random": random_state()}
-        ledger = self._engine.ledger.sums()  # first: now the events, too, know what the device did
-        mine = RankState(state, [vars(event) for event in events], ledger)
-        arguments = step, sample, self._tensor_writer(), mine
-        if self._options.asynchronous:
-            self._background.start(self._write, *arguments)
-        else:
-            self._write(*arguments)
-
     def _tensor_writer(self) -> Callable[[Path], None]:
         """Return a function that writes the present parameters and moments, now or later."""
         if self._options.format == "full":
             whole = gather_full(self._engine, writer=self._is_chief)
-            return partial(write_full, whole=whole) if self._is_chief else lambda _: None
+            return partial(write_full, whole) if self._is_chief else lambda _: None
         shards = self._engine.shards()
         if self._options.asynchronous:
             shards = {kind: in_host_memory(tensors) for kind, tensors in shards.items()}
-        return partial(write_sharded, shards=shards, group=self._group)
+        return partial(write_sharded, shards, self._group)
 
     def _write(
-        self, step: int, sample: int, write_tensors: Callable[[Path], None], mine: RankState
+        self,
+        step: int,
+        sample: int,
+        write_tensors: Callable[[Path], None],
+        state: State,
+        values: str,
     ) -> None:
         folder = self._folder.unfinished(step)
         with _one_line_errors(folder):
@@ -148,20 +170,17 @@ class Checkpoints:
             if not folder.is_dir():
                 raise UserError(f"{folder}: rank {self._rank} does not see it: share it with all")
             write_tensors(folder)
-            mine.write(folder, self._rank)
+            file = _rank_file(folder, self._rank)
+            save_state(file, state)
+            file.with_suffix(".json").write_text(values)
             dist.barrier(self._group)
-            files = self._checksums(folder)
+            parts = gather_values(sha256_of_files(folder, self._share), self._group)
             if self._is_chief:
-                position = {"step": step, "sample": sample}
-                self._manifest.model_copy(update=position).write(folder, files)
-                self._folder.commit(step)
-                self._folder.prune(self._options.keep)
+                files = {name: digest for part in parts for name, digest in part.items()}
+                position = {"step": step, "sample": sample, "files": files}
+                self._manifest.model_copy(update=position).write(folder)
+                self._folder.commit(step, self._options.keep)
             dist.barrier(self._group)
-
-    def _checksums(self, folder: Path) -> dict[str, str]:
-        """Return the checksums of all files, each computed by one rank."""
-        own = sha256_of_files(folder, self._share)
-        return {name: d for each in gather_values(own, self._group) for name, d in each.items()}
 
     @cached_property
     def _manifest(self) -> Manifest:
@@ -169,56 +188,138 @@ class Checkpoints:
         return Manifest.of(self._plan, self._options.format)
 
     def _last_whole(self) -> int | None:
-        """Return the step of the last checkpoint without damage, after setting aside later ones.
+        """Return the step of the last checkpoint without damage.
 
         Raises:
             UserError: there are checkpoints, but none is whole.
         """
-        if self._is_chief:
-            self._folder.clear()
-        steps: list[int]
         [steps, *_] = gather_values(self._folder.steps() if self._is_chief else [], self._group)
         for step in reversed(steps):
             # every rank verifies its share before any rank loads
             path = self._folder.path(step)
-            found = gather_values(damage_in(path, self._share), self._group)
-            damage = next(filter(None, found), None)
+            reports = gather_values(damage_in(path, self._share), self._group)
+            damage = next(filter(None, reports), None)
             if damage is None:
-                return step
+                return int(step)
             if step == steps[0]:
                 fix = f"no checkpoint before it is whole: remove {path.parent} to start anew"
                 raise UserError(f"{damage}; {fix}")
             if self._is_chief:
                 say(f"{damage}: continues from the checkpoint before it")
-                self._folder.set_aside(step)
         return None
 
     def _load_rank(self, path: Path, manifest: Manifest) -> list[StepEvent]:
         """Load the state of this rank, or merge those of another number of ranks."""
         known = manifest.strategy.hash() == self._plan.strategy.hash()
-        if manifest.train.world_size == self._world_size:
-            mine = RankState.read(path, self._rank)
-            set_random_state(mine.state["random"])
-            state = mine.state
+        count = manifest.train.world_size
+        if count == self._world_size:
+            state, events, ledger = _read_rank(path, self._rank)
+            set_random_state(state["random"])
         else:
-            ranks = [RankState.read(path, rank) for rank in range(manifest.train.world_size)]
-            mine = RankState.merged(ranks)
-            state = merged_state(ranks, self._world_size, self._rank) if known else {}
+            states, all_events, ledgers = zip(
+                *(_read_rank(path, r) for r in range(count)), strict=True
+            )
+            events, ledger = merge_events(all_events), mean_ledger(ledgers, 1)
+            communication = [each["communication"] for each in states]
+            state = {"extra": states[0]["extra"]}
+            if known:
+                state["communication"] = merge_states(communication, self._world_size, self._rank)
         if known:
             self._engine.load_rank_state(state)
         elif self._is_chief:
             say(f"{path}: of another strategy: error feedback starts from zero")
-        self._engine.ledger.load_sums(mine.ledger)
-        return [_event(event, path) for event in mine.events]
+        self._engine.ledger.load_sums(ledger)
+        try:
+            return [StepEvent(**event) for event in events]
+        except TypeError:
+            raise UserError(
+                f"{path}: another version of shardlab made it: remove it, and the run starts anew"
+            ) from None
 
 
-def _event(values: dict[str, Any], path: Path) -> StepEvent:
-    try:
-        return StepEvent(**values)
-    except TypeError:
-        raise UserError(
-            f"{path}: another version of shardlab made it: remove it, and the run starts anew"
-        ) from None
+def _rank_file(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank:05d}.safetensors"
+
+
+def _read_rank(
+    folder: Path, rank: int
+) -> tuple[State, list[dict[str, Any]], dict[Any, dict[str, Any]]]:
+    """Return state, events and ledger sums of one rank."""
+    file = _rank_file(folder, rank)
+    values = json.loads(file.with_suffix(".json").read_text())
+    state: State = {"communication": {}, "extra": {}, **load_state(file)}
+    return state, values["events"], values["ledger"]
+
+
+def gather_full(engine: Engine, writer: bool) -> State:
+    """Gather the parameters and moments of all ranks on the writer.
+
+    The others hold one whole entry of `Engine.shards()` at a time, and return nothing.
+    """
+    whole: State = {}
+    for kind, tensors in engine.shards().items():
+        for entry, tensor in tensors.items():
+            parts = engine.gather(entry, tensor)
+            if writer:
+                whole.setdefault(kind, {}).update(in_host_memory(parts))
+    return whole
+
+
+def write_full(whole: State, folder: Path) -> None:
+    """Write the result of `gather_full` into the folder of a checkpoint."""
+    moments = {kind: tensors for kind, tensors in whole.items() if kind != "parameter"}
+    save_tensors(folder / _MODEL, whole["parameter"])
+    save_state(folder / _OPTIMIZER, moments)
+
+
+def load_full(engine: Engine, folder: Path) -> None:
+    """Load the part of every rank, with one whole entry of `Engine.shards()` at a time.
+
+    Values are rounded to nearest in the dtype of the engine's tensors.
+    """
+    with safe_open(folder / _MODEL, "pt") as model, safe_open(folder / _OPTIMIZER, "pt") as moments:
+        for kind, tensors in engine.shards().items():
+            file, prefix = (model, "") if kind == "parameter" else (moments, f"{kind}.")
+            for entry, tensor in tensors.items():
+                whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+                for name, part in engine.split(entry, whole).items():
+                    part.copy_(file.get_tensor(prefix + name))
+                if isinstance(tensor, DTensor):  # every rank has the whole: no communication
+                    mesh, placements = tensor.device_mesh, tensor.placements
+                    whole = distribute_tensor(whole, mesh, placements, src_data_rank=None)
+                tensor.copy_(whole)
+
+
+def write_sharded(shards: State, group: dist.ProcessGroup, folder: Path) -> None:
+    """Write the shards of all ranks into the folder of a checkpoint; replicated tensors once.
+
+    Args:
+        group: of all ranks, which nothing else may use concurrently.
+    """
+    storage = HuggingFaceStorageWriter(str(folder / _SHARDED), save_distributed=True)
+    dcp.save(dict(shards), storage_writer=storage, process_group=group)
+
+
+def load_sharded(folder: Path, shards: State) -> None:
+    """Fill `shards` in place, without communication.
+
+    Raises:
+        UserError: the checkpoint has other units.
+    """
+    storage = HuggingFaceStorageReader(str(folder / _SHARDED))
+    saved = storage.read_metadata().state_dict_metadata
+    for kind, tensors in shards.items():
+        for name, tensor in tensors.items():
+            known = saved.get(f"{kind}.{name}")
+            if not isinstance(known, TensorStorageMetadata) or known.size != tensor.shape:
+                raise UserError(
+                    f"{folder}: holds no {kind} {name!r} of shape {list(tensor.shape)}: a sharded "
+                    "checkpoint serves the units that it was made of: go on with the engine and "
+                    "wrap that made it, or save with train.checkpoint.format: full"
+                )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        dcp.load(dict(shards), storage_reader=storage, no_dist=True)
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """The saved model of a run, its perplexity and bits per byte, and the perplexity when untrained."""
 
-import json
 import math
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from shardlab.config.model_and_data import Model
 from shardlab.config.run_record import Validation
 from shardlab.config.schema import Train
 from shardlab.core.errors import UserError
-from shardlab.core.files import unfinished, writing
+from shardlab.core.files import atomic
 from shardlab.core.progress import track
 from shardlab.data.loader import blocks
 from shardlab.data.tokens import TokenSplit, open_split
@@ -28,34 +27,26 @@ from shardlab.train.launch import launch
 # a progress bar for one small file is noise
 disable_progress_bar()
 
-FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
-
 
 def save_model(
     model: PreTrainedModel, parameters: dict[str, Tensor], tokenizer: Path, folder: Path
 ) -> None:
-    """Write `FILES` into `folder`, each by an atomic rename.
+    """Write a model and its tokenizer in the format of Hugging Face, atomically.
 
     Args:
         model: gives the architecture; its weights are not used.
         parameters: the whole model by name.
         tokenizer: the tokenizer.json that the model was trained with.
     """
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        with unfinished(folder) as temporary:
-            model.save_pretrained(temporary, state_dict=parameters)
-            _save_tokenizer(tokenizer, model.config.eos_token_id, temporary)
-            for name in FILES:
-                (temporary / name).rename(folder / name)
-
-
-def _save_tokenizer(path: Path, end_of_text: int, folder: Path) -> None:
-    text = Tokenizer.from_file(str(path)).id_to_token(end_of_text)
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=str(path), eos_token=text, bos_token=text, unk_token=text
-    )
-    tokenizer.save_pretrained(folder)
+    end_of_text = Tokenizer.from_file(str(tokenizer)).id_to_token(model.config.eos_token_id)
+    with atomic(folder) as temporary:
+        model.save_pretrained(temporary, state_dict=parameters)
+        PreTrainedTokenizerFast(
+            tokenizer_file=str(tokenizer),
+            eos_token=end_of_text,
+            bos_token=end_of_text,
+            unk_token=end_of_text,
+        ).save_pretrained(temporary)
 
 
 def load_model(folder: Path) -> PreTrainedModel:
@@ -64,11 +55,7 @@ def load_model(folder: Path) -> PreTrainedModel:
     Raises:
         UserError: a file is absent or damaged.
     """
-    missing = [name for name in FILES if not (folder / name).is_file()]
-    if missing:
-        raise UserError(f"{folder}: {', '.join(missing)} missing: train the run again")
     try:
-        json.loads((folder / "config.json").read_text())
         return AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # the library raises nothing narrower
         raise UserError(

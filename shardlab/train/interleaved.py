@@ -16,7 +16,7 @@ from shardlab.comm.object_collectives import gather_values
 from shardlab.config.contention import Contention
 from shardlab.config.race_record import Ruling
 from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun
-from shardlab.core.determinism import compute_deterministically
+from shardlab.core.device import compute_deterministically
 from shardlab.core.host import CpuMeter, total
 from shardlab.core.progress import track
 from shardlab.data.tokens import open_split

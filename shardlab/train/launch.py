@@ -1,25 +1,44 @@
-"""Start of the ranks of a run: forked here, or one rank for each process of torchrun or srun."""
+"""Start of the ranks of a run: forks of this process, or this process itself under torchrun.
+
+The ranks of one command are forked after its imports, which takes milliseconds instead of seconds;
+CUDA must not be in use before. A process that torchrun or srun started is one rank.
+"""
 
 import json
+import math
 import os
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
-from multiprocessing.connection import Connection
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.multiprocessing import start_processes
 
 from shardlab.config.affinity import CpuAffinity
 from shardlab.core.errors import UserError
+from shardlab.core.files import temporary
 from shardlab.core.process import begin_fork, die_with_parent
 from shardlab.core.progress import say
 from shardlab.train.launch_environment import RankEnvironment, rank_environment
-from shardlab.train.local_ranks import Limit, Processes
 from shardlab.train.rank import Interfaces, Job, Worker
-from shardlab.train.rank_failure import Failure, RunFailed
-from shardlab.train.stores import Attempt, FileAttempt, TcpAttempt
+from shardlab.train.rank_failure import Failure, RunFailed, cause_of
 
 __all__ = ["Interfaces", "RunFailed", "Worker", "launch", "launch_together"]
+
+_REPORTS_S = 0.5
+"""a rank that is killed breaks the connections of others within milliseconds"""
+_TIMEOUTS_S = 3.0
+"""ranks that wait for the same one time out one after the other, as they began to wait"""
 
 
 def launch(
@@ -34,36 +53,30 @@ def launch(
 ) -> None:
     """Run `worker` on every rank and return when all are done.
 
-    The ranks are forked from this process, after its imports: starting one takes milliseconds
-    instead of seconds. A process that torchrun or srun started is one rank, and forks that one
-    alone. LOCAL_RANK and LOCAL_WORLD_SIZE locate a rank on its machine.
-
-    If every rank has its own GPU, they use NCCL, and gloo for tensors in host memory; otherwise all
-    use gloo.
+    LOCAL_RANK and LOCAL_WORLD_SIZE locate a rank on its machine. If every rank has its own GPU,
+    they use NCCL, and gloo for tensors in host memory; otherwise all use gloo.
 
     Args:
         world_size: number of ranks, on all nodes.
         threads: CPU threads per rank.
-        timeout_s: longest wait for another rank, in the rendezvous and in each collective.
+        timeout_s: longest wait for another rank, at the start and in each collective.
         limit_s: longest duration of the whole run.
         links: emulated links that the ranks use instead of the loopback interface.
         max_restarts: how often new ranks are started after a rank crashed or was killed.
-        placement: which CPUs and memory the ranks get.
+        placement: which CPUs the ranks get.
 
     Raises:
-        RunFailed: a rank failed, with the error of the rank that failed first, or time ran out.
+        RunFailed: a rank failed, with the error of the rank that is the cause, or time ran out.
         UserError: raised by the worker; or the environment of torchrun or srun does not fit
             `world_size`, `links` or `max_restarts`; or `placement` names CPUs that do not exist.
         SystemExit: this process is one rank of torchrun or srun, and another reports the failure.
     """
     if max_restarts < 0:
         raise UserError(f"--max-restarts {max_restarts}: expected 0 or more")
-    timeout = timedelta(seconds=timeout_s)
-    job = Job(worker, world_size, threads, timeout, links, placement, parent=os.getpid())
-    limit = Limit(limit_s)
+    job = Job(worker, world_size, threads, timedelta(seconds=timeout_s), links, placement)
     environment = rank_environment(world_size)
     if environment is None:
-        _launch_local(job, limit, max_restarts)
+        _launch_local(job, limit_s, max_restarts)
         return
     if links is not None:
         raise UserError(
@@ -71,7 +84,7 @@ def launch(
         )
     if max_restarts:
         raise UserError("--max-restarts: give it to torchrun, which restarts the ranks it started")
-    _launch_one(job, environment, limit)
+    _be_rank(job, environment, limit_s)
 
 
 def launch_together(commands: Mapping[str, Callable[[], None]]) -> None:
@@ -83,45 +96,179 @@ def launch_together(commands: Mapping[str, Callable[[], None]]) -> None:
     Raises:
         RunFailed, UserError: of the first command that failed; no process of the others is left.
     """
-    works = {name: partial(_report_failure, os.getpid(), each) for name, each in commands.items()}
-    with Processes(works) as processes:
-        failure = processes.watch(Limit(None), lambda attempt: False)
+
+    def call(command: Callable[[], None], folder: Path) -> None:
+        command()
+
+    works = {name: partial(call, command) for name, command in commands.items()}
+    failure = _run_forked(works, math.inf)
     if failure is not None:
         raise failure.error()
 
 
-def _report_failure(parent: int, command: Callable[[], None], pipe: Connection) -> None:
-    begin_fork(parent)
-    try:
-        command()
-    except (RunFailed, UserError) as error:
-        pipe.send_bytes(json.dumps(asdict(Failure.of(error))).encode())
-        sys.exit(1)
-
-
-def _launch_local(job: Job, limit: Limit, max_restarts: int) -> None:
+def _launch_local(job: Job, limit_s: float | None, max_restarts: int) -> None:
     """Fork all ranks, again after a failure that may be transient."""
+    deadline = math.inf if limit_s is None else time.monotonic() + limit_s
+    works = {f"rank {rank}": partial(job.run_forked, rank) for rank in range(job.world_size)}
     for restart in range(1, max_restarts + 2):
-        with FileAttempt() as attempt:
-            failure = _run(job, range(job.world_size), attempt, limit)
+        failure = _run_forked(works, deadline)
         if failure is None:
             return
-        if not failure.transient or restart > max_restarts:
+        if failure.kind == "timeout":
+            raise _timed_out(limit_s)
+        if failure.kind not in ("crash", "memory") or restart > max_restarts:
             raise failure.error()
         say(f"restart {restart} of {max_restarts}: {failure.summary}")
 
 
-def _launch_one(job: Job, environment: RankEnvironment, limit: Limit) -> None:
-    """Fork the one rank of this process, and agree with the others on who reports a failure."""
+def _run_forked(works: Mapping[str, Callable[[Path], None]], deadline: float) -> Failure | None:
+    """Fork a process for each work; return the failure of the first that fails, and leave none.
+
+    Args:
+        works: called with a folder that all of them share.
+    """
+    with temporary("shardlab-ranks") as folder:
+        arguments = ([*works.items()], folder, os.getpid())
+        context = start_processes(_begin, arguments, len(works), join=False, start_method="fork")
+        try:
+            return _watch(dict(zip(works, context.processes, strict=True)), folder, deadline)
+        finally:
+            for process in context.processes:
+                process.kill()
+            for process in context.processes:
+                process.join()
+
+
+def _begin(
+    number: int, works: list[tuple[str, Callable[[Path], None]]], folder: Path, parent: int
+) -> None:
+    """Do one of the works in its process, which ends with its parent; report an error in a file."""
+    begin_fork(parent)
+    name, work = works[number]
+    try:
+        work(folder)
+    except BaseException as error:
+        # complete before the connections of this process close, which lets others fail
+        written = folder / f"{name}.partial"
+        written.write_text(json.dumps(asdict(Failure.of(error, name))))
+        written.rename(_report(folder, name))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)  # a process group that failed may hang in its destructors
+
+
+def _report(folder: Path, name: str) -> Path:
+    return folder / f"{name}.json"
+
+
+def _watch(processes: dict[str, BaseProcess], folder: Path, deadline: float) -> Failure | None:
+    """Return None when all processes are done, else the cause of the first failure."""
+    reports: dict[str, Failure | None] = dict.fromkeys(processes)
+
+    def running() -> dict[int, str]:
+        codes = {name: process.exitcode for name, process in processes.items()}
+        for name, code in codes.items():
+            if code and reports[name] is None:
+                reports[name] = _failure(name, code, _report(folder, name))
+        return {processes[name].sentinel: name for name, code in codes.items() if code is None}
+
+    while (alive := running()) and not any(reports.values()):
+        if time.monotonic() >= deadline:
+            return Failure("timeout", "not done in time")
+        wait(alive, None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
+    failures = [failure for failure in reports.values() if failure is not None]
+    if not failures:
+        return None
+    # the cause may be a rank whose end the kernel has not shown yet
+    patience = _TIMEOUTS_S if failures[0].waited else _REPORTS_S
+    end = time.monotonic() + patience
+    while (
+        alive
+        and time.monotonic() < end
+        and all(each is None or each.is_consequence for each in reports.values())
+    ):
+        wait(alive, max(0.0, end - time.monotonic()))
+        alive = running()
+    ended = {name: report for name, report in reports.items() if report or name in alive.values()}
+    return cause_of(ended)
+
+
+def _failure(name: str, code: int, report: Path) -> Failure:
+    """Return what a process has reported, or how it ended with an exit code other than 0."""
+    if report.exists():
+        return Failure(**json.loads(report.read_text()))
+    if code > 0:
+        return Failure("crash", f"{name} ended with exit code {code}")
+    killed = -code == signal.SIGKILL
+    hint = ", out of memory?" if killed else ""
+    summary = f"{name} was killed by signal {-code} ({signal.Signals(-code).name}{hint})"
+    return Failure("memory" if killed else "crash", summary)
+
+
+def _be_rank(job: Job, environment: RankEnvironment, limit_s: float | None) -> None:
+    """Run the rank of this process; after a failure agree with the others on who reports it."""
     die_with_parent(os.getppid())  # torchrun's agent may be killed without ending its processes
-    with TcpAttempt(environment) as attempt:
-        failure = _run(job, [environment.rank], attempt, limit)
-        if failure is not None:
-            raise attempt.reported(failure)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # or the agent would wait for the interpreter
+    if limit_s is not None:
+        signal.signal(signal.SIGALRM, partial(_expire, limit_s))
+        signal.setitimer(signal.ITIMER_REAL, limit_s)
+    os.environ["LOCAL_RANK"] = str(environment.local_rank)
+    os.environ["LOCAL_WORLD_SIZE"] = str(environment.local_world_size)
+    store = _connect(environment, job.timeout)
+    try:
+        # torchrun's agent reads what `record` writes
+        record(job.run)(environment.rank, store)
+    except BaseException as error:
+        name = f"rank {environment.rank}"
+        failure = Failure.of(error, name)
+        cause = _cause_of_all(failure, store, environment)
+        if cause is not failure and cause.seconds != failure.seconds:
+            say(f"{name} ends, too: {cause.summary}")
+            raise SystemExit(1) from None
+        raise cause.error() from error
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _run(job: Job, ranks: Sequence[int], attempt: Attempt, limit: Limit) -> Failure | None:
-    works = {f"rank {rank}": partial(job.run, rank, attempt) for rank in ranks}
-    with Processes(works) as processes:
-        attempt.serve()  # not before the fork: the server is a thread
-        return processes.watch(limit, attempt.failed_elsewhere)
+def _connect(environment: RankEnvironment, timeout: timedelta) -> dist.Store:
+    """Open the key-value store of torchrun's agent; without an agent, rank 0 hosts it."""
+    hosts = environment.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    address, port = environment.master_addr, environment.master_port
+    try:
+        return dist.TCPStore(address, port, None, hosts, timeout, wait_for_workers=False)
+    except dist.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        raise UserError(f"port {port} is in use: choose another in MASTER_PORT") from None
+
+
+def _expire(limit_s: float, *_: Any) -> None:
+    raise _timed_out(limit_s)
+
+
+def _timed_out(limit_s: float | None) -> RunFailed:
+    summary = f"not done after {limit_s:g} s"
+    return RunFailed("timeout", summary, summary)
+
+
+def _cause_of_all(failure: Failure, store: dist.Store, environment: RankEnvironment) -> Failure:
+    """Exchange failures with the ranks of other processes, as far as they report one in time."""
+    reports: dict[str, Failure | None] = {
+        f"rank {rank}": None for rank in range(environment.world_size)
+    }
+    own = f"rank {environment.rank}"
+    reports[own] = failure
+    patience = _TIMEOUTS_S if failure.waited else _REPORTS_S
+    end = time.monotonic() + patience
+    with suppress(RuntimeError):  # the store has ended with its process
+        if store.check(["attempt"]):  # not the failures of an earlier one
+            store = dist.PrefixStore(store.get("attempt").decode(), store)
+        store.set(f"failure of {own}", json.dumps(asdict(failure)))
+        while failure.is_consequence and time.monotonic() < end:
+            for name in [name for name, report in reports.items() if report is None]:
+                if store.check([f"failure of {name}"]):
+                    reports[name] = Failure(**json.loads(store.get(f"failure of {name}")))
+            if not cause_of(reports).is_consequence:
+                break
+            time.sleep(0.05)
+    return cause_of(reports)

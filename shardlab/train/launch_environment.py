@@ -18,8 +18,6 @@ class RankEnvironment:
     local_world_size: int
     master_addr: str
     master_port: int
-    agent_store: bool = False
-    """torchrun's agent hosts the store; otherwise the process of rank 0 does"""
 
 
 def rank_environment(world_size: int) -> RankEnvironment | None:
@@ -61,7 +59,6 @@ def rank_environment(world_size: int) -> RankEnvironment | None:
         local_world_size=int(variables.get("LOCAL_WORLD_SIZE", started)),
         master_addr=variables["MASTER_ADDR"],
         master_port=int(variables["MASTER_PORT"]),
-        agent_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == str(True),
     )
 
 

@@ -1,24 +1,35 @@
-"""Training loop for any engine, with its learning-rate schedule and traced steps."""
+"""Training loop for any engine: learning-rate schedule, timed and traced steps, divergence."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from shardlab.comm.emulated_link import interface_bytes
-from shardlab.comm.object_collectives import device_of
+from shardlab.comm.emulated_link import LinkThrottle, interface_bytes
+from shardlab.comm.object_collectives import device_of, subgroup
+from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Train
+from shardlab.config.strategy import Strategy
+from shardlab.config.timing_record import UnitSize
 from shardlab.core.files import temporary
 from shardlab.core.progress import track
 from shardlab.data.loader import Batches
-from shardlab.engines.base import Engine
+from shardlab.data.tokens import TokenSplit
+from shardlab.engines.base import Engine, Optimization
+from shardlab.engines.build import build_engine
+from shardlab.engines.step_space import refuse_too_large
+from shardlab.models.build import build_model
+from shardlab.models.dtypes import uses_fp16
+from shardlab.models.units import unit_sizes
 from shardlab.profiling.capture import Capture
 from shardlab.profiling.merge import merge_traces
+from shardlab.train.utilization import flops_per_token
 
 _FLOOR = 0.1
 """fraction of the peak learning rate at the end of the cosine (Hoffmann et al. 2022, section B)"""
@@ -155,6 +166,93 @@ class Loop:
         if self._accumulation is not None:
             count, size = self._accumulation, size * count // self._accumulation
         return self._batches.micro_batches(self.sample, self._rank, self._world_size, count, size)
+
+
+class BuiltLoop(NamedTuple):
+    """Model, engine and loop of one strategy on this rank."""
+
+    model: PreTrainedModel
+    """wrapped by the engine"""
+    engine: Engine
+    loop: Loop
+    parameters: int
+    """of the whole model"""
+    units: list[UnitSize]
+    """of the parts that the strategy wraps"""
+    flops_per_token: float
+    loss_scaled: bool
+    """whether fp16 scales the loss"""
+
+
+def build_loop(
+    model: Model,
+    strategy: Strategy,
+    train: Train,
+    split: TokenSplit,
+    seed: int,
+    throttle: LinkThrottle | None,
+    group: dist.ProcessGroup,
+    alone: bool = False,
+) -> BuiltLoop:
+    """Build the model, the engine of a strategy and its loop, on all ranks together.
+
+    Args:
+        throttle: of an emulated link.
+        alone: without communication: each rank trains a replica of its own.
+
+    Raises:
+        UserError: the ranks lack memory for it.
+    """
+    device = device_of(group)
+    whole, weights = build_model(
+        model, split.vocabulary, train.sequence_length, split.end_of_text, seed
+    )
+    refuse_too_large(whole, strategy, train, device, group)
+    # read before the engine wraps the model and shards its parameters
+    parameters = sum(p.numel() for p in whole.parameters())
+    units = unit_sizes(whole, strategy.canonical(), device)
+    flops = flops_per_token(whole, train.sequence_length)
+    accumulation = strategy.accumulation or train.accumulation
+    optimization = Optimization(train.weight_decay, train.clip, accumulation=accumulation)
+    ranks = subgroup(group, [dist.get_rank(group)]) if alone else group
+    engine = build_engine(whole, strategy, optimization, ranks, seed, weights, device, throttle)
+    batches = Batches(split, train.sequence_length, seed)
+    loop = Loop(engine, batches, train, group, strategy.accumulation)
+    scaled = uses_fp16(strategy.canonical(), device)
+    return BuiltLoop(whole, engine, loop, parameters, units, flops, scaled)
+
+
+_PATIENCE = 3
+"""steps in a row without an update: one alone may be a bad batch"""
+_HALVINGS = 16
+"""more, while the loss scale of fp16 goes from 2**16 to 1"""
+
+
+def has_diverged(events: Sequence[StepEvent], loss_scaled: bool) -> bool:
+    """Return whether so many last steps were left out that none will succeed; alike on all ranks.
+
+    Args:
+        loss_scaled: whether fp16 scales the loss.
+    """
+    patience = _PATIENCE + (_HALVINGS if loss_scaled else 0)
+    return len(events) >= patience and not any(event.applied for event in events[-patience:])
+
+
+def divergence_step(events: Sequence[dict[str, Any]], steps: int) -> int | None:
+    """Return the first of the last steps without finite loss and gradient; None if it recovered.
+
+    Args:
+        events: of the steps that ran, merged over ranks.
+        steps: that were to run.
+    """
+    if len(events) == steps and _is_finite(events[-1]):
+        return None
+    good = (n for n, event in enumerate(events) if event["applied"] and _is_finite(event))
+    return int(events[max(good, default=-1) + 1]["step"])
+
+
+def _is_finite(event: dict[str, Any]) -> bool:
+    return math.isfinite(event["loss"])
 
 
 def traced_steps(loop: Loop, steps: int) -> bytes:

@@ -1,22 +1,16 @@
-"""Outputs of a run: space for them, the whole model, compared between ranks, TensorBoard logs."""
+"""Outputs of a run: space for them, the whole model, and logs for TensorBoard."""
 
 import math
-import os
 import shutil
 import tempfile
-import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from io import FileIO
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.record_writer import RecordWriter
 from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
 
 from shardlab.core.errors import StorageError
 from shardlab.core.files import atomic, writing
@@ -56,65 +50,60 @@ class Telemetry:
     """
 
     def __init__(self, folder: Path, clip: float | None, device: torch.device) -> None:
-        # scalars of an earlier run of the same name would be drawn into the same curve
-        shutil.rmtree(folder, ignore_errors=True)
+        self._folder, self._device = folder, device
         self._clip = math.inf if clip is None else clip
         self._clipped = self._skipped = 0
-        self._device = device
-        self._waiting: deque[StepEvent] = deque()
+        self._pending: deque[StepEvent] = deque()
         """steps that a device has not done: their time in collectives is written later"""
-        self._path = folder / f"events.out.tfevents.{time.time_ns()}"
-        # not torch's SummaryWriter, whose thread ends with a traceback when the disk is full
-        self._file: FileIO | None = None
-        with self._best_effort():
-            folder.mkdir(parents=True, exist_ok=True)
-            self._file = FileIO(self._path, "w")
-            self._record(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        # scalars of an earlier run of the same name would be drawn into the same curve
+        shutil.rmtree(folder, ignore_errors=True)
+        self._writer: SummaryWriter | None = None
+        try:
+            self._writer = SummaryWriter(str(folder))
+        except OSError as error:
+            self._give_up(error)
 
     def write(self, event: StepEvent) -> None:
         """Add one step."""
         self._clipped += event.gradient_norm > self._clip
         self._skipped += not event.applied
-        scalars = {
-            "train/loss": event.loss,
-            "train/learning_rate": event.learning_rate,
-            "train/gradient_norm": event.gradient_norm,
-            "speed/step_ms": event.step_ms,
-            "train/clipped_steps": self._clipped,
-            "train/invalid_steps": self._skipped,
-            "speed/tokens_per_s": event.tokens / event.step_ms * 1e3,
-            "memory/peak_bytes": peak_memory(self._device),
-        }
-        self._scalars(event.step, scalars)
-        self._waiting.append(event)
-        self._write_known()
+        self._scalars(
+            event.step,
+            {
+                "train/loss": event.loss,
+                "train/learning_rate": event.learning_rate,
+                "train/gradient_norm": event.gradient_norm,
+                "train/clipped_steps": self._clipped,
+                "train/invalid_steps": self._skipped,
+                "speed/step_ms": event.step_ms,
+                "speed/tokens_per_s": event.tokens / event.step_ms * 1e3,
+                "memory/peak_bytes": peak_memory(self._device),
+            },
+        )
+        self._pending.append(event)
+        while self._pending and (ms := self._pending[0].collective_ms) is not None:
+            self._scalars(self._pending.popleft().step, {"speed/collective_ms": ms})
 
     def close(self) -> None:
-        """Close the file."""
-        self._write_known()
-        if self._file is not None:
-            self._file.close()
-
-    def _write_known(self) -> None:
-        while self._waiting and (found := self._waiting[0].collective_ms) is not None:
-            self._scalars(self._waiting.popleft().step, {"speed/collective_ms": found})
+        """Close the file, after the times in collectives of the last steps."""
+        for event in self._pending:
+            if event.collective_ms is not None:
+                self._scalars(event.step, {"speed/collective_ms": event.collective_ms})
+        if self._writer is not None:
+            self._writer.close()
 
     def _scalars(self, step: int, scalars: Mapping[str, float]) -> None:
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
-        with self._best_effort():
-            self._record(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
-
-    def _record(self, event: Event) -> None:
-        if self._file is not None:
-            RecordWriter(self._file).write(event.SerializeToString())
-
-    @contextmanager
-    def _best_effort(self) -> Iterator[None]:
+        if self._writer is None:
+            return
         try:
-            yield
+            for name, value in scalars.items():
+                self._writer.add_scalar(name, value, step)
         except OSError as error:
-            say(f"{self._path.parent}: no scalars for TensorBoard from here on: {error}")
-            self._file = None
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        say(f"{self._folder}: no scalars for TensorBoard from here on: {error}")
+        self._writer = None
 
 
 def write_traces(folder: Path, traces: Sequence[bytes]) -> None:
@@ -131,7 +120,7 @@ def write_traces(folder: Path, traces: Sequence[bytes]) -> None:
         say(str(error))
 
 
-def probe(expected: Mapping[Path, int]) -> None:
+def check_space(expected: Mapping[Path, int]) -> None:
     """Check that folders can be written, and that their file systems have space.
 
     Args:
@@ -146,22 +135,11 @@ def probe(expected: Mapping[Path, int]) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder) as file:
                 file.write(bytes(1))
-                os.fsync(file.fileno())
         needed[folder.stat().st_dev] += expected[folder]
     for folder in expected:
         size, free = needed[folder.stat().st_dev], shutil.disk_usage(folder).free
         if size > free:
             raise StorageError(
-                f"{folder}: the run is to write about {size / 1e9:.3g} GB to "
-                f"{_mount_of(folder)}, where {free / 1e9:.3g} GB are free: free space, or lower "
-                "train.checkpoint.keep"
+                f"{folder}: the run is to write about {size / 1e9:.3g} GB to this disk, where "
+                f"{free / 1e9:.3g} GB are free: free space, or lower train.checkpoint.keep"
             )
-
-
-def _mount_of(folder: Path) -> str:
-    """Return the file system of a folder as `/scratch (ext4)`."""
-    place = folder.resolve()
-    mounts = [line.split()[1:3] for line in Path("/proc/self/mounts").read_text().splitlines()]
-    above = [(mount, kind) for mount, kind in mounts if place.is_relative_to(mount)]
-    mount, kind = max(above, key=lambda each: len(each[0]))
-    return f"{mount} ({kind})"

@@ -1,102 +1,32 @@
-"""Process of one rank: rendezvous, device, placement, process group, and the report of an error."""
+"""Process of one rank: its GPU, CPUs, memory allocator and process group."""
 
+import ctypes
 import faulthandler
 import json
 import os
-import sys
 import time
-import traceback
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from multiprocessing.connection import Connection
-from typing import Literal, NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from shardlab.config.affinity import CpuAffinity
-from shardlab.core.errors import StorageError, UserError
+from shardlab.config.affinity import CpuAffinity, format_cpus, parse_cpus
+from shardlab.core.errors import UserError
 from shardlab.core.gpus import RankGpu, backend_of, take_gpu, why_on_cpu
-from shardlab.core.process import begin_fork
 from shardlab.core.progress import say
-from shardlab.train.allocator import keep_freed_memory
-from shardlab.train.rank_failure import TIMED_OUT, UNKNOWN_ORDER, Failure
-from shardlab.train.rank_placement import take_placement
-from shardlab.train.stores import Attempt
+from shardlab.engines.cpu_placement import RankLocation, node_of_pci, place_here, read_topology
+
+Worker = Callable[[dist.ProcessGroup], None]
 
 _STDERR = 2
 _POLL_S = 0.02
 """a blocking wait of the store with a short time-out would write warnings"""
-
-
-class Rendezvous(NamedTuple):
-    """Name, store and backend that all ranks of an attempt have agreed on."""
-
-    name: str
-    store: dist.Store
-    """with the name as prefix: of the ranks of this attempt alone"""
-    backend: str
-
-
-def rendezvous(
-    store: dist.Store, rank: int, world_size: int, gpu: RankGpu | None, timeout: timedelta
-) -> Rendezvous:
-    """Wait for all ranks of this attempt.
-
-    The store of torchrun's agent outlives a restart, TORCHELASTIC_RESTART_COUNT may differ between
-    nodes, and gloo would connect to the addresses of processes that are gone. So rank 0 publishes a
-    new name for each attempt and lists the tokens of the ranks that joined it. A rank that finds
-    the name of an earlier attempt is not in its list, and looks again.
-
-    Args:
-        gpu: the rank's own, if it has one.
-
-    Raises:
-        TimeoutError: names the ranks that did not join.
-        UserError: see `backend_of`.
-    """
-    deadline = time.monotonic() + timeout.total_seconds()
-    if rank == 0:
-        return _open(store, world_size, gpu, deadline)
-    name, token = "", uuid.uuid4().hex
-    while True:
-        if store.check(["attempt"]) and (latest := store.get("attempt").decode()) != name:
-            name = latest
-            own = dist.PrefixStore(name, store)
-            own.set(str(rank), json.dumps([token, gpu]))
-        if name and own.check(["begin"]):
-            tokens, backend = json.loads(own.get("begin"))
-            if tokens[rank - 1] == token:
-                return Rendezvous(name, own, backend)
-        _sleep(deadline, f"rank {rank} found no rendezvous of rank 0")
-
-
-def _open(store: dist.Store, world_size: int, gpu: RankGpu | None, deadline: float) -> Rendezvous:
-    name = uuid.uuid4().hex
-    own = dist.PrefixStore(name, store)
-    store.set("attempt", name)
-    ranks = [str(rank) for rank in range(1, world_size)]
-    while missing := [rank for rank in ranks if not own.check([rank])]:
-        _sleep(deadline, f"rank {', '.join(missing)} did not join")
-    joined = [json.loads(own.get(rank)) for rank in ranks]
-    backend = backend_of([gpu, *(None if each is None else RankGpu(*each) for _, each in joined)])
-    own.set("begin", json.dumps([[token for token, _ in joined], backend]))
-    return Rendezvous(name, own, backend)
-
-
-def _sleep(deadline: float, problem: str) -> None:
-    if time.monotonic() > deadline:
-        raise TimeoutError(f"{problem} within the time-out")
-    time.sleep(_POLL_S)
-
-
-_DISCONNECTED = ("Connection closed by peer", "Connection reset by peer")
-"""gloo's messages about a rank whose process ended"""
-
-Worker = Callable[[dist.ProcessGroup], None]
 
 
 class Interfaces(Protocol):
@@ -104,9 +34,6 @@ class Interfaces(Protocol):
 
     def enter(self, rank: int) -> str:
         """Move the process of the rank to its interface; return the name of the interface."""
-
-    def is_cut(self) -> bool:
-        """Return whether the rank of this process is unreachable; called after `enter`."""
 
 
 @dataclass(frozen=True)
@@ -119,48 +46,39 @@ class Job:
     timeout: timedelta
     links: Interfaces | None
     placement: CpuAffinity
-    parent: int
-    """process id of the command that forks the ranks"""
 
-    def run(self, rank: int, attempt: Attempt, pipe: Connection) -> None:
-        """Run the worker as `rank`; send the name of the attempt, then any failure, to `pipe`."""
-        begin_fork(self.parent)
-        # where Python was when its memory, or that of a library, was damaged: nothing else tells
+    def run_forked(self, rank: int, folder: Path) -> None:
+        """Run the worker as a rank of one command, whose ranks share a folder."""
+        os.environ["LOCAL_RANK"] = str(rank)
+        os.environ["LOCAL_WORLD_SIZE"] = str(self.world_size)
+        # gloo would look the host name up, which may not resolve
+        interface = "lo" if self.links is None else None
+        self.run(rank, dist.FileStore(str(folder / "store")), interface, forked=True)
+
+    def run(
+        self, rank: int, store: dist.Store, interface: str | None = None, *, forked: bool = False
+    ) -> None:
+        """Run the worker as `rank`, in a process with LOCAL_RANK and LOCAL_WORLD_SIZE.
+
+        Args:
+            interface: network interface for gloo; None: as gloo, the user or `links` choose.
+            forked: whether the ranks of this machine are forks of one process.
+        """
+        # where Python was when its memory, or that of a library, was damaged
         faulthandler.enable(_STDERR)
         keep_freed_memory()
-        joined = None
-        try:
-            joined = self._join(rank, attempt)
-            pipe.send_bytes(json.dumps({"attempt": joined.name}).encode())
-            take_placement(self.placement, rank, joined.store)
-            self._work(rank, joined, attempt.interface)
-        except BaseException as error:
-            failure = _report(error, rank, joined, self.links)
-            pipe.send_bytes(json.dumps(asdict(failure)).encode())
-            sys.stdout.flush()
-            sys.stderr.flush()
-            # a process group that failed may hang in its destructors
-            os._exit(1)
-
-    def _join(self, rank: int, attempt: Attempt) -> Rendezvous:
-        local_rank, local_world_size, forked = rank, self.world_size, True
-        if attempt.environment is not None:
-            local_rank = attempt.environment.local_rank
-            local_world_size = attempt.environment.local_world_size
-            forked = False
-        os.environ["LOCAL_RANK"] = str(local_rank)
-        os.environ["LOCAL_WORLD_SIZE"] = str(local_world_size)
         torch.set_num_threads(self.threads)
-        store = attempt.connect(self.timeout)
         gpu = take_gpu(forked=forked)
-        joined = rendezvous(store, rank, self.world_size, gpu, self.timeout)
-        if rank == 0 and joined.backend == "gloo" and (why := why_on_cpu(self.world_size)):
+        own = {"gpu": gpu, "location": asdict(RankLocation.here(gpu_node()))}
+        store, ranks = exchange(store, rank, self.world_size, own, self.timeout)
+        backend = backend_of([each["gpu"] and RankGpu(*each["gpu"]) for each in ranks])
+        if rank == 0 and backend == "gloo" and (why := why_on_cpu(self.world_size)):
             say(why)
-        return joined
-
-    def _work(self, rank: int, joined: Rendezvous, interface: str | None) -> None:
+        first = rank - int(os.environ["LOCAL_RANK"])
+        here = ranks[first : first + int(os.environ["LOCAL_WORLD_SIZE"])]
+        bind_cpus(self.placement, [RankLocation(**each["location"]) for each in here])
         if self.links is not None:
-            if joined.backend != "gloo":
+            if backend != "gloo":
                 raise UserError("emulated links are for gloo, and GPUs use NCCL: remove the link")
             os.environ["GLOO_SOCKET_IFNAME"] = self.links.enter(rank)
         elif interface is not None:
@@ -169,11 +87,7 @@ class Job:
         dist.distributed_c10d.default_pg_timeout = self.timeout
         dist.distributed_c10d.default_pg_nccl_timeout = self.timeout
         dist.init_process_group(
-            joined.backend,
-            store=joined.store,
-            rank=rank,
-            world_size=self.world_size,
-            timeout=self.timeout,
+            backend, store=store, rank=rank, world_size=self.world_size, timeout=self.timeout
         )
         group = dist.group.WORLD
         assert group is not None
@@ -183,31 +97,116 @@ class Job:
         dist.destroy_process_group()
 
 
-def _report(
-    error: BaseException, rank: int, joined: Rendezvous | None, links: Interfaces | None
-) -> Failure:
-    """Return the failure of this rank, numbered in the order of failures.
+def exchange(
+    store: dist.Store, rank: int, world_size: int, value: Any, timeout: timedelta
+) -> tuple[dist.Store, list[Any]]:
+    """Exchange JSON values between all ranks, before there is a process group.
 
-    The number is taken while the sockets of this rank are open: no other rank has failed because of
-    this one.
+    The store of torchrun's agent outlives a restart, TORCHELASTIC_RESTART_COUNT may differ between
+    nodes, and gloo would connect to the addresses of processes that are gone. So rank 0 names each
+    attempt, and lists the ranks that joined it; one that has joined an earlier attempt is not among
+    them, and joins again.
+
+    Returns:
+        a store for the ranks of this attempt alone, and their values.
+
+    Raises:
+        TimeoutError: names the ranks that did not join.
     """
-    order, name = UNKNOWN_ORDER, ""
-    if joined is not None:
-        name = joined.name
-        with suppress(RuntimeError):  # the store may have ended with its process
-            order = joined.store.add("failures", 1)
-    if isinstance(error, UserError):
-        kind: Literal["user", "storage"] = "storage" if isinstance(error, StorageError) else "user"
-        return Failure(kind, str(error), order=order, attempt=name)
-    line = traceback.format_exception_only(error)[0].splitlines()[0]
-    if joined is not None and links is not None and links.is_cut():
-        return Failure("crash", f"rank {rank}: its link is cut: {line}", attempt=name)
-    return Failure(
-        "memory" if isinstance(error, MemoryError) else "crash",
-        f"rank {rank}: {line}",
-        f"rank {rank}: {''.join(traceback.format_exception(error)).strip()}",
-        order,
-        name,
-        waited=TIMED_OUT in line,
-        disconnected=any(message in line for message in _DISCONNECTED),
-    )
+    deadline = time.monotonic() + timeout.total_seconds()
+    token = uuid.uuid4().hex
+    mine = json.dumps([token, value])
+    if rank == 0:
+        attempt = dist.PrefixStore(token, store)
+        attempt.set("rank 0", mine)
+        store.set("attempt", token)
+        names = [f"rank {other}" for other in range(world_size)]
+        while missing := [name for name in names if not attempt.check([name])]:
+            _wait(deadline, missing)
+        joined = [json.loads(attempt.get(name)) for name in names]
+        attempt.set("joined", json.dumps(joined))
+        return attempt, [value for _, value in joined]
+    name = ""
+    while True:
+        if store.check(["attempt"]) and (latest := store.get("attempt").decode()) != name:
+            name = latest
+            attempt = dist.PrefixStore(name, store)
+            attempt.set(f"rank {rank}", mine)
+        if name and attempt.check(["joined"]):
+            joined = json.loads(attempt.get("joined"))
+            if joined[rank][0] == token:
+                return attempt, [value for _, value in joined]
+        _wait(deadline, ["rank 0"])
+
+
+def _wait(deadline: float, missing: list[str]) -> None:
+    if time.monotonic() > deadline:
+        raise TimeoutError(f"{', '.join(missing)} did not join within the time-out")
+    time.sleep(_POLL_S)
+
+
+def gpu_node() -> int | None:
+    """Return the NUMA node of the current GPU; None without one, or where sysfs has no node."""
+    if not torch.cuda.is_initialized():
+        return None
+    gpu: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return node_of_pci(f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0")
+
+
+def bind_cpus(way: CpuAffinity, ranks: list[RankLocation]) -> None:
+    """Bind this process, with all of its threads, to the CPUs that `way` gives it.
+
+    Args:
+        way: `train.placement`.
+        ranks: of this machine, by local rank.
+
+    Raises:
+        UserError: `way` names CPUs that do not exist, or none for some rank.
+    """
+    local_rank = int(os.environ["LOCAL_RANK"])
+    if way == "none" or (way == "auto" and len(read_topology().nodes) == 1):
+        return
+    if isinstance(way, tuple):
+        cpus = _named(way, local_rank, len(ranks))
+    else:
+        cpus = place_here(ranks)[local_rank].cpus
+    for task in Path("/proc/self/task").iterdir():  # CUDA has threads by now
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(int(task.name), cpus)
+
+
+def _named(lists: tuple[str | int, ...], local_rank: int, count: int) -> tuple[int, ...]:
+    if len(lists) < count:
+        raise UserError(
+            f"train.placement: CPUs for {len(lists)} of the {count} ranks of this machine: name "
+            "some for each"
+        )
+    usable = os.sched_getaffinity(0)
+    cpus = parse_cpus(str(lists[local_rank]))
+    if missing := set(cpus) - usable:
+        raise UserError(
+            f"train.placement.{local_rank}: rank {local_rank} of this machine may not use CPU "
+            f"{format_cpus(missing)}: choose from {format_cpus(usable)}"
+        )
+    return cpus
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""parameters of mallopt(3)"""
+_LARGEST_IN_HEAP = 32 << 20
+"""bytes: the limit up to which glibc adapts its thresholds to what a process frees"""
+_KEPT = 1 << 30
+
+
+def keep_freed_memory() -> None:
+    """Let malloc keep freed memory of blocks up to 32 MiB, 1 GiB at most.
+
+    By default glibc gives memory back to the kernel beyond thresholds that follow the largest block
+    freed so far: some ranks of a run fault in thousands of pages in every step and others none, by
+    the order of what they freed. A forked process does not read the variables that set this. On a
+    GPU PyTorch's caching allocator does the same. Without glibc nothing changes.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, _LARGEST_IN_HEAP)
+        mallopt(_TRIM_THRESHOLD, _KEPT)

@@ -1,21 +1,19 @@
-"""Failures of a run: as its ranks report them, and as the exception that the caller gets."""
+"""Failures of a run: what a rank reports, and the exception that the caller of `launch` gets."""
 
-from collections.abc import Iterable
+import time
+import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
-from pydantic import TypeAdapter, ValidationError
+import torch
 
 from shardlab.core.errors import StorageError, UserError
 
-UNKNOWN_ORDER = 1 << 30
-"""of a failure that could not get a number from the store: after all others"""
-
-TIMED_OUT = "Timed out waiting"
+_TIMED_OUT = "Timed out waiting"
 """gloo's message about a rank that neither answers nor closes its connection"""
-
-TIMEOUTS_S = 5.0
-"""ranks that wait for the same one time out one after the other, as they began to wait"""
+_DISCONNECTED = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+"""gloo's messages about a rank whose process ended"""
 
 
 class RunFailed(RuntimeError):
@@ -34,42 +32,39 @@ class RunFailed(RuntimeError):
     @property
     def hung(self) -> bool:
         """Return whether ranks waited for one that neither answered nor ended."""
-        return TIMED_OUT in self.summary
+        return _TIMED_OUT in self.summary
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One report of why an attempt failed; plain values, to be sent as JSON."""
+    """Report of why a rank failed; plain values, to be sent as JSON."""
 
     kind: Literal["user", "storage", "timeout", "crash", "memory"]
     summary: str
     """one line"""
     text: str = ""
     """with the traceback; empty when there is none"""
-    order: int = 0
-    """n > 0: a rank that reports why it ends was the n-th to do so. 0: the rank was ended, stopped
-    or disconnected from outside, which is the cause, whatever the others report"""
-    attempt: str = ""
-    """name of the attempt; empty before the rendezvous"""
-    waited: bool = False
-    """timed out waiting for other ranks: one that reports nothing is the cause"""
-    disconnected: bool = False
-    """another rank closed its connections: if one reports nothing, it is the cause"""
+    seconds: float = 0.0
+    """time of the report, since the epoch; 0: a signal ended the process"""
 
     @classmethod
-    def of_report(cls, report: bytes) -> Self | None:
-        """Parse JSON from the store; None when no rank can have written it."""
-        try:
-            return TypeAdapter(cls).validate_json(report)
-        except ValidationError:
-            return None
+    def of(cls, error: BaseException, where: str = "") -> Self:
+        """Return the failure that an error is.
 
-    @classmethod
-    def of(cls, error: UserError | RunFailed) -> Self:
-        """Return the failure that `error` raises again, in another process."""
+        Args:
+            where: name of the rank; not needed for the errors that `launch` raises.
+        """
         if isinstance(error, RunFailed):
-            return cls(error.kind, error.summary, error.detail)
-        return cls("storage" if isinstance(error, StorageError) else "user", str(error))
+            return cls(error.kind, error.summary, error.detail, time.time())
+        if isinstance(error, UserError):
+            storage = isinstance(error, StorageError)
+            return cls("storage" if storage else "user", str(error), seconds=time.time())
+        line = traceback.format_exception_only(error)[0].splitlines()[0]
+        text = "".join(traceback.format_exception(error)).strip()
+        memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        return cls(
+            "memory" if memory else "crash", f"{where}: {line}", f"{where}: {text}", time.time()
+        )
 
     def error(self) -> UserError | RunFailed:
         """Return the exception for the caller of `launch`."""
@@ -79,17 +74,29 @@ class Failure:
             return StorageError(self.summary)
         return RunFailed(self.kind, self.text or self.summary, self.summary)
 
-    def without_report_of(self, ranks: str) -> Self:
-        """Return this failure with the names of the ranks that must have caused it."""
-        return replace(self, summary=f"no report from {ranks}: {self.summary}", text="")
+    @property
+    def waited(self) -> bool:
+        """Return whether the rank timed out waiting for another, which is the cause."""
+        return _TIMED_OUT in self.summary
 
     @property
-    def transient(self) -> bool:
-        """Return whether another attempt could succeed."""
-        return self.kind in ("crash", "memory")
+    def is_consequence(self) -> bool:
+        """Return whether another rank is the cause: it ended, or did not answer."""
+        return self.waited or any(message in self.summary for message in _DISCONNECTED)
 
 
-def first(failures: Iterable[Failure | None]) -> Failure | None:
-    """Return the earliest failure, None when there is none."""
-    known = [failure for failure in failures if failure is not None]
-    return min(known, key=lambda failure: failure.order, default=None)
+def cause_of(reports: Mapping[str, Failure | None]) -> Failure:
+    """Return the failure that caused those of the other ranks.
+
+    Args:
+        reports: by the names of the ranks, at least one; None for a rank that has not reported.
+    """
+    failures = sorted(filter(None, reports.values()), key=lambda failure: failure.seconds)
+    for failure in failures:
+        if not failure.is_consequence:
+            return failure
+    silent = [name for name, failure in reports.items() if failure is None]
+    if silent:
+        summary = f"no report from {', '.join(silent)}: {failures[0].summary}"
+        return replace(failures[0], kind="crash", summary=summary, text="")
+    return failures[0]

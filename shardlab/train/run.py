@@ -1,41 +1,42 @@
 """One training run: from its plan to its output files."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 import torch.distributed as dist
-from transformers import PreTrainedModel
 
 from shardlab.codecs.kernels import native
 from shardlab.comm.emulated_link import Emulation, emulated
 from shardlab.comm.object_collectives import device_of, gather_bytes, gather_values
 from shardlab.config.settings import DTYPE_BYTES
-from shardlab.core.determinism import compute_deterministically
+from shardlab.core.device import compute_deterministically
 from shardlab.core.files import read_json, refuse_damage, write_json, write_json_lines
 from shardlab.core.host import CpuMeter, CpuTimes
 from shardlab.core.progress import say
-from shardlab.data.loader import Batches
-from shardlab.data.tokens import open_split
-from shardlab.engines.base import Engine, Optimization
-from shardlab.engines.build import build_engine
-from shardlab.engines.step_space import refuse_too_large
-from shardlab.models.build import build_model
-from shardlab.models.dtypes import dtype_of, uses_fp16
+from shardlab.data.tokens import MANIFEST, open_split
+from shardlab.models.dtypes import dtype_of
 from shardlab.train.checkpoint_folder import Folder
 from shardlab.train.checkpoints import Checkpoints
-from shardlab.train.divergence import divergence_step, has_diverged
 from shardlab.train.evaluation import save_model
 from shardlab.train.launch import launch
-from shardlab.train.loop import Loop, StepEvent, traced_steps, write_trace_of
-from shardlab.train.outputs import Telemetry, gather_trained, probe, write_traces
+from shardlab.train.loop import (
+    BuiltLoop,
+    StepEvent,
+    build_loop,
+    divergence_step,
+    has_diverged,
+    traced_steps,
+    write_trace_of,
+)
+from shardlab.train.outputs import Telemetry, check_space, gather_trained, write_traces
 from shardlab.train.replicas import REPLICA_CHECK_EVERY, check_replicas
 from shardlab.train.run_plan import RunPlan
 from shardlab.train.summary import Measured, describe, merge_events, summarize, with_rates
-from shardlab.train.utilization import MemoryMeter, flops_per_token, placements, product_flops_per_s
+from shardlab.train.utilization import MemoryMeter, placements, product_flops_per_s
 
 
 def train_run(
@@ -69,7 +70,7 @@ def train_run(
     train = plan.train
     native.library()  # says once, and not once per rank, when there are no compiled kernels
     with emulated(train.link, train.world_size) as link:
-        worker = partial(_work, plan, _Folders(folder, telemetry, checkpoints), link)
+        worker = partial(_train, plan, _Folders(folder, telemetry, checkpoints), link)
         launch(
             worker,
             train.world_size,
@@ -88,152 +89,133 @@ class _Folders(NamedTuple):
     checkpoints: Path | None
 
 
-def _work(plan: RunPlan, folders: _Folders, link: Emulation, group: dist.ProcessGroup) -> None:
+def _train(plan: RunPlan, folders: _Folders, link: Emulation, group: dist.ProcessGroup) -> None:
     train = plan.train
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    is_chief = rank == 0
+    device = device_of(group)
     if train.deterministic:
         compute_deterministically()
-    chief = dist.get_rank(group) == 0
-    device = device_of(group)
-    placed = placements(group)
+    placement = placements(group)
     memory = MemoryMeter(device)
-    model, engine, loop, parameters, flops, dataset = _prepared(plan, link, device, group)
-    if chief:
-        probe(_expected_bytes(plan, folders, parameters))
+
+    # data and model; what is needed after the steps is checked before them
+    dataset = read_json(plan.data / "source.json", "run python -m stages.prepare")["name"]
+    split = open_split(plan.data / "tokens", "train", slice(rank, None, world_size))
+    if is_chief:
+        tokenizer = {"tokenizer.json": split.tokenizer_sha256}
+        refuse_damage(plan.data, tokenizer, "run python -m stages.tokenize")
+    built = build_loop(plan.model, plan.strategy, train, split, plan.seed, link.throttle, group)
+    engine, loop = built.engine, built.loop
+    if is_chief:
+        check_space(_expected_bytes(plan, folders, built.parameters))
+
+    # the steps of the experiment
     checkpoints = None
     if folders.checkpoints is not None and train.checkpoint is not None:
         checkpoints = Checkpoints(plan, train.checkpoint, folders.checkpoints, engine, loop, group)
-    scalars = folders.telemetry if chief else None
-    scaled = uses_fp16(plan.strategy.canonical(), device)
-    events, times = _timed_steps(engine, loop, plan, scalars, checkpoints, scaled, group)
-    ledger, used = engine.ledger.summary(), memory.used()
+    telemetry = None
+    if folders.telemetry is not None and is_chief:
+        telemetry = Telemetry(folders.telemetry, train.clip, device)
+    events, cpu_times = _timed_steps(built, plan, telemetry, checkpoints, group)
+    if telemetry is not None:
+        say(f"{plan.run} seed {plan.seed}: {_outcome(events, train.steps)}")
+    ledger, memory_use = engine.ledger.summary(), memory.used()
+
+    # the trained model, before further steps change it
     products = product_flops_per_s(device, dtype_of(plan.strategy.param_dtype, device), group)
     trained = gather_trained(engine, group)
-    if chief:
-        save_model(model, trained, plan.data / "tokenizer.json", folders.run / "final_model")
+    if is_chief:
+        save_model(built.model, trained, plan.data / "tokenizer.json", folders.run / "final_model")
     del trained
-    audit = _audited_steps(engine, loop, train.audit_steps)
+
+    # more steps: some whose reductions are also done exactly, and some that are traced
+    audit = None
+    if train.audit_steps:
+        with engine.audit() as measured:
+            loop.run(train.audit_steps)
+        audit = asdict(measured)
     trace = traced_steps(loop, train.profiled_steps)
+
     mine = Measured(
-        [asdict(event) for event in events],
-        ledger,
-        audit,
-        engine.residual_norm(),
-        asdict(used),
-        flops,
-        products,
-        scaled,
-        times,
+        events=[asdict(event) for event in events],
+        ledger=ledger,
+        audit=audit,
+        residual_norm=engine.residual_norm(),
+        memory=asdict(memory_use),
+        flops_per_token=built.flops_per_token,
+        product_flops_per_s=products,
+        loss_scaled=built.loss_scaled,
+        cpu_times=cpu_times,
     )
     ranks = [Measured(**values) for values in gather_values(asdict(mine), group)]
     traces = gather_bytes(trace, group)
-    if chief:
-        setting = describe(plan, dataset, parameters, link.kind, placed)
+    if is_chief:
+        setting = describe(plan, dataset, built.parameters, link.kind, placement)
         _write(plan, folders, setting, ranks, traces)
 
 
 def _expected_bytes(plan: RunPlan, folders: _Folders, parameters: int) -> dict[Path, int]:
-    """Return the bytes of the model, and of the checkpoints that are to come beside those kept."""
+    """Return the bytes of the model, and of the checkpoints that are still to be written."""
     expected = {folders.run: 4 * parameters}
     options = plan.train.checkpoint
     if folders.checkpoints is not None and options is not None:
         moment = DTYPE_BYTES[plan.strategy.canonical().moment_dtype]
         # one is removed only after the next is complete
-        kept = len(Folder(folders.checkpoints).steps())
-        more = min(max(1, options.keep + 1 - kept), plan.train.steps // options.every)
+        present = len(Folder(folders.checkpoints).steps())
+        more = min(max(1, options.keep + 1 - present), plan.train.steps // options.every)
         expected[folders.checkpoints] = more * (4 + 2 * moment) * parameters
     return expected
 
 
-class _Prepared(NamedTuple):
-    model: PreTrainedModel
-    engine: Engine
-    loop: Loop
-    parameters: int
-    flops_per_token: float
-    dataset: str
-
-
-def _prepared(
-    plan: RunPlan, link: Emulation, device: torch.device, group: dist.ProcessGroup
-) -> _Prepared:
-    train = plan.train
-    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-    split = open_split(plan.data / "tokens", "train", slice(rank, None, world_size))
-    # before the steps, although they are needed after them
-    dataset = read_json(plan.data / "source.json", "run python -m stages.prepare")["name"]
-    if rank == 0:
-        expected = {"tokenizer.json": split.tokenizer_sha256}
-        refuse_damage(plan.data, expected, "run python -m stages.tokenize")
-    model, weights = build_model(
-        plan.model, split.vocabulary, train.sequence_length, split.end_of_text, plan.seed
-    )
-    refuse_too_large(model, plan.strategy, train, device, group)
-    # read before the engine wraps the model and shards its parameters
-    parameters = sum(p.numel() for p in model.parameters())
-    flops = flops_per_token(model, train.sequence_length)
-    accumulation = plan.strategy.accumulation or train.accumulation
-    optimization = Optimization(train.weight_decay, train.clip, accumulation=accumulation)
-    build = partial(build_engine, model, plan.strategy, optimization, group, plan.seed)
-    engine = build(weights, device, link.throttle)
-    batches = Batches(split, train.sequence_length, plan.seed)
-    loop = Loop(engine, batches, train, group, plan.strategy.accumulation)
-    return _Prepared(model, engine, loop, parameters, flops, dataset)
-
-
 def _timed_steps(
-    engine: Engine,
-    loop: Loop,
+    built: BuiltLoop,
     plan: RunPlan,
-    scalars: Path | None,
+    telemetry: Telemetry | None,
     checkpoints: Checkpoints | None,
-    loss_scaled: bool,
     group: dist.ProcessGroup,
 ) -> tuple[list[StepEvent], CpuTimes]:
     """Run the steps of the experiment until the last, or until the run has diverged.
 
-    Args:
-        scalars: folder for TensorBoard.
-
     Returns:
         events of all steps, and CPU times of those that were timed, since a resumption.
     """
-    train = plan.train
-    telemetry = None if scalars is None else Telemetry(scalars, train.clip, device_of(group))
+    train, engine, loop = plan.train, built.engine, built.loop
     events: list[StepEvent] = []
-    diverged = partial(has_diverged, events, loss_scaled)
-
-    def show(event: StepEvent) -> None:
-        events.append(event)
-        if telemetry is not None:
-            telemetry.write(event)
 
     def after(event: StepEvent) -> bool:
-        show(event)
+        add(event)
         if loop.step % REPLICA_CHECK_EVERY == 0:
             check_replicas(engine, loop.step, group)
         if checkpoints is not None:
             checkpoints.step_done(events)
-        return diverged()
+        return has_diverged(events, built.loss_scaled)
+
+    def add(event: StepEvent) -> None:
+        events.append(event)
+        if telemetry is not None:
+            telemetry.write(event)
 
     if checkpoints is not None:
         for event in checkpoints.resume():
-            show(event)
+            add(event)
     meter = CpuMeter()
-    if loop.step <= train.untimed_steps and not diverged():
+    diverged = has_diverged(events, built.loss_scaled)
+    if loop.step <= train.untimed_steps and not diverged:
         loop.run(train.untimed_steps - loop.step, after)
-        if not diverged():
+        diverged = has_diverged(events, built.loss_scaled)
+        if not diverged:
             engine.ledger.reset()
             meter = CpuMeter()
-    if not diverged():
+    if not diverged:
         loop.run(train.steps - loop.step, after)
-    times = meter.read()
+    cpu_times = meter.read()
     if checkpoints is not None:
         checkpoints.finish()
     engine.ledger.settle()  # the events' times in collectives, before they are shown
     if telemetry is not None:
         telemetry.close()
-        say(f"{plan.run} seed {plan.seed}: {_outcome(events, train.steps)}")
-    return events, times
+    return events, cpu_times
 
 
 def _outcome(events: Sequence[StepEvent], steps: int) -> str:
@@ -246,14 +228,6 @@ def _outcome(events: Sequence[StepEvent], steps: int) -> str:
     )
 
 
-def _audited_steps(engine: Engine, loop: Loop, steps: int) -> dict[str, float] | None:
-    if steps == 0:
-        return None
-    with engine.audit() as audit:
-        loop.run(steps)
-    return asdict(audit)
-
-
 def _write(
     plan: RunPlan,
     folders: _Folders,
@@ -262,11 +236,30 @@ def _write(
     traces: list[bytes],
 ) -> None:
     events = merge_events([rank.events for rank in ranks])
-    metrics = {**setting, **summarize(plan, events, ranks)}
     write_json_lines(folders.run / "events.jsonl", with_rates(events))
     write_trace_of(traces, folders.run / "trace.json.gz")
-    write_json(folders.run / "metrics.json", metrics)
+    # last: a run without it is not finished
+    write_json(folders.run / "metrics.json", {**setting, **summarize(plan, events, ranks)})
     if folders.telemetry is not None:
         write_traces(folders.telemetry, traces)
     if folders.checkpoints is not None:
         Folder(folders.checkpoints).remove()
+
+
+def build_missing_tokens(tokens: Path, rank: int, build: Callable[[], object]) -> None:
+    """Build token shards on rank 0 where there are none, while other ranks poll for the manifest.
+
+    To be called before `train_run`, whose collectives could time out; a build may take any time.
+
+    Args:
+        tokens: folder that all nodes share.
+    """
+    manifest = tokens / MANIFEST
+    if manifest.is_file():
+        return
+    if rank == 0:
+        build()
+        return
+    say(f"rank {rank}: waits until rank 0 has written {manifest}, in a folder that all nodes share")
+    while not manifest.is_file():
+        time.sleep(0.1)

@@ -13,11 +13,11 @@ from shardlab.codecs.kernels import native
 from shardlab.config.contention import Contention
 from shardlab.config.link import connection_name
 from shardlab.config.run_record import LinkEmulation, Setting, Training
-from shardlab.core.determinism import allows_tf32
+from shardlab.core.device import allows_tf32
 from shardlab.core.files import finite
 from shardlab.core.host import CpuTimes, describe_host, git_revision
-from shardlab.train.divergence import divergence_step
 from shardlab.train.launch_environment import node_count
+from shardlab.train.loop import divergence_step
 from shardlab.train.run_plan import RunPlan
 
 Event = dict[str, Any]

@@ -5,14 +5,12 @@ turn is for the timing that has done the least of its repetitions, so that all o
 beginning to the end: the drift of the machine is theirs alike.
 """
 
-import mmap
+import math
 import multiprocessing
 from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
-
-_ABSENT, _GONE = -1.0, np.inf
+_ABSENT = -1.0
 
 
 class Turn(Protocol):
@@ -55,28 +53,31 @@ class Turns:
 
     def __init__(self, ranks: Sequence[int]) -> None:
         fork = multiprocessing.get_context("fork")
-        self.ranks = ranks
-        self.gates = [fork.Semaphore(0) for _ in ranks]
-        self._lock = fork.Lock()
-        # memory that forked processes share
-        self._done = np.frombuffer(mmap.mmap(-1, 8 * len(ranks)), np.float64)
-        self._done[:] = _ABSENT
+        self._ranks = ranks
+        self._gates = [fork.Semaphore(0) for _ in ranks]
+        self._done = fork.Array("d", [_ABSENT] * len(ranks))
 
     def of(self, timing: int, rank: int) -> Turn:
         """Return the turns of a timing, on one of its ranks."""
         return _Shared(self, timing, rank)
+
+    def wait(self, timing: int) -> None:
+        """Wait for the turn of a timing, on one of its ranks."""
+        self._gates[timing].acquire()
 
     def pass_on(self, timing: int, done: float) -> None:
         """End the turn of a timing, or its wait for the first; begin the next turn.
 
         The first begins when all timings are there.
         """
-        with self._lock:
+        with self._done.get_lock():
             self._done[timing] = done
-            following = int(self._done.argmin())
-            if np.isfinite(self._done[following]) and self._done[following] != _ABSENT:
-                for _ in range(self.ranks[following]):
-                    self.gates[following].release()
+            shares = self._done[:]
+            least = min(shares)
+            if least != _ABSENT and least != math.inf:
+                following = shares.index(least)
+                for _ in range(self._ranks[following]):
+                    self._gates[following].release()
 
 
 class _Shared:
@@ -87,8 +88,8 @@ class _Shared:
     def wait(self, done: float) -> None:
         if self._rank == 0:
             self._turns.pass_on(self._timing, done)
-        self._turns.gates[self._timing].acquire()
+        self._turns.wait(self._timing)
 
     def leave(self) -> None:
         if self._rank == 0:
-            self._turns.pass_on(self._timing, _GONE)
+            self._turns.pass_on(self._timing, math.inf)

@@ -15,7 +15,7 @@ from shardlab.config.schema import Train
 from shardlab.core.host import resident_memory
 from shardlab.engines.cpu_placement import RankLocation, place_here
 from shardlab.train.launch import launch
-from shardlab.train.rank_placement import gpu_node, policy_nodes
+from shardlab.train.rank import gpu_node
 
 _SIZES = {"cpu": 1024, "cuda": 8192}
 _SECONDS = 0.1
@@ -110,8 +110,7 @@ class MemoryMeter:
 def placements(group: dist.ProcessGroup) -> list[str]:
     """Return a line for each rank, in rank order; on every rank.
 
-    CPUs and memory are read from the kernel. An engine with threads
-    uses some of the CPUs for control, and others for its workers.
+    An engine with threads uses some of the CPUs for control, and others for its workers.
 
     Args:
         group: all ranks of the run.
@@ -123,8 +122,7 @@ def placements(group: dist.ProcessGroup) -> list[str]:
     mine = place_here([RankLocation(**each) for each in here])[local_rank]
     line = (
         f"CPUs {format_cpus(everywhere[rank]['cpus'])} (control {format_cpus(mine.control)}, "
-        f"workers {format_cpus(mine.workers)}), memory of "
-        f"{'node ' + format_cpus(policy_nodes()) if policy_nodes() else 'any node'}"
+        f"workers {format_cpus(mine.workers)})"
     )
     return gather_values(line, group)
 

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from shardlab.codecs.base import Codec, Content, key_words
 from shardlab.codecs.registry import make_method
-from shardlab.comm.build import Route
+from shardlab.comm.attach import Route
 
 ROUTES = {
     "native": Route(make_method("none"), native=True),

@@ -1,21 +1,21 @@
 """Collectives over codecs, on real ranks, against the same arithmetic done serially."""
 
-from time import perf_counter
+import re
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from shardlab.codecs.base import MessageKey
-from shardlab.codecs.registry import make_codec
+from shardlab.codecs.registry import make_codec, make_method
 from shardlab.codecs.unit import Unit
-from shardlab.codecs.wire import message_bytes
+from shardlab.codecs.wire import PayloadError
 from shardlab.comm.all_to_all import AllToAllCollective, LinearNative
+from shardlab.comm.attach import Route, make_collective
 from shardlab.comm.codec_collective import CodecSettings
+from shardlab.comm.emulated_link import LinkThrottle
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Ledger
-from shardlab.comm.native import Native
-from shardlab.comm.traffic import LinkThrottle
 from tests.comm.codec_factory import Positive, RandomHalf
 from tests.comm.wire import gathered, is_same_everywhere, vector_of, vectors_of, wire
 from tests.ranks import on_ranks
@@ -126,7 +126,7 @@ class CountingLink(LinkThrottle):
 def test_ledger_counts_the_bytes_that_are_sent(group, spec):
     ours, codec = collective(group, spec), make_codec(spec)
     vector = vector_of(ours.rank, 3 * N)
-    one = 4 * N if spec == "none" else message_bytes(codec.payload_bytes(N))
+    one = 4 * N if spec == "none" else codec.payload_bytes(N)
     operations = {
         lambda: scatter(ours): 2 * one + 2 * AGREEMENT,
         lambda: ours.all_gather(torch.empty(3 * N), vector[:N].clone(), UNIT): 2 * one,
@@ -145,16 +145,8 @@ def test_ledger_counts_the_bytes_that_are_sent(group, spec):
     if not codec.variable:
         account = ours.account
         content = codec.content(N, torch.empty(codec.payload_bytes(N), dtype=torch.uint8))
-        envelope = one - codec.payload_bytes(N)
-        assert account.metadata_bytes == 4 * (content.metadata_bytes + envelope)
+        assert account.metadata_bytes == 4 * content.metadata_bytes
         assert (account.elements, account.elements_sent) == (4 * N, 4 * content.elements)
-
-
-@on_ranks(1)
-def test_a_single_rank_sends_nothing(group):
-    ours = collective(group, "int8")
-    scatter(ours)
-    assert (ours.account.bytes_wire, ours.account.extra_collectives) == (0, 0)
 
 
 @on_ranks(2)
@@ -164,11 +156,10 @@ def test_variable_codec_sends_its_payload_and_its_size(group):
     ours.ledger.reset()
     shard = torch.zeros(N)
     shard[: 3 * ours.rank] = 1.0
-    start = perf_counter()
     ours.all_gather(torch.empty(2 * N), shard, UNIT)
     account = ours.account
-    assert 0 < account.extra_collective_s < perf_counter() - start
-    assert account.bytes_wire == 8 + message_bytes(18 * ours.rank)
+    assert account.extra_collective_s > 0
+    assert account.bytes_wire == 8 + 18 * ours.rank
     assert account.extra_collectives == 1
 
 
@@ -211,18 +202,6 @@ def test_short_messages_are_sent_uncompressed_and_reported(group):
     assert ours.account.uncompressed == {"fewer than 1000 elements": 1}
 
 
-@on_ranks(3)
-def test_other_dtypes_are_sent_uncompressed_and_summed_in_float32(group):
-    ours, out = collective(group, "int8"), torch.empty(N, dtype=torch.bfloat16)
-    vectors = vectors_of(3, 3 * N).bfloat16()
-    ours.reduce_scatter(out, vectors[ours.rank], 0.5, UNIT)
-    exact = sum(vector.chunk(3)[ours.rank].float() for vector in vectors) * 0.5
-    assert torch.equal(out, exact.bfloat16())
-    account = ours.account
-    assert account.uncompressed == {"torch.bfloat16": 1}
-    assert (account.bytes_wire, account.bytes_raw) == (2 * 2 * N + 2 * AGREEMENT, 2 * 2 * N)
-
-
 @specs
 @on_ranks(2)
 def test_messages_may_be_empty(group, spec):
@@ -233,24 +212,6 @@ def test_messages_may_be_empty(group, spec):
     ours.all_reduce(empty, 1.0, UNIT)
     ours.all_reduce(one, 1.0, UNIT)
     assert is_same_everywhere(one, group)
-
-
-@on_ranks(2)
-def test_native_and_exchange_agree_without_a_codec(group):
-    native, ours = Native(group, Ledger(), "gradients"), collective(group, "none")
-    results = []
-    for each in (native, ours):
-        out, vector = torch.empty(N), vector_of(each.rank, 2 * N)
-        each.reduce_scatter(out, vector, 0.5, UNIT)
-        assert torch.equal(vector, vector_of(each.rank, 2 * N))
-        shards = torch.empty(2 * N)
-        each.all_gather(shards, out, UNIT)
-        each.all_reduce(vector, 0.5, Unit("unit2"))
-        results.append(torch.cat([out, shards, vector]))
-    assert torch.equal(*results)
-    # gloo's reduce-scatter sends twice what is needed: 2 + 1 + 2 against 1 + 1 + 2 shards
-    assert native.account.bytes_wire == 5 * 4 * N
-    assert ours.account.bytes_wire == 4 * 4 * N + 2 * AGREEMENT
 
 
 @compressing
@@ -283,25 +244,6 @@ def test_results_that_are_not_finite_are_counted_by_their_owner(group, spec, val
     vector[3] = value if ours.rank == 1 else 1.0
     ours.reduce_scatter(out, vector, 1.0, UNIT)
     assert ours.account.not_finite == (1 if ours.rank == 0 else 0)
-
-
-@pytest.mark.parametrize("operation", ["reduce_scatter", "all_reduce"])
-@pytest.mark.parametrize("name", ["native", "none", "int8"])
-@on_ranks(2)
-def test_any_scale_multiplies_the_sum(group, name, operation):
-    results = {}
-    for scale in (1.0, 0.5, 2.0, -3.0):
-        native = name == "native"
-        ours = Native(group, Ledger(), "gradients") if native else collective(group, name)
-        if operation == "reduce_scatter":
-            results[scale] = scatter(ours, scale=scale)
-        else:
-            results[scale] = vector_of(ours.rank, 2 * N)
-            ours.all_reduce(results[scale], scale, UNIT)
-    # an all-reduce encodes the scaled sums once more
-    atol = 0.2 if name == "int8" and operation == "all_reduce" else 1e-5
-    for scale, found in results.items():
-        torch.testing.assert_close(found, scale * results[1.0], rtol=1e-5, atol=atol)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
@@ -340,26 +282,27 @@ def test_native_route_of_linear_codecs_counts_the_bytes_of_gloo(group):
     assert link.bytes == 4 * padded
 
 
-@on_ranks(2)
-def test_native_route_of_linear_codecs_sends_short_messages_uncompressed(group):
-    ours = collective(group, RandomHalf(), minimum_size=10_000, route=LinearNative)
-    assert torch.equal(scatter(ours), exact_shard(ours.rank, 2))
-    vector = vector_of(ours.rank, 2 * N)
-    ours.all_reduce(vector, 1.0, UNIT)
-    assert torch.equal(vector, vectors_of(2, 2 * N).sum(0))
-    assert ours.account.uncompressed == {"fewer than 10000 elements": 2}
+@pytest.mark.parametrize(
+    "other", ["int8:group=128", "bf16", "none", "powersgd", Positive()], ids=str
+)
+@on_ranks(3)
+def test_ranks_that_differ_are_named_with_their_settings(group, other):
+    route = Route(make_method(other if dist.get_rank(group) == 2 else "int8:group=64"))
+    ours = make_collective(group, Ledger(), "gradients", route)
+    with pytest.raises(PayloadError) as caught:
+        ours.reduce_scatter(torch.empty(N), torch.rand(3 * N), 1.0, UNIT)
+    expected = r"rank 0, 1: version 4, unit 'unit', codec int8:format=int8,group=64, 750 elements"
+    assert re.search(expected, str(caught.value)), str(caught.value)
+    assert f"rank 2: version 4, unit 'unit', codec {make_method(other).name}" in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
-@on_ranks(2)
-def test_audit_measures_the_error_of_the_native_route(group):
-    ours = collective(group, RandomHalf(), route=LinearNative)
-    with ours.ledger.auditing() as audit:
+@on_ranks(3)
+def test_ranks_of_other_models_and_steps_are_refused(group):
+    ours, rank = collective(group, "int8"), dist.get_rank(group)
+    n = N + (rank == 2)
+    with pytest.raises(PayloadError, match="753 elements"):
+        ours.reduce_scatter(torch.empty(n), torch.rand(3 * n), 1.0, UNIT)
+    ours.load_state_dict({"unit": torch.tensor(7 * rank)})
+    with pytest.raises(PayloadError, match=r"rank 1: .*step 7"):
         scatter(ours)
-        ours.all_reduce(vector_of(ours.rank, 2 * N), 1.0, UNIT)
-    assert 0.3 < audit.error_squared / audit.exact_squared < 0.7
-
-
-@on_ranks(1)
-def test_native_route_refuses_codecs_that_are_not_linear(group):
-    with pytest.raises(ValueError, match="int8' cannot be summed"):
-        collective(group, "int8", route=LinearNative)

@@ -1,18 +1,14 @@
 """Laws of all routes: start and wait have the bits of the blocking form; profiles show units."""
 
-from unittest.mock import patch
-
 import pytest
 import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from shardlab.codecs.unit import Block, Unit
-from shardlab.comm.build import make_collective
-from shardlab.comm.collective import CompletedWork
+from shardlab.comm.attach import make_collective
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Account, Ledger
-from shardlab.comm.native import Native
 from shardlab.profiling.labels import unit_of
 from tests.comm import codec_factory
 from tests.ranks import on_ranks
@@ -81,33 +77,3 @@ def test_profiles_show_the_unit_of_every_operation(group) -> None:
     units = {unit_of(event.name) for event in seen.events()}
     operations, routes = ("scatter", "gather", "sum"), codec_factory.ROUTES
     assert units >= {f"{what} {route}" for route in routes for what in operations}
-
-
-def test_completed_work_has_its_result():
-    result = torch.ones(3)
-    work = CompletedWork(result)
-    assert work.is_completed() and work.wait()
-    assert work.get_future().value()[0] is result
-
-
-@on_ranks(2)
-def test_the_future_of_an_all_reduce_holds_the_vector(group) -> None:
-    vector = torch.full((4,), float(dist.get_rank(group)))
-    work = Native(group, Ledger(), "gradients").start_all_reduce(vector, 0.5, UNIT)
-    (result,) = work.get_future().wait()
-    assert result is vector and work.is_completed() and vector.eq(0.5).all()
-
-
-@pytest.mark.parametrize("started", [False, True])
-@on_ranks(4)
-def test_a_backend_that_divides_gives_the_same_mean(group, started) -> None:
-    """gloo takes the place of NCCL: its mean of 4 ranks has the bits of a multiplied sum."""
-    rank, native = dist.get_rank(group), Native(group, Ledger(), "gradients")
-    expected = reduced(native, rank, started)
-    launched = AssertionError("an operator beside the collective")
-    with (
-        patch("shardlab.comm.native.divides", lambda group, device: True),
-        patch.object(torch.Tensor, "mul_", side_effect=launched),
-    ):
-        found = reduced(native, rank, started)
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

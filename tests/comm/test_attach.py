@@ -1,6 +1,5 @@
 """`shardlab.attach` on models that other code wrapped, and its messages about mistakes."""
 
-import gc
 import os
 import re
 from unittest.mock import patch
@@ -17,7 +16,6 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import optimizer
 
 import shardlab
 from shardlab.core.errors import UserError
@@ -112,7 +110,8 @@ def test_a_narrow_model_is_compressed_and_another_type_is_reported(group):
         backward(model, group, 0)
         for account in handle.ledger.summary().values():
             reported = account["uncompressed"]
-            assert reported.get(str(narrow), 0) == (0 if bits == 16 else account["collectives"])
+            messages = account["collectives"] - account["extra_collectives"]
+            assert reported.get(str(narrow), 0) == (0 if bits == 16 else messages)
             assert (account["compression_ratio"] > 1.5) == (bits == 16)
 
 
@@ -144,14 +143,6 @@ def test_wrapper_may_be_a_submodule(group, name):
     backward(model, group, 0)
     backward(model, group, 1)
     assert handle.ledger.summary()["gradients"]["bytes_wire"] > 0
-
-
-@on_ranks(1)
-def test_handle_keeps_no_model_alive(group):
-    for _ in range(2):
-        shardlab.attach(fsdp2(group), "int8", error_feedback=True)
-    gc.collect()
-    assert not optimizer._global_optimizer_post_hooks
 
 
 def hybrid(group):

@@ -133,7 +133,7 @@ def test_other_numbers_of_ranks_refuse_states_that_were_not_merged():
 def test_residuals_without_error_feedback_are_refused(group) -> None:
     handle = shardlab.attach(WRAPPERS["fsdp2"](group), "int8")
     feedback = ErrorFeedback()
-    feedback.keep("a>0", torch.ones(3), torch.tensor(True))
+    feedback.store_residual("a>0", torch.ones(3), torch.tensor(True))
     residuals = {f"rank0.gradients.residual.{k}": v for k, v in feedback.state_dict().items()}
     with pytest.raises(UserError, match="the state holds residuals"):
         handle.load_state_dict(residuals)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import shardlab
-from shardlab.comm import fsdp2_hooks
+from shardlab.comm.codec_collective import CodecCollective
 from tests.comm.wire import is_same_everywhere
 from tests.comm.wrapped_models import backward, fsdp1, fsdp2, full
 from tests.ranks import on_ranks
@@ -15,13 +15,11 @@ def gathered(monkeypatch):
     """The name and the values of every unit that was gathered, in order."""
     seen = []
 
-    def noting(self, **options):
-        result = call(self, **options)
-        seen.append((self._unit.name, options["output_tensor"].clone()))
-        return result
+    def noting(self, output, shard, unit, call=CodecCollective.all_gather):
+        call(self, output, shard, unit)
+        seen.append((unit.name, output.clone()))
 
-    call = fsdp2_hooks._AllGatherHook.__call__
-    monkeypatch.setattr(fsdp2_hooks._AllGatherHook, "__call__", noting)
+    monkeypatch.setattr(CodecCollective, "all_gather", noting)
     return seen
 
 
@@ -46,33 +44,6 @@ def test_weights_are_drawn_once_per_update(group, codec, gathered):
         steps.append(torch.cat([values[0] for values in forward_and_backward]))
     assert is_same_everywhere(torch.cat(steps), group)
     assert not any(torch.equal(steps[one], steps[other]) for one, other in ((0, 1), (1, 2), (0, 2)))
-
-
-@on_ranks(2)
-def test_accumulated_passes_gather_the_same_weights(group, gathered) -> None:
-    model, *_ = attached(group, "int8:rounding=stochastic")
-    for step in range(2):
-        backward(model, group, step)
-    values = [values for name, values in gathered if name == "0"]
-    assert len(values) == 4 and all(torch.equal(values[0], other) for other in values)
-
-
-@on_ranks(2)
-def test_resumed_run_gathers_the_weights_of_an_uninterrupted_run(group, gathered) -> None:
-    model, handle, sgd = attached(group, "int8:rounding=stochastic")
-    backward(model, group, 0)
-    sgd.step()
-    saved = handle.state_dict()
-    other, fresh, _ = attached(group, "int8:rounding=stochastic")
-    fresh.load_state_dict(saved)
-    gathered.clear()
-    backward(model, group, 1)
-    straight = list(gathered)
-    gathered.clear()
-    backward(other, group, 1)
-    assert len(straight) == len(gathered)
-    for (name, values), (again, found) in zip(straight, gathered, strict=True):
-        assert name == again and torch.equal(values, found)
 
 
 @on_ranks(2)

@@ -1,17 +1,11 @@
 """Calls run concurrently with the caller, in order, and their errors are raised."""
 
 import threading
-from contextlib import nullcontext
-from threading import get_ident
 
 import pytest
 import torch
-from tests.devices.late_device import LateStream, late_cpu
 
-from shardlab.comm.background import Background, drain_all
-from tests.ranks import on_ranks
-
-CPU = torch.device("cpu")
+from shardlab.comm.background import Background
 
 
 def fail() -> None:
@@ -65,47 +59,3 @@ def test_calls_use_as_many_threads_as_their_starter():
     finally:
         torch.set_num_threads(before)
     assert found == [1]
-
-
-def test_the_thread_has_the_device_of_its_stream(monkeypatch):
-    """Otherwise each rank allocates a context on the first GPU."""
-    found = []
-    monkeypatch.setattr(LateStream, "set_device", lambda self: found.append(get_ident()))
-    with late_cpu():
-        background = Background("test", CPU)
-        for _ in range(2):
-            background.start(lambda: found.append(get_ident())).wait()
-    assert found == [found[-1]] * 3 != [get_ident()] * 3
-
-
-@pytest.mark.gpu(count=2)
-@on_ranks(1)  # a process that has used CUDA could not fork ranks for other tests
-def test_the_thread_launches_on_the_gpu_of_its_stream(group):
-    background = Background("test", torch.device("cuda", 1))
-    background.start(lambda: None).wait()
-    assert background._threads.submit(torch.cuda.current_device).result() == 1
-
-
-@pytest.mark.parametrize("on_device", [False, True])
-def test_on_a_device_calls_of_two_are_launched_in_one_order(on_device):
-    """Ranks that launch collectives of two communicators in different orders can hang."""
-    with late_cpu() if on_device else nullcontext():
-        gathers = Background("gather", CPU)
-        reductions = Background("reduce", CPU, beside=gathers)
-        started, gate = [], threading.Event()
-
-        def call(name: str) -> None:
-            started.append(name)
-            if name == "gather 0":
-                gate.wait(10)
-
-        first = gathers.start(call, "gather 0")
-        second = reductions.start(call, "reduce 0")
-        if not on_device:  # concurrently, as the host itself communicates
-            second.wait()
-        gate.set()
-        first.wait()
-        gathers.start(call, "gather 1")
-        drain_all(gathers, reductions)
-    assert started == ["gather 0", "reduce 0", "gather 1"]
-    assert (gathers._threads is reductions._threads) == on_device

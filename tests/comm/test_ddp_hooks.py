@@ -7,8 +7,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import shardlab
-from shardlab.comm import ddp_hooks
-from shardlab.comm.bypass import BypassCollective
+from shardlab.comm.codec_collective import CodecCollective
 from tests.comm.wrapped_models import backward, batch, network
 from tests.ranks import on_ranks
 
@@ -74,33 +73,23 @@ def test_error_feedback_conserves_gradients(group, make, views):
 
 @pytest.mark.parametrize("make", [plain, Crossed])
 @on_ranks(1)
-def test_layout_of_messages_does_not_depend_on_buckets(group, make, monkeypatch):
-    buckets, units = [], []
+def test_layout_of_messages_does_not_depend_on_the_pass(group, make, monkeypatch):
+    units = []
 
-    def noting(self, state, bucket, original=ddp_hooks._BucketHook.average):
-        buckets[-1].append([p.numel() for p in bucket.parameters()])
-        return original(self, state, bucket)
-
-    def sending(self, vector, scale, unit, original=BypassCollective.all_reduce):
+    def sending(self, vector, scale, unit, original=CodecCollective.all_reduce):
         units[-1].append(unit)
         original(self, vector, scale, unit)
 
-    monkeypatch.setattr(ddp_hooks._BucketHook, "average", noting)
-    monkeypatch.setattr(BypassCollective, "all_reduce", sending)
+    monkeypatch.setattr(CodecCollective, "all_reduce", sending)
     model = wrap(make)
     shardlab.attach(model, "int8", minimum_size=0)
     for step in range(3):
-        buckets.append([])
         units.append([])
         backward(model, group, step)
     assert units[0] == units[1] == units[2] and len(units[0]) > 1
     names = [block.name for unit in units[0] for block in unit.blocks]
     layers = [name for name, _ in make().named_children() if name != "1"][::-1]
     assert [name for name in names if "weight" in name] == [f"{x}.weight" for x in layers]
-    sizes = [[b.rows * b.columns for b in unit.blocks] for unit in units[0]]
-    # from the second pass on they are DDP's buckets, where layers run in their order
-    assert buckets[0] != sizes
-    assert (buckets[1] == sizes) == (make is plain)
 
 
 @pytest.mark.parametrize("after", [1, 2])

@@ -4,16 +4,14 @@ from unittest.mock import patch
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import shardlab
-from shardlab.comm.layout import Layout
-from shardlab.comm.native import Native
-from shardlab.core.errors import UserError
+from shardlab.comm.collective import Native
+from shardlab.comm.feedback import Layout
 from tests.comm.wire import gathered, is_same_everywhere, wire
-from tests.comm.wrapped_models import backward, ddp, fsdp2, full, gradients_after, hsdp, network
+from tests.comm.wrapped_models import backward, fsdp2, full, gradients_after, hsdp, network
 from tests.ranks import on_ranks
 
 W, S = 4, 2
@@ -75,30 +73,6 @@ def test_gathers_are_asynchronous_where_torch_asks_for_it(group) -> None:
         found.append((gradients.tolist(), ledger.accounts["weights"].bytes_wire))
     assert calls == [(True, False), (False, True)]
     assert found[0] == found[1]
-
-
-@on_ranks(2)
-def test_detach_restores_blocking_communication(group) -> None:
-    def settings():
-        groups = [
-            each
-            for module in model.modules()
-            if isinstance(module, FSDPModule)
-            for each in module._get_fsdp_state()._fsdp_param_groups
-        ]
-        return [(each.unshard_async_op, each._reduce_scatter_process_group) for each in groups]
-
-    model = fsdp2(group)
-    before = settings()
-    shardlab.attach(model, "int8", overlap=True).detach()
-    assert settings() == before
-
-
-@on_ranks(2)
-def test_overlap_is_refused_for_other_wrappers(group) -> None:
-    with pytest.raises(UserError, match="overlap is for fully_shard"):
-        shardlab.attach(ddp(group), "int8", overlap=True)
-    dist.barrier(group)
 
 
 def two_micro_batches(model, group, factor):

@@ -2,17 +2,13 @@
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from shardlab.codecs.registry import make_codec
 from shardlab.codecs.unit import Unit
-from shardlab.codecs.wire import message_bytes
-from shardlab.comm.all_to_all import AllToAllCollective
+from shardlab.comm.all_to_all import AllToAllCollective, HierarchicalCollective
 from shardlab.comm.codec_collective import CodecSettings
 from shardlab.comm.feedback import ErrorFeedback
-from shardlab.comm.hierarchy import HierarchicalCollective
 from shardlab.comm.ledger import Ledger
-from shardlab.core.errors import UserError
 from tests.comm.wire import gathered, is_same_everywhere, vector_of, vectors_of, wire
 from tests.ranks import on_ranks
 
@@ -77,8 +73,8 @@ def test_bytes_between_nodes_are_counted_separately(group, operation):
     account = collective.account
     assert (account.collectives, account.extra_collectives) == (2, 1)
     assert account.extra_collective_s > 0
-    inside = message_bytes(make_codec("bf16").payload_bytes(2 * N))
-    between = message_bytes(make_codec("int8").payload_bytes(N))
+    inside = make_codec("bf16").payload_bytes(2 * N)
+    between = make_codec("int8").payload_bytes(N)
     assert sent.bytes == account.bytes_wire == inside + between
     assert account.bytes_between_nodes == between
     assert account.bytes_raw == 3 * 4 * N, "the bytes of one level"
@@ -98,32 +94,3 @@ def test_error_feedback_of_both_levels_conserves_gradients(group):
     across = sum(state[f"unit@nodes>{node}"] for state in states[place::L])
     given = sum(vectors_of(W, W * N, step).sum(0).chunk(W)[collective.rank] for step in steps)
     torch.testing.assert_close(total + inside + across, given, rtol=1e-4, atol=1e-4)
-
-
-@on_ranks(W)
-def test_audit_compares_both_levels_with_the_exact_sum(group):
-    collective, out = two_level(group, "int8", "bf16"), torch.empty(N)
-    with collective.ledger.auditing() as audit:
-        collective.reduce_scatter(out, vector_of(collective.rank, W * N), 0.25, UNIT)
-    exact = vectors_of(W, W * N).sum(0).chunk(W)[collective.rank] / 4
-    error = float((out - exact).square().sum())
-    assert audit.error_squared == pytest.approx(error, rel=1e-3, abs=1e-9)
-    assert audit.exact_squared == pytest.approx(float(exact.square().sum()), rel=1e-5)
-
-
-@on_ranks(W)
-def test_steps_of_both_levels_are_saved_and_restored(group):
-    collective, fresh = two_level(group, "int8", "bf16"), two_level(group, "int8", "bf16")
-    vector = vector_of(dist.get_rank(group), W * N)
-    collective.reduce_scatter(torch.empty(N), vector, 1.0, UNIT)
-    fresh.load_state_dict(collective.state_dict())
-    for each in (collective, fresh):
-        each.reduce_scatter(torch.empty(N), vector, 1.0, UNIT)
-        steps = {unit: int(step) for unit, step in each.state_dict().items()}
-        assert steps == {"unit": 2, "unit@nodes": 2}
-
-
-@on_ranks(3)
-def test_ranks_that_are_not_whole_nodes_are_refused(group):
-    with pytest.raises(UserError, match="3 ranks are not whole nodes of 2"):
-        two_level(group, "int8", "bf16", ranks_per_node=2)

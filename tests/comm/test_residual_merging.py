@@ -8,12 +8,10 @@ import torch.distributed as dist
 
 from shardlab.codecs.registry import make_codec
 from shardlab.codecs.unit import Block, Unit
-from shardlab.comm.build import Route, make_collective
-from shardlab.comm.feedback import ErrorFeedback
-from shardlab.comm.handle import merge_states
-from shardlab.comm.layout import Layout
+from shardlab.comm.attach import Route, make_collective
+from shardlab.comm.feedback import ErrorFeedback, Layout
+from shardlab.comm.handle import merge_residuals, merge_states
 from shardlab.comm.ledger import Ledger
-from shardlab.comm.residual_merging import merge_residuals
 from shardlab.core.errors import UserError
 from tests.comm.phase_vectors import gradients, whole
 from tests.comm.wire import gathered
@@ -38,12 +36,12 @@ def states(world_size: int, kind: str) -> list[dict[str, torch.Tensor]]:
         bucket = torch.arange(WHOLE) * (rank + 1) / 50
         pieces = whole.chunks_of([bucket[:, None]])
         for to, (chunk, piece) in enumerate(zip(chunks, pieces, strict=True)):
-            feedback.keep(f"block.0>{to}", chunk, SENT)
-            feedback.keep(f"bucket0>{to}", piece, SENT)
-        feedback.keep("block.0*", torch.cat(chunks), SENT)
-        feedback.keep("bucket0*", bucket, SENT)
+            feedback.store_residual(f"block.0>{to}", chunk, SENT)
+            feedback.store_residual(f"bucket0>{to}", piece, SENT)
+        feedback.store_residual("block.0*", torch.cat(chunks), SENT)
+        feedback.store_residual("bucket0*", bucket, SENT)
         owned = whole.chunks_of([torch.arange(WHOLE)[:, None] / 50])[rank]
-        feedback.keep("bucket0<", owned, SENT)
+        feedback.store_residual("bucket0<", owned, SENT)
         result.append(feedback.state_dict())
     return result
 
@@ -88,26 +86,12 @@ def test_merged_residuals_owe_the_same_mean(old, new, kind):
     torch.testing.assert_close(found["sent"], exact, rtol=0, atol=TOLERANCE[kind])
 
 
-def test_merged_residuals_fit_a_model_on_the_new_ranks():
-    before = states(4, "fp32")
-    feedback = ErrorFeedback("fp32")
-    feedback.load_state_dict(merge_residuals(before, 3, 0))
-    feedback.lay_out("block.0", Layout.scattering(UNIT, 3, sum(UNIT.chunk_sizes(3))))
-    feedback.given(torch.zeros(sum(UNIT.chunk_sizes(3))), "block.0>2")
-
-
 def test_residuals_of_another_layout_are_refused():
     feedback = ErrorFeedback("fp32")
     feedback.load_state_dict(states(4, "fp32")[0])
     known = r"of 65 elements in 4 blocks on 4 ranks, .* on 3 ranks: .*merge_states"
     with pytest.raises(UserError, match=known):
         feedback.lay_out("block.0", Layout.scattering(UNIT, 3, sum(UNIT.chunk_sizes(3))))
-
-
-def test_a_unit_without_blocks_keeps_the_order_of_its_vector():
-    vector = torch.arange(6.0)
-    (block,) = Layout.scattering(Unit("root"), 2, 3).blocks_of(vector.chunk(2))
-    assert torch.equal(block.flatten(), vector)
 
 
 def test_states_of_all_old_ranks_are_required():
@@ -121,12 +105,6 @@ def test_states_of_all_old_ranks_are_required():
         merge_states([], 2, 0)
     with pytest.raises(UserError, match=r"nothing of rank 0.*merge_states"):
         merge_states(prefixed[::-1], 2, 0)
-
-
-def test_residual_without_a_layout_is_refused():
-    before = [{**state, "other>0": torch.ones(3)} for state in states(2, "fp32")]
-    with pytest.raises(UserError, match="layout of the residual 'other>0'"):
-        merge_residuals(before, 3, 0)
 
 
 def test_counters_are_kept_and_state_of_methods_is_dropped():
@@ -225,19 +203,6 @@ def test_other_ranks_and_nodes_send_merged_residuals(old, new, levels):
         assert feedback.norm() == 0
 
     run_ranks(new[0], on_rank)
-
-
-def test_same_ranks_in_other_nodes_refuse_states_that_were_not_merged():
-    states, _ = before(4, 2, "topk:density=0.3", "topk:density=0.3")
-
-    def on_rank(group):
-        feedback = ErrorFeedback()
-        feedback.load_state_dict(states[dist.get_rank(group)])
-        collective = attached(group, "int8", "int8", 4, feedback)
-        with pytest.raises(UserError, match=r"nodes of 2, the model of .* nodes of 4: .*merge_sta"):
-            mean(collective, group, *zeros())
-
-    run_ranks(4, on_rank)
 
 
 def test_new_ranks_must_be_whole_nodes():

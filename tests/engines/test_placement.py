@@ -1,145 +1,141 @@
-"""Laws of the assignment of CPUs and memory nodes to ranks, on generated machines."""
+"""CPU topology read from sysfs, and laws of the assignment of CPUs to ranks."""
 
+import os
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from shardlab.config.affinity import CpuAffinity, format_cpus
+from shardlab.config.affinity import CpuAffinity, format_cpus, parse_cpus
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
-from shardlab.engines.cpu_placement import Placement, RankLocation, place_here
-from tests.engines.machine_factory import TWO_SOCKETS, Machine, machines
+from shardlab.engines.cpu_placement import (
+    Core,
+    Placement,
+    RankLocation,
+    Topology,
+    node_of_pci,
+    place_ranks,
+    read_topology,
+)
 
 RANKS = st.integers(1, 9)
 
 
-def place(machine: Machine, ranks: list[RankLocation]) -> list[Placement]:
-    with TemporaryDirectory() as folder:
-        machine.write(Path(folder))
-        return place_here(ranks, Path(folder))
+def machine(*nodes: list[tuple[int, ...]]) -> Topology:
+    """A machine of the given physical cores, by node."""
+    cores = (Core(node, cpus) for node, inside in enumerate(nodes) for cpus in inside)
+    return Topology(tuple(cores), frozenset(range(len(nodes))))
 
 
-def node_of(machine: Machine, cpu: int) -> int:
-    return next(n for n in machine.nodes for core in machine.nodes[n] if cpu in core)
+# with SMT, numbered as usual: the second threads after all first ones
+TWO_SOCKETS = machine([(0, 8), (1, 9), (2, 10), (3, 11)], [(4, 12), (5, 13), (6, 14), (7, 15)])
 
 
-def masks(machine: Machine) -> st.SearchStrategy[list[int]]:
-    return st.sets(st.sampled_from(machine.cpus), min_size=1).map(sorted)
+@st.composite
+def machines(draw: st.DrawFn) -> Topology:
+    threads = draw(st.sampled_from([1, 2, 4]))
+    sizes = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+    cpus = iter(draw(st.permutations(range(threads * sum(sizes)))))
+    return machine(
+        *([tuple(sorted(next(cpus) for _ in range(threads))) for _ in range(n)] for n in sizes)
+    )
 
 
-@given(machines(), st.data())
-def test_every_rank_gets_usable_cpus_for_control_and_workers(
-    machine: Machine, data: st.DataObject
-) -> None:
-    nodes = st.none() | st.sampled_from([*machine.nodes, 99])
-    residents = st.builds(RankLocation, masks(machine), nodes)
-    ranks = data.draw(st.lists(residents, min_size=1, max_size=9))
-    placed = place(machine, ranks)
-    assert len(placed) == len(ranks)
-    for rank, got in zip(ranks, placed, strict=True):
-        assert got.control and got.workers
-        assert {*got.control, *got.workers} <= set(got.cpus) <= set(rank.cpus)
-        assert len(got.cpus) == 1 or not {*got.control} & {*got.workers}
-        near = {node_of(machine, cpu) for cpu in rank.cpus}
-        if rank.gpu_node in near:
-            assert {node_of(machine, cpu) for cpu in got.cpus} == {rank.gpu_node}
-        if got.memory_node is not None:
-            assert {node_of(machine, cpu) for cpu in got.cpus} == {got.memory_node}
-            assert got.memory_node not in machine.without_memory
-    assert place(machine, ranks) == placed
+def cpus_of(topology: Topology) -> list[int]:
+    return sorted(cpu for core in topology.cores for cpu in core.cpus)
+
+
+def nodes_of(placement: Placement) -> set[int]:
+    return {core.node for core in placement.cores}
 
 
 @given(machines(), RANKS, st.data())
-def test_ranks_of_one_mask_get_disjoint_cpus(
-    machine: Machine, count: int, data: st.DataObject
-) -> None:
-    mask = data.draw(masks(machine))
-    placed = place(machine, [RankLocation(mask)] * count)
-    cpus = [cpu for got in placed for cpu in got.cpus]
-    nodes = {node_of(machine, cpu) for cpu in mask}
-    if len(mask) >= count:
-        assert len(set(cpus)) == len(cpus)
-    elif len(nodes) == 1:
-        assert all(list(got.cpus) == mask for got in placed)
-    if count < len(nodes):
-        assert sorted(cpus) == mask
+def test_every_rank_gets_cpus_near_its_gpu_for_control_and_workers(topology, count, data):
+    gpus = st.none() | st.sampled_from([*topology.nodes, 99])
+    ranks = [RankLocation(cpus_of(topology), data.draw(gpus)) for _ in range(count)]
+    for rank, placed in zip(ranks, place_ranks(topology, ranks), strict=True):
+        assert {*placed.control, *placed.workers} <= {*placed.cpus} <= {*rank.cpus}
+        assert placed.control and placed.workers
+        assert len(placed.cpus) == 1 or not {*placed.control} & {*placed.workers}
+        assert rank.gpu_node not in topology.nodes or nodes_of(placed) == {rank.gpu_node}
+
+
+@given(machines(), RANKS)
+def test_ranks_share_out_all_cpus_of_their_nodes(topology, count):
+    usable = cpus_of(topology)
+    placed = place_ranks(topology, [RankLocation(usable)] * count)
+    cpus = [cpu for each in placed for cpu in each.cpus]
+    if len(usable) >= count:
+        assert len({*cpus}) == len(cpus)
+        again = place_ranks(topology, [RankLocation(each.cpus) for each in placed])
+        assert again == placed or count == 1
+    if count < len(topology.nodes):
+        assert sorted(cpus) == usable
     else:
-        assert all(len({node_of(machine, cpu) for cpu in got.cpus}) == 1 for got in placed)
-
-
-@given(machines(), RANKS)
-def test_a_core_is_split_only_where_cores_are_fewer_than_ranks(
-    machine: Machine, count: int
-) -> None:
-    placed = place(machine, [RankLocation(machine.cpus)] * count)
-    for node in machine.nodes:
-        here = [got for got in placed if {node_of(machine, cpu) for cpu in got.cpus} == {node}]
-        cores = machine.cores(node)
-        if here and len(cores) >= len(here):
-            assert sorted(len(got.cores) for got in here) == sorted(
-                len(cores) * (i + 1) // len(here) - len(cores) * i // len(here)
-                for i in range(len(here))
-            )
-            assert all(list(core.cpus) in cores for got in here for core in got.cores)
-
-
-@given(machines(), RANKS, st.data())
-def test_bound_ranks_keep_their_cpus(machine: Machine, count: int, data: st.DataObject) -> None:
-    assume(len(machine.cpus) >= count)
-    owner = {cpu: data.draw(st.integers(0, count - 1)) for cpu in machine.cpus}
-    own = [sorted(cpu for cpu in owner if owner[cpu] == rank) for rank in range(count)]
-    assume(all(own))
-    placed = place(machine, [RankLocation(cpus) for cpus in own])
-    assert [list(got.cpus) for got in placed] == own
-
-
-@given(machines(), RANKS)
-def test_placement_is_idempotent(machine: Machine, count: int) -> None:
-    assume(len(machine.cpus) >= count)
-    once = place(machine, [RankLocation(machine.cpus)] * count)
-    assert place(machine, [RankLocation(got.cpus) for got in once]) == once
-
-
-def described(placed: list[Placement]) -> list[str]:
-    return [
-        f"{format_cpus(got.control)} | {format_cpus(got.workers)} | {got.memory_node}"
-        for got in placed
-    ]
-
-
-ONE_NODE = Machine({0: [[0], [1], [2], [3]]})
-UNEVEN = Machine({0: [[0], [1], [2], [3], [4]], 2: [[6]], 5: []})
+        assert all(len(nodes_of(each)) == 1 for each in placed)
 
 
 @pytest.mark.parametrize(
-    ("machine", "ranks", "expected"),
+    ("topology", "count", "expected"),
     [
-        (TWO_SOCKETS, 1, ["0,8 | 1-7 | None"]),
-        (TWO_SOCKETS, 2, ["0,8 | 1-3 | 0", "4,12 | 5-7 | 1"]),
-        (TWO_SOCKETS, 4, ["0,8 | 1 | 0", "4,12 | 5 | 1", "2,10 | 3 | 0", "6,14 | 7 | 1"]),
-        (ONE_NODE, 1, ["0 | 1-3 | None"]),
-        (ONE_NODE, 2, ["0 | 1 | None", "2 | 3 | None"]),
-        (Machine({0: [[0], [1]]}), 3, ["0 | 1 | None", "1 | 0 | None", "0 | 1 | None"]),
-        (UNEVEN, 3, ["0 | 0 | 0", "1 | 2 | 0", "3 | 4 | 0"]),
-        (UNEVEN, 6, [*(f"{cpu} | {cpu} | 0" for cpu in range(5)), "6 | 6 | 2"]),
-        (Machine({0: [[0, 1]]}), 1, ["0 | 1 | None"]),
-        (Machine({0: [[0, 1]]}), 2, ["0 | 0 | None", "1 | 1 | None"]),
-        (Machine({0: [[0]]}), 2, ["0 | 0 | None"] * 2),
+        (TWO_SOCKETS, 1, ["0,8 | 1-7"]),
+        (TWO_SOCKETS, 2, ["0,8 | 1-3", "4,12 | 5-7"]),
+        (TWO_SOCKETS, 4, ["0,8 | 1", "4,12 | 5", "2,10 | 3", "6,14 | 7"]),
+        (machine([(0,), (1,), (2,), (3,)]), 2, ["0 | 1", "2 | 3"]),
+        (machine([(0,), (1,)]), 3, ["0 | 1", "1 | 0", "0 | 1"]),
+        (machine([(0,), (1,), (2,), (3,)], [(4,)]), 5, [f"{n} | {n}" for n in range(5)]),
+        (machine([(0, 1)]), 2, ["0 | 0", "1 | 1"]),
+        (machine([(0,)]), 2, ["0 | 0"] * 2),
     ],
 )
-def test_placement_on_typical_machines(machine: Machine, ranks: int, expected: list[str]) -> None:
-    assert described(place(machine, [RankLocation(machine.cpus)] * ranks)) == expected
+def test_placement_on_typical_machines(topology, count, expected):
+    placed = place_ranks(topology, [RankLocation(cpus_of(topology))] * count)
+    shown = [f"{format_cpus(each.control)} | {format_cpus(each.workers)}" for each in placed]
+    assert sorted(shown) == sorted(expected)
 
 
-def test_gpu_locality_precedes_balance() -> None:
-    gpus = [1, 1, 0, None]
-    placed = place(TWO_SOCKETS, [RankLocation(TWO_SOCKETS.cpus, node) for node in gpus])
-    assert [got.memory_node for got in placed] == [1, 1, 0, 0]
-    crowded = place(Machine({0: [[0]], 1: [[1], [2]]}), [RankLocation([0, 1, 2], 0)] * 2)
-    assert [got.cpus for got in crowded] == [(0,), (0,)]
+def test_bound_ranks_keep_their_cpus():
+    placed = place_ranks(TWO_SOCKETS, [RankLocation([0, 1]), RankLocation([4, 12, 13])])
+    assert [each.cpus for each in placed] == [(0, 1), (4, 12, 13)]
+
+
+def test_topology_is_read_from_sysfs(tmp_path: Path):
+    files = {
+        "node/node0/cpulist": "0,2",
+        "node/node3/cpulist": "1,3",
+        "node/has_memory": "0,3-4",
+        **{f"cpu/cpu{n}/topology/thread_siblings_list": f"{n % 2},{n % 2 + 2}" for n in range(4)},
+    }
+    for name, text in files.items():
+        path = tmp_path / "devices/system" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    topology = read_topology({0, 1, 2}, tmp_path)
+    assert topology == Topology((Core(0, (0, 2)), Core(3, (1,))), frozenset({0, 3, 4}))
+    assert read_topology({0, 5}, tmp_path / "none").cores == (Core(0, (0,)), Core(0, (5,)))
+    assert set(cpus_of(read_topology())) >= os.sched_getaffinity(0)
+
+
+@pytest.mark.parametrize(("text", "node"), [("1", 1), ("-1", None), (None, None)])
+def test_numa_node_of_a_pci_device(tmp_path: Path, text: str | None, node: int | None):
+    path = tmp_path / "bus/pci/devices/0000:3b:00.0/numa_node"
+    path.parent.mkdir(parents=True)
+    if text is not None:
+        path.write_text(text)
+    assert node_of_pci("0000:3B:00.0", tmp_path) == node
+
+
+@given(st.sets(st.integers(0, 999_999), min_size=1))
+def test_cpu_lists_round_trip(cpus: set[int]) -> None:
+    assert parse_cpus(format_cpus(cpus)) == tuple(sorted(cpus))
+
+
+@pytest.mark.parametrize("text", ["", "a", "3-1", "0-", "-1", "0,,1", "1.5", "0-3:2", "٣"])
+def test_invalid_cpu_list_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(UserError, match=r"^list of CPUs '.*': write numbers and ranges, such as"):
+        parse_cpus(text)
 
 
 @pytest.mark.parametrize("value", ["auto", "cores", "none", ["0-3,8", 4], ["0"]])
@@ -153,9 +149,7 @@ def test_placement_policies_are_accepted(value: object) -> None:
     [
         ("node", "expected auto, cores, none or CPUs for each rank"),
         (True, "expected auto, cores, none or CPUs for each rank"),
-        (None, "expected auto"),
         (["0-3", "4-"], "list of CPUs '4-'"),
-        ([-1], "list of CPUs '-1'"),
         ([["0"]], "list of CPUs"),
     ],
 )

@@ -14,8 +14,8 @@ from shardlab.codecs.registry import make_codec
 from shardlab.codecs.unit import Unit
 from shardlab.comm.all_to_all import AllToAllCollective
 from shardlab.comm.background import Background
+from shardlab.comm.collective import Native
 from shardlab.comm.ledger import Ledger
-from shardlab.comm.native import Native
 from shardlab.comm.transport import Transport
 from shardlab.profiling.breakdown import OTHER, analyse, read_steps
 from shardlab.profiling.capture import Capture
@@ -100,7 +100,7 @@ def of_two_units(weight, group):
 def in_a_thread_of_its_own(weight, group):
     other = 1 - dist.get_rank(group)
     parts = [torch.ones(1 << 18 if rank == other else 0) for rank in range(2)]
-    running = lane().start(Transport(group).exchange, parts, [p.clone() for p in parts])
+    running = lane().start(Transport(group).all_to_all, parts, [p.clone() for p in parts])
     loss = (torch.randn(64, 256) @ weight).square().mean()
     with record_function("shardlab::backward"):
         loss.backward()

@@ -15,8 +15,7 @@ from shardlab.data.loader import Batches
 from shardlab.data.tokens import open_split
 from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
-from shardlab.train.checkpoint_formats import gather_full
-from shardlab.train.checkpoints import Checkpoints
+from shardlab.train.checkpoints import Checkpoints, gather_full
 from shardlab.train.loop import Loop, StepEvent
 from shardlab.train.run_plan import RunPlan
 from tests.drawn_weights import drawn_model

@@ -45,103 +45,63 @@ def srun(variables):
     return srun
 
 
-def test_without_a_launcher_all_ranks_are_local():
+def test_variables_of_torchrun_are_read(variables):
     assert rank_environment(4) is None
+    variables(RANK=3, WORLD_SIZE=4, LOCAL_RANK=1, LOCAL_WORLD_SIZE=2, **MASTER)
+    assert rank_environment(4) == RankEnvironment(3, 4, 1, 2, "node0", 29500)
 
 
-@pytest.mark.parametrize(("agent", "agent_store"), [("True", True), ("False", False)])
-def test_variables_of_torchrun_are_read(variables, agent, agent_store):
-    local = {"LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2, "TORCHELASTIC_USE_AGENT_STORE": agent}
-    variables(RANK=3, WORLD_SIZE=4, **local, **MASTER)
-    assert rank_environment(4) == RankEnvironment(3, 4, 1, 2, "node0", 29500, agent_store)
-
-
-def test_minimal_variables_suffice(variables):
-    variables(RANK=1, WORLD_SIZE=2, **MASTER)
-    assert rank_environment(2) == RankEnvironment(1, 2, 1, 2, "node0", 29500)
-
-
-def test_another_number_of_ranks_is_refused(variables):
-    variables(RANK=0, WORLD_SIZE=3, **MASTER)
-    with pytest.raises(UserError, match=r"torchrun started 3 ranks, train\.world_size says 2"):
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"WORLD_SIZE": 3, **MASTER}, r"torchrun started 3 ranks, train\.world_size says 2"),
+        ({"WORLD_SIZE": 2}, "MASTER_ADDR and MASTER_PORT are not: unset those"),
+    ],
+)
+def test_ranks_that_cannot_join_are_refused(variables, values, message):
+    variables(RANK=0, **values)
+    with pytest.raises(UserError, match=message):
         rank_environment(2)
 
 
-def test_ranks_of_an_unknown_launcher_are_refused(variables):
-    variables(RANK=0, WORLD_SIZE=2)
-    with pytest.raises(UserError, match="MASTER_ADDR and MASTER_PORT are not: unset those"):
-        rank_environment(2)
-
-
-def test_max_restarts_is_refused_under_torchrun(variables):
+def test_max_restarts_that_cannot_be_done_are_refused(variables):
+    with pytest.raises(UserError, match=r"^--max-restarts -1: expected 0 or more$"):
+        launch(lambda group: None, 2, 1, timeout_s=5, max_restarts=-1)
     variables(RANK=0, WORLD_SIZE=2, **MASTER)
     with pytest.raises(UserError, match=r"^--max-restarts: give it to torchrun"):
         launch(lambda group: None, 2, 1, timeout_s=5, max_restarts=1)
 
 
-def test_negative_max_restarts_is_refused():
-    with pytest.raises(UserError, match=r"^--max-restarts -1: expected 0 or more$"):
-        launch(lambda group: None, 2, 1, timeout_s=5, max_restarts=-1)
-
-
-def test_variables_of_srun_are_mapped_to_those_of_torchrun(srun):
+def test_variables_of_srun_are_mapped_to_those_of_torchrun(srun, variables):
     srun()
-    found = rank_environment(4)
-    assert found is not None
-    assert found == RankEnvironment(3, 4, 1, 2, "gpu03", found.master_port)
-    assert 1024 < found.master_port < 32768, "the kernel gives ports above to anybody"
-
-
-def test_steps_of_one_job_have_different_ports(srun):
-    ports = set()
-    for step in range(20):
-        srun(STEP_ID=step)
-        ports.add(rank_environment(4).master_port)
-    assert len(ports) == 20
-
-
-def test_master_address_of_the_user_precedes_that_of_slurm(srun, variables):
-    srun()
+    place = rank_environment(4)
+    assert place is not None
+    assert place == RankEnvironment(3, 4, 1, 2, "gpu03", place.master_port)
+    assert 1024 < place.master_port < 32768, "the kernel gives ports above to anybody"
     variables(**MASTER)
-    found = rank_environment(4)
-    assert (found.master_addr, found.master_port) == ("node0", 29500)
+    assert rank_environment(4) == RankEnvironment(3, 4, 1, 2, "node0", 29500)
 
 
-def test_torchrun_inside_srun_precedes_slurm(srun, variables):
-    srun()
-    variables(RANK=1, WORLD_SIZE=2, **MASTER)
-    assert rank_environment(2) == RankEnvironment(1, 2, 1, 2, "node0", 29500)
-
-
-def test_one_task_for_several_ranks_is_refused(srun):
-    srun()
-    with pytest.raises(UserError, match=r"srun started 4 ranks, train\.world_size says 8"):
-        rank_environment(8)
-
-
-def test_batch_script_without_srun_starts_all_ranks(variables):
-    """srun was forgotten, or starts the ranks of another program."""
-    names = ("JOB_ID", "PROCID", "LOCALID", "NODEID")
-    variables(SLURM_NTASKS=4, **{f"SLURM_{name}": 0 for name in names})
+def test_one_command_starts_all_ranks_without_a_task_for_each(srun, variables):
+    """srun was forgotten; or it has one task, as Snakemake starts its jobs in SLURM."""
+    variables(SLURM_NTASKS=4, SLURM_JOB_ID=0, SLURM_PROCID=0, SLURM_LOCALID=0, SLURM_NODEID=0)
     assert rank_environment(4) is None
-
-
-def test_a_step_of_one_task_starts_all_ranks(srun):
-    """As Snakemake starts its jobs in SLURM."""
     srun(STEP_NUM_TASKS=1, STEP_NUM_NODES=1, PROCID=0, NODEID=0, LOCALID=0)
     assert rank_environment(4) is None
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "message"),
     [
-        {"PROCID": 1, "NODEID": 1, "LOCALID": 0},  # distributed cyclically
-        {"STEP_NUM_TASKS": 3, "PROCID": 2, "LOCALID": 0},  # two and one
+        ({"STEP_NUM_TASKS": 8, "PROCID": 5}, r"srun started 8 ranks, train\.world_size says 4"),
+        # distributed cyclically; two and one
+        ({"PROCID": 1, "NODEID": 1, "LOCALID": 0}, "give --ntasks-per-node and --distribution="),
+        ({"STEP_NUM_TASKS": 3, "PROCID": 2, "LOCALID": 0}, "give --ntasks-per-node and --dist"),
     ],
 )
-def test_unequal_or_cyclic_task_distribution_is_refused(srun, changes):
+def test_unequal_or_cyclic_task_distribution_is_refused(srun, changes, message):
     srun(**changes)
-    with pytest.raises(UserError, match="give --ntasks-per-node and --distribution=block"):
+    with pytest.raises(UserError, match=message):
         rank_environment(4)
 
 

@@ -3,19 +3,20 @@
 import os
 import signal
 import time
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 
-from shardlab.comm.object_collectives import device_of, gather_bytes, gather_values
+from shardlab.comm.object_collectives import gather_bytes, gather_values
 from shardlab.core.errors import UserError
-from shardlab.train.launch import RunFailed, launch
+from shardlab.engines.cpu_placement import RankLocation
+from shardlab.train.launch import RunFailed, launch, launch_together
+from shardlab.train.rank import bind_cpus
+from shardlab.train.rank_failure import Failure, cause_of
 from tests.commands import launching, wait_for
-from tests.ranks import on_ranks, run_ranks
+from tests.ranks import on_ranks
 from tests.train.workers import (
     adds_up,
     dies_at_first,
@@ -40,33 +41,11 @@ def test_ranks_have_local_rank_and_thread_count(tmp_path):
     assert [(tmp_path / name).read_text() for name in "012"] == ["3 0/3", "3 1/3", "3 2/3"]
 
 
-@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="each rank has a GPU here")
-@on_ranks(2)
-def test_ranks_without_gpus_use_gloo_on_the_cpu(group) -> None:
-    assert device_of(group) == torch.device("cpu")
-    assert dist.get_backend(group) == "gloo"
-
-
 @on_ranks(3)
 def test_values_and_bytes_are_gathered_in_rank_order(group) -> None:
     rank = dist.get_rank(group)
     assert gather_values({"rank": rank}, group) == [{"rank": r} for r in range(3)]
     assert gather_bytes(b"x" * rank, group) == [b"", b"x", b"xx"]
-
-
-def test_every_process_group_has_the_timeout_of_the_run():
-    """torch gives half an hour to groups that are made later, a device mesh's among them."""
-
-    def on_rank(group):
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
-        groups = [group, dist.new_group([0, 1]), mesh.get_group("replicas"), mesh.get_group(1)]
-        members = [each for each in groups if each is not dist.GroupMember.NON_GROUP_MEMBER]
-        for each in members:
-            options = each._get_backend(torch.device("cpu")).options
-            assert options._timeout == timedelta(seconds=17)
-        return {"groups": torch.tensor(len(members))}
-
-    assert [int(r["groups"]) for r in run_ranks(4, on_rank, timeout_s=17)] == [4, 4, 3, 3]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -148,13 +127,53 @@ def test_killed_rank_ends_the_others(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_no_rank_and_no_file_outlives_a_killed_command(tmp_path, number):
+def test_no_rank_outlives_a_killed_command(tmp_path, number):
     command = launching(tmp_path, sleeps(tmp_path), 2)
     wait_for(lambda: pids(tmp_path, 2) is not None)
     assert len(command.family()) == 3
     os.kill(command.pid, number)
     assert command.wait() != 0
-    command.leaves_nothing()
+    wait_for(lambda: not command.family())
+
+
+@pytest.mark.long
+def test_a_rank_that_stops_or_hangs_is_named_by_those_that_time_out():
+    with pytest.raises(RunFailed, match=r"^crash: no report from rank 1: rank [02]: .*Timed out"):
+        launch(one_dies(1, signal.SIGSTOP), 3, 1, timeout_s=2)
+
+
+def test_the_cause_is_the_failure_that_names_no_other_rank():
+    lost = Failure("crash", "rank 0: RuntimeError: Connection closed by peer", seconds=1.0)
+    late = Failure("crash", "rank 2: ValueError: on purpose", seconds=2.0)
+    killed = Failure("memory", "rank 1 was killed by signal 9")
+    assert cause_of({"rank 0": lost, "rank 2": late}) == late
+    assert cause_of({"rank 0": lost, "rank 1": killed, "rank 2": late}) == killed
+    silent = cause_of({"rank 0": lost, "rank 1": None})
+    assert silent.summary == f"no report from rank 1: {lost.summary}"
+    assert cause_of({"rank 0": lost}) == lost
+
+
+def test_commands_run_together_until_one_fails(tmp_path):
+    def command(number: int) -> None:
+        launch(adds_up(tmp_path) if number == 0 else one_raises(1, OSError("on purpose")), 2, 1, 30)
+
+    launch_together({"first": lambda: command(0), "second": lambda: command(0)})
+    assert files(tmp_path) == ["0", "1"]
+    with pytest.raises(RunFailed, match=r"rank 1: (?s:.*)OSError: on purpose"):
+        launch_together({"first": lambda: time.sleep(60), "second": lambda: command(1)})
+
+
+@pytest.mark.fresh_ranks
+@on_ranks(2)
+def test_named_cpus_bind_every_thread_of_a_rank(group):
+    ranks = [RankLocation([0, 1])] * 2
+    bind_cpus(("0", "1"), ranks)
+    rank = dist.get_rank(group)
+    threads = [int(task.name) for task in Path("/proc/self/task").iterdir()]
+    assert all(os.sched_getaffinity(thread) == {rank} for thread in threads)
+    for way, message in [(("0",), "CPUs for 1 of the 2 ranks"), (("99", "99"), "not use CPU 99")]:
+        with pytest.raises(UserError, match=message):
+            bind_cpus(way, ranks)
 
 
 def test_crashed_run_restarts_with_new_ranks(tmp_path, capfd):

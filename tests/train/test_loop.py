@@ -1,10 +1,12 @@
-"""Learning-rate schedule, and times of steps in collectives."""
+"""Learning rates, times in collectives, and the rule by which a run has diverged."""
+
+import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardlab.train.loop import learning_rate
+from shardlab.train.loop import StepEvent, divergence_step, has_diverged, learning_rate
 from tests.ranks import on_ranks
 from tests.train.checkpointed import Run, plan_of, strategy_of
 
@@ -30,3 +32,55 @@ def test_constant_learning_rate_stays_at_the_peak(steps, warmup):
 def test_time_in_collectives_is_known_at_the_end_of_a_step(group, data, tmp_path):
     events = Run.start(plan_of(data, strategy_of("fsdp2")), tmp_path, group).to(2).events
     assert all(0 < event.collective_ms <= event.step_ms for event in events)
+
+
+def events(applied: str, **changes) -> list[StepEvent]:
+    """A step for each letter: `+` if it was applied, `-` if it was left out."""
+    facts = {"loss": 1.0, "step_ms": 1.0, "learning_rate": 1.0, "gradient_norm": 1.0, "tokens": 1}
+    return [
+        StepEvent(
+            **{"step": step, "applied": letter == "+", **facts, **changes},
+            collective_ms=None,
+            interface_bytes=None,
+        )
+        for step, letter in enumerate(applied)
+    ]
+
+
+def step_of(found: list[StepEvent], steps: int) -> int | None:
+    return divergence_step([vars(event) for event in found], steps)
+
+
+def test_a_run_diverges_by_three_steps_in_a_row() -> None:
+    assert not has_diverged(events("+--"), loss_scaled=False)
+    assert not has_diverged(events("+--+--+"), loss_scaled=False)
+    assert has_diverged(events("+---"), loss_scaled=False)
+    assert has_diverged(events("---"), loss_scaled=False)
+    assert not has_diverged([], loss_scaled=False)
+
+
+def test_the_search_for_the_loss_scale_is_no_divergence() -> None:
+    assert not has_diverged(events("-" * 18), loss_scaled=True)
+    assert has_diverged(events("-" * 19), loss_scaled=True)
+
+
+def test_the_step_is_the_first_without_an_update_at_the_end() -> None:
+    assert step_of(events("++-+---"), 20) == 4
+    assert step_of(events("---"), 20) == 0
+    assert step_of(events("++-++--"), 7) is None  # the last steps of a run may be bad batches
+
+
+def test_a_run_that_ends_without_a_finite_loss_diverged() -> None:
+    found = [*events("+++"), *events("++", loss=math.nan)]
+    assert step_of([*found[:3], *found[3:]], 5) == found[3].step
+    assert step_of(events("++", loss=math.inf), 2) == 0
+
+
+@given(st.text(alphabet="+-", min_size=1, max_size=30))
+def test_a_run_that_was_stopped_has_a_step(applied: str) -> None:
+    found = events(applied)
+    stopped = has_diverged(found, loss_scaled=False)
+    step = step_of(found, len(found) + stopped)
+    assert (step is not None) == stopped
+    if step is not None:
+        assert len(found) - step >= 3 and not any(event.applied for event in found[step:])

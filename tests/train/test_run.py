@@ -20,7 +20,7 @@ from shardlab.config.strategy import parse_strategy
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, read_json_lines
 from shardlab.data.tokens import open_split
-from shardlab.engines.cpu_topology import read_topology
+from shardlab.engines.cpu_placement import read_topology
 from shardlab.train.evaluation import evaluate
 from shardlab.train.launch import RunFailed
 from shardlab.train.run import train_run

@@ -1,6 +1,8 @@
 """Timings that take turns: as if each had run by itself, in one file."""
 
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -8,7 +10,9 @@ from shardlab.config.link import Link
 from shardlab.config.schema import Timing
 from shardlab.config.timing_record import NO_COMMUNICATION, read_timing
 from shardlab.core.errors import UserError
+from shardlab.train.launch import launch_together
 from shardlab.train.together import time_strategies
+from shardlab.train.turns import Turns
 from tests.train.test_timing import STRATEGIES, plan
 
 WHOLE = Timing(
@@ -74,3 +78,37 @@ def test_a_link_is_of_the_timing_that_names_it():
     assert WHOLE.parts("two")["slow"].link == Link(rate="200mbit")
     assert WHOLE.parts("two")["two"].link is None
     assert {*WHOLE.runs} < {*STRATEGIES}
+
+
+def take_turns(turns: Turns, path: Path, number: int, repetitions: int) -> None:
+    """Write a line at the begin and the end of each turn, as the only rank of a timing."""
+    turn = turns.of(number, 0)
+    time.sleep(0.05 * number)
+    for repetition in range(repetitions + 1):
+        turn.wait(repetition / repetitions)
+        for edge in ("begin", "end"):
+            with path.open("a") as file:
+                file.write(f"{edge} {number} {repetition}\n")
+            time.sleep(0.001)
+    turn.leave()
+
+
+def test_one_timing_at_a_time_does_a_repetition(tmp_path):
+    path, repetitions = tmp_path / "turns", [3, 12, 5]
+    turns = Turns([1, 1, 1])
+    launch_together(
+        {
+            str(number): lambda number=number, count=count: take_turns(turns, path, number, count)
+            for number, count in enumerate(repetitions)
+        }
+    )
+    lines = path.read_text().splitlines()
+    assert len(lines) == 2 * sum(count + 1 for count in repetitions)
+    for begin, end in zip(lines[::2], lines[1::2], strict=True):
+        assert begin.split() == ["begin", *end.split()[1:]]
+    # nobody begins another repetition before those that have done a smaller share of theirs
+    done = dict.fromkeys(range(3), 0.0)
+    for line in lines[::2]:
+        _, number, repetition = map(str, line.split())
+        assert done[int(number)] == min(done.values())
+        done[int(number)] = (int(repetition) + 1) / repetitions[int(number)]

@@ -1,9 +1,7 @@
 """Workers of the ranks in the tests of the launcher."""
 
-import json
 import os
 import signal
-import threading
 import time
 from pathlib import Path
 
@@ -22,21 +20,6 @@ def adds_up(folder: Path) -> Worker:
         dist.all_reduce(total, group=group)
         here = f"{os.environ['LOCAL_RANK']}/{os.environ['LOCAL_WORLD_SIZE']}"
         (folder / str(dist.get_rank(group))).write_text(f"{int(total)} {here}")
-
-    return worker
-
-
-def writes_affinity(folder: Path) -> Worker:
-    """Leave a file RANK with the CPUs that each of its threads may use, old and new ones."""
-
-    def worker(group: dist.ProcessGroup) -> None:
-        done = threading.Event()
-        new = threading.Thread(target=done.wait)
-        new.start()
-        threads = [int(task.name) for task in Path("/proc/self/task").iterdir()]
-        masks = [sorted(os.sched_getaffinity(thread)) for thread in threads]
-        done.set()
-        (folder / str(dist.get_rank(group))).write_text(json.dumps(masks))
 
     return worker
 

@@ -135,7 +135,6 @@ def _triton() -> ModuleType | None:
     if find_spec("triton") is None:
         say("shardlab: Triton is not installed: using the PyTorch reference on the GPU, slower")
         return None
-    import shardlab.codecs.kernels.triton.checksum
     import shardlab.codecs.kernels.triton.formats
     import shardlab.codecs.kernels.triton.indices
     import shardlab.codecs.kernels.triton.random

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shardlab.comm.hierarchy import timeout_of
+from shardlab.comm.object_collectives import timeout_of
 from shardlab.core.errors import UserError
 from shardlab.engines.base import EngineSetup
 from shardlab.engines.slide.copies import Copies, NodeContext

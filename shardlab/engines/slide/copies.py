@@ -12,8 +12,7 @@ from torch import Tensor
 from shardlab.comm.background import Background, Running, drain_all
 from shardlab.comm.ledger import Ledger
 from shardlab.config.strategy import CanonicalStrategy
-from shardlab.core.accelerator import Accelerator
-from shardlab.core.device import accelerator_of
+from shardlab.core.device import Accelerator, accelerator_of
 from shardlab.engines.slide.error_relay import ErrorRelay
 from shardlab.engines.slide.groups import RankGroups
 from shardlab.engines.slide.rank_progress import RankProgress

@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardlab.comm.hierarchy import subgroup, timeout_of
-from shardlab.comm.object_collectives import gather_values
+from shardlab.comm.object_collectives import gather_values, subgroup, timeout_of
 from shardlab.config.strategy import CanonicalStrategy
 from shardlab.core.errors import UserError
 from shardlab.engines.flat import REPLICATE, SHARD

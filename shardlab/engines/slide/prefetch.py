@@ -151,10 +151,10 @@ class Prefetcher:
 
     def count_step(self, step: int) -> None:
         """Count in the ledger what was fetched for a step, all of which has arrived."""
-        self._ledger.join(step)
+        self._ledger.merge_step(step)
 
     def _fetch(self, unit: SlideUnit, vector: Tensor, updates: int, step: int | None) -> None:
-        with self._ledger.apart(step):
+        with self._ledger.step_accounts(step):
             fetch = self._load if self._gather is None else self._load_and_gather
             fetch(unit, vector, updates)
 

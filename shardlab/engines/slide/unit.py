@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from shardlab.codecs.unit import Block, Unit
-from shardlab.comm.layout import REPLICAS
+from shardlab.comm.collective import REPLICAS
 from shardlab.core.errors import UserError
 from shardlab.engines.flat import named_parts
 from shardlab.engines.scheduling import ParameterUnit
