@@ -242,7 +242,8 @@ def comparison(records: Sequence[Record], timed: pd.DataFrame, baseline: str) ->
         deviation.add_suffix("_sd"),
         *(with_ends(ratio, name) for name, ratio in quality.items()),
     ]
-    return pd.concat([part.reindex(index) for part in parts], axis=1)
+    # without a copy pandas warns of a table of many blocks
+    return pd.concat([part.reindex(index) for part in parts], axis=1).copy()
 
 
 def with_ends(ratios: pd.DataFrame, name: str) -> pd.DataFrame:

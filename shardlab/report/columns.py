@@ -6,9 +6,6 @@ from shardlab.config.link import FRAME_HEADERS
 from shardlab.report.tables import (
     ABSENT,
     DISTURBED,
-    KB,
-    MB,
-    PERCENT,
     RUN,
     Cell,
     Column,
@@ -80,11 +77,7 @@ STEP_RATIO = Column(
 )
 THROUGHPUT = Column("throughput", "tokens/s", "tokens_per_s", "tokens of a step, all ranks")
 WIRE = Column(
-    "wire",
-    "MB/step",
-    "bytes_wire",
-    "bytes sent per rank and step, indices, scales and headers included (1 MB = 10⁶ bytes)",
-    scale=MB,
+    "wire", "MB/step", "bytes_wire", "bytes sent per rank and step, metadata included (10⁶ bytes)"
 )
 RATIO = Column(
     "ratio",
@@ -114,102 +107,45 @@ BITS = Column(
     "validation loss in bits per byte of text; comparable between tokenizers",
 )
 EXPOSED = Column(
-    "exposed comm.",
-    "ms",
-    "exposed_comm_ms",
-    "communication per profiled step that did not overlap with compute",
+    "exposed comm.", "ms", "exposed_comm_ms", "communication not overlapped with compute"
 )
 EXPOSED_TIMED = Column(
-    "exposed, timed",
-    "% of step",
-    "exposed_share",
-    "communication that did not overlap with compute, in the traced steps of a timing",
-    scale=PERCENT,
+    "exposed, timed", "% of step", "exposed_share", "the same in the traced steps of a timing"
 )
 IN_BACKWARD = Column(
-    "in backward",
-    "% of backward",
-    "backward_comm_share",
-    "fraction of the backward pass in which a collective ran",
-    scale=PERCENT,
+    "in backward", "% of backward", "backward_comm_share", "backward pass with a collective running"
 )
 
 HEADLINE = [RUN, STEP, STEP_RATIO, WIRE, RATIO, PERPLEXITY, PERPLEXITY_CHANGE, BITS]
 COMPARISON = [
     RUN,
-    Column(
-        "strategy",
-        "",
-        "strategy",
-        "label: engine, gradient codec, and every option that is not the default",
-        numeric=False,
-    ),
+    Column("strategy", "", "strategy", "engine, codec, and what is not the default", numeric=False),
     STEP,
     STEP_RATIO,
     THROUGHPUT,
     WIRE,
     RATIO,
-    Column(
-        "communication",
-        "% of step",
-        "comm_share",
-        "fraction of the profiled steps in which a collective ran (union of intervals)",
-        scale=PERCENT,
-    ),
+    Column("communication", "% of step", "comm_share", "traced steps with a collective running"),
     EXPOSED,
-    Column(
-        "overlap",
-        "% of comm.",
-        "overlap",
-        "fraction of the communication that overlapped with compute",
-        scale=PERCENT,
-    ),
+    Column("overlap", "% of comm.", "overlap", "communication overlapped with compute"),
     PERPLEXITY,
     PERPLEXITY_CHANGE,
     BITS,
-    Column(
-        "perplexity gain",
-        "times",
-        "untrained_factor",
-        "validation perplexity of the untrained model over that of the trained one",
-    ),
-    Column(
-        "peak memory",
-        "MB/rank",
-        "memory_peak_bytes",
-        "largest peak of a rank in training: on a CPU its resident set, interpreter and libraries "
-        "included; on a GPU its tensors",
-        scale=MB,
-    ),
+    Column("perplexity gain", "times", "untrained_factor", "perplexity before over after training"),
+    Column("peak memory", "MB/rank", "memory_peak_bytes", "resident set; on a GPU its tensors"),
 ]
 BREAKDOWN = [
     RUN,
-    Column(
-        "profiled step",
-        "ms",
-        "profiled_step_ms",
-        "wall time of the traced steps; tracing adds to it",
-    ),
+    Column("profiled step", "ms", "profiled_step_ms", "traced steps; tracing adds to them"),
     Column("forward", "ms", "forward_ms"),
     Column("backward", "ms", "backward_ms"),
     Column("update", "ms", "update_ms", "rest of the step: gradient clipping, optimizer, waits"),
     Column("compute", "ms", "compute_ms", "time in which an operator ran"),
     EXPOSED,
-    Column(
-        "exposed copies",
-        "ms",
-        "exposed_copy_ms",
-        "copies to, from and on devices that overlapped with neither compute nor communication; on "
-        "the CPU copies are compute",
-    ),
+    Column("exposed copies", "ms", "exposed_copy_ms", "copies to, from and on devices, likewise"),
     Column("idle", "ms", "idle_ms", "the rest; these four sum to the step"),
     Column("in collectives", "ms", "comm_ms_per_step", "time in which a collective ran"),
-    Column(
-        "skew",
-        "ms",
-        "comm_skew_ms",
-        "part of that: waiting until the last rank entered the same collective",
-    ),
+    Column("skew", "ms", "comm_skew_ms", "part of that: waiting for the last rank to enter"),
     Column("transfer", "ms", "comm_transfer_ms", "the rest of that: transfer of bytes"),
     Column("by operation", "ms", _by_name("comm_ms_by_op"), "by kind of collective", False),
     IN_BACKWARD,
@@ -221,8 +157,8 @@ def _of_kind(kind: str, codec: str) -> list[Column]:
     raw, wire = f"{kind}_bytes_raw", f"{kind}_bytes_wire"
     return [
         Column(f"{kind} codec", "", f"{kind}_codec", codec, numeric=False),
-        Column(f"{kind} raw", "MB/step", raw, f"raw bytes of {kind}", scale=MB),
-        Column(f"{kind} wire", "MB/step", wire, f"wire bytes of {kind}", scale=MB),
+        Column(f"{kind} raw", "MB/step", raw, f"raw bytes of {kind}"),
+        Column(f"{kind} wire", "MB/step", wire, f"wire bytes of {kind}"),
         Column(f"{kind} ratio", "", f"{kind}_ratio", f"raw over wire bytes of {kind}"),
     ]
 
@@ -231,22 +167,11 @@ TRAFFIC = [
     RUN,
     *_of_kind("gradients", "codec of gradients; with two levels, also the one between nodes"),
     *_of_kind("weights", "codec of parameters in all-gather"),
-    Column(
-        "between nodes",
-        "MB/step",
-        "bytes_between_nodes",
-        "with two levels: wire bytes that a rank sends to other nodes",
-        scale=MB,
-    ),
-    Column("indices", "kB/step", "index_bytes", "bytes of indices of elements", scale=KB),
-    Column("metadata", "kB/step", "metadata_bytes", "scales, counts and headers", scale=KB),
+    Column("between nodes", "MB/step", "bytes_between_nodes", "sent to other nodes, two levels"),
+    Column("indices", "kB/step", "index_bytes", "bytes of indices of elements"),
+    Column("metadata", "kB/step", "metadata_bytes", "bytes of scales, counts and headers"),
     Column("collectives", "1/step", "collectives", "number of collectives"),
-    Column(
-        "extra collectives",
-        "1/step",
-        "extra_collectives",
-        "collectives that an uncompressed run does not need",
-    ),
+    Column("extra collectives", "1/step", "extra_collectives", "those that only codecs need"),
     Column(
         "sent uncompressed",
         "messages/step",
@@ -257,22 +182,10 @@ TRAFFIC = [
 ]
 CODECS = [
     RUN,
-    Column(
-        "error feedback",
-        "",
-        "error_feedback",
-        "data type of the residual that is added to the next gradient",
-        numeric=False,
-    ),
+    Column("error feedback", "", "error_feedback", "data type of the residual", numeric=False),
     Column("encode", "ms/step", "encode_ms", "time of encoding before sending"),
     Column("decode", "ms/step", "decode_ms", "time of decoding after receiving"),
-    Column(
-        "density",
-        "% sent",
-        "density",
-        "fraction of elements that a sparse codec sends",
-        scale=PERCENT,
-    ),
+    Column("density", "% sent", "density", "elements that a sparse codec sends"),
     Column("residual", "norm", "residual_norm", "norm of the error feedback residual"),
     Column(
         "gradient error",
@@ -280,13 +193,7 @@ CODECS = [
         _gradient_error,
         "|decoded mean gradient - exact mean gradient| / |exact|, on the audited steps",
     ),
-    Column(
-        "cosine",
-        "",
-        "grad_cosine",
-        "cosine similarity of decoded and exact mean gradient, on the audited steps",
-        digits=4,
-    ),
+    Column("cosine", "", "grad_cosine", "cosine similarity of these two gradients", digits=4),
     Column("train loss", "nats", _quality("train_loss"), "mean over the last tenth of the steps"),
     Column("clipped", "steps", "clipped_steps", "steps with gradient clipping"),
     Column("skipped", "steps", "skipped_steps", "steps skipped: gradient not finite"),
@@ -300,14 +207,12 @@ EFFICIENCY = [
         "growth of the largest rank from before the model is built to its peak in training, "
         "without mapped files; the allocator of the C library keeps some freed memory, which "
         "no estimate contains",
-        scale=MB,
     ),
     Column(
         "estimate",
         "MB/rank",
         "memory_estimate_bytes",
         "peak of a step by formula, from model and strategy, without the buffers of codecs",
-        scale=MB,
     ),
     Column("growth / estimate", "", "memory_ratio", "measured growth over the estimate"),
     Column(
@@ -317,21 +222,13 @@ EFFICIENCY = [
         "model FLOPs per second at the throughput of the timing, 6 N + 12 L H Q T per token "
         "(Chowdhery et al. 2022, appendix B), over the measured FLOPs per second of matrix "
         "products of the same type on all ranks",
-        scale=PERCENT,
     ),
-    Column(
-        "scaling efficiency",
-        "%",
-        "scaling_efficiency",
-        "tokens per second and rank relative to the same strategy on one rank, from timings",
-        scale=PERCENT,
-    ),
+    Column("scaling efficiency", "%", "scaling_efficiency", "throughput per rank over one rank's"),
     Column(
         "effective bandwidth",
         "MB/s",
         "effective_bandwidth_raw",
         "raw bytes over the time of training steps with a collective in flight, waits included",
-        scale=MB,
     ),
 ]
 SCALING = [
@@ -345,7 +242,6 @@ SCALING = [
         "efficiency",
         "tokens per second and rank relative to the same run on one rank; ranks of one machine "
         "share its cores and memory bandwidth",
-        scale=PERCENT,
     ),
     Column(
         "of no-comm. bound",
@@ -364,29 +260,16 @@ TIMED = [
     LINK,
     STEP,
     STEP_RATIO,
-    Column(
-        "step / no-comm. bound",
-        "",
-        interval("bound_ratio"),
-        "the same ratio to the no-communication bound",
-    ),
+    Column("step / no-comm. bound", "", interval("bound_ratio"), "likewise"),
     THROUGHPUT,
-    Column(
-        "ledger",
-        "MB/step",
-        "bytes_wire",
-        "bytes that a rank sent per step, as the library counts them",
-        scale=MB,
-    ),
+    Column("ledger", "MB/step", "bytes_wire", "bytes that a rank sent, as the library counts them"),
     Column(
         "interface excess",
         "%",
         "interface_excess",
         "excess of what the network interface of a rank counted over the ledger, less "
         f"{FRAME_HEADERS} bytes of headers per frame: control messages of gloo, and what torch "
-        "sends apart from codecs, such as the gradient norm; known if every rank has a network "
-        "interface",
-        scale=PERCENT,
+        "sends apart from codecs, such as the gradient norm",
     ),
     IN_BACKWARD,
     EXPOSED_TIMED,

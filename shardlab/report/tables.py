@@ -15,8 +15,8 @@ Cell = Callable[[Row], str]
 Layout = Literal["figures", "text", "facts"]
 """figures: a row per run; text: cells that wrap; facts: name and value, without headings"""
 
-MB, KB, PERCENT = 1e-6, 1e-3, 100.0
-"""scales of columns"""
+_SCALES = {"MB": 1e-6, "kB": 1e-3, "%": 100.0}
+"""by the first word of a unit: rows hold bytes, and fractions between 0 and 1"""
 ABSENT = "\N{EN DASH}"
 DISTURBED = "\N{DAGGER}"
 _MINUS = "\N{MINUS SIGN}"
@@ -120,8 +120,6 @@ class Column:
     numeric: bool = True
     digits: int = 3
     """significant digits of a number"""
-    scale: float = 1.0
-    """factor from the number to its unit"""
 
     @property
     def heading(self) -> str:
@@ -133,7 +131,8 @@ class Column:
         if callable(self.value):
             return self.value(row)
         value = row[self.value]
-        return figure(value * self.scale, self.digits) if isinstance(value, float) else str(value)
+        scale = _SCALES.get(re.split("[/ ]", self.unit)[0], 1.0)
+        return figure(value * scale, self.digits) if isinstance(value, float) else str(value)
 
 
 RUN = Column("run", "", "run", "name of the strategy in params.yaml", numeric=False)

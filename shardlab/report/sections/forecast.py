@@ -9,7 +9,6 @@ from shardlab.report.columns import LINK, RANKS
 from shardlab.report.evidence import Evidence
 from shardlab.report.plots import forecast_plot
 from shardlab.report.tables import (
-    PERCENT,
     RUN,
     Column,
     Figure,
@@ -53,7 +52,7 @@ CHECKS = [
         lambda row: fixed(row["measured_ms"], 1),
         "median over the repetitions of a timing that the model was not fitted on",
     ),
-    Column("error", "%", "error", "predicted over measured step, minus 1", scale=PERCENT),
+    Column("error", "%", "error", "predicted over measured step, minus 1"),
 ]
 BREAK_EVEN = [
     RUN,

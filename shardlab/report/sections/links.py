@@ -17,8 +17,8 @@ import numpy as np
 import pandas as pd
 
 from shardlab.config.timing_record import NO_COMMUNICATION
-from shardlab.report.evidence import Evidence
 from shardlab.report.columns import TIMED
+from shardlab.report.evidence import Evidence
 from shardlab.report.plots import crossover_plot
 from shardlab.report.quality import quality_at_time, steps_to_quality
 from shardlab.report.tables import (
@@ -236,7 +236,9 @@ def _times(rows: pd.DataFrame, curves: Curves, losses: Sequence[float]) -> list[
         }
         columns.append(_by_run(f"loss {loss:g}", "steps", steps))
         for timing, link in link_headings(rows).items():
-            seconds = {run: steps[run] * step for run, step in _seconds(rows, timing, curves).items()}
+            seconds = {
+                run: steps[run] * step for run, step in _step_s(rows, timing, curves).items()
+            }
             columns.append(_by_run(f"loss {loss:g}", f"s, {link}", seconds))
     return columns
 
@@ -247,13 +249,13 @@ def _losses(rows: pd.DataFrame, curves: Curves, moments: Sequence[float]) -> lis
         for timing, link in link_headings(rows).items():
             losses = {
                 run: _mean([_loss_after(moment, seed, step) for seed in curves[run]])
-                for run, step in _seconds(rows, timing, curves).items()
+                for run, step in _step_s(rows, timing, curves).items()
             }
             columns.append(_by_run(f"after {moment:g} s", link, losses))
     return columns
 
 
-def _seconds(rows: pd.DataFrame, timing: str, curves: Curves) -> dict[str, float]:
+def _step_s(rows: pd.DataFrame, timing: str, curves: Curves) -> dict[str, float]:
     """Return the step time of each trained run in a timing."""
     steps = rows[rows["timing"] == timing].set_index("run")["step_ms"] / 1e3
     return {run: float(step) for run, step in steps.items() if run in curves}
