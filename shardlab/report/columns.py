@@ -110,7 +110,10 @@ EXPOSED = Column(
     "exposed comm.", "ms", "exposed_comm_ms", "communication not overlapped with compute"
 )
 EXPOSED_TIMED = Column(
-    "exposed, timed", "% of step", "exposed_share", "the same in the traced steps of a timing"
+    "exposed, timed",
+    "% of step",
+    "exposed_share",
+    "exposed communication in traced steps of a timing",
 )
 IN_BACKWARD = Column(
     "in backward", "% of backward", "backward_comm_share", "backward pass with a collective running"
@@ -142,7 +145,7 @@ BREAKDOWN = [
     Column("update", "ms", "update_ms", "rest of the step: gradient clipping, optimizer, waits"),
     Column("compute", "ms", "compute_ms", "time in which an operator ran"),
     EXPOSED,
-    Column("exposed copies", "ms", "exposed_copy_ms", "copies to, from and on devices, likewise"),
+    Column("exposed copies", "ms", "exposed_copy_ms", "copies overlapped with neither of these"),
     Column("idle", "ms", "idle_ms", "the rest; these four sum to the step"),
     Column("in collectives", "ms", "comm_ms_per_step", "time in which a collective ran"),
     Column("skew", "ms", "comm_skew_ms", "part of that: waiting for the last rank to enter"),
@@ -260,7 +263,7 @@ TIMED = [
     LINK,
     STEP,
     STEP_RATIO,
-    Column("step / no-comm. bound", "", interval("bound_ratio"), "likewise"),
+    Column("step / no-comm. bound", "", interval("bound_ratio"), "the same ratio to the bound"),
     THROUGHPUT,
     Column("ledger", "MB/step", "bytes_wire", "bytes that a rank sent, as the library counts them"),
     Column(
