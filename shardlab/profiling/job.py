@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from shardlab.core.errors import UserError
 from shardlab.profiling.breakdown import StepTimes, step_times
 from shardlab.profiling.trace import Trace
-from shardlab.profiling.trace_file import read_events, read_header, refusing
+from shardlab.profiling.trace_file import load_trace, refusing
 from shardlab.profiling.trace_reader import read_trace
 from shardlab.profiling.unlabelled import infer
 
@@ -76,8 +76,8 @@ def break_down(paths: Sequence[str | Path]) -> Job:
 
 def _clock_of(path: str | Path) -> _Clock:
     with refusing(path):
-        header = read_header(path)
-        first = next((float(e["ts"]) for e in read_events(path) if e["ph"] == "X"), 0.0)
+        header, events = load_trace(path)
+        first = next((float(e["ts"]) for e in events if e["ph"] == "X"), 0.0)
         return _Clock(int(header.get("baseTimeNanoseconds", 0)), first, _ranks_of(header))
 
 

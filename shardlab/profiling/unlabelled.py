@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from shardlab.profiling.intervals import EMPTY, Intervals, difference, merge
 from shardlab.profiling.operators import RESOLUTION_US
-from shardlab.profiling.trace import EVER, Clues, Trace
+from shardlab.profiling.trace import Clues, Trace
 
 Steps = dict[int, Intervals]
 
@@ -44,11 +44,9 @@ def infer(trace: Trace) -> tuple[Trace, list[str]]:
 
 def _outside(clues: Clues) -> Intervals:
     """Return when the thread that runs the steps computes outside of the autograd engine."""
-    if clues.host is None:
-        return EMPTY
-    found = difference(clues.host.compute(EVER), clues.engine)
+    outside = difference(clues.host, clues.engine)
     # what rounding leaves of an operator of the engine
-    return found[found[:, 1] - found[:, 0] > RESOLUTION_US]
+    return outside[outside[:, 1] - outside[:, 0] > RESOLUTION_US]
 
 
 def _backward(clues: Clues, outside: Intervals) -> Intervals:

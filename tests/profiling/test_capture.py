@@ -20,7 +20,7 @@ from shardlab.comm.transport import Transport
 from shardlab.profiling.breakdown import OTHER, analyse, read_steps
 from shardlab.profiling.capture import Capture
 from shardlab.profiling.merge import merge_traces
-from shardlab.profiling.trace_file import read_events
+from shardlab.profiling.trace_file import load_trace
 from shardlab.train.launch import launch
 
 STEPS = 2
@@ -111,7 +111,7 @@ def test_blocking_collectives_do_not_overlap(tmp_path):
     path = trace_of_two_ranks(tmp_path, blocking)
     steps = [(times.rank, times.step) for times in read_steps(path)]
     assert steps == [(rank, step) for rank in (0, 1) for step in (1, 2)]
-    assert any(event["name"] == "shardlab::int8_encode" for event in read_events(path))
+    assert any(event["name"] == "shardlab::int8_encode" for event in load_trace(path).events)
     result = analyse(path)
     assert set(result.comm_ms_by_op) == {"gloo:all_reduce"}
     assert result.comm_ms_per_step > 0

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from shardlab.profiling.breakdown import step_times
 from shardlab.profiling.intervals import EMPTY, length, merge
-from shardlab.profiling.operators import Operators
 from shardlab.profiling.trace import Collectives, Launched, Trace
 
 STEP = np.array([[0.0, 300.0]])
@@ -29,10 +28,6 @@ def launched(draw):
 def traces(draw):
     moved = times(draw(PIECES))
     names = [draw(st.sampled_from("ab")) for _ in moved]
-    operators = Operators()
-    for start, end in merge(times(draw(PIECES))):
-        operators.add(start, end, True)
-    operators.finish()
     middle = draw(st.integers(20, 250))
     return Trace(
         steps={1: STEP},
@@ -46,7 +41,7 @@ def traces(draw):
             np.array(names, dtype=np.str_),
             np.array(names, dtype=np.str_),
         ),
-        operators=[operators],
+        on_cpu=merge(times(draw(PIECES))),
         on_device=draw(st.booleans()),
     )
 
@@ -109,6 +104,6 @@ def test_a_step_without_any_work_is_idle():
     none = np.array([], dtype=np.str_)
     moved = Collectives(EMPTY, np.empty(0), none, none)
     half = np.array([[0.0, 100.0]])
-    trace = Trace({1: STEP}, half, half + 100, nothing, nothing, moved, [], False)
+    trace = Trace({1: STEP}, half, half + 100, nothing, nothing, moved, EMPTY, False)
     (t,) = step_times({0: trace})
     assert (t.idle_ms, t.update_ms, t.comm_skew_ms) == pytest.approx((0.3, 0.1, 0.0))

@@ -19,7 +19,6 @@ from shardlab.report.tables import (
     Section,
     figures_of,
     make_table,
-    plain,
     tables_of,
 )
 from shardlab.report.write import SECTIONS, report_sections, write_report
@@ -171,7 +170,7 @@ def test_few_seeds_cause_a_warning_with_every_table(undrawn, tmp_path, seeds):
 
 
 def made_up(evidence):
-    column = Column("sprockets", "1/step", plain("step_ms_mean"), "a number that nobody needs")
+    column = Column("sprockets", "1/step", "step_ms_mean", "a number that nobody needs")
     drawing = matplotlib.figure.Figure()
     return Section(
         "Made-up section",

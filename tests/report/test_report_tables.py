@@ -4,25 +4,24 @@ from dataclasses import replace
 import pytest
 
 from shardlab.config.schema import Quality
-from shardlab.report.aggregate import seed_warning
 from shardlab.report.answer import answer
+from shardlab.report.columns import TIMED
 from shardlab.report.sections.appendix import environment, setting_line
-from shardlab.report.sections.quality import time_to_quality
-from shardlab.report.sections.runs import breakdown, comparison, headline_table
-from shardlab.report.sections.scaling import TIMED
+from shardlab.report.sections.links import time_to_quality
+from shardlab.report.sections.runs import comparison, headline_table
 from shardlab.report.tables import (
     ABSENT,
     RUN,
+    Column,
     escape,
-    facts,
     figure,
+    flatten,
     make_table,
-    plain,
     plus_minus,
+    rate_text,
     scientific,
     spread,
     tables_of,
-    where_known,
 )
 from shardlab.report.write import (
     comparison_rows,
@@ -55,11 +54,19 @@ def test_a_heading_has_one_meaning_on_the_page():
     assert [heading for heading, texts in meanings.items() if len(texts) > 1] == []
 
 
-def test_number_cells_share_one_signature():
-    row = {"a": 2e6, "a_sd": 1e5, "none": math.nan}
-    cells = [helper("a", digits=4, scale=1e-6)(row) for helper in (plain, where_known, spread)]
-    assert cells == ["2.000", "2.000", "2.000 ± 0.100"]
-    assert where_known("none", scale=1e-6)(row) == ABSENT
+def test_a_column_shows_texts_numbers_in_its_unit_and_deviations():
+    row = {"bytes": 2e6, "share": 0.25, "none": math.nan, "name": "ddp", "count": 3, "run": "a"}
+    row |= {"step": 2.0, "step_sd": 0.1}
+    columns = [
+        Column("a", "MB/step", "bytes", digits=4),
+        Column("b", "% of step", "share"),
+        Column("c", "MB", "none"),
+        Column("d", "", "name"),
+        Column("e", "", "count"),
+        Column("f", "ms", spread("step")),
+    ]
+    (cells,) = make_table("t", columns, [row]).rows
+    assert cells == ["2.000", "25.0", ABSENT, "ddp", "3", "2.00 ± 0.10"]
 
 
 def test_marks_are_explained_below_the_table():
@@ -88,7 +95,7 @@ def test_a_table_shows_the_step_at_which_a_run_diverged():
     perplexity = [column.title for column in table.columns].index("val. perplexity")
     shown = [row[perplexity] for row in table.rows]
     assert shown[1:] == ["diverged at step 7", "diverged at step 7 (seed 0)"]
-    assert "not finite: the run diverged" in table.note
+    assert "not finite as the run diverged" in table.note
     said = " ".join(answer(evidence))
     assert "ddp diverged at step 7; manual diverged at step 7 (seed 0)" in said
     assert "ddp has the shortest step" not in said
@@ -153,13 +160,6 @@ def test_compared_step_times_are_those_of_the_timing_alone():
     assert shown({"fsdp2": 1, "ddp": 1}) == shown({"fsdp2": 3, "ddp": 9})
 
 
-def test_percentiles_of_training_steps_are_marked_where_training_was_disturbed():
-    records = [*make_records(["fsdp2"]), make_record("ddp", 0), make_record("ddp", 1)]
-    records.append(make_record("ddp", 2, contention=BUSY))
-    (table,) = breakdown(make_evidence(records)).tables
-    assert [sum(cell.endswith(" †") for cell in row) for row in table.rows] == [0, 3]
-
-
 def test_speed_up_of_another_engine_is_not_credited_to_the_codec():
     records = [
         make_record(run, seed) for run in ("fsdp2", "fsdp2-int8", "ddp-int8") for seed in range(3)
@@ -168,10 +168,6 @@ def test_speed_up_of_another_engine_is_not_credited_to_the_codec():
     assert sentence.startswith("Of 1 fsdp2 runs with a codec, 0 had a shorter step")
     others = [record for record in records if record.run != "fsdp2-int8"]
     assert "No fsdp2 run other" in answer(make_evidence(others))[1]
-
-
-def test_enough_seeds_need_no_warning():
-    assert seed_warning(make_records()) is None
 
 
 def test_setting_names_every_host():
@@ -223,6 +219,14 @@ def test_figures_have_three_digits(value, text):
     assert figure(value) == text
 
 
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [(1e8, "100 Mbit/s"), (1e9, "1 Gbit/s"), (2.5e9, "2.5 Gbit/s"), (5e5, "500 kbit/s")],
+)
+def test_rates_have_the_unit_that_fits(rate, text):
+    assert rate_text(rate) == text
+
+
 def test_mean_and_deviation_share_their_decimals():
     assert plus_minus(48.31, 0.57) == "48.3 ± 0.6"
     assert plus_minus(48.31, math.nan) == "48.3"
@@ -231,7 +235,7 @@ def test_mean_and_deviation_share_their_decimals():
 
 def test_facts_flatten_nested_values():
     tree = {"a_b": 1200, "c": {"d": 0.5, "e": ["x", "y"]}, "f": None}
-    assert facts(tree) == [("a b", "1,200"), ("c · d", "0.5000"), ("c · e", "x, y"), ("f", "–")]  # noqa: RUF001
+    assert flatten(tree) == [("a b", "1,200"), ("c · d", "0.5000"), ("c · e", "x, y"), ("f", "–")]  # noqa: RUF001
 
 
 def test_time_to_quality_is_that_of_the_steps_of_the_timing():

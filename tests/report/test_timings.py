@@ -1,4 +1,4 @@
-"""Timings: paired over repetitions, relative to one rank, to the no-communication bound, by link."""
+"""Timings: paired over repetitions, relative to one rank and to the bound, and by link."""
 
 import math
 
