@@ -1,5 +1,3 @@
-import gzip
-
 import pytest
 
 from shardlab.core.errors import UserError
@@ -40,10 +38,6 @@ STEPS = {
             "backward_comm_ms": 0.1,
         },
     ),
-    "a collective during one operator is fully overlapped": (
-        [event("aten::mm", 0, 900), label("gloo:all_reduce", 100, 800, WORKER)],
-        {"compute_ms": 0.9, "exposed_comm_ms": 0},
-    ),
     "wrappers of a blocking collective are not compute": (
         [
             event("autograd::engine::evaluate_function: AddmmBackward0", 0, 900),
@@ -71,10 +65,6 @@ STEPS = {
             label("gloo:all_gather", 100, 800, WORKER),
         ],
         {"compute_ms": 0.05},
-    ),
-    "an operator around operators is compute": (
-        [event("aten::mm", 0, 300), event("aten::as_strided", 10, 12)],
-        {"compute_ms": 0.3},
     ),
     "operators on threads of gloo are not compute": (
         [
@@ -176,15 +166,11 @@ def test_range_as_long_as_its_operator_is_contained_in_it(tmp_path):
 
 
 def test_events_may_come_in_any_order(tmp_path):
-    events = [event(f"aten::op{i % 7}", 10 * i, 10 * i + 3 + i % 5) for i in range(12_000)]
-    events += [event("c10d::send", 10 * i + 1, 10 * i + 2) for i in range(0, 12_000, 9)]
-    whole = step(1, 0, 120_000)
-    in_order = sorted(whole + events, key=lambda e: (e["ts"], -e["dur"]))
-    results = []
-    for place, given in enumerate((in_order, in_order[::-1])):
-        results.append(analyse(write_rank(tmp_path / f"{place}.json", given)))
-    assert results[0] == results[1]
-    assert 0 < results[0].compute_ms < 60
+    events = [event(f"aten::op{i % 7}", 10 * i, 10 * i + 3 + i % 5) for i in range(100)]
+    events += [event("c10d::send", 10 * i + 1, 10 * i + 2) for i in range(0, 100, 9)]
+    events += step(1, 0, 1000)
+    in_order = write_rank(tmp_path / "0.json", sorted(events, key=lambda e: e["ts"]))
+    assert analyse(in_order) == analyse(write_rank(tmp_path / "1.json", events[::-1]))
 
 
 def test_events_across_steps_are_split_at_the_border(tmp_path):
@@ -211,11 +197,8 @@ def test_the_breakdown_is_the_mean_over_steps_and_ranks(tmp_path):
     assert result.exposed_comm_ms == pytest.approx(0.15)
     assert result.idle_ms == pytest.approx((0.2 + 1.5) / 2)
     assert result.backward_comm_share == pytest.approx(0.3 / 2.0)
-
-
-def test_a_job_without_communication_has_share_and_overlap_zero(tmp_path):
-    result = analyse(merged(tmp_path, [*step(1, 0, 1000), event("aten::mm", 0, 500)]))
-    assert (result.comm_share, result.overlap, result.comm_ms_by_op) == (0, 0, {})
+    alone = analyse(merged(tmp_path, [*step(1, 0, 1000), event("aten::mm", 0, 500)]))
+    assert (alone.comm_share, alone.overlap, alone.comm_ms_by_op) == (0, 0, {})
 
 
 @pytest.mark.parametrize(
@@ -232,20 +215,6 @@ def test_an_empty_trace_is_refused_in_one_line(tmp_path, events, message):
         analyse(path)
     assert str(refusal.value).startswith(f"{path}: ")
     assert "\n" not in str(refusal.value)
-
-
-def test_a_broken_file_is_refused_in_one_line(tmp_path):
-    path = merged(tmp_path, [*step(1, 0, 1000)])
-    whole = path.read_bytes()
-    contents = [whole[:-20], gzip.compress(b'{"ranks": {"0": 0}, "traceEvents": ['), b"[nonsense"]
-    for content in contents:
-        path.write_bytes(content)
-        with pytest.raises(UserError, match="not a whole trace") as refusal:
-            analyse(path)
-        assert "\n" not in str(refusal.value)
-    path.unlink()
-    with pytest.raises(UserError, match="no such trace"):
-        analyse(path)
 
 
 def test_unmerged_trace_of_one_rank_gives_the_same_breakdown(tmp_path):

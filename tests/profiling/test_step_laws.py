@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardlab.profiling.breakdown import step_times
-from shardlab.profiling.intervals import EMPTY, length, merge
+from shardlab.profiling.intervals import length, merge
 from shardlab.profiling.trace import Collectives, Launched, Trace
 
 STEP = np.array([[0.0, 300.0]])
@@ -97,13 +97,3 @@ def test_skew_and_transfer_sum_to_communication_if_all_collectives_match(trace, 
     ranks = [Trace(**{**vars(trace), "collectives": late(by)}) for by in (0, *delays)]
     for t in step_times(dict(enumerate(ranks))):
         assert t.comm_skew_ms + t.comm_transfer_ms == pytest.approx(t.comm_ms)
-
-
-def test_a_step_without_any_work_is_idle():
-    nothing = Launched(EMPTY, np.empty(0))
-    none = np.array([], dtype=np.str_)
-    moved = Collectives(EMPTY, np.empty(0), none, none)
-    half = np.array([[0.0, 100.0]])
-    trace = Trace({1: STEP}, half, half + 100, nothing, nothing, moved, EMPTY, False)
-    (t,) = step_times({0: trace})
-    assert (t.idle_ms, t.update_ms, t.comm_skew_ms) == pytest.approx((0.3, 0.1, 0.0))

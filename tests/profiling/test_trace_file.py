@@ -60,6 +60,9 @@ def test_truncated_trace_is_refused(layout, tmp_path):
         with pytest.raises(UserError, match="not a whole trace") as refusal:
             load_trace(path)
         assert "\n" not in str(refusal.value)
+    path.unlink()
+    with pytest.raises(UserError, match="no such trace"):
+        load_trace(path)
 
 
 def test_written_trace_is_read_back(tmp_path):
