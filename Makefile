@@ -30,7 +30,7 @@ experiments/%: always
 	@if test -e $@/params.yaml && ! test $@/params.yaml -ef $(PARAMS); then \
 	  echo "make run: $@ is of $$(readlink $@/params.yaml): rename $(PARAMS), or remove $@" >&2; \
 	  exit 2; fi
-	@mkdir -p $@/.dvc
+	@mkdir -p $@/.dvc $@/data/inputs
 	@for file in Snakefile csrc dvc.yaml profiles shardlab stages user_codecs workflow \
 	  .dvcignore .shardlab.lock; do ln -sfn ../../$$file $@/$$file; done
 	@ln -sfn $(abspath $(PARAMS)) $@/params.yaml
@@ -47,10 +47,10 @@ test: .venv/.project
 	@pytest -n 2 --dist loadfile -m "not long and not gpu and not cluster"
 
 # both tools from nothing, processes that are killed, every command of the documents
-test-long: .venv/.project .venv/.remotes
+test-long: .venv/.project
 	@pytest -n 2 --dist worksteal -m long
 
-# the small pipeline through a SLURM of three nodes, which ends with the tests: needs root, for
+# the quick pipeline through a SLURM of three nodes, which ends with the tests: needs root, for
 # namespaces and Debian's packages of SLURM, which it installs
 test-cluster: .venv/.project
 	@python -m tests.cluster -p no:xdist
@@ -99,25 +99,15 @@ clean:
 	  || { echo "python3 is too old or absent: shardlab needs Python 3.11 or newer"; exit 1; }
 	@python3 -m venv .venv
 
-# A CUDA build of torch installs the Triton that it needs; with a CPU build only the tests use it,
-# which run its kernels in an interpreter.
 .venv/.packages: requirements.lock | .venv/bin/python
 	@echo "Installing the pinned packages into .venv (some minutes the first time) ..."
 	@.venv/bin/python -m pip install --quiet --requirement requirements.lock
-	@.venv/bin/python -c 'import triton' 2> /dev/null \
-	  || .venv/bin/python -m pip install --quiet --no-deps triton==3.7.1 \
-	  || echo "no Triton for this machine: the tests of its kernels are skipped"
 	@touch $@
 
-# what serves and reads S3 in tests, 130 MB
-.venv/.remotes: tests/pipeline/requirements.txt .venv/.packages
-	@pip install --quiet --constraint requirements.lock --requirement $<
-	@touch $@
-
-# The C++ kernels are built into shardlab/codecs/kernels; without a compiler the PyTorch reference is used.
+# The C++ kernels are built into shardlab/codecs; without a compiler the PyTorch reference is used.
 # The path file, unlike an editable installation, comes after the current folder: a copy of this tree
 # (`dvc exp run --temp` makes them) runs its own code.
 .venv/.project: .venv/.packages $(wildcard csrc/*)
-	@python -m shardlab.codecs.kernels.build
+	@python -m shardlab.codecs.native
 	@echo "$(CURDIR)" > "$$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shardlab.pth"
 	@touch $@

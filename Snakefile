@@ -31,8 +31,6 @@ include: "workflow/rules/report.smk"
 rule all:
     default_target: True
     input:
-        rules.code.output,
-        rules.plans.output,
-        rules.inputs.output,
+        rules.params.output,
         rules.report.output,
         rules.readme.output,

@@ -29,10 +29,10 @@ from torch import Tensor, nn
 
 from benchmarks.common import RIVAL_PACKAGES, WORK, arguments, write_results
 from benchmarks.speed import best_times
-from shardlab.codecs.kernels import native
-from shardlab.codecs.kernels.adam import Hyper, adam_, sum_of_squares
-from shardlab.codecs.kernels.native import INT, POINTER, function
-from shardlab.codecs.kernels.workers import Workers
+from shardlab.codecs import native
+from shardlab.codecs.adam import Hyper, adam_, sum_of_squares
+from shardlab.codecs.native import INT, POINTER, function
+from shardlab.codecs.workers import Workers
 from shardlab.report.tables import make_table
 
 RANKS = (2, 4)
@@ -181,7 +181,8 @@ def _table(rates: dict[str, dict[str, float]]) -> str:
         "million elements per second (and share of the ceiling, or ratio to torch; of narrow "
         "moments to wide ones)"
     )
-    return f"{title}\n\n{make_table(title, ['elements, threads', *rates], rows, layout='text').markdown()}"
+    table = make_table(title, ["elements, threads", *rates], rows, layout="text")
+    return f"{title}\n\n{table.markdown()}"
 
 
 def _cell(way: str, of: dict[str, float]) -> str:

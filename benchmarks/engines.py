@@ -61,6 +61,8 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "manual-of-two": {"engine": "manual", "wrap_size": 2},
     "manual-kept": {"engine": "manual", "reshard_after_forward": False},
     "manual-hybrid": {"engine": "manual", "sharding": "hybrid_shard", "replicas": 2},
+    "slide": {"engine": "slide"},
+    "slide-reduced": {"engine": "slide", "param_transfer": "shard", "grad_sync": "gpu_reduce"},
 }
 COMPRESSED: dict[str, dict[str, Any]] = {
     f"{engine}-{name}": {"engine": engine, "gradients": {"codec": codec, "error_feedback": True}}

@@ -12,7 +12,6 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.common import DATA, WORK, arguments, print_table, write_results
-from benchmarks.search_table import strategies
 from shardlab.config.calibration_record import memory_operations
 from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Forecast, Space, Timing, Train
@@ -31,6 +30,13 @@ _RUNS = (
     *("fsdp1", "ddp-bf16", "ddp-int8", "ddp-int4", "fsdp2-int8", "fsdp2-topk", "manual-int8"),
     *("manual-fp8", "fsdp2-int8-w8", "slide-int4"),
 )
+_CODECS = {
+    "bf16": {"codec": "bf16"},
+    "int8": {"codec": "int8:group=128"},
+    "int4": {"codec": "int4:group=128", "error_feedback": True},
+    "topk": {"codec": "topk:density=0.05", "error_feedback": True},
+    "fp8": {"codec": "fp8:format=e4m3"},
+}
 _WHOLE = "two-ranks"
 _LINKS = ("1gbit", "500mbit", "300mbit", "200mbit", "100mbit")
 _FORECAST = Forecast(
@@ -54,6 +60,14 @@ def timings(repetitions: int) -> Timing:
         **{f"four-ranks-{rate}": part(4, rate) for rate in ("300mbit", "100mbit")},
     }
     return Timing.model_validate({"runs": _RUNS, "repetitions": repetitions, "interleaved": others})
+
+
+def _document(run: str) -> dict[str, object]:
+    """Return the strategy of a run by its name: ENGINE-GRADIENTS-WEIGHTS."""
+    engine, *coded = run.split("-")
+    weights = {"weights": {"codec": "int8:group=128"}} if "w8" in coded else {}
+    gradients = {"gradients": _CODECS[coded[0]]} if coded else {}
+    return {"engine": engine, **gradients, **weights}
 
 
 def main() -> None:
@@ -81,7 +95,7 @@ def main() -> None:
 
 def held_out(model: str, repetitions: int, data: Path, output: Path) -> list[Check]:
     """Calibrate, time and predict; return what was predicted of held-out runs."""
-    documents = strategies()
+    documents = {run: _document(run) for run in _RUNS}
     named = {run: parse_strategy(documents[run]) for run in _RUNS}
     canonical = [each.canonical() for each in named.values()]
     memory = dict.fromkeys(each for some in canonical for each in memory_operations(some))

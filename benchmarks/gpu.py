@@ -42,7 +42,8 @@ from benchmarks.common import (
 )
 from benchmarks.other_codecs import RIVALS
 from benchmarks.speed import best_times, clock_of
-from shardlab.codecs.kernels.workers import Workers
+from shardlab.codecs.registry import make_codec
+from shardlab.codecs.workers import Workers
 from shardlab.comm.object_collectives import device_of
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, write_json
@@ -115,13 +116,13 @@ def _kernels(size: argparse.Namespace) -> Cases:
     def measure(name: str, group: dist.ProcessGroup) -> dict[str, float]:
         device = device_of(group)
         x = kernels.vector("", size.elements).to(device)
-        case = kernels.Case(*kernels.KERNELS[name], x)
+        case = kernels.Case(make_codec(name), x)
         return case.rates(1, size.repetitions, clock_of(device))
 
     def case(name: str) -> Callable[[], Any]:
         return lambda: on_ranks(1, partial(measure, name))[0]
 
-    return {name: case(name) for name in kernels.KERNELS}
+    return {name: case(name) for name in kernels.CODECS}
 
 
 def _show_kernels(found: dict[str, Any]) -> None:

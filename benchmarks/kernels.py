@@ -1,4 +1,4 @@
-"""Speed of each kernel: bytes touched per second, as a share of those of memcpy (`copy_`).
+"""Speed of each grouped codec: bytes touched per second, as a share of those of memcpy (`copy_`).
 
 Touched is each byte that an ideal single pass reads or writes once: an encoding reads the vector
 and writes the payload; with error feedback it reads and writes the residual as well; a sum of W
@@ -24,41 +24,40 @@ from torch import Tensor
 
 from benchmarks.common import arguments, choose, print_table
 from benchmarks.speed import as_received, best_times
-from shardlab.codecs.kernels import float8, floats, integers, native, signs
-from shardlab.codecs.kernels.grouped import GroupedKernel
+from shardlab.codecs import native
+from shardlab.codecs.base import Codec, MessageKey
+from shardlab.codecs.registry import make_codec
 
-KERNELS: dict[str, tuple[GroupedKernel, int]] = {
-    **{name: (kernel, 128) for name, kernel in integers.KERNELS.items()},
-    **{name: (kernel, floats.GROUP) for name, kernel in floats.KERNELS.items()},
-    **{name: (kernel, 128) for name, kernel in float8.KERNELS.items()},
-    "dynamic8": (float8.KERNELS["dynamic8"], 256),
-    **{name: (kernel, 512) for name, kernel in signs.KERNELS.items()},
-}
-"""by format: the kernel and its group"""
-
+CODECS = (
+    *("bf16", "fp16", "natural", "fp8", "fp8:format=e5m2", "int8", "int8:rounding=stochastic"),
+    *("int4", "int4:rounding=stochastic", "int4:levels=nf4", "sign"),
+    *("dynamic8", "qsgd:levels=1", "qsgd:levels=7", "qsgd:levels=127", "efsign", "onebit"),
+)
+"""the last row has no compiled kernels"""
 RANKS = (2, 4, 8)
-KEY = (0x12345678, 0x9ABCDEF0)
+KEY = MessageKey(seed=0, step=0, unit="benchmark", rank=0)
 Call = Callable[[], object]
 
 
 class Case:
-    """Buffers and calls of one kernel."""
+    """Buffers and calls of one codec."""
 
-    def __init__(self, kernel: GroupedKernel, group: int, x: Tensor) -> None:
-        n, wire = x.numel(), kernel.payload_bytes(x.numel(), group)
+    def __init__(self, codec: Codec, x: Tensor) -> None:
+        n, wire = x.numel(), codec.payload_bytes(x.numel())
         self.bits = 8 * wire / n
         kept, out = torch.zeros_like(x), torch.zeros_like(x)
-        payloads = as_received([kernel.encode(x, group, (rank, 0)) for rank in range(max(RANKS))])
+        keys = [KEY._replace(rank=rank) for rank in range(max(RANKS))]
+        payloads = as_received([codec.encode(x, key) for key in keys])
 
         def summed(ranks: int) -> Call:
-            return lambda: kernel.decode_sum(payloads[:ranks], group, out, 1 / ranks)
+            return lambda: codec.decode_sum(payloads[:ranks], out, 1 / ranks, keys[:ranks])
 
         self.calls: dict[str, tuple[int, Call]] = {
             "memcpy": (8 * n, lambda: out.copy_(x)),
-            "encode": (4 * n + wire, lambda: kernel.encode(x, group, KEY, payloads[0])),
+            "encode": (4 * n + wire, lambda: codec.encode(x, KEY, payloads[0])),
             "+ residual": (
                 12 * n + wire,
-                lambda: kernel.encode_residual(x, kept, kept, group, KEY, payloads[0]),
+                lambda: codec.encode_residual(x, kept, kept, KEY, payloads[0]),
             ),
         } | {f"sum of {w}": (4 * n + w * wire, summed(w)) for w in RANKS}
         """by column: bytes touched, and the call"""
@@ -81,7 +80,7 @@ def vector(path: str, n: int) -> Tensor:
 def main() -> None:
     args = arguments(
         __doc__,
-        only=([], "formats; default: all"),
+        only=([], "codecs; default: all"),
         vector=("", "safetensors file; default: Gaussian noise"),
         elements=1 << 24,
         repetitions=15,
@@ -91,8 +90,8 @@ def main() -> None:
     print(f"compiled kernels: {native.available()}; {x.numel()} float32, {source}")
     one: dict[str, list[str]] = {}
     two: dict[str, list[str]] = {}
-    for name in choose(args.only, KERNELS, KERNELS):
-        case = Case(*KERNELS[name], x)
+    for name in choose(args.only, CODECS, CODECS):
+        case = Case(make_codec(name), x)
         rates = case.rates(1, args.repetitions, time.thread_time)
         memcpy = rates.pop("memcpy")
         one[name] = [f"{case.bits:.3f}", f"{memcpy / 1e9:.1f}"]
@@ -104,17 +103,17 @@ def main() -> None:
         ("share of memcpy's bytes per second, one thread", one, ["bits", "GB/s", *columns[1:]]),
         ("two threads over one", two, columns),
     ):
-        print_table(title, ["format", *names], [[name, *row] for name, row in rows.items()])
+        print_table(title, ["codec", *names], [[name, *row] for name, row in rows.items()])
     print(f"\ncost of a call on one element: {_overhead():.1f} us")
 
 
 def _overhead() -> float:
     x = torch.zeros(1)
-    kernel = integers.KERNELS["int8"]
-    payload = kernel.encode(x, 8)
+    codec = make_codec("int8:group=8")
+    payload = codec.encode(x)
     start, calls = time.perf_counter(), 5000
     for _ in range(calls):
-        kernel.encode(x, 8, payload=payload)
+        codec.encode(x, out=payload)
     return (time.perf_counter() - start) / calls * 1e6
 
 

@@ -34,8 +34,8 @@ from benchmarks.common import arguments, on_ranks, print_table, write_results
 from shardlab.config.strategy import parse_strategy
 from shardlab.core.progress import say
 from shardlab.engines.base import EngineSetup, Optimization
-from shardlab.engines.slide.copies import ThrottledCopies
-from shardlab.engines.slide.engine import SlideEngine
+from shardlab.engines.slide import SlideEngine
+from shardlab.engines.slide_transfers import Copies
 from shardlab.models.presets import Shape, shape_config
 from shardlab.models.units import prepare
 from shardlab.models.weights import RandomWeights
@@ -43,6 +43,21 @@ from shardlab.report.tables import figure
 
 _VOCABULARY, _SEQUENCE, _UNTIMED, _IN_A_ROW, _CPU = 512, 64, 2, 6, torch.device("cpu")
 _WAITS = ("in", "out", "landing")
+
+
+class ThrottledCopies(Copies):
+    """Copies for a CPU as the device, at a rate that makes overlap visible."""
+
+    def __init__(self, gigabytes_per_s: float = float("inf")) -> None:
+        super().__init__(_CPU)
+        self._seconds_per_byte = 1e-9 / gigabytes_per_s
+
+    def copy(self, target: Tensor, source: Tensor) -> None:
+        """Copy a vector, and wait as long as a link of that rate takes."""
+        end = time.perf_counter() + source.nbytes * self._seconds_per_byte
+        super().copy(target, source)
+        if (left := end - time.perf_counter()) > 0:
+            time.sleep(left)
 
 
 class Waits:

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from benchmarks.common import arguments, print_table
 from benchmarks.speed import best_times
+from shardlab.codecs import native
 from shardlab.codecs.base import Codec, MessageKey
-from shardlab.codecs.kernels import native
 from shardlab.codecs.registry import make_codec
 
 _KEY = MessageKey(seed=0, step=0, unit="benchmark", rank=0)

@@ -1,10 +1,43 @@
-// A step of Adam in one pass: shardlab/codecs/kernels/adam.py.
+// A step of Adam in one pass: shardlab/codecs/adam.py.
 #include <cmath>
 
-#include "gradients.h"
-#include "plain_floats.h"
-#include "random.h"
+#include "halves.h"
 #include "workers.h"
+
+// Prefetch, since hardware stops at the end of a page, and prefetches few streams.
+SHARDLAB_INLINE void fetch_ahead(const void* from) {
+  __builtin_prefetch(static_cast<const char*>(from) + 2048);
+}
+
+struct Gradients {
+  const void* const* vectors;
+  int64_t count;
+  float scale;
+
+  // Elements from i on, by `load`.
+  template <bool kAll, class Kind>
+  SHARDLAB_INLINE_MEMBER typename Kind::V::Floats at(int64_t i, int64_t number,
+                                                     int64_t first = 0) const {
+    using Word = const typename Kind::Word;
+    Word* const begin = static_cast<Word*>(vectors[0]) + i;
+    if (kAll) fetch_ahead(begin);
+    auto sum = load<kAll, Kind>(begin, number, first);
+    for (int64_t k = 1; k < count; ++k) {
+      Word* const from = static_cast<Word*>(vectors[k]) + i;
+      if (kAll) fetch_ahead(from);
+      sum += load<kAll, Kind>(from, number, first);
+    }
+    return sum * scale;
+  }
+};
+
+// use(kind) for the kind of float that has this number in shardlab/codecs/adam.py.
+template <int kLanes, class Use>
+SHARDLAB_INLINE void with_kind(int64_t number, Use use) {
+  if (number == 0) return use(Single<kLanes>{});
+  if (number == 1) return use(Bfloat<kLanes>{});
+  return use(Half<kLanes>{});
+}
 
 // In the order of Hyper.constants.
 struct Constants {
@@ -153,5 +186,78 @@ SHARDLAB_KERNEL void adam(Workers* workers, void* parameter, int64_t parameter_k
         });
       });
     });
+  });
+}
+
+using Doubles [[gnu::vector_size(64)]] = double;
+
+static constexpr int64_t kSquares = 1 << 14;  // elements of a block
+
+SHARDLAB_INLINE Doubles squared(Floats floats) {
+  const Doubles exact = __builtin_convertvector(floats, Doubles);
+  return exact * exact;
+}
+
+// Of the elements start to stop, the first of which has `place` in its block of 16 lanes.
+template <class Kind>
+double sum_of_block(const Gradients& gradients, int64_t start, int64_t stop, int64_t place) {
+  Doubles lanes[2] = {};
+  int64_t i = start;
+  const int64_t lead = std::min(stop - start, -place & 7);
+  if (lead) {
+    lanes[place >> 3 & 1] += squared(gradients.at<false, Kind>(i, lead, place & 7));
+    i += lead;
+    place += lead;
+  }
+  if (place & 8 && i + 8 <= stop) {
+    lanes[1] += squared(gradients.at<true, Kind>(i, 8));
+    i += 8;
+    place += 8;
+  }
+  for (; i + 16 <= stop; i += 16) {
+    lanes[0] += squared(gradients.at<true, Kind>(i, 8));
+    lanes[1] += squared(gradients.at<true, Kind>(i + 8, 8));
+  }
+  for (; i < stop; i += 8, place += 8) {
+    const int64_t rest = std::min<int64_t>(8, stop - i);
+    lanes[place >> 3 & 1] += squared(gradients.at<false, Kind>(i, rest));
+  }
+  Doubles sum = lanes[0] + lanes[1];
+  for (int width = 4; width; width /= 2)
+    for (int i = 0; i < width; ++i) sum[i] += sum[i + width];
+  return sum[0];
+}
+
+// sums[b] of the elements of block b, in which the first of all is number `offset`.
+SHARDLAB_KERNEL void sum_of_squares(Workers* workers, const void* const* vectors, int64_t kind,
+                                    int64_t count, int64_t n, float scale, int64_t offset,
+                                    double* sums) {
+  const Gradients gradients{vectors, count, scale};
+  const int64_t blocks = (offset + n + kSquares - 1) / kSquares;
+  with_kind<8>(kind, [&](auto floats) {
+    for_ranges(workers, blocks * kSquares, kSquares, [&](int64_t from, int64_t to) {
+      const PlainFloats plain;
+      for (int64_t place = from; place < to; place += kSquares) {
+        const int64_t start = std::max<int64_t>(0, place - offset);
+        const int64_t stop = std::min(n, place - offset + kSquares);
+        sums[place / kSquares] =
+            sum_of_block<decltype(floats)>(gradients, start, stop, (start + offset) % kSquares);
+      }
+    });
+  });
+}
+
+// The memory that a step of Adam in float32 touches, with almost no arithmetic: the upper bound
+// of its speed in benchmarks/adam.py.
+SHARDLAB_KERNEL void adam_traffic(Workers* workers, float* parameter, float* exp_avg,
+                                  float* exp_avg_sq, const float* gradient, int64_t n) {
+  for_ranges(workers, n, 64, [&](int64_t start, int64_t stop) {
+    SHARDLAB_ELEMENTWISE
+    for (int64_t i = start; i < stop; ++i) {
+      const float g = gradient[i];
+      parameter[i] += 0.5f * g;
+      exp_avg[i] += 0.25f * g;
+      exp_avg_sq[i] += 0.125f * g;
+    }
   });
 }

@@ -1,7 +1,6 @@
 // Sums of a group over several payloads: 64 elements at a time, held in registers.
 #pragma once
 
-#include <type_traits>
 #include <utility>
 
 #include "lanes.h"
@@ -137,40 +136,13 @@ SHARDLAB_INLINE void decode_tile(const uint8_t* const* payloads, int64_t count,
   }
 }
 
-// Whether a format has `decode(codes, count, head, values)` for whole groups instead of `value`.
-template <class Format, class = void>
-struct ByGroups : std::false_type {};
-template <class Format>
-struct ByGroups<Format, std::void_t<decltype(&Format::decode)>> : std::true_type {};
-
-template <class Format>
-SHARDLAB_INLINE void decode_whole(const uint8_t* const* payloads, int64_t count,
-                                  const Layout<Format>& at, int64_t g, const Output& output) {
-  const int64_t first = g * at.group, size = at.size(g);
-  alignas(64) float sum[kLargestGroup + 8], decoded[kLargestGroup];
-  for (int64_t p = 0; p < count; ++p) {
-    const typename Format::Head head = Format::load(payloads[p] + at.head(g));
-    Format::decode(payloads[p] + at.codes(g), size, head, p ? decoded : sum);
-    if (p)
-      for (int64_t i = 0; i < size; ++i) sum[i] += decoded[i];
-  }
-  for (int64_t i = 0; i < size; i += 8) {
-    const Floats some = load_floats(sum + i);
-    output.put<1>(first + i, &some, size - i);
-  }
-}
-
 // output = sum over payloads of group g.
 template <class Format>
 SHARDLAB_INLINE void decode_group(const uint8_t* const* payloads, int64_t count,
                                   const Layout<Format>& at, int64_t g, const Output& output) {
-  if constexpr (ByGroups<Format>::value) {
-    decode_whole<Format>(payloads, count, at, g, output);
-  } else {
-    const int64_t width = code_bytes<Format::kBits>(at.size(g));
-    int64_t tile = 0;
-    for (; tile + 8 * Format::kBits <= width; tile += 8 * Format::kBits)
-      decode_tile<Format, true>(payloads, count, at, g, tile, width, output);
-    if (tile < width) decode_tile<Format, false>(payloads, count, at, g, tile, width, output);
-  }
+  const int64_t width = code_bytes<Format::kBits>(at.size(g));
+  int64_t tile = 0;
+  for (; tile + 8 * Format::kBits <= width; tile += 8 * Format::kBits)
+    decode_tile<Format, true>(payloads, count, at, g, tile, width, output);
+  if (tile < width) decode_tile<Format, false>(payloads, count, at, g, tile, width, output);
 }

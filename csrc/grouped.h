@@ -1,5 +1,5 @@
 // Codecs that cut a vector into groups. A payload holds a head for every group (its scales), then the
-// codes of all groups, kBits for each element: shardlab/codecs/kernels/grouped.py.
+// codes of all groups, kBits for each element: shardlab/codecs/grouped.py.
 //
 // A format maps one group to a head and codes; everything else is here. A format is a struct with
 //
@@ -16,19 +16,13 @@
 #pragma once
 
 #include "decoding.h"
-#include "random.h"
+#include "workers.h"
 
 static constexpr int64_t kBlock = 512;  // elements; a larger group is one block
 
-// The random numbers of a group: element i of it is element `first + i` of the message.
+// The random numbers of a group, whose first element is element `first` of the message.
 struct Random {
   uint32_t k0, k1, first;
-  SHARDLAB_INLINE_MEMBER uint32_t bits(int64_t i) const {
-    return random_bits(first + static_cast<uint32_t>(i), k0, k1);
-  }
-  SHARDLAB_INLINE_MEMBER float operator()(int64_t i) const {
-    return uniform(first + static_cast<uint32_t>(i), k0, k1);
-  }
 };
 
 // The same, for eight elements at a time.
@@ -85,6 +79,25 @@ SHARDLAB_INLINE void write_codes(int64_t count, uint8_t* __restrict codes, Fill 
   }
 }
 
+// For codes that take more than a few steps: codes[i] = the last 8 kBytes bits of code(i). Written as words first: otherwise compilers narrow each
+// step of the arithmetic instead of its result.
+template <int kBytes, class Code>
+SHARDLAB_INLINE void store_codes(int64_t count, uint8_t* __restrict codes, Code code) {
+  constexpr int64_t kSome = 256;
+  alignas(64) uint32_t words[kSome];
+  for (int64_t from = 0; from < count; from += kSome) {
+    const int64_t size = count - from < kSome ? count - from : kSome;
+    uint8_t* to = codes + kBytes * from;
+    for (int64_t i = 0; i < size; ++i) words[i] = code(from + i);
+    for (int64_t i = 0; i < size; ++i) {
+      if constexpr (kBytes == 2)
+        store_word(to + 2 * i, static_cast<uint16_t>(words[i]));
+      else
+        to[i] = static_cast<uint8_t>(words[i]);
+    }
+  }
+}
+
 // x[n] (+ residual[n]) -> payload; kept = given - decoded, or residual where that is not finite.
 // For the elements from start to stop; residual and kept are both null or neither is.
 //
@@ -92,7 +105,7 @@ SHARDLAB_INLINE void write_codes(int64_t count, uint8_t* __restrict codes, Fill 
 // codes, so that the processor has other work. Blocks stay in the first-level cache: memory sees one
 // pass.
 template <class Format>
-SHARDLAB_INLINE void encode_groups(const float* x, const float* residual, float* kept, int64_t n,
+void encode_groups(const float* x, const float* residual, float* kept, int64_t n,
                                    int64_t group, int64_t start, int64_t stop, uint32_t k0,
                                    uint32_t k1, uint8_t* payload) {
   const Layout<Format> at(n, group);
@@ -135,7 +148,7 @@ SHARDLAB_INLINE void encode_groups(const float* x, const float* residual, float*
 
 // out = alpha * sum of the decoded payloads, in their order; added to out if `add`.
 template <class Format>
-SHARDLAB_INLINE void decode_groups(const uint8_t* const* payloads, int64_t count, int64_t n,
+void decode_groups(const uint8_t* const* payloads, int64_t count, int64_t n,
                                    int64_t group, int64_t start, int64_t stop, float alpha, int add,
                                    float* out) {
   const Layout<Format> at(n, group);
@@ -144,15 +157,22 @@ SHARDLAB_INLINE void decode_groups(const uint8_t* const* payloads, int64_t count
     decode_group<Format>(payloads, count, at, g, output);
 }
 
-// The two kernels of a format, under the names that shardlab/codecs/kernels/grouped.py binds.
-#define SHARDLAB_GROUPED(name, Format)                                                             \
-  SHARDLAB_KERNEL void name##_encode(const float* x, const float* residual, float* kept,           \
-                                     int64_t n, int64_t group, int64_t start, int64_t stop,        \
-                                     uint32_t k0, uint32_t k1, uint8_t* payload) {                 \
-    encode_groups<Format>(x, residual, kept, n, group, start, stop, k0, k1, payload);              \
+// The two kernels of a format, under the names that shardlab/codecs/grouped.py binds; encode and decode
+// are as encode_groups and decode_groups.
+#define SHARDLAB_KERNELS(name, encode, decode)                                                     \
+  SHARDLAB_KERNEL void name##_encode(Workers* workers, const float* x, const float* residual,      \
+                                     float* kept, int64_t n, int64_t group, uint32_t k0,           \
+                                     uint32_t k1, uint8_t* payload) {                              \
+    for_ranges(workers, n, group, [=](int64_t start, int64_t stop) {                               \
+      encode(x, residual, kept, n, group, start, stop, k0, k1, payload);                           \
+    });                                                                                            \
   }                                                                                                \
-  SHARDLAB_KERNEL void name##_decode(const uint8_t* const* payloads, int64_t count, int64_t n,     \
-                                     int64_t group, int64_t start, int64_t stop, float alpha,      \
+  SHARDLAB_KERNEL void name##_decode(Workers* workers, const uint8_t* const* payloads,             \
+                                     int64_t count, int64_t n, int64_t group, float alpha,         \
                                      int add, float* out) {                                        \
-    decode_groups<Format>(payloads, count, n, group, start, stop, alpha, add, out);                \
+    for_ranges(workers, n, group, [=](int64_t start, int64_t stop) {                               \
+      decode(payloads, count, n, group, start, stop, alpha, add, out);                             \
+    });                                                                                            \
   }
+#define SHARDLAB_GROUPED(name, Format)                                                             \
+  SHARDLAB_KERNELS(name, encode_groups<Format>, decode_groups<Format>)

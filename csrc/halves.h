@@ -1,7 +1,7 @@
 // Floats of 32 or 16 bits in memory, as float32 in registers. Words are in the order of the host.
 #pragma once
 
-#include "narrow.h"
+#include "lanes.h"
 
 // The nearest bfloat16 in the lower bits, ties to even; NaN stays NaN (its top payload bits kept, made
 // quiet). Of one word or of lanes.

@@ -1,4 +1,4 @@
-// Stochastic powers of two: shardlab/codecs/kernels/floats.py specifies the payload, in which the signs of
+// Stochastic powers of two: shardlab/codecs/floats.py specifies the payload, in which the signs of
 // a group follow its exponents.
 #include "grouped.h"
 
@@ -62,9 +62,8 @@ SHARDLAB_INLINE void decode_neighbours(const uint8_t* const* payloads, int64_t p
   output.put<8>(first + start + j, sums, 64);
 }
 
-SHARDLAB_KERNEL void natural_encode(const float* x, const float* residual, float* kept, int64_t n,
-                                    int64_t group, int64_t start, int64_t stop, uint32_t k0,
-                                    uint32_t k1, uint8_t* payload) {
+static void encode(const float* x, const float* residual, float* kept, int64_t n, int64_t group,
+                   int64_t start, int64_t stop, uint32_t k0, uint32_t k1, uint8_t* payload) {
   alignas(64) float wanted[kLargestGroup];
   for (int64_t first = start; first < stop; first += group) {
     const int32_t count = static_cast<int32_t>(smaller(group, n - first));
@@ -95,9 +94,8 @@ SHARDLAB_KERNEL void natural_encode(const float* x, const float* residual, float
   }
 }
 
-SHARDLAB_KERNEL void natural_decode(const uint8_t* const* payloads, int64_t payload_count, int64_t n,
-                                    int64_t group, int64_t start, int64_t stop, float alpha,
-                                    int add, float* out) {
+static void decode(const uint8_t* const* payloads, int64_t payload_count, int64_t n, int64_t group,
+                   int64_t start, int64_t stop, float alpha, int add, float* out) {
   const Output output{out, alpha, add != 0, n >= kFarAway};
   for (int64_t first = start; first < stop; first += group) {
     const int64_t count = smaller(group, n - first), width = (count + 7) / 8, place = first / 8 * 9;
@@ -116,3 +114,5 @@ SHARDLAB_KERNEL void natural_decode(const uint8_t* const* payloads, int64_t payl
     }
   }
 }
+
+SHARDLAB_KERNELS(natural, encode, decode)

@@ -1,4 +1,4 @@
-// One bfloat16 scale per group: shardlab/codecs/kernels/scales.py.
+// One bfloat16 scale per group: shardlab/codecs/scales.py.
 #pragma once
 
 #include <cfloat>
@@ -81,45 +81,5 @@ struct SignedLargestOver {
     const uint16_t word = scale_of(largest, static_cast<float>(kLevels));
     const bool flip = positive == largest && word && word != kNotFinite;
     return flip ? word | 0x8000u : word;
-  }
-};
-
-// Squares of `factor` times the elements, summed in sixteen lanes (element i in lane i mod 16), of
-// which halves are then added to halves.
-SHARDLAB_INLINE float sum_of_squares(const float* given, int64_t count, float factor) {
-  Floats low{}, high{};
-  const auto take = [&](const float* from) SHARDLAB_INLINE_LAMBDA {
-    const Floats a = load_floats(from) * factor, b = load_floats(from + 8) * factor;
-    low += a * a;
-    high += b * b;
-  };
-  int64_t i = 0;
-  for (; i + 16 <= count; i += 16) take(given + i);
-  if (i < count) {
-    float some[16] = {};
-    std::memcpy(some, given + i, static_cast<size_t>(count - i) * sizeof(float));
-    take(some);
-  }
-  const Floats sums = low + high;
-  return ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
-}
-
-// The Euclidean norm of the group becomes the code `kLevels`.
-template <int kLevels>
-struct NormOver {
-  static constexpr uint32_t kNormTooLarge = 0x7B800000u;  // 2^120: the norm might overflow
-
-  SHARDLAB_INLINE_MEMBER static uint16_t of(const float* given, int64_t count) {
-    const float plain = sum_of_squares(given, count, 1.0f);
-    if (plain >= 0x1p-60f && plain < 0x1p100f)
-      return rounded_up(__builtin_sqrtf(plain) / static_cast<float>(kLevels));
-    const uint32_t largest = largest_of(given, count);
-    if (largest >= kNormTooLarge) return kNotFinite;
-    if (largest == 0) return 0;
-    // brought near 1 by a power of two, so that no square overflows or vanishes
-    const uint32_t exponent = largest < 0x00800000u ? 1 : largest >> 23;
-    const float shrink = float_of((254u - exponent) << 23), grow = float_of(exponent << 23);
-    const float norm = __builtin_sqrtf(sum_of_squares(given, count, shrink));
-    return rounded_up(norm / static_cast<float>(kLevels) * grow);
   }
 };

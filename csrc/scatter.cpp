@@ -1,10 +1,10 @@
-// Sums of sparse vectors: shardlab/codecs/kernels/scatter.py.
+// Sums of sparse vectors: shardlab/codecs/selection.py.
 #include <cstring>
 #ifdef __SSE__
 #include <xmmintrin.h>
 #endif
 
-#include "kernels.h"
+#include "workers.h"
 
 static constexpr int64_t kTile = 1 << 12;      // elements that stay in the first-level cache
 static constexpr int64_t kUncached = 1 << 20;  // elements that no cache would keep
@@ -37,33 +37,37 @@ SHARDLAB_INLINE void store_tile(const float* sum, int64_t size, float alpha, boo
   for (; i < size; ++i) out[i] = alpha * sum[i];
 }
 
-// out = alpha * sum over payloads of values at positions, in their order, for the elements from start to
-// stop. `next` is a buffer of one number per payload.
-SHARDLAB_KERNEL void scatter_sum(const float* const* values, const int32_t* const* places,
-                                 const int64_t* counts, int64_t payloads, int64_t start,
-                                 int64_t stop, float alpha, int64_t* next, float* out) {
-  alignas(64) float sum[kTile];
-  for (int64_t p = 0; p < payloads; ++p) next[p] = first_from(places[p], counts[p], start);
-  for (int64_t first = start; first < stop; first += kTile) {
-    const int64_t size = stop - first < kTile ? stop - first : kTile;
-    std::memset(sum, 0, sizeof sum);
-    for (int64_t p = 0; p < payloads; ++p) {
-      const int32_t* place = places[p];
-      const float* value = values[p];
-      int64_t j = next[p];
-      for (; j < counts[p] && place[j] < first + size; ++j) sum[place[j] - first] += value[j];
-      next[p] = j;
+// out = alpha * sum over payloads of values at positions, in their order.
+SHARDLAB_KERNEL void scatter_sum(Workers* workers, const float* const* values,
+                                 const int32_t* const* places, const int64_t* counts,
+                                 int64_t payloads, int64_t n, float alpha, float* out) {
+  for_ranges(workers, n, kTile, [=](int64_t start, int64_t stop) {
+    alignas(64) float sum[kTile];
+    std::vector<int64_t> next(static_cast<size_t>(payloads));
+    for (int64_t p = 0; p < payloads; ++p) next[p] = first_from(places[p], counts[p], start);
+    for (int64_t first = start; first < stop; first += kTile) {
+      const int64_t size = std::min(kTile, stop - first);
+      std::memset(sum, 0, sizeof sum);
+      for (int64_t p = 0; p < payloads; ++p) {
+        const int32_t* place = places[p];
+        const float* value = values[p];
+        int64_t j = next[p];
+        for (; j < counts[p] && place[j] < first + size; ++j) sum[place[j] - first] += value[j];
+        next[p] = j;
+      }
+      store_tile(sum, size, alpha, n >= kUncached, out + first);
     }
-    store_tile(sum, size, alpha, stop - start >= kUncached, out + first);
-  }
 #ifdef __SSE__
-  _mm_sfence();
+    _mm_sfence();
 #endif
+  });
 }
 
-// out[places] += alpha * values, for the elements from start to stop.
-SHARDLAB_KERNEL void scatter_add(const float* values, const int32_t* places, int64_t count,
-                                 int64_t start, int64_t stop, float alpha, float* out) {
-  for (int64_t j = first_from(places, count, start); j < count && places[j] < stop; ++j)
-    out[places[j]] += alpha * values[j];
+// out[places] += alpha * values.
+SHARDLAB_KERNEL void scatter_add(Workers* workers, const float* values, const int32_t* places,
+                                 int64_t count, int64_t n, float alpha, float* out) {
+  for_ranges(workers, n, kTile, [=](int64_t start, int64_t stop) {
+    for (int64_t j = first_from(places, count, start); j < count && places[j] < stop; ++j)
+      out[places[j]] += alpha * values[j];
+  });
 }

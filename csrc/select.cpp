@@ -1,17 +1,32 @@
-// The largest elements of a vector by magnitude, and its residual: shardlab/codecs/kernels/select.py.
+// The largest elements of a vector by magnitude, and its residual: shardlab/codecs/selection.py.
+//
+// A magnitude that somewhat more than k elements reach is guessed from a random sample. One pass over
+// the vector gathers those elements (and adds the residual); a radix select of 11 + 10 + 10 bits among
+// them finds the exact threshold. Where the guess was wrong the radix select runs over the whole
+// vector. The result depends neither on the guess nor on the number of threads.
 //
 // Magnitudes are compared as bit patterns: infinity lies above every finite number and NaN above it.
-#include "random.h"
+#include <cmath>
+#include <memory>
+
+#include "workers.h"
 
 static constexpr int64_t kBlock = 1024;  // elements that stay in the first-level cache
 static constexpr int64_t kWord = 64;     // elements whose comparisons make one machine word
+static constexpr int64_t kSamples = 1 << 13;
 static constexpr int kTables = 4;        // several histograms, so that increments do not wait for each other
 
 SHARDLAB_INLINE int32_t magnitude_of(float value) {
   return static_cast<int32_t>(bits_of(value) & 0x7FFFFFFFu);
 }
 
-SHARDLAB_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+// x[start:stop] (+ residual); `names` are the positions of the elements, if not start to stop.
+struct Part {
+  const float* x;
+  const float* residual;
+  const int32_t* names;
+  int64_t start, stop;
+};
 
 // Element i of the block is x[first + i] (+ residual[first + i]).
 SHARDLAB_INLINE const float* block_of(const float* x, const float* residual, int64_t first,
@@ -32,36 +47,24 @@ SHARDLAB_INLINE uint64_t at_least(const float* given, int64_t count, int32_t flo
   return mask_of(flags);
 }
 
-// samples[j] = an element of the j-th of `count` <= n equal parts of the vector, at a random position.
-// Positions affect the cost of the selection, not its result.
-SHARDLAB_KERNEL void select_sample(const float* x, const float* residual, int64_t n, int64_t count,
-                                   float* samples) {
-  for (int64_t j = 0; j < count; ++j) {
-    const int64_t start = j * n / count, size = (j + 1) * n / count - start;
-    const uint64_t chance = random_bits(static_cast<uint32_t>(j), 0, 0);
-    const int64_t i = start + static_cast<int64_t>(chance * static_cast<uint64_t>(size) >> 32);
-    samples[j] = residual ? x[i] + residual[i] : x[i];
-  }
-}
-
-// Values and positions of the elements from start to stop whose magnitude is at least `floor`, while
-// the buffers have space for a word of them; *found counts them all. Writes kept = x + residual, or
-// residual where that is not finite, if there is a `kept`.
-SHARDLAB_KERNEL void select_gather(const float* x, const float* residual, float* kept,
-                                   int64_t start, int64_t stop, int32_t floor, int64_t room,
-                                   float* values, int32_t* places, int64_t* found) {
+// Values and positions of the elements of a part whose magnitude is at least `floor`, while the buffers
+// have space for a word of them; returns how many there are. Writes kept = x + residual, or residual
+// where that is not finite, if there is a `kept`.
+static int64_t gather(const Part& part, float* kept, int32_t floor, int64_t room, float* values,
+                      int32_t* places) {
+  const auto [x, residual, names, start, stop] = part;
   alignas(64) float buffer[kBlock];
   uint64_t masks[kBlock / kWord];
   int64_t count = 0;
   for (int64_t first = start; first < stop; first += kBlock) {
-    const int64_t size = least(kBlock, stop - first);
+    const int64_t size = std::min(kBlock, stop - first);
     const float* given = block_of(x, residual, first, size, buffer);
     if (kept)
       for (int64_t i = 0; i < size; ++i)
         kept[first + i] = is_finite(bits_of(given[i])) ? given[i] : residual[first + i];
     // all comparisons first: branches that depend on them would wait for memory
     for (int64_t word = 0; word < size; word += kWord)
-      masks[word / kWord] = at_least(given + word, least(kWord, size - word), floor);
+      masks[word / kWord] = at_least(given + word, std::min(kWord, size - word), floor);
     for (int64_t word = 0; word < size; word += kWord) {
       uint64_t mask = masks[word / kWord];
       if (count + kWord > room) {
@@ -80,7 +83,7 @@ SHARDLAB_KERNEL void select_gather(const float* x, const float* residual, float*
       } while (mask);
     }
   }
-  *found = count;
+  return count;
 }
 
 // The bits d below `prefix`; other magnitudes have the digit after the last, since a branch would often
@@ -91,18 +94,18 @@ SHARDLAB_INLINE int32_t digit_of(float value, int32_t prefix, int32_t shift, int
   return upper >> width == prefix ? upper & (digits - 1) : digits;
 }
 
-// counts[d] = how many magnitudes from start to stop have the upper bits `prefix`, followed by the
-// `width` <= 11 bits d, followed by `shift` bits.
-SHARDLAB_KERNEL void select_count(const float* x, const float* residual, int64_t start,
-                                  int64_t stop, int32_t prefix, int32_t shift, int32_t width,
-                                  int64_t* counts) {
+// counts[d] = how many magnitudes of a part have the upper bits `prefix`, followed by the `width` <= 11
+// bits d, followed by `shift` bits.
+static void count_digits(const Part& part, int32_t prefix, int32_t shift, int32_t width,
+                         int64_t* counts) {
+  const auto [x, residual, names, start, stop] = part;
   alignas(64) float buffer[kBlock];
   uint32_t tables[kTables][(1 << 11) + 1];
   const int32_t digits = 1 << width;
   for (int t = 0; t < kTables; ++t)
     for (int32_t d = 0; d <= digits; ++d) tables[t][d] = 0;
   for (int64_t first = start; first < stop; first += kBlock) {
-    const int64_t size = least(kBlock, stop - first);
+    const int64_t size = std::min(kBlock, stop - first);
     const float* given = block_of(x, residual, first, size, buffer);
     int64_t i = 0;
     for (; i + kTables <= size; i += kTables) {
@@ -118,38 +121,18 @@ SHARDLAB_KERNEL void select_count(const float* x, const float* residual, int64_t
   }
 }
 
-// From the counts[parts][digits] of all parts: the largest *digit that at least *wanted elements reach.
-// Those above it are subtracted from *wanted and added to above[part]; equal[part] have that digit.
-SHARDLAB_KERNEL void select_digit(const int64_t* counts, int64_t parts, int64_t digits,
-                                  int64_t* wanted, int64_t* above, int64_t* equal,
-                                  int64_t* digit) {
-  for (int64_t d = digits - 1; d >= 0; --d) {
-    int64_t here = 0;
-    for (int64_t p = 0; p < parts; ++p) here += counts[p * digits + d];
-    if (here < *wanted && d) {
-      *wanted -= here;
-      for (int64_t p = 0; p < parts; ++p) above[p] += counts[p * digits + d];
-      continue;
-    }
-    for (int64_t p = 0; p < parts; ++p) equal[p] = counts[p * digits + d];
-    *digit = d;
-    return;
-  }
-}
-
-// The elements from start to stop with a magnitude above `threshold` and the first `ties` equal to it, in
-// their order. The position of element i is names[i], or i where there are no names.
-SHARDLAB_KERNEL void select_collect(const float* x, const float* residual, const int32_t* names,
-                                    int64_t start, int64_t stop, int32_t threshold, int64_t ties,
-                                    float* values, int32_t* places) {
+// The elements of a part with a magnitude above `threshold` and the first `ties` equal to it, in order.
+static void collect(const Part& part, int32_t threshold, int64_t ties, float* values,
+                    int32_t* places) {
+  const auto [x, residual, names, start, stop] = part;
   alignas(64) float buffer[kBlock];
   for (int64_t first = start; first < stop; first += kBlock) {
-    const int64_t size = least(kBlock, stop - first);
+    const int64_t size = std::min(kBlock, stop - first);
     const float* given = block_of(x, residual, first, size, buffer);
     for (int64_t word = 0; word < size; word += kWord) {
       if (ties == 0 && threshold == INT32_MAX) return;
       const int32_t floor = ties ? threshold : threshold + 1;
-      uint64_t mask = at_least(given + word, least(kWord, size - word), floor);
+      uint64_t mask = at_least(given + word, std::min(kWord, size - word), floor);
       for (; mask; mask &= mask - 1) {
         const int64_t i = word + __builtin_ctzll(mask);
         if (magnitude_of(given[i]) == threshold) {
@@ -163,11 +146,140 @@ SHARDLAB_KERNEL void select_collect(const float* x, const float* residual, const
   }
 }
 
-// For the elements from start to stop: kept = x + residual where there is an x, then, at the positions,
-// kept = values - decoded; residual where that is not finite. `places` are ascending.
-SHARDLAB_KERNEL void select_keep(const float* x, const float* residual, float* kept, int64_t start,
-                                 int64_t stop, const int32_t* places, const float* values,
-                                 const float* decoded, int64_t count) {
+// Selected magnitudes: all above `threshold`, and in each part the first `ties` equal to it.
+struct Cut {
+  int32_t threshold;
+  std::vector<int64_t> above, ties;  // elements, by part
+};
+
+// How many of the `wanted` ties each part has: the first ones.
+static std::vector<int64_t> shared_ties(int64_t wanted, std::vector<int64_t> equal) {
+  for (int64_t& count : equal) {
+    count = std::min(count, wanted);
+    wanted -= count;
+  }
+  return equal;
+}
+
+// The cut that selects `wanted` elements, of at least as many.
+static Cut cut_of(Workers* workers, const std::vector<Part>& parts, int64_t wanted) {
+  const int64_t size = static_cast<int64_t>(parts.size());
+  std::vector<int64_t> above(parts.size()), equal(parts.size()), counts(parts.size() << 11);
+  int32_t threshold = 0;
+  for (const auto& [shift, width] : {std::pair{20, 11}, {10, 10}, {0, 10}}) {
+    for_each(workers, size, [&, shift = shift, width = width](int64_t p) {
+      count_digits(parts[p], threshold, shift, width, &counts[p << 11]);
+    });
+    // the largest digit that `wanted` elements reach
+    int32_t digit = (1 << width) - 1;
+    for (;; --digit) {
+      int64_t here = 0;
+      for (int64_t p = 0; p < size; ++p) here += counts[(p << 11) + digit];
+      if (here >= wanted || digit == 0) break;
+      wanted -= here;
+      for (int64_t p = 0; p < size; ++p) above[p] += counts[(p << 11) + digit];
+    }
+    for (int64_t p = 0; p < size; ++p) equal[p] = counts[(p << 11) + digit];
+    threshold = threshold << width | digit;
+  }
+  return {threshold, above, shared_ties(wanted, equal)};
+}
+
+// A magnitude that most likely k of n elements reach, and the capacity for those that do.
+static std::pair<int32_t, int64_t> guess(const float* x, const float* residual, int64_t n, int64_t k,
+                                         int32_t floor) {
+  const double expected = static_cast<double>(k) * kSamples / static_cast<double>(n);
+  const int64_t rank = static_cast<int64_t>(std::ceil(expected + 4 * std::sqrt(expected) + 4));
+  if (n <= 4 * kSamples || rank > kSamples) return {floor, n};
+  float samples[kSamples];
+  // of each of as many equal parts of the vector, at a random position
+  for (int64_t j = 0; j < kSamples; ++j) {
+    const int64_t start = j * n / kSamples, size = (j + 1) * n / kSamples - start;
+    const uint64_t chance = random_bits(static_cast<uint32_t>(j), 0, 0);
+    const int64_t i = start + static_cast<int64_t>(chance * static_cast<uint64_t>(size) >> 32);
+    samples[j] = residual ? x[i] + residual[i] : x[i];
+  }
+  const Cut cut = cut_of(nullptr, {{samples, nullptr, nullptr, 0, kSamples}}, rank);
+  return {std::max({cut.threshold, floor, 1}), 2 * rank * n / kSamples};
+}
+
+// Memory that a thread keeps from call to call, up to 16 MiB: fresh pages cost more than the work.
+static int32_t* scratch(int64_t words, std::unique_ptr<int32_t[]>& larger) {
+  constexpr int64_t kMost = 1 << 22;
+  static thread_local std::unique_ptr<int32_t[]> memory;
+  static thread_local int64_t size = 0;
+  if (words > kMost) {
+    larger.reset(new int32_t[static_cast<size_t>(words)]);
+    return larger.get();
+  }
+  if (words > size) {
+    memory.reset(new int32_t[static_cast<size_t>(words)]);
+    size = words;
+  }
+  return memory.get();
+}
+
+static std::vector<Part> parts_of(Workers* workers, const float* x, const float* residual, int64_t n) {
+  const int64_t count = workers ? workers->threads() : 1;
+  const int64_t size = (n + count * kBlock - 1) / (count * kBlock) * kBlock;
+  std::vector<Part> parts;
+  for (int64_t start = 0; start < n; start += size)
+    parts.push_back({x, residual, nullptr, start, std::min(n, start + size)});
+  return parts;
+}
+
+// The k elements of x (+ residual) of largest magnitude, or fewer if fewer reach `floor`, by ascending
+// position; *found of them. `kept` as in `gather`.
+SHARDLAB_KERNEL void select_largest(Workers* workers, const float* x, const float* residual,
+                                    float* kept, int64_t n, int64_t k, int32_t floor, float* values,
+                                    int32_t* places, int64_t* found) {
+  std::vector<Part> parts = parts_of(workers, x, residual, n);
+  const size_t size = parts.size();
+  const auto [low, capacity] = guess(x, residual, n, k, floor);
+  std::vector<int64_t> rooms(size), starts(size + 1), counts(size);
+  for (size_t p = 0; p < size; ++p) {
+    rooms[p] = std::min(capacity, parts[p].stop - parts[p].start) + kWord;
+    starts[p + 1] = starts[p] + 2 * rooms[p];
+  }
+  std::unique_ptr<int32_t[]> larger;
+  int32_t* const memory = scratch(starts[size], larger);
+  const auto values_of = [&](int64_t p) { return reinterpret_cast<float*>(memory + starts[p]); };
+  const auto places_of = [&](int64_t p) { return memory + starts[p] + rooms[p]; };
+  for_each(workers, static_cast<int64_t>(size), [&, low = low](int64_t p) {
+    counts[p] = gather(parts[p], kept, low, rooms[p], values_of(p), places_of(p));
+  });
+  bool fits = true;
+  int64_t reached = 0;
+  for (size_t p = 0; p < size; ++p) {
+    fits = fits && counts[p] <= rooms[p] - kWord;
+    reached += counts[p];
+  }
+  const int64_t wanted = low > floor ? k : std::min(k, reached);
+  Cut cut;
+  if (fits && reached >= wanted) {
+    for (size_t p = 0; p < size; ++p)
+      parts[p] = {values_of(p), nullptr, places_of(p), 0, counts[p]};
+    cut = reached == wanted ? Cut{low - 1, counts, std::vector<int64_t>(size)}
+                            : cut_of(workers, parts, wanted);
+  } else if (fits && low == 1) {
+    // all that is not zero, and as many zeros as it takes
+    std::vector<int64_t> zeros(size);
+    for (size_t p = 0; p < size; ++p) zeros[p] = parts[p].stop - parts[p].start - counts[p];
+    cut = {0, counts, shared_ties(wanted - reached, zeros)};
+  } else {
+    cut = cut_of(workers, parts, wanted);
+  }
+  std::vector<int64_t> at(size + 1);
+  for (size_t p = 0; p < size; ++p) at[p + 1] = at[p] + cut.above[p] + cut.ties[p];
+  for_each(workers, static_cast<int64_t>(size), [&](int64_t p) {
+    collect(parts[p], cut.threshold, cut.ties[p], values + at[p], places + at[p]);
+  });
+  *found = wanted;
+}
+
+static void keep_range(const float* x, const float* residual, float* kept, int64_t start,
+                       int64_t stop, const int32_t* places, const float* values,
+                       const float* decoded, int64_t count) {
   float before[kBlock];
   int64_t next = 0;
   for (int64_t last = count; next < last;) {
@@ -178,7 +290,7 @@ SHARDLAB_KERNEL void select_keep(const float* x, const float* residual, float* k
       last = middle;
   }
   for (int64_t first = start; first < stop; first += kBlock) {
-    const int64_t size = least(kBlock, stop - first);
+    const int64_t size = std::min(kBlock, stop - first);
     int64_t end = next;
     // kept may be residual: its old values at the positions are read first
     for (; end < count && places[end] < first + size; ++end)
@@ -196,4 +308,14 @@ SHARDLAB_KERNEL void select_keep(const float* x, const float* residual, float* k
     }
     next = end;
   }
+}
+
+// kept = x + residual where there is an x, then, at the positions, kept = values - decoded; residual
+// where that is not finite. `places` are ascending.
+SHARDLAB_KERNEL void select_keep(Workers* workers, const float* x, const float* residual, float* kept,
+                                 int64_t n, const int32_t* places, const float* values,
+                                 const float* decoded, int64_t count) {
+  for_ranges(workers, n, kBlock, [=](int64_t start, int64_t stop) {
+    keep_range(x, residual, kept, start, stop, places, values, decoded, count);
+  });
 }

@@ -1,4 +1,4 @@
-// Threads that wait for kernels, each pinned to one processor or to none: shardlab/codecs/kernels/workers.py.
+// Threads that wait for kernels, each pinned to one processor or to none: shardlab/codecs/workers.py.
 // Unlike the kernels, a pool keeps state and allocates; it is no use to a forked child, which has none
 // of its threads.
 #pragma once
@@ -40,17 +40,24 @@ class Workers {
   std::vector<std::thread> threads_;
 };
 
-// kernel(start, stop) on ranges that make up [0, n) and start at multiples of `multiple`: on the
-// threads of `workers`, or all of it on the caller's if that is null.
+// kernel(i) for each i from 0 to count - 1: on the threads of `workers`, or on the caller's if null.
+template <class Kernel>
+void for_each(Workers* workers, int64_t count, const Kernel& kernel) {
+  if (workers)
+    workers->run([](const void* job, int64_t i) { (*static_cast<const Kernel*>(job))(i); }, &kernel,
+                 count);
+  else
+    for (int64_t i = 0; i < count; ++i) kernel(i);
+}
+
+// kernel(start, stop) on ranges that make up [0, n) and start at multiples of `multiple`: likewise.
 template <class Kernel>
 void for_ranges(Workers* workers, int64_t n, int64_t multiple, const Kernel& kernel) {
   constexpr int64_t kSmall = 1 << 14, kLarge = 1 << 22;  // elements
-  if (!workers) return kernel(int64_t{0}, n);
   // several for each thread: one that other work slows down takes fewer of them
-  const int64_t even = n / (4 * workers->threads());
-  const int64_t wanted = std::min(std::max(even, kSmall), kLarge);
+  const int64_t even = workers ? n / (4 * workers->threads()) : n;
+  const int64_t wanted = workers ? std::min(std::max(even, kSmall), kLarge) : std::max<int64_t>(n, 1);
   const int64_t size = (wanted + multiple - 1) / multiple * multiple;
-  const auto part = [&](int64_t i) { kernel(i * size, std::min(n, (i + 1) * size)); };
-  workers->run([](const void* job, int64_t i) { (*static_cast<const decltype(part)*>(job))(i); },
-               &part, (n + size - 1) / size);
+  for_each(workers, (n + size - 1) / size,
+           [&](int64_t i) { kernel(i * size, std::min(n, (i + 1) * size)); });
 }

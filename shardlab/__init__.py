@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from shardlab.comm.handle import merge_states as merge_states
     from shardlab.config.codec_options import CodecSpec as CodecSpec
     from shardlab.config.codec_table import register as register
-    from shardlab.engines.activation_checkpoint import SlidingCheckpoint as SlidingCheckpoint
     from shardlab.engines.layer_adam import LayerAdam as LayerAdam
     from shardlab.engines.slide_config import SlideConfig as SlideConfig
     from shardlab.engines.slide_fsdp import SlideFSDP as SlideFSDP
+    from shardlab.engines.sliding_checkpoint import SlidingCheckpoint as SlidingCheckpoint
 
 __all__ = [
     "CodecSpec",
@@ -34,7 +34,7 @@ _PLACES = {
     "LayerAdam": "shardlab.engines.layer_adam",
     "SlideConfig": "shardlab.engines.slide_config",
     "SlideFSDP": "shardlab.engines.slide_fsdp",
-    "SlidingCheckpoint": "shardlab.engines.activation_checkpoint",
+    "SlidingCheckpoint": "shardlab.engines.sliding_checkpoint",
     "attach": "shardlab.comm.attach",
     "merge_states": "shardlab.comm.handle",
     "register": "shardlab.config.codec_table",

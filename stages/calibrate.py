@@ -2,14 +2,14 @@
 
 from shardlab.config.calibration_record import memory_operations
 from shardlab.config.parameters import Parameters
-from shardlab.config.strategy import parse_strategy
+from shardlab.config.schema import each_timing
+from shardlab.config.strategy import Strategy, parse_strategy
 from shardlab.core.errors import UserError
 from shardlab.core.progress import say
 from shardlab.forecast.calibrate import Network, calibrate
 from shardlab.forecast.measured_costs import codecs_of
 from shardlab.forecast.measured_hardware import detect
 from shardlab.train.launch_environment import node_count
-from stages import plans
 from stages.common import run
 
 _OUTPUT = "results/calibration.json"
@@ -18,10 +18,15 @@ _OUTPUT = "results/calibration.json"
 def main(params: Parameters) -> None:
     """Write results/calibration.json for the ranks and links that the forecast is fitted on, and
     results/hardware.json."""
-    plan = plans.calibrate(params)
-    train, timed = plan["train"], plan["strategies"]
+    forecast, train = params("forecast", "train")
+    train = train.only("world_size", "threads", "placement")
+    timings, strategies = each_timing(params("timings")), params.all_strategies()
+    runs = {run for timing in timings.values() for run in timing.runs}
+    timed = sorted({strategies[run].canonical() for run in runs}, key=Strategy.hash)
     networks = dict.fromkeys(
-        Network(ranks, each) for ranks, link in plan["networks"] for each in (None, link)
+        Network(timings[name].world_size, link)
+        for name in forecast.timings
+        for link in (None, timings[name].link)
     )
     nodes = node_count(train.world_size)
     if nodes > 1:  # a step of srun has these ranks alone, and no emulated link
@@ -34,7 +39,7 @@ def main(params: Parameters) -> None:
         raise UserError("forecast.timings: none of them has several ranks: add one that has")
     found = calibrate(
         several,
-        codecs_of(timed, plan["space"]),
+        codecs_of(timed, forecast.space),
         train.threads,
         train.timeout_s,
         placement=train.placement,

@@ -1,96 +1,164 @@
-"""Record digests of the code that each stage imports, and of what machine a stage measures:
-data/code/STAGE.json.
+"""Cache keys of code: what each stage imports, as digests that both tools compare.
 
-Both tools compare these digests and not the hundreds of files themselves, which DVC would look at
-again for every stage and list in dvc.lock, and Snakemake for every job that becomes ready.
+A stage depends on every module of the library that it imports, directly or not, with the packages
+around each, found by grimp. Python is compared by its syntax tree without docstrings and comments.
+What no import shows is added: data files of these packages, the C++ sources behind the kernels,
+the modules of codecs, and the machine where a stage measures time.
 """
 
+import ast
 import hashlib
-import json
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
+import grimp
+
+from shardlab.config.codec_modules import FOLDER
+from shardlab.config.codec_options import CodecSpec
+from shardlab.config.codec_table import built_in
+from shardlab.config.engine_traits import ENGINES
 from shardlab.config.parameters import Parameters
+from shardlab.config.strategy import Strategy
 from shardlab.config.timing_record import machine_name
-from shardlab.core.files import files_below, sha256_of_file, write_text
+from shardlab.core.document import Document
 from shardlab.core.host import describe_host, torch_version
-from stages.common import run
 
-_FOLDER = Path("data/code")
-
-
-_EVERY = ("csrc", "shardlab", "stages", "user_codecs")
-
-STAGES: dict[str, tuple[str, ...]] = dict.fromkeys(
-    (
-        "plans",
-        "content",
-        "inputs",
-        "prepare",
-        "tokenize",
-        "train",
-        "profile",
-        "validate",
-        "timing",
-        "calibrate",
-        "forecast",
-        "estimate",
-        "collect",
-        "propose",
-        "trial",
-        "decide",
-        "policies",
-        "report",
-        "readme",
-    ),
-    (),
+STAGES = (
+    *("prepare", "tokenize", "profile", "validate", "timing", "calibrate", "forecast"),
+    *("estimate", "collect", "propose", "trial", "decide", "report", "readme"),
 )
-"""files and folders of code that each stage imports, besides those of every stage and its own"""
+"""stages with one key; `train` has one for each run"""
+_ENCODING = ("timing", "calibrate", "estimate", "trial")
+"""stages that make codecs of any strategy: those of users are part of their keys"""
+_BUILDER = "shardlab.engines.build"
 
 
-_MEASURING = ("timing", "calibrate", "trial")
-"""stages that measure time: another processor, GPU or build of torch repeats them"""
-
-
-def paths(stage: str) -> list[str]:
-    """Return all files and folders of code that a stage depends on."""
-    return sorted({*_EVERY, f"stages/{stage}.py", *STAGES[stage]})
-
-
-def digests(stage: str) -> dict[str, str]:
-    """Return a digest of each file and folder of code that a stage depends on, and the name of this
-    machine for those that measure it."""
-    found = {path: _digest(path) for path in paths(stage)}
-    return {**found, "machine": _machine()} if stage in _MEASURING else found
-
-
-@cache
-def _machine() -> str:
-    return machine_name(describe_host(), torch_version())
-
-
-@cache
-def _digest(path: str) -> str:
-    """Hash a file, or a folder less the by-products that .dvcignore names."""
-    found = hashlib.sha256()
-    for name, file in sorted(files_below(Path(path)).items()):
-        if not _is_by_product(name):
-            found.update(f"{file} {sha256_of_file(file)}\n".encode())
-    return found.hexdigest()[:16]
-
-
-def _is_by_product(name: str) -> bool:
-    """Return whether an editor, Python or the compiler wrote a file of this relative path."""
-    parts = Path(name).parts
-    hidden = any(part.startswith(".") for part in parts)
-    return hidden or "__pycache__" in parts or name.endswith((".so", "~"))
-
-
-def main(params: Parameters) -> None:
-    """Write data/code/STAGE.json."""
+def code_keys(params: Parameters) -> dict[str, Any]:
+    """Return the key of each stage, of `train` by run, and `machine` for stages that measure it."""
+    root, graph = Path(), _graph()
+    users = params("codecs")
+    factories = {name: _module(spec.factory) for name, spec in built_in().items()}
+    keys: dict[str, Any] = {}
     for stage in STAGES:
-        write_text(_FOLDER / f"{stage}.json", json.dumps(digests(stage), indent=1) + "\n")
+        encoding = stage in _ENCODING
+        modules = [f"stages.{stage}", *(factories.values() if encoding else ())]
+        keys[stage] = _digest(root, graph, modules, users if encoding else ())
+    _cut_engines(graph)
+    keys["train"] = {
+        run: _digest(root, graph, *_of_run(strategy, users))
+        for run, strategy in params("strategies").items()
+    }
+    return {**keys, "machine": machine_name(describe_host(), torch_version())}
 
 
-if __name__ == "__main__":
-    run(main)
+def imported(graph: grimp.ImportGraph, modules: Iterable[str]) -> set[str]:
+    """Return modules with all that they import, directly or not, and the packages around each."""
+    known: set[str] = set()
+    waiting = [*modules]
+    while waiting:
+        name = waiting.pop()
+        if name in known:
+            continue
+        known.add(name)
+        package = name.rpartition(".")[0]
+        waiting += [package] if package else []
+        if name != "shardlab":  # it loads its public names on first use, and no stage uses them so
+            waiting += graph.find_modules_directly_imported_by(name)
+    return known
+
+
+def _graph() -> grimp.ImportGraph:
+    return grimp.build_graph(
+        "shardlab", "stages", exclude_type_checking_imports=True, cache_dir=None
+    )
+
+
+def _cut_engines(graph: grimp.ImportGraph) -> None:
+    """Remove the imports of engines by the module that makes the one of a strategy."""
+    for module in graph.find_modules_directly_imported_by(_BUILDER):
+        if module.removeprefix("shardlab.engines.").split(".")[0] in ENGINES:
+            graph.remove_import(importer=_BUILDER, imported=module)
+
+
+def _of_run(strategy: Strategy, users: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
+    """Return the modules that training by a strategy imports, and the modules of users' codecs."""
+    full = strategy.canonical()
+    factories = [_module(type(codec).factory) for codec in _codecs(full)]
+    own = [name for name in factories if name.startswith("shardlab.")]
+    engine = f"shardlab.engines.{full.engine}"
+    modules = ["stages.train", f"{engine}.engine" if full.engine == "slide" else engine, *own]
+    return modules, users if len(own) < len(factories) else ()
+
+
+def _codecs(value: Any) -> Iterator[CodecSpec]:
+    """Return every codec in a document."""
+    if isinstance(value, CodecSpec):
+        yield value
+    elif isinstance(value, Document):
+        for name in type(value).model_fields:
+            yield from _codecs(getattr(value, name))
+
+
+def _module(factory: Any) -> str:
+    """Return the module of a codec's factory, a class or `module:Class`."""
+    name = factory if isinstance(factory, str) else factory.__module__
+    return str(name.partition(":")[0])
+
+
+def _digest(
+    root: Path, graph: grimp.ImportGraph, modules: Iterable[str], users: Iterable[str]
+) -> str:
+    """Hash modules with all that they import, and the modules of users' codecs."""
+    closure = imported(graph, modules)
+    files = {_file(root, name) for name in closure}
+    packages = {file.parent for file in files}
+    files |= {file for file in _data_files(root / "shardlab") if _package(file) in packages}
+    if any(name.startswith("shardlab.codecs.kernels") for name in closure):
+        files |= {*_sources(root / "csrc")}
+    if users := [*users]:
+        files |= {*_sources(root / FOLDER)}
+    digest = hashlib.sha256(repr(users).encode())
+    for file in sorted(files):
+        digest.update(f"{file} {_file_digest(file)}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def _file(root: Path, module: str) -> Path:
+    path = root / Path(*module.split("."))
+    package = path / "__init__.py"
+    return package if package.exists() else path.with_suffix(".py")
+
+
+def _sources(folder: Path) -> Iterator[Path]:
+    """Return the files of a folder without by-products of editors, Python and compilers."""
+    for file in folder.rglob("*"):
+        hidden = any(part.startswith((".", "__pycache__")) for part in file.parts)
+        if file.is_file() and not hidden and not file.name.endswith((".so", "~")):
+            yield file
+
+
+def _data_files(folder: Path) -> Iterator[Path]:
+    return (file for file in _sources(folder) if file.suffix != ".py")
+
+
+def _package(file: Path) -> Path:
+    """Return the folder of the package that a data file belongs to."""
+    return next(folder for folder in file.parents if (folder / "__init__.py").exists())
+
+
+@cache
+def _file_digest(file: Path) -> str:
+    content = file.read_bytes()
+    if file.suffix == ".py":
+        content = ast.dump(_Undocumented().visit(ast.parse(content))).encode()
+    return hashlib.sha256(content).hexdigest()
+
+
+class _Undocumented(ast.NodeTransformer):
+    """Removes docstrings, of attributes too."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if is_text else node

@@ -7,7 +7,6 @@ from shardlab.config.run_record import write_records
 from shardlab.config.timing_record import read_timing
 from shardlab.core.progress import say
 from shardlab.report.collect import join_record, read_estimate, write_csv
-from stages import plans
 from stages.common import run
 
 _RESULTS = Path("results")
@@ -15,17 +14,15 @@ _RESULTS = Path("results")
 
 def main(params: Parameters) -> None:
     """Write results/results.jsonl, and the same columns to results/results.csv."""
-    plan = plans.collect(params)
-    runs, timings = plan["runs"], plan["timings"]
+    strategies, seeds, timings, quality = params("strategies", "seeds", "timings", "quality")
+    runs = sorted(strategies)
     folder = _RESULTS / "timings"
     timed = [run for name, timing in timings.items() for run in read_timing(folder, name, timing)]
     estimates = {name: read_estimate(_RESULTS / "memory.json", name) for name in runs}
     records = [
-        join_record(
-            _RESULTS, name, seed, quality=plan["quality"], timed=timed, estimate=estimates[name]
-        )
+        join_record(_RESULTS, name, seed, quality=quality, timed=timed, estimate=estimates[name])
         for name in runs
-        for seed in plan["seeds"]
+        for seed in seeds
     ]
     write_records(_RESULTS / "results.jsonl", records)
     write_csv(_RESULTS / "results.csv", records)

@@ -17,8 +17,11 @@ from shardlab.core.lock import lock_tree
 from shardlab.core.process import on_end_signals
 from shardlab.core.progress import log_to, say, stopwatch
 
+SAMPLES = ("batch_size", "accumulation", "sequence_length")
+"""parameters of `train` that give the size of a step"""
 
-def run(main: Callable[..., None], log: Sequence[str] | None = None) -> None:
+
+def run(main: Callable[..., None], log: Sequence[str] | None = None, lock: bool = True) -> None:
     """Run `main(params, ...)` as the command `python -m stages.NAME ARGUMENTS`.
 
     The arguments after `params` are those of `main`, by their names: positional ones are text,
@@ -30,6 +33,7 @@ def run(main: Callable[..., None], log: Sequence[str] | None = None) -> None:
     Args:
         log: the arguments whose values name the log `logs/NAME/VALUE/VALUE.log`; when not given,
             the positional ones.
+        lock: whether to lock this folder; a command that runs Snakemake leaves that to it.
     """
     # imported objects stay alive: neither this process nor forked ranks should scan them again
     gc.freeze()
@@ -45,7 +49,8 @@ def run(main: Callable[..., None], log: Sequence[str] | None = None) -> None:
     path = _log_path(name, named)
     log_to(path)
     try:
-        lock_tree()
+        if lock:
+            lock_tree()
         main(Parameters(params, overrides), *values, **given)
     except UserError as error:
         say(f"{name}: error: {error}")

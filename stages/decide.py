@@ -6,10 +6,9 @@ from shardlab.config.parameters import Parameters
 from shardlab.config.run_record import read_records
 from shardlab.config.timing_record import read_all
 from shardlab.core.progress import say
-from shardlab.search.beginning import initial_history, known_before
 from shardlab.search.decision import conclude
-from shardlab.search.rounds import Proposal, Trial
-from stages import plans
+from shardlab.search.history import initial_history, load_history
+from shardlab.search.records import Proposal, Trial
 from stages.common import run
 
 RESULTS = "results/results.jsonl"
@@ -17,11 +16,11 @@ RESULTS = "results/results.jsonl"
 
 def main(params: Parameters, number: str) -> None:
     """Write history.json of the round: all that the next round needs."""
-    plan = plans.decide(params, number)
-    agent, here = plan["agent"], plan["round"]
-    timed = read_all(Path("results/timings"), plan["timings"])
-    first = initial_history(read_records(RESULTS), timed, agent, plan["train"], here.search)
-    before = known_before(here.after, RESULTS, first, agent)
+    agent, here = params.agent_of(number), params(f"rounds.{number}")
+    timings, train = params("timings", "train")
+    timed = read_all(Path("results/timings"), timings)
+    first = initial_history(read_records(RESULTS), timed, agent, train.only("link"), here.search)
+    before = load_history(here.after, RESULTS, first, agent)
     folder, fix = f"results/rounds/{number}", "run python -m stages.{} " + number
     proposal = Proposal.from_file(f"{folder}/proposal.json", fix.format("propose"))
     trial = Trial.from_file(f"{folder}/trial.json", fix.format("trial"))

@@ -12,19 +12,18 @@ from shardlab.data.tokens import read_manifest
 from shardlab.models.build import build_model
 from shardlab.models.memory import closed_form, host_memory
 from shardlab.models.unit_sizes import sizes_of
-from stages import plans
-from stages.common import run
+from stages.common import SAMPLES, run
 
 _CPU = torch.device("cpu")
 
 
 def main(params: Parameters) -> None:
     """Write results/memory.json."""
-    plan = plans.estimate(params)
-    train, strategies = plan["train"], plan["strategies"]
+    model, strategies, train = params("model", "strategies", "train")
+    train = train.only(*SAMPLES, "world_size", "clip")
     tokens = read_manifest(Path("data/tokens"))
     sizes = tokens.vocabulary, train.sequence_length, tokens.end_of_text
-    module = build_model(plan["model"], *sizes, seed=0).module
+    module = build_model(model, *sizes, seed=0).module
     estimates = {}
     for name, strategy in strategies.items():
         case = strategy, sizes_of(module, strategy, train, _CPU), train.world_size

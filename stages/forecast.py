@@ -8,7 +8,6 @@ from shardlab.config.timing_record import read_all
 from shardlab.core.progress import say
 from shardlab.forecast.results import predict, write_forecast
 from shardlab.report.collect import read_document
-from stages import plans
 from stages.common import run
 
 _FOLDER, _TIMINGS = Path("results/forecast"), Path("results/timings")
@@ -16,10 +15,10 @@ _FOLDER, _TIMINGS = Path("results/forecast"), Path("results/timings")
 
 def main(params: Parameters) -> None:
     """Write results/forecast: forecast.json and its tables as CSV."""
-    plan = plans.forecast(params)
+    options, timings = params("forecast", "timings")
     calibration = read_document(Calibration, Path("results/calibration.json"), "calibrate")
-    timed = read_all(_TIMINGS, plan["timings"])
-    predicted = predict(calibration, timed, plan["forecast"])
+    timed = read_all(_TIMINGS, timings)
+    predicted = predict(calibration, timed, options)
     write_forecast(_FOLDER, predicted)
     for warning in predicted.warnings:
         say(f"forecast: warning: {warning}")

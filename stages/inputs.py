@@ -1,26 +1,96 @@
-"""Say what each stage reads outside of the experiment, by content: data/inputs/STAGE.json."""
+"""Record what a file or folder outside of the experiment holds: data/inputs/NAME.json."""
 
 from pathlib import Path
 
 from shardlab.config.parameters import Parameters
-from shardlab.core.files import read_json, write_json
-from stages import plans
-from stages.common import require, run
-from stages.outside import CONTENTS, contents_read
+from shardlab.core.document import Document
+from shardlab.core.errors import UserError
+from shardlab.core.files import files_below, sha256_of_file, sha256_of_value, state_of
+from shardlab.core.progress import say
+from stages.common import run
 
-_FOLDER = Path("data/inputs")
+FOLDER = Path("data/inputs")
 
 
-def main(params: Parameters) -> None:
-    """Write data/inputs/STAGE.json."""
-    read = plans.inputs(params)["read"]
-    contents = {}
-    for name in {name for names in read.values() for name in names}:
-        record = CONTENTS / f"{name}.json"
-        require(record, f"content {name}")
-        contents[name] = read_json(record)["sha256"]
-    for stage, found in contents_read(read, contents).items():
-        write_json(_FOLDER / f"{stage}.json", found)
+class Content(Document):
+    """Content of a file or a folder."""
+
+    path: str
+    sha256: str
+    """of a file; of a folder, that of the relative paths and SHA-256 of its files"""
+    state: str
+    """digest of relative paths, sizes and times: while it is the same, nothing is read again"""
+
+
+def content_of(params: Parameters, name: str) -> Content:
+    """Return the content of an input; links to folders are not followed.
+
+    Raises:
+        UserError: there is nothing, or it cannot be read.
+    """
+    record, path = FOLDER / f"{name}.json", params("inputs")[name]
+    known = Content.from_file(record, f"remove {record}") if record.exists() else None
+    try:
+        state = state_of(Path(path))
+        if known is not None and (known.path, known.state) == (path, state):
+            return known
+        digests = {file: sha256_of_file(where) for file, where in files_below(Path(path)).items()}
+    except OSError as error:
+        raise UserError(f"inputs.{name}: {error.filename or path}: {error.strerror}") from None
+    if not digests:
+        what = "an empty folder" if Path(path).is_dir() else "no such file"
+        raise UserError(f"inputs.{name}: {path}: {what}")
+    sha256 = digests[""] if Path(path).is_file() else sha256_of_value(digests)
+    return Content(path=path, sha256=sha256, state=state)
+
+
+def read_contents(params: Parameters) -> dict[str, str | None]:
+    """Return the digest of the input that each parameter with a path names; None for what is not
+    there: a name on the Hugging Face hub, or the stage that reads it says so.
+
+    Raises:
+        UserError: a parameter names a file or folder that is no input, nor in one.
+    """
+    data, options, model = params("data", "tokenize", "model")
+    tokenizer = options.for_model(model).tokenizer
+    given = None if tokenizer in ("train", "gpt2") else tokenizer
+    paths = {
+        "corpus": ("data.path", data.path),
+        "model": (
+            "model.pretrained" if model.pretrained else "model.config",
+            model.pretrained or model.config,
+        ),
+        "tokenizer": ("tokenize.tokenizer", given),
+    }
+    holding = {name: _input_of(params, *named) for name, named in paths.items()}
+    return {
+        name: None if source is None else content_of(params, source).sha256
+        for name, source in holding.items()
+    }
+
+
+def _input_of(params: Parameters, key: str, path: str | None) -> str | None:
+    """Return the name of the input that holds a path, the nearest of several."""
+    if not path or not Path(path).exists():
+        return None
+    inputs: dict[str, Path] = {
+        name: Path(given).absolute() for name, given in params("inputs").items()
+    }
+    holding = [name for name in inputs if Path(path).absolute().is_relative_to(inputs[name])]
+    if not holding:
+        raise UserError(
+            f"{key}: {path} is none of inputs, so a change of its content would repeat nothing: "
+            f"write inputs: {{outside: {path}}}"
+        )
+    return max(holding, key=lambda name: len(inputs[name].parts))
+
+
+def main(params: Parameters, name: str) -> None:
+    """Write data/inputs/NAME.json."""
+    if name not in params("inputs"):
+        raise UserError(f"inputs.{name}: missing from params.yaml")
+    content_of(params, name).to_file(FOLDER / f"{name}.json")
+    say(f"inputs: {name}: {params('inputs')[name]}")
 
 
 if __name__ == "__main__":

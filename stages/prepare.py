@@ -2,18 +2,20 @@
 
 from pathlib import Path
 
+from shardlab.config.model_and_data import Data
 from shardlab.config.parameters import Parameters
 from shardlab.core.files import write_json
 from shardlab.core.progress import say
 from shardlab.data.sources import prepare
-from stages import plans
 from stages.common import run
 
 
 def main(params: Parameters) -> None:
     """Write data/corpus.json, and data/source.json with source, licence and counts."""
-    plan = plans.prepare(params)
-    source = prepare(plan["data"], Path("data/corpus.json"), Path(".work"))
+    # the split is made of tokens
+    unsplit = {"validation_share": Data.model_fields["validation_share"].default}
+    data = params("data").model_copy(update=unsplit)
+    source = prepare(data, Path("data/corpus.json"), Path(".work"))
     write_json("data/source.json", source)
     say(
         f"prepare: {source['documents']} documents, {source['bytes'] / 1e6:.2f} MB of text "

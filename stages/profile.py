@@ -1,4 +1,4 @@
-"""Break the profiled steps of one run down into compute, communication, copies and idle time.
+"""Break the profiled steps of a run down into compute, communication, copies and idle time.
 
 Given files in place of a run (python -m stages.profile TRACE...), break down any traces of
 torch.profiler, labelled or not, and print a line per rank and what is unknown.
@@ -6,6 +6,7 @@ torch.profiler, labelled or not, and print a line per rank and what is unknown.
 
 import csv
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields
@@ -18,15 +19,23 @@ from shardlab.core.progress import say
 from shardlab.profiling.breakdown import StepTimes, read_steps, summarize
 from shardlab.profiling.job import break_down
 from shardlab.profiling.table import render
-from stages.common import Parser, integer, require, run
+from stages.common import Parser, require, run
 
 _COMMAND = "python -m stages.profile"
-_USAGE = f"{_COMMAND} RUN SEED [--params FILE] [--set KEY=VALUE] | [--csv FILE] TRACE..."
+_USAGE = f"{_COMMAND} RUN [--params FILE] [--set KEY=VALUE] | [--csv FILE] TRACE..."
+
+_NAME = re.compile("[a-z0-9][a-z0-9-]*")
 
 
-def main(params: Parameters, run: str, seed: str) -> None:
-    """Write results/profile/RUN/seedS.csv, a row per step and rank, and the means in seedS.json."""
-    folder = Path("results/train", run, f"seed{integer('seed', seed)}")
+def main(params: Parameters, run: str) -> None:
+    """Write results/profile/RUN/seedS.csv, a row per step and rank, and the means in seedS.json,
+    for every seed."""
+    for seed in params("seeds"):
+        _break_down_run(run, seed)
+
+
+def _break_down_run(run: str, seed: int) -> None:
+    folder = Path("results/train", run, f"seed{seed}")
     require(folder / "metrics.json", f"train --run {run} --seed {seed}")
     steps = read_steps(folder / "trace.json.gz")
     mean = summarize(steps)
@@ -71,13 +80,16 @@ def of_traces(arguments: Sequence[str]) -> None:
 
 
 def names_run(arguments: Sequence[str]) -> bool:
-    """Return whether the arguments are RUN SEED, with options of every stage."""
+    """Return whether the arguments are RUN, and not a file, with options of every stage."""
     parser = Parser(_COMMAND, add_help=False)
     parser.add_argument("words", nargs="*")
     parser.add_argument("--params")
     parser.add_argument("--set", action="append")
     given, others = parser.parse_known_intermixed_args(arguments)
-    return not others and len(given.words) == 2 and given.words[1].isdecimal()
+    if others or len(given.words) != 1:
+        return False
+    (word,) = given.words
+    return _NAME.fullmatch(word) is not None and not Path(word).is_file()
 
 
 if __name__ == "__main__":

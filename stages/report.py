@@ -13,7 +13,6 @@ from shardlab.report.collect import read_document, read_loss_curve
 from shardlab.report.evidence import Evidence
 from shardlab.report.write import write_report
 from shardlab.search.history import History
-from stages import plans
 from stages.common import run
 
 _RESULTS = Path("results")
@@ -23,23 +22,22 @@ _FORECAST = _RESULTS / "forecast" / "forecast.json"
 
 def main(params: Parameters) -> None:
     """Write everything in results/report except readme.md."""
-    plan = plans.report(params)
-    runs, seeds, last = plan["runs"], plan["seeds"], plan["last_round"]
+    strategies, seeds, timings, rounds = params("strategies", "seeds", "timings", "rounds")
+    baseline, comparison, quality = params("baseline", "comparison", "quality")
+    runs, last = [*strategies], [*rounds][-1]
     results, history = "results/results.jsonl", _RESULTS / "rounds" / str(last) / "history.json"
     evidence = Evidence(
         records=select(read_records(results), runs, seeds),
-        baseline=plan["baseline"],
+        baseline=baseline,
         losses={name: {seed: _losses(name, seed) for seed in seeds} for name in runs},
         history=read_document(History, history, f"decide {last}"),
         source=read_json("data/source.json", "run python -m stages.prepare"),
         statistics=read_json("data/statistics.json", "run python -m stages.tokenize"),
         timed=[
-            run
-            for name, timing in plan["timings"].items()
-            for run in read_timing(_TIMINGS, name, timing)
+            run for name, timing in timings.items() for run in read_timing(_TIMINGS, name, timing)
         ],
-        comparison=plan["comparison"],
-        quality=plan["quality"],
+        comparison=comparison,
+        quality=quality,
         predicted=read_document(ForecastDocument, _FORECAST, "forecast"),
     )
     write_report(evidence, _FOLDER)

@@ -3,19 +3,31 @@
 from pathlib import Path
 
 from shardlab.config.parameters import Parameters
+from shardlab.core.errors import UserError
 from shardlab.train.timing_plan import TimingPlan
 from shardlab.train.together import time_strategies
-from stages import plans
+from stages.common import SAMPLES
 from stages.common import run as run_stage
+
+_USED = ("threads", "placement", "deterministic", "weight_decay", "clip", "profiled_steps")
+"""of `train`, besides the size of its steps"""
 
 
 def main(params: Parameters, name: str) -> None:
     """Write results/timings/NAME.jsonl: a line per run, and one for steps without communication,
     of each timing."""
-    values = plans.timing(params, name)
-    parts = values.pop("timing").parts(name)
-    timings = [TimingPlan(part, timing, **values) for part, timing in parts.items()]
-    time_strategies(timings, Path("results/timings", f"{name}.jsonl"))
+    timings = params("timings")
+    for whole, timing in timings.items():
+        if name in timing.interleaved:
+            raise UserError(f"timing {name} is part of timing {whole}: name that")
+    timing, train, model = params(f"timings.{name}", "train", "model")
+    train = train.only(*SAMPLES, *_USED)
+    strategies = params.all_strategies()
+    plans = [
+        TimingPlan(part, repetitions, strategies, train, model)
+        for part, repetitions in timing.parts(name).items()
+    ]
+    time_strategies(plans, Path("results/timings", f"{name}.jsonl"))
 
 
 if __name__ == "__main__":

@@ -8,16 +8,21 @@ from shardlab.core.progress import say
 from shardlab.data.statistics import describe_tokens
 from shardlab.data.tokenize import build_tokens
 from shardlab.data.tokens import open_split
-from stages import plans
 from stages.common import require, run
 
 
 def main(params: Parameters) -> None:
     """Write data/tokenizer.json, data/tokens/ and data/statistics.json."""
-    plan = plans.tokenize(params)
+    data, model, options = params("data", "model", "tokenize")
     out = Path("data")
     require(out / "corpus.json", "prepare")
-    build_tokens(out / "corpus.json", **plan, work=Path(".work"), out=out)
+    build_tokens(
+        out / "corpus.json",
+        validation_share=data.validation_share,
+        options=options.for_model(model),
+        work=Path(".work"),
+        out=out,
+    )
     statistics = describe_tokens(
         open_split(out / "tokens", "train"), open_split(out / "tokens", "validation")
     )

@@ -15,7 +15,6 @@ from shardlab.train.launch_environment import rank_environment
 from shardlab.train.run import build_missing_tokens, train_run
 from shardlab.train.run_plan import RunPlan
 from shardlab.train.utilization import show_placements
-from stages import plans
 from stages.common import run as run_stage
 
 
@@ -28,14 +27,14 @@ def main(
     show_placement: Annotated[bool, "print which CPUs each rank gets, and end"] = False,
 ) -> None:
     """Write metrics.json, events.jsonl, trace.json.gz and final_model/ of the run."""
-    values = plans.train(params, run)
+    strategy, train, model = params(f"strategies.{run}", "train", "model")
     if show_placement:
-        show_placements(values["train"])
+        show_placements(train)
         return
     data = Path("data")
-    plan = RunPlan(run, validate(Seed, seed, "--seed"), **values, data=data)
+    plan = RunPlan(run, validate(Seed, seed, "--seed"), strategy, train, model, data)
     if not is_job() and (data / "corpus.json").is_file():
-        environment = rank_environment(values["train"].world_size)
+        environment = rank_environment(train.world_size)
         rank = 0 if environment is None else environment.rank
         build_missing_tokens(data / "tokens", rank, partial(_tokenize, params))
     subfolder = Path(run, f"seed{seed}")

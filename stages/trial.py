@@ -7,10 +7,11 @@ outside of them, starts one after the other.
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from shardlab.config.parameters import Parameters
 from shardlab.config.race_record import Race, Ruling
@@ -21,11 +22,9 @@ from shardlab.core.errors import StorageError, UserError
 from shardlab.core.files import read_json, unfinished, write_json
 from shardlab.core.progress import say, stopwatch
 from shardlab.profiling.breakdown import analyse
-from shardlab.search.decision import promising, race_rule
-from shardlab.search.history import is_hopeless, mean_ratio
-from shardlab.search.rounds import Arm, Measurement, Proposal, Trained, Trial
-from shardlab.search.sequential import verdict
-from shardlab.search.trials import TrialFailed, run_trial, trial_key
+from shardlab.search.decision import TrialFailed, race_rule, train_promising
+from shardlab.search.race_rule import ruling
+from shardlab.search.records import Candidate, Proposal, Trial
 from shardlab.train.evaluation import validate_run
 from shardlab.train.launch import RunFailed
 from shardlab.train.race import race
@@ -33,15 +32,16 @@ from shardlab.train.rank_failure import Failure
 from shardlab.train.run import train_run
 from shardlab.train.run_plan import RunPlan
 from shardlab.train.timing_plan import TimingPlan
-from stages import plans
 from stages.common import integer, run
-from stages.plans import Values
 
 DATA = Path("data")
-STORE = Path(".trials")
+SCRATCH = Path(".trials")
+"""files of a trial while it runs; all nodes see them"""
 
 
 _FAILED = "failed.json"
+
+Values = dict[str, Any]
 
 
 class Step(Document):
@@ -67,7 +67,7 @@ def main(
     count, folder = integer("round", number), Path("results/rounds", number)
     fix = f"run python -m stages.propose {number}"
     proposal = Proposal.from_file(folder / "proposal.json", fix)
-    values = plans.trial(params, number)
+    values = values_of(params, number)
     if step:
         _do(values, proposal, Step.from_file(step, "repeat the trial"))
         return
@@ -80,10 +80,19 @@ def main(
 
     elapsed = stopwatch()
     raced = _raced(proposal, do) if proposal.arms else None
-    trained = _train(values, proposal, raced, do) if raced else []
+    trained = []
+    if raced is not None:
+        agent, seeds = values["agent"], values["seeds"]
+        trained = train_promising(raced, proposal, agent, seeds, partial(measure, values, do))
     trial = Trial(round=count, race=raced, trained=trained, seconds=elapsed())
     trial.to_file(folder / "trial.json")
     say(f"round {number}: {raced.reason if raced else 'nothing was raced'}")
+
+
+def values_of(params: Parameters, number: str) -> Values:
+    """Return the parameters of a trial."""
+    train, model, seeds = params("train", "model", "seeds")
+    return {"agent": params.agent_of(number), "train": train, "model": model, "seeds": seeds}
 
 
 Do = Callable[[Step], None]
@@ -133,16 +142,16 @@ def _race(values: Values, proposal: Proposal, folder: Path) -> None:
     rule, elapsed = race_rule(agent), stopwatch()
 
     def look(step_ms: dict[str, list[float]]) -> Ruling:
-        return verdict(step_ms, proposal.incumbent, rule, elapsed()).ruling
+        return ruling(step_ms, proposal.incumbent, rule, elapsed())
 
     race(plan, folder / "race.json", look, agent.trial_timeout_s)
 
 
 def _raced(proposal: Proposal, do: Do) -> Race:
     """Return the race; without runs where ranks failed and no arm is known to be the cause."""
-    STORE.mkdir(exist_ok=True)
+    SCRATCH.mkdir(exist_ok=True)
     elapsed = stopwatch()
-    with unfinished(STORE / f"race-{proposal.round}") as folder:
+    with unfinished(SCRATCH / f"race-{proposal.round}") as folder:
         try:
             do(Step(folder=str(folder)))
             found = Race.from_file(folder / "race.json", "repeat the trial")
@@ -161,56 +170,28 @@ def _raced(proposal: Proposal, do: Do) -> Race:
     return found.model_copy(update={"reason": reason})
 
 
-def _plan(values: Values, arm: Arm, seed: int) -> RunPlan:
+def _plan(values: Values, arm: Candidate, seed: int) -> RunPlan:
     run, train, model = f"trial-{arm.hash}", values["train"], values["model"]
     return RunPlan(run, seed, arm.strategy, train, model, DATA)
 
 
-def _train(values: Values, proposal: Proposal, raced: Race, do: Do) -> list[Trained]:
-    """Train the promising arms, the fastest first, until one has a quality that is tolerated."""
-    agent, arms = values["agent"], {arm.hash: arm for arm in proposal.arms}
-    trained: list[Trained] = []
-    for key in promising(raced, proposal, agent):
-        if arms[key].trained:
-            break
-        trained.append(_trained(values, arms[key], proposal.reference, do))
-        ratio = mean_ratio(trained[-1].measurements, proposal.reference)
-        if ratio <= 1 + agent.quality_tolerance:
-            break
-    return trained
+def measure(values: Values, do: Do, arm: Candidate, seed: int, left_s: float) -> Record:
+    """Return the record of a training run.
 
-
-def _trained(values: Values, arm: Arm, reference: list[Measurement], do: Do) -> Trained:
-    agent, train, model, seeds = (values[key] for key in ("agent", "train", "model", "seeds"))
-
-    def measure_seed(seed: int, folder: Path, left_s: float) -> Record:
-        plan = _plan(values, arm, seed)
+    Raises:
+        TrialFailed: it ended without figures.
+    """
+    SCRATCH.mkdir(exist_ok=True)
+    with unfinished(SCRATCH / f"{arm.hash}-seed{seed}") as folder:
         try:
             do(Step(folder=str(folder), arm=arm.hash, seed=seed, limit_s=left_s))
-            record = evaluated(plan, folder)
+            return evaluated(_plan(values, arm, seed), folder)
         except RunFailed as failure:
             raise TrialFailed(failure.kind, failure.detail) from failure
         except StorageError:
             raise  # no property of the strategy: a rerun tries it again
         except UserError as error:  # not chosen by a user, so a refusal is data
             raise TrialFailed("crash", str(error)) from error
-        if record.divergence is not None:
-            raise TrialFailed("diverged", f"seed {seed}: {record.divergence}")
-        return record
-
-    def hopeless(records: Sequence[Record]) -> bool:
-        runs = [Measurement.of(record) for record in records]
-        return is_hopeless(runs, reference, len(seeds), agent.quality_tolerance)
-
-    key = trial_key(arm.strategy, train, model, seeds, DATA / "tokens/manifest.json")
-    limit_s = agent.trial_timeout_s
-    found = run_trial(arm.strategy, key, seeds, limit_s, STORE, measure_seed, hopeless)
-    return Trained(
-        hash=arm.hash,
-        outcome=found.outcome,
-        detail=found.detail,
-        measurements=[Measurement.of(record) for record in found.records],
-    )
 
 
 def evaluated(plan: RunPlan, folder: Path) -> Record:

@@ -16,10 +16,6 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # ranks are forked from a process that has not asked the CUDA driver (stages/__init__.py)
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 
-# before anything imports Triton: without a GPU its kernels run in its interpreter
-if not Path("/dev/nvidiactl").exists():
-    os.environ["TRITON_INTERPRET"] = "1"
-
 # how long an example takes says more of the machine's other work than of the code
 settings.register_profile("shardlab", deadline=None, max_examples=50)
 settings.register_profile("exhaustive", deadline=None, max_examples=100_000)

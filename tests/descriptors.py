@@ -2,9 +2,6 @@
 
 from pathlib import Path
 
-SHARED = "memfd:shardlab", "pidfd"
-"""of the memory that ranks share, and of the other ranks"""
-
 
 def opened(*kinds: str) -> list[str]:
     """Targets of the file descriptors of this process: those with one of the words, or all."""

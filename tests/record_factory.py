@@ -11,14 +11,13 @@ from shardlab.config.run_record import Record
 from shardlab.config.schema import Train
 from shardlab.config.search import Agent
 from shardlab.config.strategy import Strategy, parse_strategy
-from shardlab.search.beginning import initial_history
-from shardlab.search.history import History
-from shardlab.search.rounds import (
+from shardlab.search.history import History, initial_history
+from shardlab.search.records import (
     Candidate,
     Comparison,
+    Decision,
     Prediction,
     Role,
-    Round,
     Space,
     StepRatio,
     Verdict,
@@ -227,12 +226,16 @@ def make_history(records: list[Record], reason: str = "ddp waits less at the end
     first = initial_history(records, [], agent, Train(world_size=records[0].world_size))
     offer = make_candidate(engine="fsdp2", reshard_after_forward=False, gradients={"codec": "bf16"})
     other = make_candidate(engine="manual")
-    step = StepRatio(source="round 1", ratio=0.98, low=0.9, high=1.07, repetitions=120)
+    place = {"link": "loopback", "world_size": records[0].world_size}
+    step = StepRatio(source="round 1", **place, ratio=0.98, low=0.9, high=1.07, repetitions=120)
+    answers = ["results/answers/0123456789abcdef.json"]
     lost = {"outcome": "timeout", "step": None}
     rounds = [
-        Round(
+        Decision(
             round=1,
-            verdict=Verdict(choice=offer.id, reason=reason, judge="rules", prompts=12),
+            search="",
+            **place,
+            verdict=Verdict(choice=offer.id, reason=reason, judge="rules", prompts=answers),
             space=SPACE,
             candidates=[offer, other],
             stopped="all of 120 repetitions",
@@ -246,8 +249,10 @@ def make_history(records: list[Record], reason: str = "ddp waits less at the end
             ],
             warnings=["race of round 1: others used 33 % of its CPUs during it"],
         ),
-        Round(
+        Decision(
             round=2,
+            search="",
+            **place,
             verdict=Verdict(choice=None, reason="no candidate is left", judge="rules"),
             space=None,
             candidates=[],
@@ -263,9 +268,13 @@ def make_history(records: list[Record], reason: str = "ddp waits less at the end
 
 def make_candidate(**document: Any) -> Candidate:
     """Candidate with one prediction for all."""
-    strategy = parse_strategy(document)
+    return candidate_of(parse_strategy(document))
+
+
+def candidate_of(strategy: Strategy) -> Candidate:
+    """Candidate of a strategy, with the same prediction as all."""
     return Candidate(
-        id=strategy.hash()[:8],
+        hash=strategy.hash(),
         strategy=strategy.canonical(),
         label=strategy.label(),
         why="the shortest predicted step of its engine and codecs",

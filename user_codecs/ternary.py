@@ -12,8 +12,7 @@ from torch import Tensor
 
 import shardlab
 from shardlab.codecs.grouped import GroupedCodec
-from shardlab.codecs.kernels.grouped import Format, GroupedKernel
-from shardlab.codecs.kernels.scales import read_scales, scale_words, widened
+from shardlab.codecs.scales import read_scales, scale_words, widened
 from shardlab.config.codec_options import Group
 
 
@@ -27,13 +26,21 @@ class TernarySpec(shardlab.CodecSpec):
     """elements that share one scale"""
 
 
-class TernaryFormat(Format):
-    """A bfloat16 scale per group, then codes 0, 1 and 2 for -1, 0 and 1."""
+class Ternary(GroupedCodec):
+    """C(x)_i = s * round(x_i / s), s = max|x| in a group, rounded up to bfloat16.
+
+    2 + 16/group bits per element. Biased, |x_i - C(x)_i| <= s/2, a contraction: use error feedback.
+    Not linear. Wire: a scale per group, then codes 0, 1 and 2 for -1, 0 and 1
+    (`shardlab.codecs.grouped`).
+    """
 
     name = "ternary"
+    unbiased = False
     head_bytes = 2
     bits = 2
-    compiled = False  # no kernel in csrc/: these two methods run
+
+    def __init__(self, group: int = 128) -> None:
+        super().__init__(group)
 
     def quantize(self, rows: Tensor, chance: Tensor | None) -> tuple[Tensor, Tensor]:  # noqa: D102
         words = scale_words(rows, 1)
@@ -44,21 +51,6 @@ class TernaryFormat(Format):
 
     def dequantize(self, heads: Tensor, codes: Tensor) -> Tensor:  # noqa: D102
         return read_scales(heads) * (codes.float() - 1)
-
-
-class Ternary(GroupedCodec):
-    """C(x)_i = s * round(x_i / s), s = max|x| in a group, rounded up to bfloat16.
-
-    2 + 16/group bits per element. Biased, |x_i - C(x)_i| <= s/2, a contraction: use error feedback.
-    Not linear. Wire: `shardlab.codecs.kernels.grouped` with the format above.
-    """
-
-    name = "ternary"
-    unbiased = False
-    _kernel = GroupedKernel(TernaryFormat())
-
-    def __init__(self, group: int = 128) -> None:
-        super().__init__(self._kernel, group)
 
 
 shardlab.register("ternary", TernarySpec, Ternary)

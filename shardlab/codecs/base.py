@@ -64,6 +64,8 @@ class Codec(ABC):
     """name in strategies"""
     unbiased: bool
     """the mean of D(encode(x, key)) over keys is x"""
+    random: bool = False
+    """what is sent depends on the key, too"""
     linear: ClassVar[bool] = False
     """payloads can be summed on the wire"""
     votes: ClassVar[bool] = False
@@ -155,6 +157,61 @@ class Codec(ABC):
                 f"{self.name}: payload of {payload.numel()} {payload.dtype} elements, expected "
                 f"{'at most ' if self.variable else ''}{expected} bytes for {n} elements"
             )
+
+
+class FusedCodec(Codec):
+    """Base of codecs that encode with or without a residual, and add or set sums, in one pass."""
+
+    @abstractmethod
+    def fused_encode(
+        self,
+        x: Tensor,
+        residual: Tensor | None,
+        kept: Tensor | None,
+        key: MessageKey | None,
+        out: Tensor | None,
+    ) -> Tensor:
+        """Encode as `encode` and, if there is a residual, `encode_residual` do."""
+
+    @abstractmethod
+    def fused_decode(
+        self,
+        payloads: Sequence[Tensor],
+        out: Tensor,
+        alpha: float,
+        keys: Sequence[MessageKey] | None,
+        add: bool,
+    ) -> None:
+        """Decode as `decode_sum` and, for one payload that is to be added, `decode_add` do."""
+
+    def encode(  # noqa: D102
+        self, vector: Tensor, key: MessageKey | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        return self.fused_encode(vector, None, None, key, out)
+
+    def encode_residual(  # noqa: D102
+        self,
+        vector: Tensor,
+        residual: Tensor,
+        kept: Tensor,
+        key: MessageKey | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        return self.fused_encode(vector, residual, kept, key, out)
+
+    def decode_add(  # noqa: D102
+        self, payload: Tensor, out: Tensor, alpha: float = 1.0, key: MessageKey | None = None
+    ) -> None:
+        self.fused_decode([payload], out, alpha, [key] if key else None, add=True)
+
+    def decode_sum(  # noqa: D102
+        self,
+        payloads: Sequence[Tensor],
+        out: Tensor,
+        alpha: float = 1.0,
+        keys: Sequence[MessageKey] | None = None,
+    ) -> None:
+        self.fused_decode(payloads, out, alpha, keys, add=False)
 
 
 def key_words(key: MessageKey | None, name: str) -> tuple[int, int]:

@@ -1,22 +1,48 @@
-"""Shorter floats: `bf16`, `fp16` and `natural` without a scale, `fp8` and `dynamic8` with one."""
+"""Shorter floats: `bf16`, `fp16`, `natural`, and with a scale per group `fp8` and `dynamic8`.
+
+Wire: docs/wire-formats.md. NaN and infinity stay what they are without a scale; with one they make
+the whole group NaN, which the receiver detects in the sum.
+"""
+
+import torch
+from torch import Tensor
 
 from shardlab.codecs.grouped import GroupedCodec
-from shardlab.codecs.kernels import float8, floats
+from shardlab.codecs.scales import read_scales, scale_words, widened
+
+_GROUP = 1024
+"""elements of a group: of `natural` those whose exponents and signs are stored together, of the
+others those that the kernels take at a time, which no payload shows"""
+LARGEST_FP16 = 65504.0
+"""finite float16"""
 
 
 class BFloat16(GroupedCodec):
     """C(x) = x rounded to bfloat16, to nearest even. 16 bits per element.
 
     Biased, relative error at most 2^-8 per element for normal numbers; a contraction with
-    delta >= 1 - 2^-16. Wire: n bfloat16, little endian. Payloads are not summed on the wire, since
-    that would round once per rank.
+    delta >= 1 - 2^-16. Magnitudes above the largest bfloat16 become infinity; NaN keeps its sign
+    and upper payload bits. Payloads are not summed on the wire, since that would round once per
+    rank.
     """
 
     name = "bf16"
     unbiased = False
+    head_bytes = 0
+    bits = 16
+    kernels = True
 
     def __init__(self) -> None:
-        super().__init__(floats.KERNELS["bf16"], floats.GROUP)
+        super().__init__(_GROUP)
+
+    def quantize(self, rows: Tensor, chance: Tensor | None) -> tuple[Tensor, Tensor]:  # noqa: D102
+        # PyTorch's own NaN differs between its vector and scalar code
+        quiet = ((rows.view(torch.int32) >> 16) | 0x0040).to(torch.int16)
+        words = rows.to(torch.bfloat16).view(torch.int16)
+        return _no_heads(rows), torch.where(rows.isnan(), quiet, words)
+
+    def dequantize(self, heads: Tensor, codes: Tensor) -> Tensor:  # noqa: D102
+        return codes.view(torch.bfloat16).to(torch.float32)
 
 
 class Float16(GroupedCodec):
@@ -24,15 +50,28 @@ class Float16(GroupedCodec):
 
     Finite magnitudes above 65504 become 65504; the residual keeps the rest. Biased; for magnitudes
     from 2^-14 to 65504 the relative error is at most 2^-11 (a contraction with delta >= 1 - 2^-22
-    there), below 2^-14 the error is at most 2^-25. Wire: n float16, little endian. Payloads are not
-    summed on the wire, since that would round, and could overflow, once per rank.
+    there), below 2^-14 the error is at most 2^-25. Payloads are not summed on the wire, since that
+    would round, and could overflow, once per rank.
     """
 
     name = "fp16"
     unbiased = False
+    head_bytes = 0
+    bits = 16
+    kernels = True
 
     def __init__(self) -> None:
-        super().__init__(floats.KERNELS["fp16"], floats.GROUP)
+        super().__init__(_GROUP)
+
+    def quantize(self, rows: Tensor, chance: Tensor | None) -> tuple[Tensor, Tensor]:  # noqa: D102
+        bits = rows.view(torch.int32)
+        quiet = (((bits >> 16) & 0x8000) | 0x7E00 | ((bits >> 13) & 0x03FF)).to(torch.int16)
+        finite = torch.where(rows.isinf(), rows, rows.clamp(-LARGEST_FP16, LARGEST_FP16))
+        words = finite.to(torch.float16).view(torch.int16)
+        return _no_heads(rows), torch.where(rows.isnan(), quiet, words)
+
+    def dequantize(self, heads: Tensor, codes: Tensor) -> Tensor:  # noqa: D102
+        return codes.view(torch.float16).to(torch.float32)
 
 
 class Natural(GroupedCodec):
@@ -42,14 +81,34 @@ class Natural(GroupedCodec):
     al. 2019, "Natural compression for distributed deep learning", section 2). For error feedback:
     a normal x_i is never off by more than itself. 9 bits per element. Subnormal x_i become 0
     or 2^-126, unbiased too. Magnitudes above 2^127 count as not finite and decode to infinity, as
-    does NaN. Not linear: sums of powers of two are none. Wire: see `shardlab.codecs.kernels.floats`.
+    does NaN. Not linear: sums of powers of two are none.
+
+    The lower 8 bits of a code are the exponent (bits of |x| + r) >> 23, where r is 23 random bits:
+    a mantissa m carries into the exponent with probability m * 2**-23. The highest is the sign.
     """
 
     name = "natural"
-    unbiased = True
+    unbiased = random = True
+    head_bytes = 0
+    bits = 9
+    kernels = True
+    _LARGEST_POWER = 0x7F000000
 
     def __init__(self) -> None:
-        super().__init__(floats.KERNELS["natural"], floats.GROUP)
+        super().__init__(_GROUP)
+
+    def quantize(self, rows: Tensor, chance: Tensor | None) -> tuple[Tensor, Tensor]:  # noqa: D102
+        assert chance is not None
+        bits = rows.view(torch.int32)
+        magnitude = bits & 0x7FFFFFFF
+        carry = (chance * 2.0**23).to(torch.int32)
+        exponents = (magnitude.clamp_max(self._LARGEST_POWER) + carry) >> 23
+        exponents = exponents.masked_fill(magnitude > self._LARGEST_POWER, 255)
+        return _no_heads(rows), exponents | (bits < 0).to(torch.int32) << 8
+
+    def dequantize(self, heads: Tensor, codes: Tensor) -> Tensor:  # noqa: D102
+        signed = torch.where(codes >= 256, codes - 512, codes).to(torch.int32)
+        return ((signed & 0x1FF) << 23).view(torch.float32)
 
 
 class Fp8(GroupedCodec):
@@ -57,10 +116,11 @@ class Fp8(GroupedCodec):
 
     s = max|x| / L in a group, rounded up to bfloat16, where L is the largest number of the format:
     448 of e4m3, 57344 of e5m2 (Micikevicius et al. 2022, "FP8 formats for deep learning", section
-    3). 8 + 16/group bits per element. Biased: the error of an element is at most 2^-4 |x_i| (e4m3)
-    or 2^-3 |x_i| (e5m2), or 2^-10 s or 2^-17 s where that is more; a contraction, since 0 is a
-    value. Not linear: every sender has its own scales. Wire: see `shardlab.codecs.kernels.float8`. A group
-    with a value that is not finite decodes to NaN.
+    3; the OCP 8-bit floating point specification, section 5). 8 + 16/group bits per element.
+    Biased: the error of an element is at most 2^-4 |x_i| (e4m3) or 2^-3 |x_i| (e5m2), or 2^-10 s or
+    2^-17 s where that is more; a contraction, since 0 is a value. Not linear: every sender has its
+    own scales. A group with a value that is not finite decodes to NaN. Codes of infinity and NaN
+    are never sent; what they decode to is undefined.
 
     Args:
         format: bits of exponent and mantissa, `e4m3` or `e5m2`.
@@ -69,9 +129,48 @@ class Fp8(GroupedCodec):
 
     name = "fp8"
     unbiased = False
+    head_bytes = 2
+    bits = 8
+    kernels = True
 
     def __init__(self, format: str = "e4m3", group: int = 128) -> None:
-        super().__init__(float8.KERNELS[format], group)
+        self._dtype = torch.float8_e4m3fn if format == "e4m3" else torch.float8_e5m2
+        super().__init__(group, format)
+
+    def quantize(self, rows: Tensor, chance: Tensor | None) -> tuple[Tensor, Tensor]:  # noqa: D102
+        # neither a decoded value nor one that is rounded up from zero is subnormal in float32
+        smallest = 2.0**-116 if self.format == "e4m3" else 2.0**-109
+        words = scale_words(rows, torch.finfo(self._dtype).max, smallest)
+        scale = widened(words)
+        reciprocal = torch.where(scale > 0, scale, 1.0).reciprocal()
+        scaled = torch.where(scale > 0, rows * reciprocal, 0.0)
+        return words.view(torch.uint8), scaled.to(self._dtype).view(torch.uint8)
+
+    def dequantize(self, heads: Tensor, codes: Tensor) -> Tensor:  # noqa: D102
+        return codes.view(self._dtype).to(torch.float32) * read_scales(heads)
+
+
+_DECADES = [(d, 64 >> d) for d in range(7)]
+_POSITIVE = [
+    (2 * n + 9 * (2 * i + 1)) / (2 * n * 10 ** (d + 1))
+    for d, n in reversed(_DECADES)
+    for i in range(n)
+]
+LEVELS = [0.0, *_POSITIVE, 1.0, *(-level for level in _POSITIVE)]
+"""of `dynamic8` by code, in units of the scale"""
+
+
+def _float32(value: float) -> float:
+    """Return the number as float32 rounds it."""
+    return float(torch.tensor(value, dtype=torch.float32))
+
+
+_STEPS = [
+    (_float32(6.4 * (1 + 1.8 / n) * 10.0**-d), 5.0**d / 0.9, float(n))
+    for d, n in reversed(_DECADES[:6])
+]
+"""of each decade but the last: its begin, codes per unit, levels"""
+_ZERO, _ONE, _EIGHT_NINTHS = _float32(64 * 2.75e-7), _float32(63.775), _float32(8 / 9)
 
 
 class Dynamic8(GroupedCodec):
@@ -83,8 +182,12 @@ class Dynamic8(GroupedCodec):
     quantization", section 1.3, and normalised per group as in its section 2.1). 8 + 16/group bits
     per element. Biased: within decade d (10^-(d+1) s to 10^-d s, n = 2^(6-d) levels) the error is
     at most 0.9/n * 10^-d s; always a contraction, since 0 is a level. Not linear: every sender has
-    its own scales. Wire: see `shardlab.codecs.kernels.float8`. A group with a value that is not finite
-    decodes to NaN.
+    its own scales. A group with a value that is not finite decodes to NaN.
+
+    The nearest level is found in float32 from t = |x| * (64 / scale). Decade d begins half-way from
+    the last level of the one below, at 6.4 * (1 + 1.8 / n) * 10**-d; the code is t * 5**d / 0.9 +
+    n * 8/9, rounded down, at most 2 n - 1. Below half the smallest level it is 0; for positive x it
+    is 128 from half-way to 1. A tie goes to the larger magnitude.
 
     Args:
         group: elements that share one scale.
@@ -92,6 +195,36 @@ class Dynamic8(GroupedCodec):
 
     name = "dynamic8"
     unbiased = False
+    head_bytes = 2
+    bits = 8
+    _SMALLEST_SCALE = 2.0**-104  # no product with a level is subnormal
 
     def __init__(self, group: int = 256) -> None:
-        super().__init__(float8.KERNELS["dynamic8"], group)
+        super().__init__(group)
+
+    def quantize(self, rows: Tensor, chance: Tensor | None) -> tuple[Tensor, Tensor]:  # noqa: D102
+        words = scale_words(rows, 1.0, self._SMALLEST_SCALE)
+        scale = widened(words)
+        usable = torch.where(scale > 0, scale, 1.0)
+        # by a tensor: some devices divide by a number through its reciprocal, which rounds twice
+        scaled = torch.where(scale > 0, rows * (torch.full_like(usable, 64.0) / usable), 0.0)
+        magnitude = scaled.abs()
+        slope = torch.full_like(magnitude, 5.0**6 / 0.9)
+        n = torch.ones_like(magnitude)
+        for begin, codes_per_unit, levels in _STEPS:
+            reached = magnitude >= begin
+            slope = slope.masked_fill(reached, codes_per_unit)
+            n = n.masked_fill(reached, levels)
+        position = magnitude * slope + n * _EIGHT_NINTHS
+        code = torch.minimum(position, 2 * n - 0.5).to(torch.int32)
+        positive = code.masked_fill(magnitude >= _ONE, 128)
+        both = torch.where(scaled < 0, code + 128, positive)
+        both = both.masked_fill(magnitude < _ZERO, 0)
+        return words.view(torch.uint8), both.to(torch.uint8)
+
+    def dequantize(self, heads: Tensor, codes: Tensor) -> Tensor:  # noqa: D102
+        return torch.tensor(LEVELS, device=codes.device)[codes.long()] * read_scales(heads)
+
+
+def _no_heads(rows: Tensor) -> Tensor:
+    return rows.new_empty(len(rows), 0, dtype=torch.uint8)

@@ -1,64 +1,269 @@
-"""Base of the codecs over a grouped format."""
+"""Base of the codecs that cut a vector into groups: payload layout, PyTorch reference, kernels.
 
-from collections.abc import Sequence
+Payload of n float32 elements in groups of G (the last group may be shorter):
 
+    bytes                       content
+    head_bytes * ceil(n / G)    head of each group: its scales
+    ceil(n * bits / 8)          code of each element
+
+Codes of less than 8 bits are packed in planes: of the m = ceil(count * bits / 8) bytes of a group
+of `count` elements, byte j holds elements j, j + m, j + 2 m, ... from its lowest bits up. Codes of
+9 bits are their low bytes, one for each element of a group, then their highest bits so packed.
+
+The compiled kernels of csrc/grouped.h compute the same bits for the formats that they know.
+"""
+
+import ctypes
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import ClassVar, NamedTuple
+
+import torch
 from torch import Tensor
 
-from shardlab.codecs.base import Codec, Content, MessageKey, key_words
-from shardlab.codecs.kernels.grouped import GroupedKernel
+from shardlab.codecs import native
+from shardlab.codecs.base import Content, FusedCodec, MessageKey, key_words
+from shardlab.codecs.compiled import compiled_on_gpus
+from shardlab.codecs.native import FLOAT, INT, POINTER, WORD, address, addresses, function
+from shardlab.codecs.random import uniform
+from shardlab.codecs.workers import threads_for
+
+_LARGEST_GROUP = 4096  # csrc/decoding.h
 
 
-class GroupedCodec(Codec):
-    """Codec over a `GroupedKernel`: heads are metadata, codes elements.
+class GroupedCodec(FusedCodec):
+    """Codec that maps each group of elements to a head and codes.
+
+    A subclass sets the sizes and defines `quantize` and `dequantize` in PyTorch, which see many
+    groups of one length at once. Its limits: groups are multiples of 8 up to 4096 elements, heads
+    are whole bytes, a code has 1, 2, 4, 8, 9 or 16 bits; both methods compute every group alone,
+    without looking at values on the host, so that they can be compiled for GPUs.
 
     Args:
-        kernel: of the format; a random one needs the key of the message.
         group: elements that share a head.
+        format: name of the format, of its kernels NAME_encode and NAME_decode if it has some.
     """
 
-    def __init__(self, kernel: GroupedKernel, group: int) -> None:
-        self.kernel = kernel
-        self.format = kernel.format.name
+    head_bytes: int
+    """of a group; part of the metadata"""
+    bits: int
+    """of a code"""
+    kernels: ClassVar[bool] = False
+    """csrc/ has kernels of the format"""
+
+    def __init__(self, group: int, format: str | None = None) -> None:
+        if group % 8 or not 8 <= group <= _LARGEST_GROUP:
+            raise ValueError(f"group must be a multiple of 8 from 8 to 4096 (found {group})")
+        self.format = self.name if format is None else format
         self.group = group
 
+    @abstractmethod
+    def quantize(self, rows: Tensor, chance: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return heads, uint8 [groups, head_bytes], and codes in [0, 2**bits), [groups, G].
+
+        Args:
+            rows: float32 [groups, G].
+            chance: for `random` codecs, uniform in [0, 1), float32 [groups, G].
+        """
+
+    @abstractmethod
+    def dequantize(self, heads: Tensor, codes: Tensor) -> Tensor:
+        """Return the decoded rows, float32 [groups, G], from what `quantize` returned."""
+
     def payload_bytes(self, n: int) -> int:  # noqa: D102
-        return self.kernel.payload_bytes(n, self.group)
+        return self.head_bytes * -(-n // self.group) + self.code_bytes(n)
+
+    def code_bytes(self, n: int) -> int:
+        """Return the bytes of the codes of n elements."""
+        rest = n % self.group
+        return n // self.group * self.group * self.bits // 8 + -(-rest * self.bits // 8)
 
     def content(self, n: int, payload: Tensor) -> Content:  # noqa: D102
-        return Content(n, 0, self.kernel.format.head_bytes * -(-n // self.group))
+        return Content(n, 0, self.head_bytes * -(-n // self.group))
 
-    def encode(  # noqa: D102
-        self, vector: Tensor, key: MessageKey | None = None, out: Tensor | None = None
-    ) -> Tensor:
-        return self.kernel.encode(vector, self.group, self._words(key), out)
-
-    def encode_residual(  # noqa: D102
+    def fused_encode(  # noqa: D102
         self,
-        vector: Tensor,
-        residual: Tensor,
-        kept: Tensor,
-        key: MessageKey | None = None,
-        out: Tensor | None = None,
+        x: Tensor,
+        residual: Tensor | None,
+        kept: Tensor | None,
+        key: MessageKey | None,
+        out: Tensor | None,
     ) -> Tensor:
-        words = self._words(key)
-        return self.kernel.encode_residual(vector, residual, kept, self.group, words, out)
+        native.check_floats(vector=x, residual=residual, kept=kept)
+        size = self.payload_bytes(x.numel())
+        payload = x.new_empty(size, dtype=torch.uint8) if out is None else out
+        native.check_payload(payload, size, x)
+        words = key_words(key, self.name) if self.random else (0, 0)
+        if self.kernels and native.compiled(x):
+            _kernels(self.format).encode(x, residual, kept, self.group, *words, payload)
+        else:
+            encode_groups(self, x, residual, kept, *words, payload)
+        return payload
 
-    def decode_add(  # noqa: D102
-        self, payload: Tensor, out: Tensor, alpha: float = 1.0, key: MessageKey | None = None
-    ) -> None:
-        self._check_payload(payload, out.numel())
-        self.kernel.decode_add(payload, self.group, out, alpha)
-
-    def decode_sum(  # noqa: D102
+    def fused_decode(  # noqa: D102
         self,
         payloads: Sequence[Tensor],
         out: Tensor,
-        alpha: float = 1.0,
-        keys: Sequence[MessageKey] | None = None,
+        alpha: float,
+        keys: Sequence[MessageKey] | None,
+        add: bool,
     ) -> None:
+        native.check_floats(out=out)
         for payload in payloads:
             self._check_payload(payload, out.numel())
-        self.kernel.decode_sum(payloads, self.group, out, alpha)
+            native.check_payload(payload, payload.numel(), out)
+        if self.kernels and native.compiled(out):
+            _kernels(self.format).decode(list(payloads), self.group, out, alpha, add)
+        else:
+            decode_groups(self, list(payloads), out, alpha, add)
 
-    def _words(self, key: MessageKey | None) -> tuple[int, int]:
-        return key_words(key, self.name) if self.kernel.format.random else (0, 0)
+
+@compiled_on_gpus
+def encode_groups(
+    codec: GroupedCodec,
+    x: Tensor,
+    residual: Tensor | None,
+    kept: Tensor | None,
+    k0: int,
+    k1: int,
+    payload: Tensor,
+) -> None:
+    """Write the payload of `x + residual`, and to `kept` what it loses, in PyTorch."""
+    wanted = x if residual is None else x + residual
+    chance = uniform(len(x), k0, k1, x.device) if codec.random else None
+    decoded = []
+    for elements, width, heads, packed in _parts(codec, payload, len(x)):
+        chances = None if chance is None else chance[elements].view(-1, width)
+        head, codes = codec.quantize(wanted[elements].view(-1, width), chances)
+        heads.copy_(head)
+        packed.copy_(pack(codes, codec.bits))
+        if residual is not None:
+            decoded.append(_unpacked(codec, heads, packed, width))
+    if residual is not None and kept is not None and decoded:
+        rest = wanted - torch.cat(decoded)
+        kept.copy_(torch.where(rest.isfinite(), rest, residual))
+
+
+@compiled_on_gpus
+def decode_groups(
+    codec: GroupedCodec, payloads: Sequence[Tensor], out: Tensor, alpha: float, add: bool
+) -> None:
+    """Set `out` to alpha times the sum of the decoded payloads in their order, or add it."""
+    total = _decoded(codec, payloads[0], out.numel())
+    for payload in payloads[1:]:
+        total = total + _decoded(codec, payload, out.numel())
+    if add:
+        out.add_(total * alpha)
+    else:
+        out.copy_(total * alpha)
+
+
+def _decoded(codec: GroupedCodec, payload: Tensor, n: int) -> Tensor:
+    rows = [
+        _unpacked(codec, heads, packed, width)
+        for _, width, heads, packed in _parts(codec, payload, n)
+    ]
+    return torch.cat(rows) if rows else payload.new_empty(0, dtype=torch.float32)
+
+
+def _unpacked(codec: GroupedCodec, heads: Tensor, packed: Tensor, width: int) -> Tensor:
+    return codec.dequantize(heads, unpack(packed, codec.bits, width)).flatten()
+
+
+def _parts(
+    codec: GroupedCodec, payload: Tensor, n: int
+) -> Iterator[tuple[slice, int, Tensor, Tensor]]:
+    """Yield all full groups, then the shorter last one, where there are such.
+
+    Yields:
+        elements, elements of a group, and views of the payload: heads [groups, head_bytes] and
+        packed codes [groups, bytes].
+    """
+    size, bits, group = codec.head_bytes, codec.bits, codec.group
+    full, border = n // group * group, codec.head_bytes * -(-n // group)
+    for start, stop, width in ((0, full, group), (full, n, n - full)):
+        if start < stop:
+            groups = (stop - start) // width
+            heads = payload[size * (start // group) :][: size * groups]
+            packed = payload[border + start * bits // 8 :][: groups * -(-width * bits // 8)]
+            yield slice(start, stop), width, heads.view(groups, size), packed.view(groups, -1)
+
+
+def pack(codes: Tensor, bits: int) -> Tensor:
+    """Return codes [groups, count] in bytes, plane by plane: uint8 [groups, bytes]."""
+    if bits == 8:
+        return codes.to(torch.uint8)
+    if bits == 16:
+        return codes.to(torch.int16).view(torch.uint8)
+    if bits == 9:
+        return torch.cat([(codes & 0xFF).to(torch.uint8), pack(codes >> 8, 1)], 1)
+    groups, count = codes.shape
+    width, per_byte = -(-count * bits // 8), 8 // bits
+    planes = torch.nn.functional.pad(codes.to(torch.uint8), (0, width * per_byte - count))
+    packed = torch.zeros(groups, width, dtype=torch.uint8, device=codes.device)
+    for number, plane in enumerate(planes.view(groups, per_byte, width).unbind(1)):
+        packed |= plane << (bits * number)
+    return packed
+
+
+def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
+    """Return the codes [groups, count] in `packed`: int16 for 9 and 16 bits, else uint8."""
+    if bits == 8:
+        return packed
+    if bits == 16:
+        # a copy, since slices of larger messages may start at odd addresses
+        return packed.clone().view(torch.int16)
+    if bits == 9:
+        highest = unpack(packed[:, count:], 1, count).to(torch.int16)
+        return packed[:, :count].to(torch.int16) | highest << 8
+    planes = [(packed >> (bits * number)) & (2**bits - 1) for number in range(8 // bits)]
+    return torch.cat(planes, 1)[:, :count]
+
+
+class _Kernels(NamedTuple):
+    encode: Callable[..., None]
+    decode: Callable[..., None]
+
+
+@cache
+def _kernels(format: str) -> _Kernels:
+    """Return the operators over the compiled kernels of a format."""
+    c_encode = function(f"{format}_encode", *(4 * [POINTER]), INT, INT, WORD, WORD, POINTER)
+    c_decode = function(
+        f"{format}_decode", POINTER, POINTER, INT, INT, INT, FLOAT, ctypes.c_int, POINTER
+    )
+
+    def encode(
+        x: Tensor,
+        residual: Tensor | None,
+        kept: Tensor | None,
+        group: int,
+        k0: int,
+        k1: int,
+        payload: Tensor,
+    ) -> None:
+        c_encode(
+            *(threads_for(x.numel()), x.data_ptr(), address(residual), address(kept)),
+            *(x.numel(), group, k0, k1, payload.data_ptr()),
+        )
+
+    def decode(payloads: list[Tensor], group: int, out: Tensor, alpha: float, add: bool) -> None:
+        n = out.numel()
+        c_decode(
+            *(threads_for(n), addresses(payloads), len(payloads), n, group, alpha, add),
+            out.data_ptr(),
+        )
+
+    return _Kernels(
+        native.operator(
+            f"{format}_encode(Tensor x, Tensor? residual, Tensor(a!)? kept, int group, int k0, "
+            "int k1, Tensor(b!) payload) -> ()",
+            encode,
+        ),
+        native.operator(
+            f"{format}_decode(Tensor[] payloads, int group, Tensor(a!) out, float alpha, "
+            "bool add) -> ()",
+            decode,
+        ),
+    )

@@ -1,7 +1,71 @@
-"""Integers with a scale per group: `int8`, `int4` and `qsgd`."""
+"""Integers with a scale per group: `int8`, `int4` and `qsgd`. Wire: docs/wire-formats.md.
+
+An element decodes to `code * scale`, exactly representable in float32. With steps = x times the
+float32 reciprocal of the scale (one division per group), the code is
+
+* nearest: steps rounded to the nearest integer, ties to even;
+* stochastic: floor(steps + u), with steps cut to 24 bits after the point and u the upper 24 of the
+  element's random bits as a fraction, so the mean over u is steps; steps that float32 rounded above
+  the largest code are first set to it.
+
+Codes are at most 2**(bits - 1) - 1. Those of 8 bits are two's complement, narrower ones are stored
+with 2**(bits - 1) added. Groups with scale 0 or NaN have codes 0. With a residual and nearest
+rounding, what is lost is exactly representable in float32: sent and kept add up to the input.
+"""
+
+import torch
+from torch import Tensor
 
 from shardlab.codecs.grouped import GroupedCodec
-from shardlab.codecs.kernels.integers import KERNELS
+from shardlab.codecs.scales import (
+    NOT_FINITE,
+    norm_words,
+    read_scales,
+    scale_words,
+    signed_scale_words,
+    widened,
+)
+
+_LEVELS = (
+    *(-32768, -22813, -17206, -12941, -9321, -6055, -2984, 0),
+    *(2608, 5273, 8065, 11073, 14441, 18436, 23690, 32768),
+)
+NF4 = tuple(level / 2**15 for level in _LEVELS)
+"""the levels of NormalFloat by code: those of Dettmers et al. 2023 (QLoRA, appendix E), quantiles
+of the normal distribution, rounded to multiples of 2**-15"""
+
+
+def quantize(
+    rows: Tensor, words: Tensor, bits: int, chance: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return heads and codes of groups.
+
+    Args:
+        rows: float32 [groups, G].
+        words: bits of the bfloat16 scales, int16 [groups, 1].
+        bits: of a code.
+        chance: uniform in [0, 1), float32 [groups, G]; None rounds to the nearest.
+    """
+    blank = (words == 0) | (words == NOT_FINITE)
+    steps = rows * widened(words).masked_fill(blank, 1.0).reciprocal()
+    steps = steps.masked_fill(blank, 0.0)
+    top = 2 ** (bits - 1) - 1
+    if chance is None:
+        codes = steps.round().clamp_max(top).to(torch.int32)
+    else:
+        fixed = (steps * 2.0**24).to(torch.int64).clamp_max(top << 24)
+        codes = (fixed + (chance * 2.0**24).to(torch.int64)) >> 24
+    stored = codes if bits == 8 else codes + 2 ** (bits - 1)
+    return words.view(torch.uint8), (stored & (2**bits - 1)).to(torch.uint8)
+
+
+def dequantize(heads: Tensor, codes: Tensor, bits: int) -> Tensor:
+    """Return the decoded rows, float32 [groups, G]."""
+    if bits == 8:
+        values = codes.view(torch.int8).to(torch.float32)
+    else:
+        values = codes.to(torch.float32) - 2 ** (bits - 1)
+    return values.mul(read_scales(heads))
 
 
 class Int8(GroupedCodec):
@@ -10,8 +74,8 @@ class Int8(GroupedCodec):
     The group-wise symmetric quantizer of ZeRO++ (Wang et al. 2023, section 3.1). 8 + 16/group bits
     per element. `nearest` (ties to even) is biased, |x_i - C(x)_i| <= s/2, a contraction;
     `stochastic` rounds up with the probability that makes it unbiased, |x_i - C(x)_i| < s, and
-    E|C(x) - x|^2 <= n s^2 / 4. Not linear: every sender has its own scales. Wire: see
-    `shardlab.codecs.kernels.integers`. A group with a value that is not finite decodes to NaN.
+    E|C(x) - x|^2 <= n s^2 / 4. Not linear: every sender has its own scales. A group with a value
+    that is not finite decodes to NaN.
 
     Args:
         group: elements that share one scale.
@@ -19,24 +83,35 @@ class Int8(GroupedCodec):
     """
 
     name = "int8"
+    head_bytes = 2
+    bits = 8
+    kernels = True
 
     def __init__(self, group: int = 128, rounding: str = "nearest") -> None:
-        self.unbiased = rounding == "stochastic"
-        super().__init__(KERNELS["int8_stochastic" if self.unbiased else "int8"], group)
+        self.random = self.unbiased = rounding == "stochastic"
+        super().__init__(group, "int8_stochastic" if self.random else "int8")
+
+    def quantize(self, rows: Tensor, chance: Tensor | None) -> tuple[Tensor, Tensor]:  # noqa: D102
+        return quantize(rows, scale_words(rows, 127), 8, chance)
+
+    def dequantize(self, heads: Tensor, codes: Tensor) -> Tensor:  # noqa: D102
+        return dequantize(heads, codes, 8)
 
 
 class Int4(GroupedCodec):
     """C(x)_i = s * code, four bits for each code: the quantizer of ZeRO++ and SDP4Bit.
 
-    4 + 16/group bits per element. Not linear. Wire: see `shardlab.codecs.kernels.integers`. A group with a
-    value that is not finite decodes to NaN. By rounding and levels:
+    4 + 16/group bits per element. Not linear. A group with a value that is not finite decodes to
+    NaN. By rounding and levels:
 
     - nearest, uniform: codes -8 to 7, the element of largest magnitude has -8 and its sign lies in
-      s (as in GGML's Q4_0). Biased, |x_i - C(x)_i| <= s/2, or s where 7 is the nearest left;
-      a contraction.
+      s (as in GGML's Q4_0); of two such elements with opposite signs the positive one counts, so
+      that negating a vector negates what it decodes to. Biased, |x_i - C(x)_i| <= s/2, or s where 7
+      is the nearest left; a contraction.
     - stochastic, uniform: codes -7 to 7, s = max|x| / 7: unbiased, |x_i - C(x)_i| < s.
-    - nearest, nf4: the quantiles of a normal distribution (Dettmers et al. 2023, "QLoRA", section
-      3), s = max|x|: biased, a contraction.
+    - nearest, nf4: s = max|x|, x_i / s becomes the nearest of the quantiles `NF4` of a normal
+      distribution (Dettmers et al. 2023, "QLoRA", section 3), the lower one half-way: biased, a
+      contraction. Groups with scale 0 or NaN have code 7, whose level is 0.
 
     Args:
         group: elements that share one scale.
@@ -45,13 +120,37 @@ class Int4(GroupedCodec):
     """
 
     name = "int4"
+    head_bytes = 2
+    bits = 4
+    kernels = True
 
     def __init__(
         self, group: int = 128, rounding: str = "nearest", levels: str = "uniform"
     ) -> None:
-        self.unbiased = rounding == "stochastic"
-        uniform = "int4_stochastic" if self.unbiased else "int4"
-        super().__init__(KERNELS["nf4" if levels == "nf4" else uniform], group)
+        self.random = self.unbiased = rounding == "stochastic"
+        uniform = "int4_stochastic" if self.random else "int4"
+        super().__init__(group, "nf4" if levels == "nf4" else uniform)
+
+    def quantize(self, rows: Tensor, chance: Tensor | None) -> tuple[Tensor, Tensor]:  # noqa: D102
+        if self.format == "nf4":
+            return self._quantize_nf4(rows)
+        words = scale_words(rows, 7) if self.random else signed_scale_words(rows, 8)
+        return quantize(rows, words, 4, chance)
+
+    def dequantize(self, heads: Tensor, codes: Tensor) -> Tensor:  # noqa: D102
+        if self.format == "nf4":
+            levels = torch.tensor(NF4, dtype=torch.float32, device=codes.device)
+            return levels[codes.to(torch.int64)] * read_scales(heads)
+        return dequantize(heads, codes, 4)
+
+    def _quantize_nf4(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        words = scale_words(rows, 1.0)
+        blank = (words == 0) | (words == NOT_FINITE)
+        values = rows * widened(words).masked_fill(blank, 1.0).reciprocal()
+        levels = torch.tensor(NF4, dtype=torch.float32, device=rows.device)
+        borders = (levels[1:] + levels[:-1]) / 2
+        codes = torch.bucketize(values.masked_fill(blank, 0.0), borders)
+        return words.view(torch.uint8), codes.to(torch.uint8)
 
 
 class Qsgd(GroupedCodec):
@@ -60,8 +159,7 @@ class Qsgd(GroupedCodec):
     QSGD (Alistarh et al. 2017, section 3.1) with buckets: |x|_2 is the norm of a group. Unbiased;
     E|C(x) - x|^2 <= min(group / s^2, sqrt(group) / s) |x|^2 in a group (lemma 3.1). Codes of equal
     width rather than the paper's Elias codes: 2, 4 or 8 bits for s = 1, 7 or 127, and 16/group for
-    the norm. Not linear. Wire: see `shardlab.codecs.kernels.integers`. A group with a value that is not
-    finite decodes to NaN.
+    the norm. Not linear. A group with a value that is not finite decodes to NaN.
 
     Args:
         levels: s, levels above zero.
@@ -69,7 +167,20 @@ class Qsgd(GroupedCodec):
     """
 
     name = "qsgd"
-    unbiased = True
+    unbiased = random = True
+    head_bytes = 2
 
     def __init__(self, levels: int = 127, group: int = 128) -> None:
-        super().__init__(KERNELS[f"qsgd{levels}"], group)
+        self._levels = levels
+        super().__init__(group, f"qsgd{levels}")
+
+    @property
+    def bits(self) -> int:  # type: ignore[override]
+        """Bits of a code."""
+        return self._levels.bit_length() + 1
+
+    def quantize(self, rows: Tensor, chance: Tensor | None) -> tuple[Tensor, Tensor]:  # noqa: D102
+        return quantize(rows, norm_words(rows, self._levels), self.bits, chance)
+
+    def dequantize(self, heads: Tensor, codes: Tensor) -> Tensor:  # noqa: D102
+        return dequantize(heads, codes, self.bits)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from shardlab.codecs.base import MessageKey
-from shardlab.codecs.kernels.random import uniform
 from shardlab.codecs.multi_phase import Communicator, MultiPhaseMethod, alarm
+from shardlab.codecs.random import uniform
 from shardlab.codecs.unit import Unit
 
 

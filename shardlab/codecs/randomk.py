@@ -5,20 +5,22 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shardlab.codecs.base import Codec, Content, MessageKey, key_words
-from shardlab.codecs.kernels import scatter, select
-from shardlab.codecs.kernels.random import random_places
+from shardlab.codecs.base import Content, FusedCodec, MessageKey, key_words
+from shardlab.codecs.compiled import compiled_on_gpus
+from shardlab.codecs.native import check_floats
+from shardlab.codecs.random import random_bits
+from shardlab.codecs.selection import keep, scatter_add, scatter_sum
 
 
-class RandomK(Codec):
+class RandomK(FusedCodec):
     """Selection of k = max(1, round(density * n)) random elements, without replacement.
 
     Stich et al. 2018 (definition 2.1). The positions follow from the key, which all ranks share:
     32 * density bits per element, none of them for indices, and payloads can be summed before they
-    are decoded. Every element is drawn with probability k/n (`shardlab.codecs.kernels.random`), from which
-    both bounds follow: unscaled, a contraction in the mean with delta = k/n;
-    scaled by n/k, unbiased with the variance (n/k - 1) ||x||^2. Scaled values diverge under error
-    feedback, where unscaled ones belong.
+    are decoded. Every element is drawn with probability k/n (`random_positions`), from which both
+    bounds follow: unscaled, a contraction in the mean with delta = k/n; scaled by n/k, unbiased
+    with the variance (n/k - 1) ||x||^2. Scaled values diverge under error feedback, where unscaled
+    ones belong.
 
     Wire: k float32, little endian, in ascending order of their positions. If any of the n elements
     is not finite all k are NaN: a position that is not drawn would hide it.
@@ -29,6 +31,7 @@ class RandomK(Codec):
     """
 
     name = "randomk"
+    random = True
     linear = True
 
     def __init__(self, density: float = 0.01, scaled: bool = False) -> None:
@@ -41,63 +44,83 @@ class RandomK(Codec):
     def content(self, n: int, payload: Tensor) -> Content:  # noqa: D102
         return Content(self._kept(n), 0, 0)
 
-    def encode(  # noqa: D102
-        self, vector: Tensor, key: MessageKey | None = None, out: Tensor | None = None
-    ) -> Tensor:
-        drawn = vector.index_select(0, self._places(vector, key))
-        return _as_payload(self._sent(drawn, select.not_finite(vector), vector.numel()), out)
-
-    def encode_residual(  # noqa: D102
+    def fused_encode(  # noqa: D102
         self,
-        vector: Tensor,
-        residual: Tensor,
-        kept: Tensor,
-        key: MessageKey | None = None,
-        out: Tensor | None = None,
+        x: Tensor,
+        residual: Tensor | None,
+        kept: Tensor | None,
+        key: MessageKey | None,
+        out: Tensor | None,
     ) -> Tensor:
-        apart = kept.data_ptr() != residual.data_ptr()
-        places = self._places(vector, key)
-        drawn = vector.index_select(0, places) + residual.index_select(0, places)
-        bad = select.not_finite(vector, residual, kept if apart else None)
-        sent = self._sent(drawn, bad, vector.numel())
-        select.keep(None if apart else vector, residual, kept, places, drawn, sent)
-        return _as_payload(sent, out)
+        check_floats(vector=x, residual=residual, kept=kept)
+        positions = self._positions(x, key)
+        wanted = x if residual is None else x + residual
+        drawn = wanted[positions]
+        sent = drawn.masked_fill(~wanted.isfinite().all(), float("nan"))
+        if self.unbiased and drawn.numel():
+            sent.mul_(x.numel() / drawn.numel())
+        if residual is not None and kept is not None:
+            keep(x, residual, kept, positions, drawn, sent)
+        payload = sent.view(torch.uint8)
+        return payload if out is None else out.copy_(payload)
 
-    def decode_add(  # noqa: D102
-        self, payload: Tensor, out: Tensor, alpha: float = 1.0, key: MessageKey | None = None
-    ) -> None:
-        self._check_payload(payload, out.numel())
-        scatter.scatter_add(payload.view(torch.float32), self._places(out, key), out, alpha)
-
-    def decode_sum(  # noqa: D102
+    def fused_decode(  # noqa: D102
         self,
         payloads: Sequence[Tensor],
         out: Tensor,
-        alpha: float = 1.0,
-        keys: Sequence[MessageKey] | None = None,
+        alpha: float,
+        keys: Sequence[MessageKey] | None,
+        add: bool,
     ) -> None:
         for payload in payloads:
             self._check_payload(payload, out.numel())
-        drawn = {key: self._places(out, key) for key in {key.shared() for key in keys or ()}}
-        if not drawn:
+        if not keys:
             key_words(None, self.name)
+        drawn = {key: self._positions(out, key) for key in {key.shared() for key in keys or ()}}
+        positions = [drawn[key.shared()] for key in keys or ()]
         values = [payload.view(torch.float32) for payload in payloads]
-        scatter.scatter_sum(values, [drawn[key.shared()] for key in keys or ()], out, alpha)
+        if add:
+            scatter_add(values[0], positions[0], out, alpha)
+        else:
+            scatter_sum(values, positions, out, alpha)
 
     def _kept(self, n: int) -> int:
         return min(n, max(1, round(self.density * n)))
 
-    def _places(self, vector: Tensor, key: MessageKey | None) -> Tensor:
+    def _positions(self, vector: Tensor, key: MessageKey | None) -> Tensor:
         n = vector.numel()
         words = key_words(key.shared() if key else None, self.name)
-        return random_places(n, self._kept(n), words, vector.device)
-
-    def _sent(self, drawn: Tensor, bad: Tensor, n: int) -> Tensor:
-        """Return what is sent: NaN everywhere if some of the n elements are `bad`."""
-        sent = drawn.masked_fill(bad > 0, float("nan"))
-        return sent.mul_(n / drawn.numel()) if self.unbiased and drawn.numel() else sent
+        return random_positions(n, self._kept(n), words, vector.device)
 
 
-def _as_payload(values: Tensor, out: Tensor | None) -> Tensor:
-    payload = values.view(torch.uint8)
-    return payload if out is None else out.copy_(payload)
+def random_positions(n: int, k: int, key: tuple[int, int], device: torch.device) -> Tensor:
+    """Return k different positions below n < 2**31: int32 [k], ascending.
+
+    [0, n) is cut into k parts, part j from floor(j n / k) to floor((j + 1) n / k). One position is
+    drawn in each, and all are shifted by one random amount, modulo n:
+
+        size_j = floor((j + 1) n / k) - floor(j n / k)
+        position_j = (floor(j n / k) + floor(bits_j size_j / 2**32) + floor(bits_k n / 2**32)) mod n
+
+    where bits_i are the 32 bits of element i under the key. The shift makes every element as likely
+    as any other, k/n, whatever the sizes of the parts (up to n * 2**-32, since 32 bits fill no n
+    exactly). Without it an element of a shorter part would be likelier.
+
+    Args:
+        key: words of a key that all ranks share.
+    """
+    bits = random_bits(k + 1, *key, device)
+    return _positions_of(bits, n)
+
+
+@compiled_on_gpus
+def _positions_of(bits: Tensor, n: int) -> Tensor:
+    k = bits.numel() - 1
+    if not k:
+        return bits[:0].to(torch.int32)
+    part = torch.arange(k + 1, dtype=torch.int64, device=bits.device) * n // k
+    drawn = part[:-1] + (bits[:-1] * part.diff() >> 32)
+    shifted = (drawn + (bits[-1] * n >> 32)) % n
+    # ascending but for one fall, where the shift moved the last ones past the end
+    turn = torch.arange(k, device=bits.device) + shifted.argmin()
+    return shifted[turn % k].to(torch.int32)

@@ -1,21 +1,110 @@
-"""One bit per element: `sign`, `efsign` and `onebit`.
+"""One bit per element: `sign`, `efsign` and `onebit`. Wire: docs/wire-formats.md.
 
+The bit of an element is set if it is below zero: zeros of either sign and NaN count as positive.
 One bit has no code for zero: an element of zero decodes to zero only where the whole group (for
 `sign`, the whole message) is zero. Parameters whose gradient is exactly zero in many steps
 accumulate an error from that, which error feedback cancels one step later.
+
+A sum over a group runs in 32 lanes: lane l adds elements l, l + 32, l + 64, ... in this order,
+starting at zero; then the upper half of the lanes is added to the lower half, until one is left.
+All in float32, so every instruction set and device finds the same bits.
 """
 
+import ctypes
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
-from shardlab.codecs.base import Codec, Content, MessageKey
-from shardlab.codecs.grouped import GroupedCodec
-from shardlab.codecs.kernels import sign
-from shardlab.codecs.kernels.signs import KERNELS
+from shardlab.codecs import native
+from shardlab.codecs.base import Content, FusedCodec, MessageKey
+from shardlab.codecs.compiled import compiled_on_gpus
+from shardlab.codecs.grouped import GroupedCodec, pack, unpack
+from shardlab.codecs.native import FLOAT, INT, POINTER, address, addresses, function
+from shardlab.codecs.scales import NOT_FINITE, read_scales, widened
+from shardlab.codecs.workers import threads_for
+
+_LANES = 32
+_SMALLEST = 2.0**-126
+_MAGNITUDE_BYTES = 4
+_BLOCK = 512  # csrc/sign.cpp
 
 
-class Sign(Codec):
+class EfSign(GroupedCodec):
+    """D = m sgn(x), m = mean|x| of a group, rounded to the nearest bfloat16.
+
+    The compressor of EF-signSGD (Karimireddy et al. 2019, algorithm 1), on groups instead of
+    layers. 1 + 16/group bits per element. Biased; in each group of d elements a contraction with
+    delta >= (1 - 2^-16) ||x||_1^2 / (d ||x||_2^2) (their section 4, less the rounding of m; a group
+    whose m is below 2^-126 decodes to zeros): larger than for a whole gradient, whose tails are
+    heavy. It needs error feedback. Not linear: every sender has its own means. A group with a value
+    that is not finite, or with an infinite sum, decodes to NaN.
+
+    Args:
+        group: elements that share one magnitude.
+    """
+
+    name = "efsign"
+    unbiased = False
+    head_bytes = 2
+    bits = 1
+
+    def __init__(self, group: int = 512) -> None:
+        super().__init__(group)
+
+    def quantize(self, rows: Tensor, chance: Tensor | None) -> tuple[Tensor, Tensor]:  # noqa: D102
+        sums = _lane_sums(rows.abs())
+        words = _mean_words(sums, torch.full_like(sums, rows.shape[1]))
+        return words.view(torch.uint8), (rows < 0).to(torch.uint8)
+
+    def dequantize(self, heads: Tensor, codes: Tensor) -> Tensor:  # noqa: D102
+        mean = read_scales(heads)
+        # a mean of zero has no sign
+        return torch.where(codes == 0, mean, 0 - mean)
+
+
+class OneBit(GroupedCodec):
+    """D = mean of the x >= 0 of a group where x >= 0, mean of its x < 0 where x < 0.
+
+    1-bit SGD (Seide et al. 2014, section 3.1: quantized at zero, reconstructed by the means of the
+    two halves), with groups in place of the columns of a matrix and means rounded to the nearest
+    bfloat16. 1 + 32/group bits per element. Biased; a contraction, with an error no larger than
+    that of `efsign` up to the rounding of the means, since two means are the best two values. It
+    needs error feedback. Not linear: every sender has its own means. A group with a value that is
+    not finite decodes to NaN.
+
+    Args:
+        group: elements that share two means.
+    """
+
+    name = "onebit"
+    unbiased = False
+    head_bytes = 4
+    bits = 1
+
+    def __init__(self, group: int = 512) -> None:
+        super().__init__(group)
+
+    def quantize(self, rows: Tensor, chance: Tensor | None) -> tuple[Tensor, Tensor]:  # noqa: D102
+        below = rows < 0
+        means = [
+            _mean_words(
+                _lane_sums(torch.where(chosen, rows, 0.0)),
+                chosen.sum(1, keepdim=True).to(torch.float32),
+            )
+            for chosen in (~below, below)
+        ]
+        words = torch.cat(means, 1)
+        finite = widened(words).isfinite().all(1, keepdim=True)
+        words = torch.where(finite, words, NOT_FINITE)
+        return words.view(torch.uint8), below.to(torch.uint8)
+
+    def dequantize(self, heads: Tensor, codes: Tensor) -> Tensor:  # noqa: D102
+        others, below = read_scales(heads).split(1, 1)
+        return torch.where(codes == 0, others, below)
+
+
+class Sign(FusedCodec):
     """D = m sgn(x), m = mean|x| of the message; several payloads are a majority vote.
 
     signSGD with majority vote (Bernstein et al. 2018, section 3.3; 2019, algorithm 1): the owner of
@@ -28,8 +117,7 @@ class Sign(Codec):
     delta >= (1 - 2^-16) ||x||_1^2 / (n ||x||_2^2), small for whole gradients; a vote has no such
     bound and can diverge. Not linear. All elements of a message come out with one magnitude:
     right for SGD on the sign, wrong for Adam, whose second moment then holds that constant and not
-    the scale of each element.
-    Wire: see `shardlab.codecs.kernels.sign`. A value that is not finite makes the whole message NaN.
+    the scale of each element. A value that is not finite makes the whole message NaN.
     """
 
     name = "sign"
@@ -37,82 +125,151 @@ class Sign(Codec):
     votes = True
 
     def payload_bytes(self, n: int) -> int:  # noqa: D102
-        return sign.payload_bytes(n)
+        return _MAGNITUDE_BYTES + (n + 7) // 8
 
     def content(self, n: int, payload: Tensor) -> Content:  # noqa: D102
-        return Content(n, 0, sign.MAGNITUDE_BYTES)
+        return Content(n, 0, _MAGNITUDE_BYTES)
 
-    def encode(  # noqa: D102
-        self, vector: Tensor, key: MessageKey | None = None, out: Tensor | None = None
-    ) -> Tensor:
-        return sign.encode(vector, out)
-
-    def encode_residual(  # noqa: D102
+    def fused_encode(  # noqa: D102
         self,
-        vector: Tensor,
-        residual: Tensor,
-        kept: Tensor,
-        key: MessageKey | None = None,
-        out: Tensor | None = None,
+        x: Tensor,
+        residual: Tensor | None,
+        kept: Tensor | None,
+        key: MessageKey | None,
+        out: Tensor | None,
     ) -> Tensor:
-        return sign.encode_residual(vector, residual, kept, out)
+        native.check_floats(vector=x, residual=residual, kept=kept)
+        size = self.payload_bytes(x.numel())
+        payload = x.new_empty(size, dtype=torch.uint8) if out is None else out
+        native.check_payload(payload, size, x)
+        encode = _ENCODE if native.compiled(x) else encode_signs
+        encode(x, residual, kept, payload)
+        return payload
 
-    def decode_add(  # noqa: D102
-        self, payload: Tensor, out: Tensor, alpha: float = 1.0, key: MessageKey | None = None
-    ) -> None:
-        self._check_payload(payload, out.numel())
-        sign.decode_add(payload, out, alpha)
-
-    def decode_sum(
+    def fused_decode(  # noqa: D102
         self,
         payloads: Sequence[Tensor],
         out: Tensor,
-        alpha: float = 1.0,
-        keys: Sequence[MessageKey] | None = None,
+        alpha: float,
+        keys: Sequence[MessageKey] | None,
+        add: bool,
     ) -> None:
-        """Set out to alpha * (sum of magnitudes) * (sign that most ranks sent, 0 for a tie)."""
+        native.check_floats(out=out)
         for payload in payloads:
             self._check_payload(payload, out.numel())
-        sign.decode_votes(payloads, out, alpha)
+            native.check_payload(payload, payload.numel(), out)
+        decode = _DECODE if native.compiled(out) else decode_signs
+        decode(list(payloads), out, alpha, add)
 
 
-class EfSign(GroupedCodec):
-    """D = m sgn(x), m = mean|x| of a group, rounded to the nearest bfloat16.
+@compiled_on_gpus
+def encode_signs(x: Tensor, residual: Tensor | None, kept: Tensor | None, payload: Tensor) -> None:
+    """Write the payload of `x + residual`, and to `kept` what it loses, in PyTorch."""
+    wanted = x if residual is None else x + residual
+    n = len(wanted)
+    full = n // _BLOCK * _BLOCK
+    whole, rest = wanted[:full].view(-1, _BLOCK), wanted[full:].view(1, -1)
+    sums = torch.cat([_lane_sums(whole.abs()), _lane_sums(rest.abs())]).flatten()
+    magnitude = _mean(sums[: max(1, -(-n // _BLOCK))], n)
+    payload[:_MAGNITUDE_BYTES] = magnitude.view(torch.uint8)
+    bits = [pack((rows < 0).to(torch.uint8), 1).flatten() for rows in (whole, rest)]
+    payload[_MAGNITUDE_BYTES:] = torch.cat(bits)
+    if residual is not None and kept is not None:
+        lost = wanted - torch.where(wanted < 0, -magnitude, magnitude)
+        kept.copy_(torch.where(lost.isfinite(), lost, residual))
 
-    The compressor of EF-signSGD (Karimireddy et al. 2019, algorithm 1), on groups instead of
-    layers. 1 + 16/group bits per element. Biased; in each group of d elements a contraction with
-    delta >= (1 - 2^-16) ||x||_1^2 / (d ||x||_2^2) (their section 4, less the rounding of m; a group
-    whose m is below 2^-126 decodes to zeros): larger than for a whole gradient, whose tails are
-    heavy. It needs error feedback. Not linear: every sender has its own means.
-    Wire: see `shardlab.codecs.kernels.signs`. A group with a value that is not finite decodes to NaN.
 
-    Args:
-        group: elements that share one magnitude.
+@compiled_on_gpus
+def decode_signs(payloads: Sequence[Tensor], out: Tensor, alpha: float, add: bool) -> None:
+    """Set `out` to the vote times alpha and the sum of magnitudes, or add it, in PyTorch."""
+    total = out.new_zeros(1)
+    votes = torch.zeros_like(out)
+    for payload in payloads:
+        magnitude, signs = _message(payload, out.numel())
+        total = total + magnitude
+        votes = votes + torch.where(magnitude == 0, 0.0, signs)
+    # csrc/sign.cpp has no negative zero where all means are 0
+    values = votes.sign() * (total * alpha + 0.0)
+    if add:
+        out.add_(values)
+    else:
+        out.copy_(values)
+
+
+def _message(payload: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """Return the magnitude, float32 [1], and the signs, float32 [n] of 1 and -1."""
+    # a copy, since slices of larger messages may start at odd addresses
+    magnitude = payload[:_MAGNITUDE_BYTES].clone().view(torch.float32)
+    bits, full = payload[_MAGNITUDE_BYTES:], n // _BLOCK * _BLOCK
+    blocks = [
+        unpack(bits[: full // 8].view(-1, _BLOCK // 8), 1, _BLOCK),
+        unpack(bits[full // 8 :].view(1, -1), 1, n - full),
+    ]
+    codes = torch.cat([rows.flatten() for rows in blocks])
+    return magnitude, 1.0 - 2.0 * codes
+
+
+def _mean(sums: Tensor, n: int) -> Tensor:
+    """Return the mean, float32 [1], from the sums of the blocks of n elements, folded in float64.
+
+    While there are m > 1 sums, number i + ceil(m / 2) is added to number i. The mean is 0 where it
+    would be below 2**-126, and NaN where it is not finite.
     """
+    sums = sums.to(torch.float64)
+    while len(sums) > 1:
+        lower, upper = sums.split([-(-len(sums) // 2), len(sums) // 2])
+        sums = lower + torch.nn.functional.pad(upper, (0, len(lower) - len(upper)))
+    mean = (sums / torch.full_like(sums, max(n, 1))).to(torch.float32)
+    mean = mean.masked_fill(mean < _SMALLEST, 0.0)
+    return mean.masked_fill(~mean.isfinite(), torch.nan)
 
-    name = "efsign"
-    unbiased = False
 
-    def __init__(self, group: int = 512) -> None:
-        super().__init__(KERNELS["efsign"], group)
+def _lane_sums(rows: Tensor) -> Tensor:
+    """Return the sum of each row, in 32 lanes: float32 [groups, 1] from [groups, G]."""
+    padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % _LANES))
+    lanes = torch.zeros(len(rows), _LANES, device=rows.device)
+    for part in padded.view(len(rows), padded.shape[1] // _LANES, _LANES).unbind(1):
+        lanes = lanes + part
+    while lanes.shape[1] > 1:
+        lower, upper = lanes.chunk(2, 1)
+        lanes = lower + upper
+    return lanes
 
 
-class OneBit(GroupedCodec):
-    """D = mean of the x >= 0 of a group where x >= 0, mean of its x < 0 where x < 0.
+def _mean_words(sums: Tensor, counts: Tensor) -> Tensor:
+    """Return the bits of the means, int16, of sums of `counts` elements (float32).
 
-    1-bit SGD (Seide et al. 2014, section 3.1: quantized at zero, reconstructed by the means of the
-    two halves), with groups in place of the columns of a matrix and means rounded to the nearest
-    bfloat16. 1 + 32/group bits per element. Biased; a contraction, with an error no larger than
-    that of `efsign` up to the rounding of the means, since two means are the best two values. It
-    needs error feedback. Not linear: every sender has its own means.
-    Wire: see `shardlab.codecs.kernels.signs`. A group with a value that is not finite decodes to NaN.
-
-    Args:
-        group: elements that share two means.
+    Rounded to the nearest bfloat16: 0 where the magnitude is below 2**-126 (hosts that flush
+    subnormals must decode the same values) or where there are no elements, NaN where it is not
+    finite or too large.
     """
+    means = sums / counts.clamp_min(1.0)
+    rounded = means.to(torch.bfloat16)
+    words = rounded.view(torch.int16).masked_fill(means.abs() < _SMALLEST, 0)
+    return words.masked_fill(~rounded.isfinite(), NOT_FINITE)
 
-    name = "onebit"
-    unbiased = False
 
-    def __init__(self, group: int = 512) -> None:
-        super().__init__(KERNELS["onebit"], group)
+def _run_encode(x: Tensor, residual: Tensor | None, kept: Tensor | None, payload: Tensor) -> None:
+    n = x.numel()
+    sums = torch.empty(max(1, -(-n // _BLOCK)), dtype=torch.float64)
+    _c_encode(
+        *(threads_for(n), x.data_ptr(), address(residual), address(kept), n),
+        *(sums.data_ptr(), payload.data_ptr()),
+    )
+
+
+def _run_decode(payloads: list[Tensor], out: Tensor, alpha: float, add: bool) -> None:
+    n = out.numel()
+    threads = threads_for(n)
+    _c_decode(threads, addresses(payloads), len(payloads), n, alpha, add, out.data_ptr())
+
+
+_c_encode = function("sign_encode", *(4 * [POINTER]), INT, POINTER, POINTER)
+_c_decode = function("sign_decode", POINTER, POINTER, INT, INT, FLOAT, ctypes.c_int, POINTER)
+_ENCODE = native.operator(
+    "sign_encode(Tensor x, Tensor? residual, Tensor(a!)? kept, Tensor(b!) payload) -> ()",
+    _run_encode,
+)
+_DECODE = native.operator(
+    "sign_decode(Tensor[] payloads, Tensor(a!) out, float alpha, bool add) -> ()", _run_decode
+)

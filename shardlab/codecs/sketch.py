@@ -1,22 +1,40 @@
-"""Largest elements of the sum, found by a count sketch: `sketch`."""
+"""Largest elements of the sum, found by a count sketch: `sketch`.
+
+A count sketch (Charikar, Chen and Farach-Colton 2002) is a table of `rows` rows of `buckets`
+float32 numbers, a linear summary of a vector. With b = the 32 random bits of element i under the
+two key words of a row (`shardlab.codecs.random`):
+
+* bucket(i) = floor((b >> 1) * buckets / 2**31); sign(i) = -1 if b is odd, else 1;
+* add: table[row][bucket(i)] += sign(i) * x_i, in float32, in the order of i;
+* estimate of x_i: the median over rows of sign(i) * table[row][bucket(i)]; of an even number of
+  rows the mean of the two in the middle (0.5 * lower + 0.5 * upper).
+
+Tables of the same keys can be added. A NaN or an infinity makes its buckets NaN or infinite.
+"""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from shardlab.codecs.base import MessageKey
-from shardlab.codecs.kernels import select, sketch
+from shardlab.codecs.compiled import compiled_on_gpus
 from shardlab.codecs.multi_phase import Communicator, MultiPhaseMethod, alarm
+from shardlab.codecs.random import random_bits
+from shardlab.codecs.selection import largest
 from shardlab.codecs.unit import Unit
 
 _NEAR = 1 << 16
 """elements of a stretch, in which 16 bits encode a position"""
+Keys = Sequence[tuple[int, int]]
+"""two words for each row"""
 
 
 class Sketch(MultiPhaseMethod):
     """The k elements of largest magnitude of the *sum*, as a count sketch of it estimates them.
 
     Ivkin et al. 2019 (Sketched-SGD with HeavyMix). Phase 1 sums the sketches S(x_r), a table of
-    `rows` x max(1, round(width * n)) buckets (`shardlab.codecs.kernels.sketch`): linear, so the sum is the
+    `rows` x max(1, round(width * n)) buckets (see above): linear, so the sum is the
     sketch of the sum. The k = max(1, round(density * n)) largest estimates are selected, ties to
     the lower index. Phase 2 sums the exact values of the selected elements: sent_r is x_r there
     and 0 elsewhere. Hashes are drawn anew in every step.
@@ -56,7 +74,7 @@ class Sketch(MultiPhaseMethod):
         n, keys = chunks.shape[1], self._keys(key)
         message = given.new_zeros(wire.world_size, self.rows * self.buckets(n) + 1)
         for chunk, part in zip(chunks, message, strict=True):
-            sketch.add(chunk, keys, part[:-1].view(self.rows, -1))
+            add_sketch(chunk, keys, part[:-1].view(self.rows, -1))
         message[:, -1] = alarm(message)
         summed = wire.sum_scatter(message.flatten())
         selected = self._select(summed[:-1], keys, n)
@@ -75,7 +93,7 @@ class Sketch(MultiPhaseMethod):
     def sum(self, given: Tensor, unit: Unit, wire: Communicator, key: MessageKey) -> Tensor:  # noqa: D102
         n, keys = given.numel(), self._keys(key)
         table = given.new_zeros(self.rows, self.buckets(n))
-        sketch.add(given, keys, table)
+        add_sketch(given, keys, table)
         wire.sum(table.view(-1))
         selected = self._select(table, keys, n)
         values = _taken(given, selected)
@@ -90,8 +108,42 @@ class Sketch(MultiPhaseMethod):
         return [shared._replace(unit=f"{key.unit}#{row}").words() for row in range(self.rows)]
 
     def _select(self, table: Tensor, keys: list[tuple[int, int]], n: int) -> Tensor:
-        estimates = sketch.estimate(table.view(self.rows, -1), keys, n)
-        return select.largest(estimates, self.elements_sent(n))[1].long()
+        estimates = estimate(table.view(self.rows, -1), keys, n)
+        return largest(estimates, self.elements_sent(n))[1].long()
+
+
+def add_sketch(x: Tensor, keys: Keys, table: Tensor) -> None:
+    """Add the sketch of `x`, float32 [n], to `table`, float32 [rows, buckets]."""
+    for row, key in zip(table, keys, strict=True):
+        bucket, sign = _hashes(x.numel(), len(row), key, x.device)
+        if x.is_cuda:
+            # sorted before it is summed: atomic additions would come in any order
+            row.index_put_((bucket,), x * sign, accumulate=True)
+        else:
+            row.index_add_(0, bucket, x * sign)
+
+
+def estimate(table: Tensor, keys: Keys, n: int) -> Tensor:
+    """Return the estimates of the elements 0 to n - 1: float32 [n]."""
+    values = []
+    for row, key in zip(table, keys, strict=True):
+        bucket, sign = _hashes(n, len(row), key, table.device)
+        values.append(row[bucket] * sign)
+    return _median(torch.stack(values))
+
+
+@compiled_on_gpus
+def _median(values: Tensor) -> Tensor:
+    rows, values = len(values), values.sort(0).values
+    return 0.5 * values[(rows - 1) // 2] + 0.5 * values[rows // 2] + 0.0
+
+
+def _hashes(
+    n: int, buckets: int, key: tuple[int, int], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return the bucket, int64 [n], and the sign, float32 [n], of each element in a row."""
+    bits = random_bits(n, *key, device)
+    return ((bits >> 1) * buckets) >> 31, 1.0 - 2.0 * (bits & 1)
 
 
 def _taken(given: Tensor, places: Tensor) -> Tensor:

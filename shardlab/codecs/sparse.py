@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from shardlab.codecs.base import Codec, Content, MessageKey
+from shardlab.codecs import positions as coding
+from shardlab.codecs import selection
+from shardlab.codecs.base import Codec, Content, FusedCodec, MessageKey
 from shardlab.codecs.floats import BFloat16, Float16
 from shardlab.codecs.identity import Identity
 from shardlab.codecs.integers import Int4, Int8
-from shardlab.codecs.kernels import indices as coding
-from shardlab.codecs.kernels import scatter, select
 
 _VALUE_CODECS: dict[str, Callable[[], Codec]] = {
     "fp32": Identity,
@@ -24,11 +24,11 @@ _VALUE_CODECS: dict[str, Callable[[], Codec]] = {
 """by the option `values`, with their default groups"""
 
 
-class Sparse(Codec):
+class Sparse(FusedCodec):
     """Selected elements with their positions; the residual keeps all others.
 
     Wire: the number of elements (uint32, only where n does not determine it), the values in order
-    of their index as a payload of the value codec, then the indices (`shardlab.codecs.kernels.indices`).
+    of their index as a payload of the value codec, then the indices (`shardlab.codecs.positions`).
 
     The composition with a value codec is the one of Qsparse-local-SGD (Basu et al. 2019, section
     2): contractions of delta1 and delta2 make one of at least delta1 * delta2, and what the value
@@ -65,51 +65,46 @@ class Sparse(Codec):
         k = self._count(payload, n)
         size = self.values.payload_bytes(k)
         metadata = self.values.content(k, payload[self._count_bytes :][:size]).metadata_bytes
-        places = payload.numel() - self._count_bytes - size
-        return Content(k, places, self._count_bytes + metadata)
+        index_bytes = payload.numel() - self._count_bytes - size
+        return Content(k, index_bytes, self._count_bytes + metadata)
 
-    def encode(  # noqa: D102
-        self, vector: Tensor, key: MessageKey | None = None, out: Tensor | None = None
-    ) -> Tensor:
-        values, places = select.largest(vector, self.most(vector.numel()), self._floor)
-        return self._payload(values, places, vector.numel(), key, out)
-
-    def encode_residual(  # noqa: D102
+    def fused_encode(  # noqa: D102
         self,
-        vector: Tensor,
-        residual: Tensor,
-        kept: Tensor,
-        key: MessageKey | None = None,
-        out: Tensor | None = None,
+        x: Tensor,
+        residual: Tensor | None,
+        kept: Tensor | None,
+        key: MessageKey | None,
+        out: Tensor | None,
     ) -> Tensor:
-        n = vector.numel()
+        n = x.numel()
+        if residual is None or kept is None:
+            values, positions = selection.largest(x, self.most(n), self._floor)
+            return self._payload(values, positions, n, key, out)
         apart = kept.data_ptr() != residual.data_ptr()
-        values, places = select.largest(
-            vector, self.most(n), self._floor, residual, kept if apart else None
+        values, positions = selection.largest(
+            x, self.most(n), self._floor, residual, kept if apart else None
         )
-        payload = self._payload(values, places, n, key, out)
+        payload = self._payload(values, positions, n, key, out)
         sent = self._values(payload, len(values), key)
-        select.keep(None if apart else vector, residual, kept, places, values, sent)
+        selection.keep(None if apart else x, residual, kept, positions, values, sent)
         return payload
 
-    def decode_add(  # noqa: D102
-        self, payload: Tensor, out: Tensor, alpha: float = 1.0, key: MessageKey | None = None
-    ) -> None:
-        values, places = self._parts([payload], out.numel(), [key] if key else None)
-        scatter.scatter_add(values[0], places[0], out, alpha)
-
-    def decode_sum(  # noqa: D102
+    def fused_decode(  # noqa: D102
         self,
         payloads: Sequence[Tensor],
         out: Tensor,
-        alpha: float = 1.0,
-        keys: Sequence[MessageKey] | None = None,
+        alpha: float,
+        keys: Sequence[MessageKey] | None,
+        add: bool,
     ) -> None:
-        values, places = self._parts(payloads, out.numel(), keys)
-        scatter.scatter_sum(values, places, out, alpha)
+        values, positions = self._parts(payloads, out.numel(), keys)
+        if add:
+            selection.scatter_add(values[0], positions[0], out, alpha)
+        else:
+            selection.scatter_sum(values, positions, out, alpha)
 
     def _payload(
-        self, values: Tensor, places: Tensor, n: int, key: MessageKey | None, out: Tensor | None
+        self, values: Tensor, positions: Tensor, n: int, key: MessageKey | None, out: Tensor | None
     ) -> Tensor:
         if out is None:
             out = torch.empty(self.payload_bytes(n), dtype=torch.uint8, device=values.device)
@@ -118,8 +113,8 @@ class Sparse(Codec):
             out[: self._count_bytes] = count
         size = self._count_bytes + self.values.payload_bytes(len(values))
         self.values.encode(values, key, out[self._count_bytes : size])
-        payload = out[: size + coding.Split.of(n, len(places), self.indices).size]
-        coding.encode(places, n, self.indices, payload[size:])
+        payload = out[: size + coding.Split.of(n, len(positions), self.indices).size]
+        coding.encode(positions, n, self.indices, payload[size:])
         return payload
 
     def _parts(
@@ -130,12 +125,12 @@ class Sparse(Codec):
             self._values(payload, k, keys[index] if keys else None)
             for index, (payload, k) in enumerate(zip(payloads, counts, strict=True))
         ]
-        places = [
+        positions = [
             payload[self._count_bytes + self.values.payload_bytes(k) :]
             for payload, k in zip(payloads, counts, strict=True)
         ]
         try:
-            return values, coding.decode(places, n, counts, self.indices)
+            return values, coding.decode(positions, n, counts, self.indices)
         except ValueError as error:
             raise ValueError(f"{self.name}: {error}") from None
 

@@ -66,6 +66,9 @@ class Buffers:
 
         Kernels write whole lines faster than parts of two.
         """
-        whole = [-(-size // _LINE) * _LINE for size in sizes]
-        parts = self.bytes(purpose, sum(whole), device).split(whole)
-        return [part[:size] for part, size in zip(parts, sizes, strict=True)]
+        starts, end = [], 0
+        for size in sizes:
+            starts.append(end)
+            end += -(-size // _LINE) * _LINE
+        buffer = self.bytes(purpose, end, device)
+        return [buffer[start : start + size] for start, size in zip(starts, sizes, strict=True)]

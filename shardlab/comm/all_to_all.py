@@ -19,10 +19,11 @@ from shardlab.codecs.identity import Identity
 from shardlab.codecs.unit import Unit
 from shardlab.codecs.wire import Buffers, describe
 from shardlab.comm.codec_collective import DEFAULT, CodecCollective, CodecSettings
-from shardlab.comm.collective import add_up, sum_scatter
+from shardlab.comm.collective import add_up
 from shardlab.comm.feedback import ACROSS
 from shardlab.comm.ledger import Kind, Ledger
 from shardlab.comm.object_collectives import subgroup
+from shardlab.comm.uncompressed import sum_scatter
 from shardlab.core.device import now
 from shardlab.core.errors import UserError
 

@@ -18,18 +18,14 @@ from shardlab.codecs.registry import make_codec, make_method, spec_of
 from shardlab.comm.all_to_all import AllToAllCollective, HierarchicalCollective, LinearNative
 from shardlab.comm.background import Lanes
 from shardlab.comm.codec_collective import CodecSettings
-from shardlab.comm.collective import (
-    Attachable,
-    Collective,
-    Native,
-    UncompressedAllToAll,
-)
+from shardlab.comm.collective import Attachable, Collective
 from shardlab.comm.comm_hooks import attach_ddp, attach_fsdp1, unit_names
 from shardlab.comm.feedback import ErrorFeedback, Residual, Updates, register_step_hook
 from shardlab.comm.fsdp2_hooks import attach_fsdp2
 from shardlab.comm.handle import GroupCollectives, Handle
 from shardlab.comm.ledger import Kind, Ledger
 from shardlab.comm.multi_phase import MultiPhaseCollective
+from shardlab.comm.uncompressed import Native, UncompressedAllToAll
 from shardlab.config.compression import Compression, WeightCompression
 from shardlab.core.device import accelerator_of
 from shardlab.core.document import validate

@@ -139,7 +139,8 @@ def _launch(
     with torch.cuda.stream(stream):
         stream.wait_event(after)
         call()
-        return stream.record_event()
+        done: torch.cuda.Event = stream.record_event()
+    return done
 
 
 class Lanes:

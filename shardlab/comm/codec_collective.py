@@ -10,9 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardlab.codecs.unit import Block, Unit
-from shardlab.comm.collective import Collective, labelled, uncompressed
+from shardlab.comm.collective import Collective, labelled
 from shardlab.comm.feedback import ErrorFeedback, Layout, Updates
 from shardlab.comm.ledger import Kind, Ledger
+from shardlab.comm.uncompressed import uncompressed
 
 BY_NAME = "excluded by name"
 WARM_UP = "warm-up"
@@ -80,7 +81,7 @@ class CodecCollective(Collective):
         n = output.numel()
         if self._bypasses(unit, n, self.world_size, vector.dtype):
             self._exact.reduce_scatter(output, vector, scale, unit)
-        elif parts := self._parts(unit, self.world_size):
+        elif self._excluded and (parts := self._parts(unit, self.world_size)):
             for part in parts:
                 message = part.select(vector.view(self.world_size, n))
                 result = message.new_empty(message.numel() // self.world_size)
@@ -97,7 +98,7 @@ class CodecCollective(Collective):
         n = vector.numel()
         if self._bypasses(unit, n, 1, vector.dtype):
             self._exact.all_reduce(vector, scale, unit)
-        elif parts := self._parts(unit, 1):
+        elif self._excluded and (parts := self._parts(unit, 1)):
             for part in parts:
                 message = part.select(vector.view(1, n))
                 if part.excluded:
@@ -153,7 +154,7 @@ class CodecCollective(Collective):
             reason = str(dtype)
         elif unit.blocks and sum(unit.chunk_sizes(chunks)) != chunk:
             reason = NO_GRADIENT
-        elif self._messages[unit.name] < self._warmup:
+        elif self._warmup and self._messages[unit.name] < self._warmup:
             self._messages[unit.name] += 1
             reason = WARM_UP
         else:
@@ -170,7 +171,7 @@ class CodecCollective(Collective):
 
     def _parts(self, unit: Unit, chunks: int) -> list["_Part"]:
         """Return the excluded blocks and the others as separate messages; none without excluded."""
-        if not self._excluded or not any(block.name in self._excluded for block in unit.blocks):
+        if not any(block.name in self._excluded for block in unit.blocks):
             return []
         self.account.uncompressed[BY_NAME] += 1
         parts = [_Part(True, unit.name), _Part(False, unit.name)]
@@ -190,7 +191,8 @@ class CodecCollective(Collective):
         self, output: Tensor, vector: Tensor, scale: float, unit: Unit
     ) -> None:
         if self.feedback is not None and (unit.name, vector.numel()) not in self._laid_out:
-            self._lay_out(unit, Layout.scattering(unit, self.world_size, output.numel()), vector)
+            layout = Layout.scattering(unit, self.world_size, output.numel())
+            self._lay_out(unit, layout, vector.numel())
         if self._is_wide(vector):
             self._reduce_scatter(output, vector, scale, unit)
             return
@@ -201,7 +203,8 @@ class CodecCollective(Collective):
 
     def _widened_all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:
         if self.feedback is not None and (unit.name, vector.numel()) not in self._laid_out:
-            self._lay_out(unit, Layout.whole(self.world_size, vector.numel()), vector)
+            layout = Layout.whole(self.world_size, vector.numel())
+            self._lay_out(unit, layout, vector.numel())
         if self._is_wide(vector):
             self._all_reduce(vector, scale, unit)
             return
@@ -210,11 +213,13 @@ class CodecCollective(Collective):
             self._all_reduce(wide, scale, unit)
         vector.copy_(wide)
 
-    def _lay_out(self, unit: Unit, layout: Layout, vector: Tensor) -> None:
-        """Record the order of a unit's elements before its first message of a size."""
+    def _lay_out(self, unit: Unit, layout: Layout, n: int) -> None:
+        """Record the order of a unit's elements before its first message of n elements."""
         assert self.feedback is not None, "there are residuals"
-        self.feedback.lay_out(unit.name, layout._replace(ranks_per_node=self.ranks_per_node))
-        self._laid_out.add((unit.name, vector.numel()))
+        self._laid_out.add((unit.name, n))
+        # shorter ones have no residual, also when they are padded
+        if n > self.minimum_size - self.world_size:
+            self.feedback.lay_out(unit.name, layout._replace(ranks_per_node=self.ranks_per_node))
 
     def _is_wide(self, vector: Tensor) -> bool:
         """Return whether a message needs no conversion: short ones have no codec."""

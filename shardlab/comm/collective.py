@@ -1,11 +1,11 @@
-"""Contract of collectives, the uncompressed ones, and the contract of modules that use them."""
+"""Contract of collectives, and the contract of modules that use them."""
 
 import hashlib
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import partial, wraps
+from functools import wraps
 from typing import Any, ClassVar, TypeVar, cast
 
 import torch
@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from shardlab.codecs.unit import Unit
-from shardlab.codecs.wire import VERSION, Buffers, PayloadError
+from shardlab.codecs.wire import VERSION, PayloadError
 from shardlab.comm.ledger import Account, Kind, Ledger
 from shardlab.comm.object_collectives import gather_bytes
-from shardlab.comm.transport import Traffic, Transport
+from shardlab.comm.transport import Transport
 from shardlab.core.device import now
 from shardlab.profiling.labels import COMMUNICATION
 
@@ -179,18 +179,18 @@ class Collective(ABC):
 
     def _send_numbers(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """Exchange a number of 8 bytes with every rank: an extra collective, and metadata."""
-        account, begin = self.account, now(inputs[0].device)
-        self.transport.all_to_all(inputs, outputs)
-        account.add_time("extra_collective_s", begin, inputs[0].device)
-        nbytes = 8 * (self.world_size - 1)
+        self._all_to_all(inputs, outputs, extra=True)
+        account, nbytes = self.account, 8 * (self.world_size - 1)
         account.collectives += 1
         account.extra_collectives += 1
         account.bytes_wire += nbytes
         account.metadata_bytes += nbytes
 
-    def _all_to_all(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        """Exchange the messages of one collective."""
-        if not self._extra:
+    def _all_to_all(
+        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], extra: bool = False
+    ) -> None:
+        """Exchange the messages of one collective; add the time of one that is extra."""
+        if not (extra or self._extra):
             self.transport.all_to_all(inputs, outputs)
             return
         begin = now(inputs[0].device)
@@ -232,170 +232,6 @@ class Collective(ABC):
         self.transport.all_to_all(chunks, parts)
         add_up(parts, exact, scale)
         self.ledger.audit.add(reduced, exact)
-
-
-class Native(Collective):
-    """The process group's own collectives, uncompressed: no other operator is launched.
-
-    A NaN or an infinity of any rank shows in the sums, and so in the norm of the gradient.
-    On gloo a reduce-scatter is an all-reduce of the full vector of which each rank keeps its chunk,
-    so twice the necessary bytes are sent; the ledger counts them. gloo's all-gather of long vectors
-    uses half of a link's bandwidth: `Transport` replaces it, with the same bytes.
-    """
-
-    elementwise = True
-
-    @labelled
-    def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
-        op, rest = self._operation(vector, scale)
-        wire = sum_scatter(output, vector, self.group, self.ledger.traffic, op)
-        self._count(raw=self._share_of_others(vector.nbytes), wire=wire)
-        if rest != 1:
-            output.mul_(rest)
-
-    @labelled
-    def all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
-        op = self._scaled(vector, scale)
-        with self.ledger.traffic.operation(self._count_all_reduce(vector), vector.device):
-            dist.all_reduce(vector, op, group=self.group)
-
-    @labelled
-    def start_all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> dist.Work:
-        """Start the all-reduce; the backend completes it concurrently with computation."""
-        op = self._scaled(vector, scale)
-        nbytes = self._count_all_reduce(vector)
-        start = partial(dist.all_reduce, vector, op, group=self.group, async_op=True)
-
-        def done(ended: torch.futures.Future[object]) -> list[Tensor]:
-            ended.value()  # raises the error of the operation
-            return [vector]
-
-        return FutureWork(self.ledger.traffic.ending(start, nbytes, vector.device).then(done))
-
-    @labelled
-    def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:  # noqa: D102
-        nbytes = self._count_all_gather(output)
-        if dist.get_backend(self.group) == "gloo":
-            self.transport.all_to_all(*self.transport.gathering(shard, self._chunks(output)))
-            return
-        with self.ledger.traffic.operation(nbytes, output.device):
-            dist.all_gather_single(output, shard, group=self.group)
-
-    @labelled
-    def start_all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> dist.Work:
-        """Start the all-gather; on gloo `wait()` sends most of it."""
-        nbytes = self._count_all_gather(output)
-        if dist.get_backend(self.group) == "gloo":
-            return self.transport.start_gather(shard, self._chunks(output))
-        start = partial(dist.all_gather_single, output, shard, group=self.group, async_op=True)
-        return self.ledger.traffic.awaited(start, nbytes, output.device)
-
-    def _operation(self, vector: Tensor, scale: float) -> tuple[dist.ReduceOp.RedOpType, float]:
-        """Return the operation of the group, and the factor that is left to multiply by."""
-        if scale == 1 / self.world_size and divides(self.group, vector.device):
-            return dist.ReduceOp.AVG, 1.0
-        return dist.ReduceOp.SUM, scale
-
-    def _scaled(self, vector: Tensor, scale: float) -> dist.ReduceOp.RedOpType:
-        """Return the operation of the group, having multiplied by the factor that is left."""
-        op, rest = self._operation(vector, scale)
-        if rest != 1:
-            vector.mul_(rest)
-        return op
-
-    def _count_all_gather(self, output: Tensor) -> float:
-        """Count an all-gather; return the bytes that it sends."""
-        needed = self._share_of_others(output.nbytes)
-        self._count(raw=needed, wire=needed)
-        return needed
-
-    def _count_all_reduce(self, vector: Tensor) -> float:
-        """Count an all-reduce; return the bytes that it sends."""
-        needed = 2 * self._share_of_others(vector.nbytes)
-        self._count(raw=needed, wire=needed)
-        return needed
-
-
-class UncompressedAllToAll(Collective):
-    """Uncompressed collectives by all-to-all: the owner of a chunk sums what it receives.
-
-    The `exchange` route of codec `none`; on gloo half of the bytes of its own reduce-scatter.
-    """
-
-    def __init__(
-        self, group: dist.ProcessGroup, ledger: Ledger, kind: Kind, extra: bool = False
-    ) -> None:
-        super().__init__(group, ledger, kind, extra)
-        self._buffers = Buffers()
-
-    @labelled
-    def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
-        self._agree(unit, vector, f"none ({vector.dtype})")
-        chunks = self._chunks(vector)
-        buffer = self._buffers.bytes("received", vector.nbytes, vector.device)
-        received = list(self._chunks(buffer.view(vector.dtype)))
-        received[self.rank] = chunks[self.rank]
-        self._all_to_all(chunks, received)
-        add_up(received, output, scale)
-        self._count_vector(vector)
-        self._audit(output, vector, scale)
-
-    @labelled
-    def all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:
-        """Reduce-scatter, then all-gather."""
-        padded = self._padded(vector)
-        shard = padded.new_empty(padded.numel() // self.world_size)
-        self.reduce_scatter(shard, padded, scale, unit)
-        self.all_gather(padded, shard, unit)
-        if padded is not vector:
-            vector.copy_(padded[: vector.numel()])
-
-    @labelled
-    def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:  # noqa: D102
-        self._agree(unit, output, f"none ({output.dtype})")
-        self._all_to_all(*self.transport.gathering(shard, self._chunks(output)))
-        self._count_vector(output)
-
-    def _count_vector(self, vector: Tensor) -> None:
-        """Count a vector [world_size * n] of which every rank sends or receives W - 1 parts."""
-        needed = self._share_of_others(vector.nbytes)
-        elements = vector.numel() // self.world_size * (self.world_size - 1)
-        self._count(raw=needed, wire=needed)
-        self.account.elements += elements
-        self.account.elements_sent += elements
-
-
-def uncompressed(
-    group: dist.ProcessGroup, ledger: Ledger, kind: Kind, extra: bool = False
-) -> Collective:
-    """Return collectives of exact sums: gloo's own reduce-scatter sends twice what is needed."""
-    by_all_to_all = dist.get_backend(group) == "gloo"
-    return (UncompressedAllToAll if by_all_to_all else Native)(group, ledger, kind, extra)
-
-
-def divides(group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Return whether the group divides sums on their way: NCCL does, without an operator of ours.
-
-    gloo's mean has other bits than a sum that is multiplied.
-    """
-    # a group may have a backend for each type of device
-    return device.type == "cuda" and "nccl" in dist.get_backend_config(group)
-
-
-def sum_scatter(
-    output: Tensor,
-    vector: Tensor,
-    group: dist.ProcessGroup,
-    traffic: Traffic,
-    op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
-) -> float:
-    """Reduce-scatter by the group's own collective; return the bytes that this rank sent."""
-    world_size = dist.get_world_size(group)
-    times = 2 if dist.get_backend(group) == "gloo" else 1
-    wire = times * vector.nbytes * (world_size - 1) / world_size
-    with traffic.operation(wire, vector.device):
-        dist.reduce_scatter_single(output, vector, op=op, group=group)
-    return wire
 
 
 def add_up(parts: Sequence[Tensor], out: Tensor, scale: float) -> None:

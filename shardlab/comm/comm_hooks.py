@@ -30,7 +30,8 @@ from torch.distributed.fsdp._flat_param import FlatParamHandle
 from torch.nn.parallel import DistributedDataParallel
 
 from shardlab.codecs.unit import Block, Unit
-from shardlab.comm.collective import REPLICAS, Collective, MakeCollective, Native
+from shardlab.comm.collective import REPLICAS, Collective, MakeCollective
+from shardlab.comm.uncompressed import Native
 from shardlab.core.device import accelerator_of
 from shardlab.core.errors import UserError
 from shardlab.models.unit_names import parameter_names, plain

@@ -8,7 +8,7 @@ Residuals are stored as
 
     fp32    4 bytes per element, exact
     bf16    2 bytes, rounded to nearest even
-    int8    1 byte and 1/64 for the scales: `shardlab.codecs.kernels.integers` in groups of 128
+    int8    1 byte and 1/64 for the scales: `shardlab.codecs.integers.Int8` in groups of 128
 
 Error feedback loses what this rounding drops, as in LoCo (Xie et al. 2024), which stores residuals
 in eight bits. Magnitudes are clamped to 2**126, the largest that both narrow forms hold.
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from shardlab.codecs.base import Codec, MessageKey
-from shardlab.codecs.kernels.integers import KERNELS
+from shardlab.codecs.integers import Int8
 from shardlab.codecs.unit import Block, Unit
 from shardlab.codecs.wire import Buffers
 from shardlab.core.device import accelerator_of
@@ -38,8 +38,8 @@ _COUNT = "weights.updates"
 
 Residual = Literal["fp32", "bf16", "int8"]
 
-_INT8 = KERNELS["int8"]
 _GROUP = 128
+_INT8 = Int8(_GROUP)
 _LARGEST = 2.0**126
 _LARGEST_SCALE = torch.tensor(_LARGEST / 127, dtype=torch.bfloat16)
 """of a group that holds `_LARGEST`; larger elements have no smaller one"""
@@ -301,7 +301,7 @@ def register_step_hook(model: nn.Module, listener: Updates | ErrorFeedback) -> C
 
 def zeros(kind: Residual, n: int, device: torch.device) -> Tensor:
     """Return n stored zeros."""
-    size = _INT8.payload_bytes(n, _GROUP) if kind == "int8" else n
+    size = _INT8.payload_bytes(n) if kind == "int8" else n
     return torch.zeros(size, dtype=_DTYPES[kind], device=device)
 
 
@@ -324,7 +324,7 @@ def widen(stored: Tensor, out: Tensor | None = None) -> Tensor:
     if out is None:
         out = torch.empty(elements(stored), dtype=torch.float32, device=stored.device)
     if stored.dtype == torch.uint8:
-        _INT8.decode_sum([stored], _GROUP, out)
+        _INT8.decode_sum([stored], out)
     else:
         out.copy_(stored)
     return out
@@ -337,13 +337,13 @@ def narrow(vector: Tensor, stored: Tensor) -> None:
     elif stored.dtype == torch.uint8:
         if on_device := accelerator_of(vector.device) is not None:
             vector.clamp_(-_LARGEST, _LARGEST)  # the host would wait for a look at the scales
-        _INT8.encode(vector, _GROUP, payload=stored)
+        _INT8.encode(vector, out=stored)
         if on_device:
             return
         # checking the scales is cheaper than a pass over all elements; NaN means too large
         scales = stored[: 2 * -(-vector.numel() // _GROUP)].view(torch.bfloat16)
         if scales.numel() and not scales.amax() < _LARGEST_SCALE:
-            _INT8.encode(vector.clamp_(-_LARGEST, _LARGEST), _GROUP, payload=stored)
+            _INT8.encode(vector.clamp_(-_LARGEST, _LARGEST), out=stored)
     else:
         stored.copy_(vector.clamp_(-_LARGEST, _LARGEST))
 

@@ -72,10 +72,10 @@ class EngineTraits:
     """the last unit of forward, with which backward begins, is never resharded between them"""
 
 
-_UNITS = frozenset({"wrap", "wrap_size", "reduce_dtype", "reduce_every_micro_batch", "weights"})
+_UNITS = frozenset({"wrap", "wrap_size", "reduce_dtype", "weights"})
 _SHARDED = _UNITS | {
     *("sharding", "replicas", "reshard_after_forward"),
-    *("prefetch", "prefetch_backward"),
+    *("prefetch", "prefetch_backward", "reduce_every_micro_batch"),
 }
 _SHARDED_DEFAULTS = {"sharding": "full_shard", "wrap": "block", "reshard_after_forward": True}
 
@@ -126,7 +126,7 @@ ENGINES: Mapping[EngineName, EngineTraits] = MappingProxyType(
             last_unit_stays=True,
         ),
         "slide": EngineTraits(
-            settings=_UNITS | {"window", "param_transfer", "grad_sync", "moments", "moment_dtype"},
+            settings=_UNITS | {"window", "param_transfer", "grad_sync", "moment_dtype"},
             defaults={
                 "wrap": "block",
                 "window": 2,

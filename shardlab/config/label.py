@@ -47,8 +47,6 @@ def _streaming(canonical: Settings) -> list[str]:
         words.append("parts gathered")
     if canonical.grad_sync == "gpu_reduce":
         words.append("reduced on the device")
-    if canonical.moments != "memory":
-        words.append(f"moments {_WHERE[canonical.moments]}")
     if canonical.moment_dtype != "fp32":
         words.append(f"moments in {canonical.moment_dtype}")
     return words
@@ -94,7 +92,7 @@ def _computation(canonical: Settings) -> list[str]:
         words.append("compiled")
     if canonical.accumulation is not None:
         words.append(f"{canonical.accumulation} micro-batches")
-    if canonical.reduce_every_micro_batch and canonical.grad_sync != "gpu_reduce":
+    if canonical.reduce_every_micro_batch:
         words.append("each reduced")
     if canonical.offload:
         words.append("off-loaded")

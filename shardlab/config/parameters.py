@@ -1,6 +1,7 @@
-"""Parameters of an experiment: reading, overrides, validation and cross-references."""
+"""Parameters of an experiment: reading, overrides, defaults, validation and cross-references."""
 
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +10,6 @@ import yaml
 
 from shardlab.config.codec_modules import load_codecs
 from shardlab.config.link import LOOPBACK
-from shardlab.config.parameter_file import check_values, read_tree, shorten
 from shardlab.config.schema import (
     ALL,
     MATRIX,
@@ -19,11 +19,11 @@ from shardlab.config.schema import (
     Train,
     each_timing,
 )
-from shardlab.config.search import RoundPlan
+from shardlab.config.search import Agent, RoundPlan
 from shardlab.config.strategy import Strategy
 from shardlab.config.validation import check_fits
 from shardlab.core.document import validate
-from shardlab.core.errors import UserError, nearest
+from shardlab.core.errors import UserError, nearest, shorten
 
 _ONE_OF = {
     "rounds": RoundPlan,
@@ -57,6 +57,7 @@ class Parameters:
             for override in overrides:
                 _override(self._tree, override)
             _name_runs(self._tree)
+            _fill_names(self._tree)
             _check_tree(self._tree)
         except UserError as error:
             raise UserError(shorten(str(error))) from None
@@ -64,10 +65,11 @@ class Parameters:
     def __call__(self, *keys: str) -> Any:
         """Return the validated values of dotted keys: one value, or a list of them.
 
-        A stage names here just the keys that the pipeline files declare for it.
+        A stage names here just the keys that dvc.yaml and the rules declare for it. An absent
+        section has its default.
 
         Raises:
-            UserError: a key that is absent.
+            UserError: a key that is absent and has none.
         """
         values = [self._read(key) for key in keys]
         return values[0] if len(values) == 1 else values
@@ -76,8 +78,13 @@ class Parameters:
         node: Any = self._tree
         for part in key.split("."):
             if not isinstance(node, dict) or part not in node:
+                if key == "comparison" and isinstance(self._tree.get("timings"), dict):
+                    raise UserError(
+                        "comparison: no timing has all runs of the matrix, with the ranks and the "
+                        "link of train: add one to timings"
+                    )
                 if key in Params.model_fields and not Params.model_fields[key].is_required():
-                    return Params.model_fields[key].default
+                    return Params.model_fields[key].get_default(call_default_factory=True)
                 valid = list(node) if isinstance(node, dict) else []
                 raise UserError(f"{key}: missing from {self._path}; {nearest(part, valid)}")
             node = node[part]
@@ -90,6 +97,83 @@ class Parameters:
             known = [each for each in ("strategies", "timings", "train") if each in self._tree]
             _check_comparison(value, {each: self._read(each) for each in known})
         return value
+
+    def complete(self) -> Params:
+        """Return all sections.
+
+        Raises:
+            UserError: a section without a default is absent, or sections do not fit together.
+        """
+        return Params.model_construct(**{name: self._read(name) for name in Params.model_fields})
+
+    def all_strategies(self) -> dict[str, Strategy]:
+        """Return the strategies of the matrix and those for timings alone."""
+        return {**self._read("strategies"), **self._read("timed_strategies")}
+
+    def agent_of(self, number: str) -> Agent:
+        """Return the settings of the search for a round."""
+        agent: Agent = self._read("agent")
+        return agent.of(self._read(f"rounds.{number}"))
+
+
+def read_tree(path: str | Path) -> dict[str, Any]:
+    """Read a YAML file, or a JSON file that is named so.
+
+    Raises:
+        UserError: it is not UTF-8, neither of both formats, no mapping, or names a key twice.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        # YAML 1.1 differs from JSON: no tabs, and 1e-3 is text
+        tree = _read_json(text) if Path(path).suffix == ".json" else yaml.load(text, _Loader)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; run from the folder that holds it") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 at byte {error.start}: save it as UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}: not JSON: {error}") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not YAML: {shorten(str(error))}") from None
+    except (UserError, ValueError) as error:  # a date that does not exist
+        raise UserError(f"{path}: {shorten(str(error))}") from None
+    if not isinstance(tree, dict):
+        raise UserError(f"{path}: expected a mapping of sections")
+    return tree
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses keys that are there twice, of which PyYAML takes the last."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for i, (key, _) in enumerate(node.value):
+            if key.value in names[:i]:
+                line = key.start_mark.line + 1
+                raise UserError(f"line {line}: {key.value!r} is there a second time: remove one")
+        return super().construct_mapping(node, deep)
+
+
+def _read_json(text: str) -> Any:
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        for name in names:
+            if names.count(name) > 1:
+                raise UserError(f"{name!r} is there twice in one mapping: remove one")
+        return dict(pairs)
+
+    return json.loads(text, object_pairs_hook=once)
+
+
+def _check_finite(value: Any, key: str = "") -> None:
+    """Refuse numbers that JSON cannot hold."""
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        for name, part in items:
+            _check_finite(part, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{key}: expected a finite number")
 
 
 def _override(tree: dict[str, Any], override: str) -> None:
@@ -104,12 +188,11 @@ def _override(tree: dict[str, Any], override: str) -> None:
             raise UserError(f"--set {key}: {part!r} is a value, not a section")
     try:
         node[leaf] = json.loads(text)
-    except (ValueError, RecursionError):
+    except ValueError:
         try:
             node[leaf] = yaml.safe_load(text)
-        except (yaml.YAMLError, RecursionError, ValueError):
+        except (yaml.YAMLError, ValueError):
             raise UserError(f"--set {key}: {text!r} is neither YAML nor JSON") from None
-    check_values(node[leaf], key)
 
 
 def _name_runs(tree: dict[str, Any]) -> None:
@@ -139,12 +222,54 @@ def _name_runs_of(key: str, timing: Any, named: dict[str, list[str]]) -> None:
     timing["runs"] = sorted(map(str, named[word]))
 
 
+def _fill_names(tree: dict[str, Any]) -> None:
+    """Put the names that defaults stand for into complete parameters: the baseline is where the
+    search starts and what the forecast is fitted on; a timing of all runs of the matrix, on the
+    ranks and link of `train`, is the one that is compared, by name the first of several.
+    """
+    runs, timings = tree.get("strategies"), tree.get("timings")
+    if not (isinstance(runs, dict) and isinstance(timings, dict) and runs and timings):
+        return
+    if not isinstance(tree.get("baseline"), str):
+        return
+    if "comparison" not in tree and (found := _comparable(runs, timings, tree.get("train"))):
+        tree["comparison"] = found[0]
+    forecast, agent = (tree.setdefault(name, {}) for name in ("forecast", "agent"))
+    if isinstance(forecast, dict) and isinstance(agent, dict):
+        forecast.setdefault("timings", [tree.get("comparison", min(map(str, timings)))])
+        forecast.setdefault("runs", [tree["baseline"]])
+        agent.setdefault("start", tree["baseline"])
+
+
+def _comparable(runs: dict[str, Any], timings: dict[str, Any], train: Any) -> list[str]:
+    """Return the names of timings of all runs, on the ranks and link of `train`."""
+
+    def place(part: dict[str, Any]) -> tuple[Any, Any]:
+        return part.get("world_size", Train.model_fields["world_size"].default), part.get("link")
+
+    parts: dict[str, Any] = {}
+    for name, timing in timings.items():
+        if isinstance(timing, dict):
+            others = timing.get("interleaved")
+            parts |= {name: timing} | (others if isinstance(others, dict) else {})
+    here = place(train if isinstance(train, dict) else {})
+    return sorted(
+        name
+        for name, part in parts.items()
+        if isinstance(part, dict)
+        and isinstance(part.get("runs"), list)
+        and all(run in part["runs"] for run in runs)
+        and place(part) == here
+    )
+
+
 def _annotation(section: str) -> Any:
     field = Params.model_fields[section]
     return Annotated[field.annotation, field]
 
 
 def _check_tree(tree: dict[str, Any]) -> None:
+    _check_finite(tree)
     values = {}
     # first, since strategies are validated by the codecs that are known by then
     if "codecs" in tree:
@@ -187,9 +312,6 @@ def _check_references(values: dict[str, Any]) -> None:
         for i, name in enumerate(known.runs):
             if strategies is not None:
                 refuse(f"forecast.runs.{i}", name, list(strategies), "strategy")
-    if "policies" in values and timings is not None:
-        for i, name in enumerate(values["policies"].timings):
-            refuse(f"policies.timings.{i}", name, named, "timing")
     if "tokenize" in values and "model" in values:
         values["tokenize"].for_model(values["model"])
     if "train" in values:

@@ -11,7 +11,7 @@ from shardlab.config.compression import Compression, WeightCodec
 from shardlab.config.fields import Count, Name, Positive, Round, Seconds, Seed, WorldSize
 from shardlab.config.link import Link
 from shardlab.config.model_and_data import Data, Model, Tokenize
-from shardlab.config.search import Agent, Policies, RoundPlan
+from shardlab.config.search import Agent, RoundPlan
 from shardlab.config.strategy import Strategy
 from shardlab.core.document import AS_TUPLE, Document
 
@@ -93,12 +93,8 @@ class Train(Document):
 
     def only(self, *names: str) -> "Train":
         """Return these parameters and those that no result depends on; others are at defaults."""
-        kept = {*names} | _WITHOUT_RESULTS
-        return Train(**{name: getattr(self, name) for name in kept})
-
-    def given(self) -> dict[str, Any]:
-        """Return the parameters that `only` kept and results depend on, as plain data."""
-        return self.model_dump(mode="json", exclude=_WITHOUT_RESULTS, exclude_unset=True)
+        used = {*names} | _WITHOUT_RESULTS
+        return Train(**{name: getattr(self, name) for name in used})
 
     def meaning(self) -> dict[str, Any]:
         """Return the parameters that the results depend on, as plain data; `deterministic` is left
@@ -188,15 +184,19 @@ class Space(Document):
 class Forecast(Document):
     """Measurements that the performance model is fitted on, and strategies that it predicts."""
 
-    timings: Annotated[tuple[Name, ...], AS_TUPLE] = Field(min_length=1)
-    """timings that the model is fitted on; it is validated on all others"""
-    runs: Annotated[tuple[Name, ...], AS_TUPLE] = Field(min_length=1)
-    """runs of these timings to fit on; it is validated on their other runs"""
+    timings: Annotated[tuple[Name, ...], AS_TUPLE] = Field((), min_length=1)
+    """timings that the model is fitted on, that of `comparison` by default; it is validated on all
+    others"""
+    runs: Annotated[tuple[Name, ...], AS_TUPLE] = Field((), min_length=1)
+    """runs of these timings to fit on, `baseline` by default; it is validated on their other
+    runs"""
     ranks: Annotated[tuple[Annotated[int, Field(ge=2, le=2**24)], ...], AS_TUPLE] = Field(
-        min_length=1
+        (8, 64, 512, 4096, 16384), min_length=1
     )
     """numbers of ranks to extrapolate to"""
-    links: Annotated[tuple[Name, ...], AS_TUPLE] = Field(min_length=1)
+    links: Annotated[tuple[Name, ...], AS_TUPLE] = Field(
+        (*(f"ethernet-{rate}g" for rate in (1, 10, 25, 100)), "dgx-a100", "dgx-h100"), min_length=1
+    )
     """presets of `shardlab.forecast.clusters` to extrapolate to"""
     space: Space = Space()
     """codecs to calibrate besides those of the timings, for strategies that were never timed"""
@@ -212,7 +212,8 @@ class Quality(Document):
 
 
 class Params(Document):
-    """Top level of `params.yaml`."""
+    """Top level of `params.yaml`. Only what DVC interpolates has to be there: strategies, seeds,
+    timings, rounds, baseline, and inputs."""
 
     renamed: ClassVar[dict[str, str]] = {
         "runs": "strategies, all of which are runs, and timed_strategies for the others",
@@ -222,13 +223,13 @@ class Params(Document):
     codecs: Annotated[tuple[str, ...], AS_TUPLE] = ()
     """modules in the folder user_codecs (`user_codecs.ternary`), or of installed packages, that
     register codecs for the strategies below"""
-    inputs: dict[Name, str]
+    inputs: dict[Name, str] = {}
     """files and folders outside of the experiment, by name: a change of what they hold repeats the
     stages that read them"""
-    data: Data
-    tokenize: Tokenize
-    model: Model
-    train: Train
+    data: Data = Data()
+    tokenize: Tokenize = Tokenize()
+    model: Model = Model(preset="tiny")
+    train: Train = Train()
     strategies: dict[Name, Strategy] = Field(min_length=1)
     """the matrix: strategies by name, each of which is trained with every seed"""
     timed_strategies: dict[Name, Strategy] = {}
@@ -238,12 +239,11 @@ class Params(Document):
     """run that the others are compared with"""
     timings: dict[Name, Timing] = Field(min_length=1)
     """by name: interleaved timings, on the link and ranks of the matrix and on others"""
-    comparison: Name
-    """timing whose step times the report compares: of all runs of the matrix, with the ranks and
-    the link of `train`. The training runs themselves are minutes apart, in which a machine drifts
-    by more than strategies differ"""
-    forecast: Forecast
-    quality: Quality
-    agent: Agent
-    policies: Policies
+    comparison: Name = ""
+    """timing whose step times the report compares, of all runs of the matrix, with the ranks and
+    the link of `train`; by default the first by name that is so. The training runs themselves are
+    minutes apart, in which a machine drifts by more than strategies differ"""
+    forecast: Forecast = Forecast()
+    quality: Quality = Quality()
+    agent: Agent = Agent()
     rounds: dict[Round, RoundPlan] = Field(min_length=1)

@@ -1,13 +1,13 @@
 """Parameters of the search for a better strategy."""
 
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from shardlab.config.fields import Count, Name, Seconds, WorldSize
 from shardlab.config.hardware import Hardware
 from shardlab.config.link import Link
-from shardlab.core.document import AS_TUPLE, Document
+from shardlab.core.document import Document
 
 
 class Search(Document):
@@ -25,19 +25,18 @@ class Agent(Document):
     """Search for a better strategy."""
 
     start: Name = "fsdp2"
-    """run whose strategy the first round tries to improve"""
+    """run whose strategy the first round tries to improve, `baseline` by default"""
     link: Link | None = None
     """emulated link between the ranks of races and predictions; null: that of `train`"""
     world_size: WorldSize | None = None
     """ranks of races and predictions; null: those of `train`, which gives quality in any case"""
-    judge: Literal["rules", "http", "local", "replay"] = "rules"
+    judge: Literal["rules", "http"] = "rules"
     """rules: the lowest upper end of a prediction; http: a language model behind an
-    OpenAI-compatible endpoint; local: one on this machine; replay: answers that were kept"""
+    OpenAI-compatible endpoint"""
     endpoint: str | None = None
     """http: base URL ending in /v1; the key comes from SHARDLAB_API_KEY"""
     model: str | None = Field(None, pattern=r"^[^\x00-\x1f\x7f]+$")
-    """http: name of the language model at the endpoint; local: a Hugging Face folder with
-    safetensors files, or a GGUF file; replay: a conversation.json, or a folder of copies of them"""
+    """http: name of the language model at the endpoint"""
     candidates: Literal["action", "config"] = "config"
     """action: strategies that differ from the incumbent in their sharding, in their gradient codec
     or in their weight codec; config: all of them"""
@@ -50,7 +49,7 @@ class Agent(Document):
     """what is given in place of what calibrate detected: for the memory limit and the judge"""
     trial_timeout_s: Seconds = 300
     """maximum duration of a race, and of the training runs of one strategy"""
-    repetitions: int = Field(120, ge=2)
+    repetitions: int = Field(120, ge=10)
     """maximum number of interleaved steps of a race"""
     budget: Count = 8
     """maximum number of trials in all rounds together"""
@@ -66,8 +65,6 @@ class Agent(Document):
     def _model_for_judge(self) -> Self:
         if self.judge == "http" and not (self.endpoint and self.model):
             raise ValueError("judge: http needs endpoint and model")
-        if self.judge in ("local", "replay") and not self.model:
-            raise ValueError(f"judge: {self.judge} needs model")
         return self
 
     def of(self, plan: "RoundPlan") -> "Agent":
@@ -83,18 +80,6 @@ class Agent(Document):
             return self
         limit = hardware.memory_of_rank_gb(world_size)
         return self.model_copy(update={"memory_limit_gb": limit})
-
-
-class Policies(Document):
-    """Ways to search, replayed on timings of many strategies: the judge beside controls and others'
-    samplers."""
-
-    timings: Annotated[tuple[Name, ...], AS_TUPLE] = ()
-    """tables that every policy chooses from; none: no policy is replayed"""
-    seeds: Count = 5
-    """replays of every policy on every timing"""
-    budget: Count = 8
-    """strategies that a policy measures besides `agent.start`"""
 
 
 class RoundPlan(Document):

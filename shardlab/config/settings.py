@@ -132,17 +132,17 @@ class Settings(Document):
     activation_checkpointing: Checkpointing = "none"
     """what backward recomputes of each block: nothing, all but its matrix products, or all"""
     activations: Literal["device", "memory", "disk"] = "device"
-    """storage of the inputs of checkpointed blocks until backward: the device that computes, host
-    memory, or a file in .work/activations or in the folder that the environment variable
-    SHARDLAB_ACTIVATIONS names"""
+    """storage of activations (with checkpointing: the inputs of blocks) until backward: the device
+    that computes, host memory, or files in .work/activations or in the folder that the environment
+    variable SHARDLAB_ACTIVATIONS names"""
     compile: bool = False
     """compile each block by torch.compile"""
     accumulation: int | None = Field(None, ge=1)
     """number of micro-batches into which the samples of a rank are split (default:
     train.accumulation)"""
     reduce_every_micro_batch: bool = False
-    """fsdp1, fsdp2, manual, slide: reduce after every micro-batch and sum shards of gradients
-    instead of whole ones: more communication, less memory. gpu_reduce always does so"""
+    """fsdp1, fsdp2, manual: reduce after every micro-batch and sum shards of gradients instead of
+    whole ones: more communication, less memory"""
     offload: bool = False
     """fsdp1, fsdp2: keep shards and optimizer states in host memory"""
     window: int | None = Field(None, ge=2)
@@ -154,9 +154,6 @@ class Settings(Document):
     """slide: reduce gradients on the device after every micro-batch, after which each rank copies
     its shard to host memory; or copy the whole gradients of each rank and sum them in host memory
     (default)"""
-    moments: Literal["memory", "disk"] = "memory"
-    """slide: storage of AdamW's moments between updates: host memory, or an anonymous file in the
-    folder of `activations: disk`"""
     moment_dtype: Literal["fp32", "bf16"] = "fp32"
     """slide: type of the stored moments. bf16 rounds second moments stochastically, so that their
     updates are unbiased"""

@@ -95,9 +95,6 @@ def _canonical_values(given: Settings) -> dict[str, Any]:
     values["use_orig_params"] = given.use_orig_params or None
     values["weights"] = given.weights.canonical() if given.weights else None
     on_device = given.grad_sync == "gpu_reduce"
-    # the device reduces after every micro-batch, which says nothing where there is but one
-    every = on_device and given.accumulation != 1
-    values["reduce_every_micro_batch"] = every or given.reduce_every_micro_batch
     native = traits.native_route and not on_device
     values["gradients"] = given.gradients.canonical(None if native else "exchange")
     own = {

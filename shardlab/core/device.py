@@ -75,8 +75,8 @@ def now(device: torch.device) -> Moment:
 
 def seconds_between(begin: Moment, end: Moment) -> float:
     """Return the time from one moment to another of the same device, which has passed both."""
-    if isinstance(begin, float):
-        assert isinstance(end, float), "of one device"
+    if isinstance(begin, float) or isinstance(end, float):
+        assert isinstance(begin, float) and isinstance(end, float), "of one device"
         return end - begin
     return float(begin.elapsed_time(end)) / 1e3
 

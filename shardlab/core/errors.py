@@ -17,3 +17,17 @@ def nearest(word: str, valid: Iterable[str]) -> str:
     valid = sorted(valid)
     close = difflib.get_close_matches(word, valid, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"valid: {', '.join(valid)}"
+
+
+_MESSAGE = 300
+"""characters of an error message"""
+
+
+def shorten(text: str) -> str:
+    """Return a message as one line of at most 300 printable characters, without its middle."""
+    line = " ".join(text.split())
+    line = "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in line)
+    if len(line) <= _MESSAGE:
+        return line
+    # the beginning says where the mistake is, the end how to fix it
+    return f"{line[: _MESSAGE // 2 - 3]} ... {line[2 - _MESSAGE // 2 :]}"

@@ -1,4 +1,4 @@
-"""Engines that run a module by autograd, and those whose parameters torch's AdamW updates."""
+"""Engines that run a module by autograd, those that torch's AdamW updates, and `ddp` of them."""
 
 import math
 from abc import abstractmethod
@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
 from shardlab.comm.attach import attach
@@ -18,7 +19,6 @@ from shardlab.comm.ledger import Audit
 from shardlab.config.compression import WeightCompression
 from shardlab.config.strategy import CanonicalStrategy
 from shardlab.core.device import moved
-from shardlab.engines.activation_checkpoint import activation_offload
 from shardlab.engines.base import Engine, EngineSetup, State, StepOutcome
 from shardlab.engines.numerics import (
     LossScale,
@@ -28,7 +28,8 @@ from shardlab.engines.numerics import (
     read_together,
     sum_of_squares,
 )
-from shardlab.models.dtypes import uses_fp16
+from shardlab.engines.sliding_checkpoint import activation_offload
+from shardlab.models.dtypes import dtype_of, uses_fp16
 from shardlab.models.unit_names import plain
 from shardlab.profiling.labels import BACKWARD, FORWARD
 
@@ -51,14 +52,15 @@ class ModuleEngine(Engine):
         self._optimization = setup.optimization
         self._loss_scale = LossScale(uses_fp16(strategy, device))
         self.activation_offload = activation_offload(strategy, device)
-        """around forward: where the inputs of checkpointed blocks go"""
+        """around forward: where activations go"""
 
     def _accumulate(self, batch: Tensor, count: int) -> Tensor:
         """Run forward and backward of one of `count` micro-batches; return its loss, [] on the
         device, which the host would wait for."""
         batch = moved(batch, self.device)
-        with record_function(FORWARD), self.activation_offload:
-            logits = self._logits(batch[:, :-1])
+        with record_function(FORWARD):
+            with self.activation_offload:
+                logits = self._logits(batch[:, :-1])
             loss = F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
         with record_function(BACKWARD):
             factor = self._loss_scale.value / count
@@ -87,19 +89,19 @@ class ModuleEngine(Engine):
 
 
 def _attach(module: nn.Module, strategy: CanonicalStrategy, seed: int, **more: Any) -> Handle:
-    given, weights = strategy.gradients, strategy.weights or WeightCompression()
+    gradients, weights = strategy.gradients, strategy.weights or WeightCompression()
     return attach(
         module,
-        given.codec,
+        gradients.codec,
         weights.codec,
-        error_feedback=given.error_feedback,
-        residual=given.residual,
-        route=given.route,
-        minimum_size=given.minimum_size,
-        exclude=given.exclude,
-        warmup_steps=given.warmup_steps,
-        between_nodes=given.between_nodes,
-        ranks_per_node=given.ranks_per_node,
+        error_feedback=gradients.error_feedback,
+        residual=gradients.residual,
+        route=gradients.route,
+        minimum_size=gradients.minimum_size,
+        exclude=gradients.exclude,
+        warmup_steps=gradients.warmup_steps,
+        between_nodes=gradients.between_nodes,
+        ranks_per_node=gradients.ranks_per_node,
         weights_minimum_size=weights.minimum_size,
         seed=seed,
         **more,
@@ -212,3 +214,39 @@ class AutogradEngine(ModuleEngine):
             state["exp_avg"] = torch.zeros_like(parameter, requires_grad=False)
             state["exp_avg_sq"] = torch.zeros_like(parameter, requires_grad=False)
         return cast(dict[str, Tensor], state)
+
+
+class DDPEngine(AutogradEngine):
+    """Engine with the whole model on every rank; buckets of gradients are averaged in backward."""
+
+    def __init__(self, model: nn.Module, setup: EngineSetup) -> None:
+        setup.fill(model)
+        wrapped = DistributedDataParallel(
+            model,
+            process_group=setup.group,
+            bucket_cap_mb=setup.strategy.bucket_mb,
+            gradient_as_bucket_view=True,
+        )
+        super().__init__(wrapped, setup)
+        self._wrapped = wrapped
+        self._dtype = dtype_of(setup.strategy.param_dtype, setup.device)
+
+    def _accumulating(self) -> AbstractContextManager[None]:
+        return self._wrapped.no_sync()
+
+    def _logits(self, tokens: Tensor) -> Tensor:
+        narrow = self._dtype is not torch.float32
+        with torch.autocast(self.device.type, self._dtype, enabled=narrow):
+            return super()._logits(tokens)
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        named = self._wrapped.module.named_parameters()
+        return {plain(name): parameter for name, parameter in named}
+
+    def rehearse(self, batch: Tensor) -> None:
+        """Run a pass: DDP rebuilds its buckets after the first, and sums depend on the layout."""
+        before = self._handle.state_dict()
+        self._accumulate(batch, 1)
+        self._finish_backward()
+        self._optimizer.zero_grad()
+        self._handle.load_state_dict(before)

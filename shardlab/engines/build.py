@@ -11,12 +11,12 @@ from shardlab.config.strategy import CanonicalStrategy, Strategy
 from shardlab.config.validation import check_fits
 from shardlab.core.device import accelerator_of
 from shardlab.core.errors import UserError
+from shardlab.engines.autograd import DDPEngine
 from shardlab.engines.base import Engine, EngineSetup, Fill, Optimization
-from shardlab.engines.ddp import DDPEngine
 from shardlab.engines.fsdp1 import FSDP1Engine
 from shardlab.engines.fsdp2 import FSDP2Engine
 from shardlab.engines.manual import ManualEngine
-from shardlab.engines.slide.engine import SlideEngine
+from shardlab.engines.slide import SlideEngine
 from shardlab.models.dtypes import uses_fp16
 from shardlab.models.units import prepare
 from shardlab.models.weights import Weights

@@ -1,6 +1,7 @@
 """`LayerAdam`: Adam and AdamW on the CPU, for a whole model or layer by layer."""
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, overload
 
 import torch
@@ -9,23 +10,17 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.optim import Optimizer
 
-from shardlab.codecs.kernels.adam import Hyper, adam_
-from shardlab.codecs.kernels.workers import Workers
+from shardlab.codecs.adam import MOMENT_DTYPES, PARAMETER_DTYPES, Hyper, adam_
+from shardlab.codecs.workers import Workers
 from shardlab.core.errors import UserError, nearest
-from shardlab.engines.layer_adam_validation import (
-    check_gradient,
-    check_moments,
-    check_options,
-    check_parameter,
-    check_position,
-    check_settings,
-    check_state,
-    check_threads,
-    local,
-)
+
+Group = dict[str, Any]
+"""an entry of `Optimizer.param_groups`"""
 
 _WORTH_THREADS = 1 << 15
 """elements; below, waking a thread costs more than it saves"""
+_OF_TORCH = ("foreach", "fused", "capturable", "differentiable")
+_OF_ALL_LAYERS = ("exp_avg_dtype", "exp_avg_sq_dtype", "threads", "cpus")
 
 
 class LayerAdam(Optimizer):
@@ -36,8 +31,8 @@ class LayerAdam(Optimizer):
     rate schedulers and hooks are those of torch.optim.AdamW, whose state it loads and which loads
     its state. Moments are float32 whatever the parameters are; in bfloat16 they take half the
     memory. A second moment of bfloat16, and parameters of 16 bits, are rounded stochastically, by
-    a function of seed, step and element: `shardlab.codecs.kernels.adam`. Elements are numbered in the
-    order of the groups, those of a DTensor by their position in the whole; before the first step,
+    a function of seed, step and element (`shardlab.codecs.adam`), numbered in the order of
+    the groups, those of a DTensor by their position in the whole; before the first step,
     parameters may be replaced by their shards.
 
     A layer is a parameter group; its name is the group's `name`, or its number:
@@ -85,12 +80,13 @@ class LayerAdam(Optimizer):
             "decoupled_weight_decay": decoupled_weight_decay,
             "seed": seed,
         }
-        check_options(unknown, defaults)
+        _check_options(unknown, defaults)
         self._dtypes = {"exp_avg": exp_avg_dtype, "exp_avg_sq": exp_avg_sq_dtype}
-        check_moments(self._dtypes)
+        for name, dtype in self._dtypes.items():
+            if dtype not in MOMENT_DTYPES:  # squares below 6e-8 would vanish in float16
+                raise UserError(f"LayerAdam: {name}_dtype is {dtype}: use bfloat16 or float32")
         self._threads = torch.get_num_threads() if threads is None else threads
-        self._cpus = list(cpus) if isinstance(cpus, Iterable) else cpus
-        check_threads(self._threads, self._cpus)
+        self._cpus = None if cpus is None else [*cpus]
         self._start_threads()
         super().__init__(params, defaults)
 
@@ -123,10 +119,10 @@ class LayerAdam(Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
-            check_settings(group)
+            _check_settings(group)
             for parameter in group["params"]:
                 if not parameter.is_meta:
-                    check_parameter(parameter)
+                    _check_parameter(parameter)
         except UserError:
             self.param_groups.pop()
             raise
@@ -158,8 +154,12 @@ class LayerAdam(Optimizer):
         groups = self.param_groups if layer is None else [self._group(layer)]
         due = [(p, group) for group in groups for p in group["params"] if p.grad is not None]
         for parameter, _ in due:
-            check_parameter(parameter)
-            check_gradient(parameter)
+            _check_parameter(parameter)
+            if parameter.grad.layout != torch.strided:
+                raise UserError(
+                    f"LayerAdam: the gradient of a parameter {tuple(parameter.shape)} is sparse: "
+                    "build its nn.Embedding with sparse=False, or use torch.optim.SparseAdam"
+                )
         for parameter, group in due:
             self._update(parameter, group)
         return loss
@@ -174,17 +174,17 @@ class LayerAdam(Optimizer):
             UserError: the state is of another optimizer, or of other groups or parameters;
                 nothing is loaded.
         """
-        given: dict[str, Any] = {}
+        loaded: dict[str, Any] = {}
         before = [dict(group) for group in self.param_groups]
 
         def check(_: Optimizer, adapted: dict[str, Any]) -> None:
-            check_state(adapted, self.param_groups, self._dtypes)
-            given.update(adapted)
+            _check_state(adapted, self.param_groups, self._dtypes)
+            loaded.update(adapted)
 
         def restore(_: Optimizer) -> None:
             for group, own in zip(self.param_groups, before, strict=True):
                 group.update(own | group)
-            self._take_moments(given)
+            self._take_moments(loaded)
 
         # between the user's hooks: pre-hooks may change the state, post-hooks find it loaded
         hooks = (
@@ -197,11 +197,11 @@ class LayerAdam(Optimizer):
             for hook in hooks:
                 hook.remove()
 
-    def _take_moments(self, given: dict[str, Any]) -> None:
-        numbers = [n for group in given["param_groups"] for n in group["params"]]
+    def _take_moments(self, loaded: dict[str, Any]) -> None:
+        numbers = [n for group in loaded["param_groups"] for n in group["params"]]
         parameters = [p for group in self.param_groups for p in group["params"]]
         for number, parameter in zip(numbers, parameters, strict=True):
-            entry = given["state"].get(number)
+            entry = loaded["state"].get(number)
             if entry:
                 state = self.state[parameter]
                 state["step"] = torch.as_tensor(entry["step"], dtype=torch.float32).cpu().clone()
@@ -224,11 +224,17 @@ class LayerAdam(Optimizer):
         if parameter not in self._first_numbers:
             # no lock: threads that do this at once find the same
             numbers, count = {}, 0
-            for each in (p for group in self.param_groups for p in group["params"]):
-                first, run = _position(each)
-                check_position(each, run, self._dtypes)
-                numbers[each] = count + first
-                count += each.numel()
+            narrow = self._dtypes["exp_avg_sq"] != torch.float32
+            for other in (p for group in self.param_groups for p in group["params"]):
+                first, consecutive = _position(other)
+                if not consecutive and (narrow or other.dtype != torch.float32):
+                    raise UserError(
+                        f"LayerAdam: a parameter {tuple(other.shape)} is cut across its rows, and "
+                        "stochastic rounding goes by the position in the whole: shard its first "
+                        "dimension, or keep it and its moments in float32"
+                    )
+                numbers[other] = count + first
+                count += other.numel()
             self._first_numbers = numbers
         return self._first_numbers[parameter]
 
@@ -240,12 +246,12 @@ class LayerAdam(Optimizer):
             for name, dtype in self._dtypes.items():
                 state[name] = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
         state["step"] += 1
-        flat = local(parameter).view(-1)
+        flat = _local(parameter).view(-1)
         adam_(
             flat,
-            local(state["exp_avg"]).view(-1),
-            local(state["exp_avg_sq"]).view(-1),
-            [local(parameter.grad).contiguous().view(-1)],
+            _local(state["exp_avg"]).view(-1),
+            _local(state["exp_avg_sq"]).view(-1),
+            [_local(parameter.grad).contiguous().view(-1)],
             _hyper(group),
             int(state["step"]),
             scale=-1.0 if group["maximize"] else 1.0,
@@ -277,3 +283,95 @@ def _position(tensor: Tensor) -> tuple[int, bool]:
     first = sum(start * stride for start, stride in zip(offset, tensor.stride(), strict=True))
     cut = [dim for dim, size in enumerate(sizes) if size != tensor.shape[dim]]
     return first, not cut or all(size == 1 for size in sizes[: cut[-1]])
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """Return the part of a DTensor that this rank holds; other tensors as they are."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _check_options(unknown: Iterable[str], settings: Iterable[str]) -> None:
+    """Refuse unknown arguments of the constructor."""
+    for name in unknown:
+        if name in _OF_TORCH:
+            raise UserError(
+                f"LayerAdam: {name} is for torch's implementations of AdamW; there is one here, "
+                "which computes the bits of fused=True: leave it out"
+            )
+        raise UserError(
+            f"LayerAdam: no setting {name!r}; {nearest(name, [*settings, *_OF_ALL_LAYERS])}"
+        )
+
+
+def _check_settings(group: Group) -> None:
+    """Refuse a group whose settings are out of range, or none of a group."""
+    if group["amsgrad"]:
+        raise UserError("LayerAdam: amsgrad is not computed here: use torch.optim.AdamW for it")
+    for name in _OF_ALL_LAYERS:
+        if name in group:
+            raise UserError(f"LayerAdam: {name} is for all layers: give it to LayerAdam itself")
+    for name in ("lr", "eps", "weight_decay"):
+        if not 0 <= float(group[name]) < math.inf:
+            raise UserError(f"LayerAdam: {name} is {group[name]}: it must be 0 or more, and finite")
+    if not all(0 <= float(beta) < 1 for beta in group["betas"]):
+        raise UserError(f"LayerAdam: betas are {group['betas']}: each must be in [0, 1)")
+
+
+def _check_parameter(parameter: Tensor) -> None:
+    """Refuse a parameter that the kernel cannot take; a shard, on the rank that holds it."""
+    part = _local(parameter.detach())
+    shown = f"LayerAdam: a parameter {tuple(parameter.shape)}"
+    if part.dtype not in PARAMETER_DTYPES:
+        raise UserError(
+            f"{shown} is {part.dtype}: use float32, bfloat16 or float16, or torch.optim.AdamW"
+        )
+    if part.device.type != "cpu":
+        raise UserError(
+            f"{shown} is on {part.device}, but the update runs on the CPU: keep it in "
+            "host memory, or use torch.optim.AdamW(fused=True)"
+        )
+    if not part.is_contiguous():
+        raise UserError(f"{shown} has the strides {part.stride()}: make it .contiguous()")
+
+
+def _check_state(
+    state_dict: dict[str, Any], groups: Sequence[Group], moments: Iterable[str]
+) -> None:
+    """Refuse the state of another kind of optimizer, or of other groups or parameters."""
+    saved = state_dict["param_groups"]
+    sizes, own_sizes = ([len(group["params"]) for group in some] for some in (saved, groups))
+    if sizes != own_sizes:
+        raise UserError(
+            f"LayerAdam: the state is of groups of {sizes} parameters, the optimizer of "
+            f"{own_sizes}: build it with the groups of the optimizer that was saved"
+        )
+    for i, (group, own) in enumerate(zip(saved, groups, strict=True)):
+        name, own_name = group.get("name"), own.get("name")
+        if None not in (name, own_name) and name != own_name:
+            raise UserError(
+                f"LayerAdam: group {i} of the state is the layer {name!r}, that of the optimizer "
+                f"{own_name!r}: give the layers the names and the order that they were saved with"
+            )
+        _check_settings(own | group)
+        for number, parameter in zip(group["params"], own["params"], strict=True):
+            if entry := state_dict["state"].get(number):
+                _check_entry(number, entry, parameter, moments)
+
+
+def _check_entry(
+    number: int, entry: dict[str, Any], parameter: Tensor, moments: Iterable[str]
+) -> None:
+    missing = [name for name in ("step", *moments) if name not in entry]
+    if missing:
+        raise UserError(
+            f"LayerAdam: the state of parameter {number} has {', '.join(entry)}, but no "
+            f"{' and no '.join(missing)}: load that of LayerAdam, torch.optim.AdamW or "
+            "torch.optim.Adam"
+        )
+    for name in moments:
+        shape, own = tuple(_local(entry[name]).shape), tuple(_local(parameter.detach()).shape)
+        if shape != own:
+            raise UserError(
+                f"LayerAdam: {name} of parameter {number} has the shape {shape}, the parameter "
+                f"{own}: load the state of the same model, cut for the same ranks"
+            )

@@ -1,5 +1,6 @@
 """The `manual` engine: our own sharding, whose communication overlaps on every device."""
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -22,8 +23,7 @@ from shardlab.engines.flat import (
     mesh_copies,
     replica_group,
 )
-from shardlab.engines.manual_schedule import Collectives, Reduced, Schedule
-from shardlab.engines.manual_unit import FlatUnit
+from shardlab.engines.manual_schedule import Collectives, FlatUnit, Reduced, Schedule
 from shardlab.engines.scheduling import ScheduledModule
 from shardlab.models.dtypes import dtype_of
 from shardlab.models.units import UnitPlan, owned_parameters, plan_units
@@ -100,7 +100,14 @@ class FlatSharded(ScheduledModule):
             unit.store()  # before the next one is materialised: one whole unit at a time
         fill(model)
         root.store()
-        super().__init__(model, plans, units)
+        super().__init__(model, plans)
+        for unit in units:
+            # weak: autograd keeps these hooks where Python's garbage collector does not look, so
+            # that nothing they refer to would ever be freed
+            hook = partial(_accumulated, weakref.ref(self), weakref.ref(unit))
+            for parameter in unit.parameters.values():
+                if parameter.requires_grad:
+                    parameter.register_post_accumulate_grad_hook(hook)
         self.units = units
         """the root, then those of `plans`"""
         self.shards = nn.ParameterList([unit.shard for unit in units])
@@ -139,6 +146,14 @@ class FlatSharded(ScheduledModule):
         """Call the model."""
         self.schedule.begin()
         return super().forward(*args, **kwargs)
+
+
+def _accumulated(
+    module: "weakref.ref[FlatSharded]", unit: "weakref.ref[FlatUnit]", _: Tensor
+) -> None:
+    here, whose = module(), unit()
+    if here is not None and whose is not None:  # the model may outlive both
+        here.schedule.accumulated(whose)
 
 
 def _cast_inputs(

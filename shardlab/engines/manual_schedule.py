@@ -1,20 +1,141 @@
-"""The order in which the units of a model are gathered, freed and reduced."""
+"""Flat units of `manual`, and the order in which they are gathered, freed and reduced."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.background import Background, Running
 from shardlab.comm.collective import REPLICAS, Collective
-from shardlab.engines.manual_unit import FlatUnit
-from shardlab.engines.scheduling import MissingGradients, UnitSchedule, VectorPool
+from shardlab.engines.flat import named_parts
+from shardlab.engines.scheduling import ParameterUnit, UnitSchedule, VectorPool
 
 Reduced = Literal["nothing", "shards", "all"]
 """what a unit reduces when its gradients are there: `all` in the last backward pass of a step, and
 before it nothing, or the shards of this copy of the model"""
+
+
+class FlatUnit(ParameterUnit):
+    """Parameters as one flat vector, of which every rank keeps 1/W.
+
+    The parameters lie one after another, then zeros up to W equal chunks; the shard is one chunk.
+    The whole vector has memory only between `allocate` and `free`. The parameters, and what
+    autograd saves of them, are views of it, so its storage is resized and never replaced.
+
+    The shard has its memory from the beginning: allocated later, shards would fragment the memory
+    that whole units leave. `store` fills it.
+
+    Args:
+        name: the same on all ranks.
+        parameters: float32, by name; `store` reads their values.
+        rank, world_size: in the group that shares the vector.
+        dtype: of the whole vector, and so of computation; the shard stays float32.
+        kept: the vector stays allocated between forward and backward.
+        needed_in_backward: gradients cannot be computed without it.
+        device: of the shard.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        parameters: Mapping[str, nn.Parameter],
+        rank: int,
+        world_size: int,
+        dtype: torch.dtype = torch.float32,
+        kept: bool = False,
+        needed_in_backward: bool = True,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__(name, parameters)
+        self.kept = kept
+        self.needed_in_backward = needed_in_backward
+        self.shapes = {name: parameter.shape for name, parameter in parameters.items()}
+        self.count = sum(p.numel() for p in parameters.values())
+        """elements, without the zeros at the end"""
+        self.message = Unit(name, (Block(name, self.count, 1),))
+        self._rank, self._world_size, self._dtype = rank, world_size, dtype
+        self.shard = nn.Parameter(torch.empty(-(-self.count // world_size), device=device))
+
+    def store(self) -> None:
+        """Take over the values of the parameters, the same on all ranks, and free their memory."""
+        whole = self.shard.new_zeros(self._world_size * self.shard.numel(), requires_grad=False)
+        self._point_to(whole, take=True)
+        self.shard.data.copy_(whole.chunk(self._world_size)[self._rank])
+        self.full = whole.to(self._dtype)
+        self._point_to(self.full, take=False)
+        self._storage = self.full.untyped_storage()
+        self._nbytes = self._storage.nbytes()
+        self.free()
+
+    def _point_to(self, whole: Tensor, take: bool) -> None:
+        """Make the parameters views of `whole`, after a copy of their values if `take`."""
+        for parameter, view in zip(self.parameters.values(), self._views(whole), strict=True):
+            if take:
+                view.copy_(parameter.data)
+            parameter.data = view
+
+    @cached_property
+    def gradient(self) -> Tensor:
+        """Gradient of the shard, in memory that every step uses."""
+        return torch.empty_like(self.shard.data)
+
+    @property
+    def allocated(self) -> bool:
+        """Return whether the parameters can be used, or are being gathered."""
+        return self._storage.nbytes() > 0
+
+    def allocate(self) -> None:
+        """Allocate the whole vector, uninitialised."""
+        self._storage.resize_(self._nbytes)
+
+    def free(self) -> None:
+        """Free the memory of the whole vector."""
+        self._storage.resize_(0)
+
+    def collect(self, vector: Tensor) -> None:
+        """Move the gradients of the parameters to `vector`, laid out as `full`; zeros for none."""
+        for parameter, view in zip(self.parameters.values(), self._views(vector), strict=True):
+            if parameter.grad is None:
+                view.zero_()
+            else:
+                view.copy_(parameter.grad)
+                parameter.grad = None
+        vector[self.count :].zero_()
+
+    def _views(self, vector: Tensor) -> list[Tensor]:
+        return [*named_parts(vector, self.shapes).values()]
+
+
+class MissingGradients:
+    """Number of parameters of each unit that have no gradient yet in a backward pass."""
+
+    def __init__(self) -> None:
+        self._left: dict[str, int] = {}
+
+    def expect(self, units: Iterable[FlatUnit]) -> None:
+        """Begin a backward pass: all trained parameters are missing."""
+        self._left = {
+            unit.name: sum(p.requires_grad for p in unit.parameters.values()) for unit in units
+        }
+
+    def arrived(self, unit: FlatUnit) -> bool:
+        """Count one gradient; return whether none of the unit is missing any more."""
+        self._left[unit.name] -= 1
+        assert self._left[unit.name] >= 0, f"{unit.name}: a gradient after its backward"
+        return self._left[unit.name] == 0
+
+    def of(self, unit: FlatUnit) -> bool:
+        """Return whether some of a unit are missing."""
+        return self._left[unit.name] > 0
+
+    def give_up(self, unit: FlatUnit) -> bool:
+        """Expect no more of a unit; return whether some were missing."""
+        some = self.of(unit)
+        self._left[unit.name] = 0
+        return some
 
 
 class Collectives(NamedTuple):
@@ -89,7 +210,8 @@ class Schedule(UnitSchedule):
         before = range(index - 1, index - 1 - self._ahead_backward, -1)
         self._need(index, before)
 
-    def accumulated(self, unit: FlatUnit) -> None:  # noqa: D102
+    def accumulated(self, unit: FlatUnit) -> None:
+        """Note that one more parameter of a unit has its gradient."""
         if self._missing.arrived(unit):
             self._complete(unit)
 

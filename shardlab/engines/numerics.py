@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from shardlab.codecs.kernels import adam, native
+from shardlab.codecs import adam, native
 
 _LARGE = 1 << 14
 """elements; smaller tensors PyTorch takes faster, many in one call"""
@@ -97,8 +97,8 @@ def read_together(*numbers: Tensor) -> list[float]:
     """Return numbers, [] each, by one read: the host waits once for the device."""
     device = numbers[-1].device
     # of several types: the widest one holds all of them exactly
-    found: list[float] = torch.stack([each.to(device) for each in numbers]).tolist()
-    return found
+    values: list[float] = torch.stack([number.to(device) for number in numbers]).tolist()
+    return values
 
 
 def clip_coefficient(norm: float, limit: float | None) -> float:

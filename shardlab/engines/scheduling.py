@@ -1,10 +1,8 @@
-"""Shared parts of `manual` and `slide`: wrapper, hooks of units, gradient counts and vectors."""
+"""Shared parts of `manual` and `slide`: wrapper, hooks of units, vectors of gradients."""
 
-import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -42,36 +40,22 @@ class UnitSchedule(ABC):
     def before_backward(self, index: int) -> None:
         """Prepare a unit for backward; called once for each output tensor with a gradient."""
 
-    @abstractmethod
-    def accumulated(self, unit: Any) -> None:
-        """Note that one more parameter of a unit has its gradient."""
-
 
 class ScheduledModule(nn.Module, Attachable):
     """Wrapper of `model` whose hooks call `schedule`, which a subclass sets.
 
     Args:
         plans: its units, in the order of their use; what is left makes up the root.
-        units: the root, then those of `plans`.
     """
 
     schedule: UnitSchedule
 
-    def __init__(
-        self, model: nn.Module, plans: Sequence[UnitPlan], units: Sequence[ParameterUnit]
-    ) -> None:
+    def __init__(self, model: nn.Module, plans: Sequence[UnitPlan]) -> None:
         super().__init__()
         # not a submodule: its parameters have memory only while they are used
         self._model = [model]
         for index, plan in enumerate(plans):
             self._watch_uses(index, plan.modules)
-        for unit in units:
-            # weak: autograd keeps these hooks where Python's garbage collector does not look, so
-            # that nothing they refer to would ever be freed
-            hook = partial(_accumulated, weakref.ref(self), weakref.ref(unit))
-            for parameter in unit.parameters.values():
-                if parameter.requires_grad:
-                    parameter.register_post_accumulate_grad_hook(hook)
 
     def _watch_uses(self, index: int, modules: Sequence[nn.Module]) -> None:
         def watch_backward(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -93,48 +77,11 @@ class ScheduledModule(nn.Module, Attachable):
         return super().train(mode)
 
 
-def _accumulated(
-    module: "weakref.ref[ScheduledModule]", unit: "weakref.ref[ParameterUnit]", _: Tensor
-) -> None:
-    here, whose = module(), unit()
-    if here is not None and whose is not None:  # the model may outlive both
-        here.schedule.accumulated(whose)
-
-
 def with_gradient(output: Any) -> Iterator[Tensor]:
     """Iterate over the tensors of a module's output for which backward computes a gradient."""
     for tensor in tree_leaves(output):
         if isinstance(tensor, Tensor) and tensor.requires_grad:
             yield tensor
-
-
-class MissingGradients:
-    """Number of parameters of each unit that have no gradient yet in a backward pass."""
-
-    def __init__(self) -> None:
-        self._left: dict[str, int] = {}
-
-    def expect(self, units: Iterable[ParameterUnit]) -> None:
-        """Begin a backward pass: all trained parameters are missing."""
-        self._left = {
-            unit.name: sum(p.requires_grad for p in unit.parameters.values()) for unit in units
-        }
-
-    def arrived(self, unit: ParameterUnit) -> bool:
-        """Count one gradient; return whether none of the unit is missing any more."""
-        self._left[unit.name] -= 1
-        assert self._left[unit.name] >= 0, f"{unit.name}: a gradient after its backward"
-        return self._left[unit.name] == 0
-
-    def of(self, unit: ParameterUnit) -> bool:
-        """Return whether some of a unit are missing."""
-        return self._left[unit.name] > 0
-
-    def give_up(self, unit: ParameterUnit) -> bool:
-        """Expect no more of a unit; return whether some were missing."""
-        some = self.of(unit)
-        self._left[unit.name] = 0
-        return some
 
 
 class VectorPool:

@@ -22,7 +22,7 @@ from shardlab.core.document import Document
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic, find_damage, sha256_of_files
 from shardlab.engines.base import State
-from shardlab.engines.slide.unit import FROZEN
+from shardlab.engines.slide_memory import FROZEN
 from shardlab.engines.state_files import load_state, save_state
 
 _ABOUT, _FILE, _OF_RANKS = "slide.json", "slide.safetensors", "rank-*.safetensors"
@@ -39,23 +39,23 @@ class About(Document):
     """SHA-256 of the others, by their names"""
 
 
-def folder_of(given: Any, call: str) -> Path:
+def folder_of(folder: Any, call: str) -> Path:
     """Return the folder that a user names.
 
     Raises:
         UserError: it is no path.
     """
-    if not isinstance(given, str | os.PathLike):
-        raise UserError(f"{call}: name a folder, not {given!r}")
-    return Path(given)
+    if not isinstance(folder, str | os.PathLike):
+        raise UserError(f"{call}: name a folder, not {folder!r}")
+    return Path(folder)
 
 
-def write(folder: Path, state: State, own: State, group: dist.ProcessGroup) -> None:
+def write(folder: Path, state: State, rank_state: State, group: dist.ProcessGroup) -> None:
     """Write the folder atomically, or replace one that was written so; all ranks call together.
 
     Args:
         state: by kind and name, written by rank 0.
-        own: by kind and name, of this rank alone.
+        rank_state: by kind and name, of this rank alone.
 
     Raises:
         UserError: there is something else, or a rank cannot write; on all ranks.
@@ -73,22 +73,22 @@ def write(folder: Path, state: State, own: State, group: dist.ProcessGroup) -> N
             return str(made)
 
         def fill() -> None:
-            save_state(place / _file_of(rank), own)
+            save_state(temporary / _file_of(rank), rank_state)
             if rank == 0:
-                save_state(place / _FILE, state)
+                save_state(temporary / _FILE, state)
 
         def finish() -> None:
             if rank == 0:
-                About(ranks=world_size, files=files).to_file(place / _ABOUT)
+                About(ranks=world_size, files=files).to_file(temporary / _ABOUT)
             finishing.close()
 
-        place = Path(gather_values(run_or_fail_together(group, failed, begin), group)[0])
+        temporary = Path(gather_values(run_or_fail_together(group, failed, begin), group)[0])
         run_or_fail_together(group, failed, fill)
         share = slice(rank, None, world_size)
-        each = gather_values(
-            run_or_fail_together(group, failed, lambda: sha256_of_files(place, share)), group
+        parts = gather_values(
+            run_or_fail_together(group, failed, lambda: sha256_of_files(temporary, share)), group
         )
-        files = {name: checksum for part in each for name, checksum in part.items()}
+        files = {name: checksum for part in parts for name, checksum in part.items()}
         run_or_fail_together(group, failed, finish)
 
 
@@ -139,9 +139,9 @@ def read_rank(folder: Path, ranks: int, rank: int, world_size: int, error_feedba
     if ranks == world_size:
         state = load_state(folder / _file_of(rank))
     elif ranks:
-        kept = [load_state(folder / _file_of(each)) for each in range(ranks)]
+        saved = [load_state(folder / _file_of(number)) for number in range(ranks)]
         try:
-            states = [each.get("communication", {}) for each in kept]
+            states = [state.get("communication", {}) for state in saved]
             state = {"communication": merge_states(states, world_size, rank)}
         except UserError as error:
             raise UserError(f"{folder}: {error}; or {_WITHOUT_RESIDUALS}") from error

@@ -40,14 +40,11 @@ class SlideConfig:
     activation_checkpointing: Literal["none", "selective", "full"] = "full"
     """replaces the model's own; "none" leaves the model's own as it is"""
     activations: Literal["device", "memory", "disk"] = "device"
-    """where the inputs of layers that the engine checkpoints are kept for backward"""
+    """where activations are kept for backward"""
     window: int = 2
     """layers that the device has memory for at a time"""
     param_transfer: Literal["full", "shard"] = "full"
     grad_sync: Literal["gpu_reduce", "cpu_reduce"] = "cpu_reduce"
-    reduce_every_micro_batch: bool = False
-    """with accumulation and cpu_reduce: the gradients of all ranks are added up after every call,
-    so that host memory holds one sum instead of one for each rank"""
     gradients: str | Mapping[str, Any] = "none"
     """codec of the gradients that ranks send to each other, as `shardlab.attach` takes them by name
     or mapping"""
@@ -55,8 +52,6 @@ class SlideConfig:
     """add what was not sent to the next gradient of the same layer"""
     weights: str | Mapping[str, Any] = "none"
     """codec of the parameters that ranks gather, where param_transfer is "shard" (see `attach`)"""
-    moments: Literal["memory", "disk"] = "memory"
-    """where those of AdamW are between updates"""
     moment_dtype: Literal["fp32", "bf16"] = "fp32"
     """of the moments; bf16 rounds second moments stochastically"""
     seed: int = 0
@@ -72,8 +67,7 @@ class SlideConfig:
     def strategy(self) -> Strategy:
         """Return how the model computes and communicates."""
         computation = ("param_dtype", "activation_checkpointing", "activations")
-        streaming = ("window", "param_transfer", "grad_sync", "reduce_every_micro_batch")
-        keys = (*computation, *streaming, "moments", "moment_dtype")
+        keys = (*computation, "window", "param_transfer", "grad_sync", "moment_dtype")
         document = {key: getattr(self, key) for key in keys}
         gradients = {"codec": self.gradients, "error_feedback": self.error_feedback}
         codecs: dict[str, Any] = {"gradients": gradients}

@@ -17,11 +17,8 @@ from shardlab.core.errors import UserError
 from shardlab.engines import slide_checkpoint as checkpoint
 from shardlab.engines.base import State
 from shardlab.engines.build import build_engine
-from shardlab.engines.gpu_memory import GpuMemory
 from shardlab.engines.own_gpu import own_gpu
-from shardlab.engines.slide.engine import SlideEngine
-from shardlab.engines.slide.groups import twin
-from shardlab.engines.slide.unit import FROZEN
+from shardlab.engines.slide import SlideEngine
 from shardlab.engines.slide_config import (
     SlideConfig,
     check_learning_rate,
@@ -31,7 +28,10 @@ from shardlab.engines.slide_config import (
     refuse_state_dicts,
     without_cache,
 )
+from shardlab.engines.slide_groups import gloo_group
+from shardlab.engines.slide_memory import FROZEN
 from shardlab.engines.state_files import in_host_memory, random_state, set_random_state
+from shardlab.engines.step_space import GpuMemory
 from shardlab.models.unit_names import parameter_names
 
 
@@ -75,7 +75,7 @@ class SlideFSDP:
             _init_process_group()
         self._group = dist.distributed_c10d._get_default_group()
         # checkpoints may take longer than a rank waits for another in a step
-        self._patient = twin(self._group, timedelta(minutes=30))
+        self._patient = gloo_group(self._group, timedelta(minutes=30))
         self._names = parameter_names(model).values()
         buffers = dict(model.named_buffers(remove_duplicate=False))
         self._persistent = [name for name in model.state_dict() if name in buffers]
@@ -88,13 +88,13 @@ class SlideFSDP:
         self.module = self._engine.module
         self._calls = 0
 
-    def __call__(self, given: Mapping[str, Any] | None = None, /, **batch: Any) -> Any:
+    def __call__(self, inputs: Mapping[str, Any] | None = None, /, **batch: Any) -> Any:
         """Run forward and backward; the call that completes a step starts its updates, too.
 
         Without gradients (`torch.no_grad`) run forward alone.
 
         Args:
-            given, batch: inputs of the model by name, on any device, as a mapping or as keywords.
+            inputs, batch: inputs of the model by name, on any device, as a mapping or as keywords.
 
         Returns:
             the output of the model, whose loss is that of these samples.
@@ -103,11 +103,11 @@ class SlideFSDP:
             UserError: a batch without names or too large for the GPU, no loss, a learning rate that
                 is none, or a `requires_grad` that has changed since the start.
         """
-        if not isinstance(given, Mapping | None):
+        if not isinstance(inputs, Mapping | None):
             raise UserError("SlideFSDP: give a batch by name: sliding(input_ids=..., labels=...)")
         device = self._engine.device
         batch = {
-            name: _to_device(value, device) for name, value in {**(given or {}), **batch}.items()
+            name: _to_device(value, device) for name, value in {**(inputs or {}), **batch}.items()
         }
         if not torch.is_grad_enabled():
             return self.module(**batch)

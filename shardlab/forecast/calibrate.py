@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, get_args
 import torch
 import torch.distributed as dist
 
-from shardlab.codecs.kernels import native
+from shardlab.codecs import native
 from shardlab.comm.emulated_link import emulated
 from shardlab.comm.object_collectives import gather_values
 from shardlab.comm.transport import Transport
@@ -193,7 +193,7 @@ def _operations(group: dist.ProcessGroup, nbytes: int) -> Mapping[Operation, Cal
     shard = torch.ones(sent.numel() // size)
     parts, slots = list(sent.chunk(size)), list(received.chunk(size))
     return {
-        "exchange": lambda: transport.exchange(parts, slots),
+        "exchange": lambda: transport.all_to_all(parts, slots),
         "gather": lambda: transport.start_gather(shard, slots).wait(),
         "all_reduce": lambda: dist.all_reduce(received, group=group),
         "reduce_scatter": lambda: dist.reduce_scatter_single(shard, sent, group=group),

@@ -1,4 +1,4 @@
-"""Costs of codecs, copies, optimizer updates and disk access, while all ranks do the same."""
+"""Costs of codecs, copies and optimizer updates, while all ranks do the same."""
 
 import random
 import statistics
@@ -9,16 +9,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from shardlab.codecs.adam import Hyper, adam_
 from shardlab.codecs.base import MessageKey
-from shardlab.codecs.kernels.adam import Hyper, adam_
-from shardlab.codecs.kernels.workers import Workers
 from shardlab.codecs.registry import make_codec
+from shardlab.codecs.workers import Workers
 from shardlab.config.calibration_record import UPDATE_BYTES, MemoryOperation
 from shardlab.config.codec_table import codec_text
 from shardlab.config.schema import Space
 from shardlab.config.strategy import Strategy
-from shardlab.engines.activation_checkpoint import scratch_folder
-from shardlab.engines.anonymous_file import AnonymousFile, aligned_blocks
 
 ELEMENTS = [1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20]
 """of a message"""
@@ -104,7 +102,7 @@ def memory_times(
     """Return the costs of memory operations on this rank."""
     found = []
     for n in _VECTORS:
-        every = {**_in_memory(n), **(_on_disk(n) if "load" in operations else {})}
+        every = _in_memory(n)
         times = interleave({name: every[name] for name in operations}, repetitions, group)
         sizes = {"update": UPDATE_BYTES * n}
         found += [
@@ -126,13 +124,6 @@ def _in_memory(n: int) -> Mapping[str, Callable[[], object]]:
             parameter, exp_avg, exp_avg_sq, [gradient], hyper, 1, workers=workers
         ),
     }
-
-
-def _on_disk(n: int) -> Mapping[str, Callable[[], object]]:
-    file = AnonymousFile.create(scratch_folder())
-    buffer = aligned_blocks(4 * n, torch.device("cpu"))
-    file.reserve(0, buffer.numel())
-    return {"load": lambda: file.read(0, buffer), "store": lambda: file.write(0, buffer)}
 
 
 def interleave(

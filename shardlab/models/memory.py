@@ -116,19 +116,21 @@ _ON_THE_WAY = 2
 """vectors of gradients that leave the device at a time"""
 
 
-KeptGradients = Literal["nothing", "arrived", "sums", "totals"]
+KeptGradients = Literal["nothing", "arrived", "sums"]
+"""gradients that stay in host memory until they are applied: none, since they are applied where
+they arrive; all as they arrive; each rank's sum over micro-batches, in float32"""
 
 
-def kept_gradients(
-    strategy: CanonicalStrategy, accumulation: int | None, holding: bool
-) -> KeptGradients:
-    """Return which gradients stay in host memory until they are applied."""
-    reduced = strategy.grad_sync == "gpu_reduce"
-    if accumulation == 1 and not holding:
-        return "nothing"
-    if accumulation == 1 and (reduced or not strategy.reduce_every_micro_batch):
-        return "arrived"
-    return "totals" if reduced or strategy.reduce_every_micro_batch else "sums"
+def kept_gradients(accumulation: int | None, holding: bool) -> KeptGradients:
+    """Return which gradients stay in host memory until they are applied.
+
+    Args:
+        accumulation: number of micro-batches of a step, where that is known.
+        holding: gradients wait until the norm of all of them is known.
+    """
+    if accumulation != 1:
+        return "sums"
+    return "arrived" if holding else "nothing"
 
 
 def window_slots(strategy: CanonicalStrategy, units: int) -> int:
@@ -170,7 +172,7 @@ def slot_sizes(root: int, units: Sequence[int]) -> list[int]:
 
 
 def gradient_vectors(strategy: CanonicalStrategy, world_size: int) -> int:
-    """Return how many vectors of gradients arrive: one per rank, or one that ranks share."""
+    """Return how many whole vectors of gradients arrive on a node: one per rank, or W chunks."""
     return world_size if strategy.grad_sync == "cpu_reduce" else 1
 
 

@@ -46,7 +46,7 @@ def break_down(paths: Sequence[str | Path]) -> Job:
     """
     for path in paths:
         if not Path(path).is_file():
-            raise UserError(f"{path}: no such file: give traces of torch.profiler, or RUN SEED")
+            raise UserError(f"{path}: no such file: give traces of torch.profiler, or RUN")
     clocks = [_clock_of(path) for path in paths]
     shared = [clocks[0].first + (clocks[0].base - clock.base) / 1000 for clock in clocks]
     same_clock = all(

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
-from shardlab.config.parameter_file import shorten
+from shardlab.core.errors import shorten
 from shardlab.profiling.breakdown import StepTimes
 from shardlab.profiling.job import Job
 

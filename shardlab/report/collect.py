@@ -119,12 +119,8 @@ def join_record(
     """
     file = f"{run}/seed{seed}"
     metrics = read_document(Metrics, results / "train" / file / "metrics.json", _train(run, seed))
-    breakdown = read_document(
-        Breakdown, results / "profile" / f"{file}.json", f"profile {run} {seed}"
-    )
-    validation = read_document(
-        Validation, results / "validate" / f"{file}.json", f"validate {run} {seed}"
-    )
+    breakdown = read_document(Breakdown, results / "profile" / f"{file}.json", f"profile {run}")
+    validation = read_document(Validation, results / "validate" / f"{file}.json", f"validate {run}")
     efficiency = scaling_efficiency(timed, metrics.strategy_hash, metrics.world_size, metrics.link)
     joined = Joined(
         memory_estimate_bytes=estimate.total,

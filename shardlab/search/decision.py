@@ -1,43 +1,43 @@
-"""Accept or roll back: what replaces the incumbent was faster in a race, and is as good.
+"""After a race: train what was faster and may be worse, then accept or roll back.
 
 Every strategy of a race is compared, the controls, too: the fastest admissible one is held, whoever
 proposed it.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 from shardlab.config.contention import warnings_of
-from shardlab.config.race_record import Arm as RacedArm
-from shardlab.config.race_record import Race
+from shardlab.config.race_record import Arm, Race
+from shardlab.config.run_record import Record
 from shardlab.config.search import Agent
 from shardlab.config.timing_record import NO_COMMUNICATION
 from shardlab.core.errors import UserError
-from shardlab.search.history import History, Measured, paired_steps
-from shardlab.search.numerics import Numerics
-from shardlab.search.rounds import (
-    Arm,
+from shardlab.core.progress import stopwatch
+from shardlab.search.history import History, Numerics, mean_ratio, paired_steps
+from shardlab.search.race_rule import RaceRule, Standing, standings
+from shardlab.search.records import (
+    Candidate,
     Comparison,
     Decision,
+    Failure,
+    Measured,
     Proposal,
-    Round,
     StepRatio,
-    Trained,
+    TrainingRun,
     Trial,
 )
-from shardlab.search.sequential import RaceRule, Standing, verdict
 
-_LARGEST_RACE = 4
-"""challengers: the start, the judge's choice, the forecast's and a random one"""
+_LONGEST_DETAIL = 4000
 _LOSSES_DIFFER = 1e-3
 """relative difference of losses that the order of sums does not explain"""
 
 
 def race_rule(agent: Agent) -> RaceRule:
     """Return the rule of each race, such that its errors hold over the whole search."""
-    # an attempt of a race has half of the time that is left
-    limits = {"most": agent.repetitions, "budget_s": agent.trial_timeout_s / 3}
-    return RaceRule.of_search(_LARGEST_RACE * agent.budget, **limits)
+    # traces follow the steps, and a race without one arm may have to begin again
+    return RaceRule.of_search(agent.budget, agent.repetitions, agent.trial_timeout_s / 2)
 
 
 def step_times(race: Race) -> dict[str, list[float]]:
@@ -45,37 +45,85 @@ def step_times(race: Race) -> dict[str, list[float]]:
     return {run.run: run.step_ms for run in race.runs if run.run != NO_COMMUNICATION}
 
 
-def standings(race: Race, agent: Agent) -> Mapping[str, Standing]:
-    """Return how each challenger of a race stands, by hash."""
-    return verdict(step_times(race), race.incumbent, race_rule(agent), race.seconds).standings
-
-
 def promising(race: Race, proposal: Proposal, agent: Agent) -> list[str]:
     """Return the challengers that may replace the incumbent, the fastest first.
 
     They are faster, or it does not fit in memory.
     """
-    found = standings(race, agent)
+    known = standings(step_times(race), race.incumbent, race_rule(agent))
     return sorted(
-        (key for key, each in found.items() if each.verdict == "faster" or not proposal.fits),
-        key=lambda key: (found[key].ratio, key),
+        (arm for arm in known if known[arm].verdict == "faster" or not proposal.fits),
+        key=lambda arm: (known[arm].ratio, arm),
     )
 
 
-def with_trained(history: History, proposal: Proposal, trained: Sequence[Trained]) -> History:
-    """Return the history with the training runs of a round."""
-    measured = dict(history.measured)
+class TrialFailed(Exception):
+    """A training run that ended without figures; becomes data of the trial."""
+
+    def __init__(
+        self, kind: Literal["timeout", "crash", "memory", "diverged"], detail: str
+    ) -> None:
+        super().__init__(kind, detail)
+        self.kind = kind
+        self.detail = detail
+
+
+Measure = Callable[[Candidate, int, float], Record]
+"""measures one seed: (strategy, seed, seconds left); may raise TrialFailed"""
+
+
+def train_promising(
+    race: Race, proposal: Proposal, agent: Agent, seeds: Sequence[int], measure: Measure
+) -> list[Measured]:
+    """Train the promising arms, the fastest first, until one has a quality that is tolerated.
+
+    Returns:
+        rows for the table of measurements.
+    """
     arms = {arm.hash: arm for arm in proposal.arms}
-    for each in trained:
-        entry = measured.get(each.hash) or _entry(arms[each.hash], proposal.round)
-        measured[each.hash] = entry.model_copy(
-            update={
-                "outcome": each.outcome,
-                "detail": each.detail,
-                "measurements": each.measurements,
-            }
-        )
-    return history.model_copy(update={"measured": measured})
+    rows: list[Measured] = []
+    for key in promising(race, proposal, agent):
+        if arms[key].has_quality:
+            break
+        rows.append(_train(arms[key], proposal, agent, seeds, measure))
+        if mean_ratio(rows[-1].trained, proposal.reference) <= 1 + agent.quality_tolerance:
+            break
+    return rows
+
+
+def _train(
+    arm: Candidate, proposal: Proposal, agent: Agent, seeds: Sequence[int], measure: Measure
+) -> Measured:
+    """Return the training runs of a strategy, within `agent.trial_timeout_s` for all seeds."""
+    elapsed, limit_s = stopwatch(), agent.trial_timeout_s
+    runs: list[TrainingRun] = []
+    failures = []
+    try:
+        for seed in seeds:
+            left_s = limit_s - elapsed()
+            if left_s <= 0:
+                raise TrialFailed("timeout", f"{limit_s:g} s were over before seed {seed}")
+            record = measure(arm, seed, left_s)
+            if record.divergence is not None:
+                raise TrialFailed("diverged", f"seed {seed}: {record.divergence}")
+            runs.append(TrainingRun.of(record))
+    except TrialFailed as failure:
+        failures = [
+            Failure(
+                source=f"round {proposal.round}",
+                link=proposal.workload.link,
+                world_size=proposal.workload.world_size,
+                outcome=failure.kind,
+                detail=failure.detail[-_LONGEST_DETAIL:],
+            )
+        ]
+    return Measured(
+        strategy=arm.strategy,
+        hash=arm.hash,
+        source=f"round {proposal.round}",
+        trained=[] if failures else runs,
+        failures=failures,
+    )
 
 
 def conclude(history: History, proposal: Proposal, trial: Trial, agent: Agent) -> History:
@@ -93,94 +141,80 @@ def conclude(history: History, proposal: Proposal, trial: Trial, agent: Agent) -
             f"round {proposal.round}: the trial is not of its proposal: run the trial again"
         )
     history = history.model_copy(update={"incumbent": proposal.incumbent})
-    if race is None:
-        decision = Decision(
-            decision="none",
-            reason=f"nothing was raced: {proposal.verdict.reason}",
-            held=history.incumbent,
-            fits=proposal.fits,
-        )
-        return _with_round(history, proposal, trial, decision)
-    known = with_trained(history, proposal, trial.trained)
-    known = _with_race(known, proposal, race)
-    incumbent = race.arms.get(proposal.incumbent)
-    if incumbent is not None and incumbent.outcome != "ok":
-        decision = _fall_back(known, proposal, incumbent, agent)
-    else:
-        decision = _decide(known, proposal, trial, _compare(known, proposal, race, agent))
-    return _with_round(known, proposal, trial, decision)
-
-
-def _fall_back(history: History, proposal: Proposal, failed: RacedArm, agent: Agent) -> Decision:
-    """Hold the best that is known in place of an incumbent that failed."""
-    limit = proposal.memory_limit_bytes
-    best = history.fastest(agent.quality_tolerance, limit, proposal.peaks)
-    return Decision(
-        decision="reject",
-        reason=f"the incumbent ended with outcome {failed.outcome}: {failed.detail}; "
-        f"{best.strategy.label()} is held in its place",
-        held=best.hash,
-        fits=history.fits(best, limit, proposal.peaks),
+    outcome: dict[str, object] = {
+        "decision": "none",
+        "reason": f"nothing was raced: {proposal.verdict.reason}",
+        "held": history.incumbent,
+        "fits": proposal.fits,
+    }
+    if race is not None:
+        history = history.model_copy(update={"measured": _with_trained(history, trial)})
+        measured, races = _with_race(history, proposal, race), [*history.races, race]
+        history = history.model_copy(update={"measured": measured, "races": races})
+        incumbent = race.arms.get(proposal.incumbent)
+        if incumbent is not None and incumbent.outcome != "ok":
+            outcome = _fall_back(history, proposal, incumbent, agent)
+        else:
+            outcome = _decide(history, proposal, race, agent)
+    decision = Decision.model_validate(
+        {
+            "round": proposal.round,
+            "search": history.search,
+            "link": history.workload.link,
+            "world_size": history.workload.world_size,
+            "verdict": proposal.verdict,
+            "space": proposal.space,
+            "candidates": proposal.candidates,
+            "stopped": race.reason if race else "",
+            "seconds": trial.seconds,
+            **outcome,
+        }
     )
+    rounds = [*history.rounds, decision]
+    return history.model_copy(update={"incumbent": decision.held, "rounds": rounds})
 
 
-def _compare(history: History, proposal: Proposal, race: Race, agent: Agent) -> list[Comparison]:
-    found = standings(race, agent)
-    predicted = {each.strategy.hash(): each.prediction.step_ms for each in proposal.candidates}
-    compared = []
+def _with_trained(history: History, trial: Trial) -> dict[str, Measured]:
+    """Return the table with the training runs of a round."""
+    measured = dict(history.measured)
+    for row in trial.trained:
+        known = measured.get(row.hash, row)
+        failures = known.failures if known is row else [*known.failures, *row.failures]
+        update = {"trained": row.trained, "failures": failures}
+        measured[row.hash] = known.model_copy(update=update)
+    return measured
+
+
+def _with_race(history: History, proposal: Proposal, race: Race) -> dict[str, Measured]:
+    """Return the table with the steps of all arms, over those of the start, and with failures."""
+    times, measured = step_times(race), dict(history.measured)
+    source = f"round {proposal.round}"
+    link, world_size = history.workload.link, history.workload.world_size
     for arm in proposal.arms:
-        if arm.hash == proposal.incumbent or arm.hash not in race.arms:
+        raced = race.arms.get(arm.hash)
+        if raced is None:
             continue
-        standing, raced = found.get(arm.hash), race.arms[arm.hash]
-        entry, quality = history.measured.get(arm.hash), history.quality(arm.strategy)
-        trained = entry.measurements if entry else []
-        compared.append(
-            Comparison(
-                hash=arm.hash,
-                label=arm.label,
-                roles=arm.roles,
-                outcome=raced.outcome,
-                step=standing and _ratio(standing, proposal.round),
-                predicted_ms=predicted.get(arm.hash),
-                perplexity_ratio=quality.ratio if quality and quality.ratio < math.inf else None,
-                memory_peak_bytes=max((m.memory_peak_bytes for m in trained), default=None),
-                objections=_objections(arm, standing, race, history, proposal, agent),
-            )
+        row = measured.get(arm.hash) or Measured(
+            strategy=arm.strategy, hash=arm.hash, source=source
         )
-    return compared
+        outcome, detail = raced.outcome, raced.detail
+        if outcome == "ok" and not _losses_agree(arm, race, history):
+            # no later choice among what was measured may hold it either
+            outcome = "crash"
+            detail = "its losses are not those of the start, which should compute the same"
+        if outcome != "ok":
+            failure = Failure(
+                source=source, link=link, world_size=world_size, outcome=outcome, detail=detail
+            )
+            row = row.model_copy(update={"failures": [*row.failures, failure]})
+        elif arm.hash in times and history.start in times:
+            steps = paired_steps(times[arm.hash], times[history.start], source, link, world_size)
+            row = row.model_copy(update={"steps": [*row.steps, steps]})
+        measured[arm.hash] = row
+    return measured
 
 
-def _objections(
-    arm: Arm,
-    standing: Standing | None,
-    race: Race,
-    history: History,
-    proposal: Proposal,
-    agent: Agent,
-) -> list[str]:
-    """Return all that speaks against holding an arm."""
-    raced, entry = race.arms[arm.hash], history.measured.get(arm.hash)
-    if raced.outcome != "ok" or standing is None:
-        return [f"it ended with outcome {raced.outcome}: {raced.detail}".removesuffix(": ")]
-    found = []
-    if standing.verdict != "faster" and proposal.fits:
-        found.append("no gain in step time is shown" if standing.low < 1 else "it is slower")
-        return found
-    quality, tolerance = history.quality(arm.strategy), agent.quality_tolerance
-    if entry is not None and entry.outcome != "ok":
-        found.append(f"training it ended with outcome {entry.outcome}: {entry.detail}")
-    elif quality is None or not quality.sure:
-        found.append("its perplexity was not measured")
-    elif not quality.ratio <= 1 + tolerance:
-        seeds = len(entry.measurements) if entry else 0
-        trained = f" (seeds trained: {seeds})" if seeds else ""
-        found.append(f"perplexity is above {1 + tolerance:.3f} times the start's{trained}")
-    if entry and not history.fits(entry, proposal.memory_limit_bytes, {}):
-        found.append(f"peak memory is above {_limit(proposal)}")
-    return found
-
-
-def _losses_agree(arm: Arm, race: Race, history: History) -> bool:
+def _losses_agree(arm: Candidate, race: Race, history: History) -> bool:
     """Return whether an arm that should compute what the start computes did so in the race."""
     start = race.arms.get(history.start)
     if start is None or Numerics.of(arm.strategy) != Numerics.of(history.reference.strategy):
@@ -192,55 +226,74 @@ def _losses_agree(arm: Arm, race: Race, history: History) -> bool:
     )
 
 
-def _decide(
-    history: History, proposal: Proposal, trial: Trial, compared: Sequence[Comparison]
-) -> Decision:
-    assert trial.race is not None, "callers have looked"
-    admissible = [each for each in compared if each.step and not each.objections]
-    warnings = warnings_of(
-        (f"race of round {proposal.round}", run.contention) for run in trial.race.runs
-    )
-    if not admissible:
-        reason = "; ".join(f"{each.label}: {', '.join(each.objections)}" for each in compared)
-        return Decision(
-            decision="reject",
-            reason=reason or trial.race.reason,
-            held=history.incumbent,
-            fits=proposal.fits,
-            compared=[*compared],
-            warnings=warnings,
+def _fall_back(
+    history: History, proposal: Proposal, failed: Arm, agent: Agent
+) -> dict[str, object]:
+    """Hold the best that is known in place of an incumbent that failed."""
+    limit = proposal.memory_limit_bytes
+    best = history.fastest(agent.quality_tolerance, limit, proposal.peaks)
+    return {
+        "decision": "reject",
+        "reason": f"the incumbent ended with outcome {failed.outcome}: {failed.detail}; "
+        f"{best.strategy.label()} is held in its place",
+        "held": best.hash,
+        "fits": history.fits(best, limit, proposal.peaks),
+    }
+
+
+def _decide(history: History, proposal: Proposal, race: Race, agent: Agent) -> dict[str, object]:
+    compared = _compare(history, proposal, race, agent)
+    contention = ((f"race of round {proposal.round}", run.contention) for run in race.runs)
+    facts = {"compared": compared, "warnings": warnings_of(contention)}
+    ratios = {c.hash: c.step.ratio for c in compared if c.step and not c.objections}
+    if not ratios:
+        reason = "; ".join(f"{c.label}: {', '.join(c.objections)}" for c in compared)
+        return facts | {
+            "decision": "reject",
+            "reason": reason or race.reason,
+            "held": history.incumbent,
+            "fits": proposal.fits,
+        }
+    best = min(ratios, key=lambda key: (ratios[key], key))
+    (chosen,) = (comparison for comparison in compared if comparison.hash == best)
+    instead = f"; the incumbent's peak memory is above {_limit(proposal)}"
+    return facts | {
+        "decision": "accept",
+        "reason": f"{chosen.label}: {_figures(chosen)}{'' if proposal.fits else instead}",
+        "held": best,
+    }
+
+
+def _compare(history: History, proposal: Proposal, race: Race, agent: Agent) -> list[Comparison]:
+    known = standings(step_times(race), race.incumbent, race_rule(agent))
+    compared = []
+    for arm in proposal.arms:
+        if arm.hash == proposal.incumbent or arm.hash not in race.arms:
+            continue
+        standing, row = known.get(arm.hash), history.measured[arm.hash]
+        quality = history.quality(arm.strategy)
+        objections = _objections(arm, standing, race, history, proposal, agent)
+        compared.append(
+            Comparison(
+                hash=arm.hash,
+                label=arm.label,
+                roles=arm.roles,
+                outcome=race.arms[arm.hash].outcome,
+                step=standing and _step(standing, history, proposal),
+                predicted_ms=arm.prediction.step_ms,
+                perplexity_ratio=quality.ratio if quality and quality.ratio < math.inf else None,
+                memory_peak_bytes=max((run.memory_peak_bytes for run in row.trained), default=None),
+                objections=objections,
+            )
         )
-    best = min(admissible, key=lambda each: (each.step.ratio, each.hash))  # type: ignore[union-attr]
-    return Decision(
-        decision="accept",
-        reason=f"{best.label}: {_figures(best)}{_instead(proposal)}",
-        held=best.hash,
-        compared=[*compared],
-        warnings=warnings,
-    )
+    return compared
 
 
-def _figures(best: Comparison) -> str:
-    step, quality = best.step, best.perplexity_ratio
-    assert step is not None, "it was compared"
-    return (
-        f"step {step.ratio:.3f} times the incumbent's (95 % of searches {step.low:.3f} to "
-        f"{step.high:.3f}, {step.repetitions} repetitions), perplexity {quality:.3f} times the "
-        "start's"
-    )
-
-
-def _instead(proposal: Proposal) -> str:
-    return "" if proposal.fits else f"; the incumbent's peak memory is above {_limit(proposal)}"
-
-
-def _limit(proposal: Proposal) -> str:
-    return f"{proposal.memory_limit_bytes / 1e6:.0f} MB"
-
-
-def _ratio(standing: Standing, number: int) -> StepRatio:
+def _step(standing: Standing, history: History, proposal: Proposal) -> StepRatio:
     return StepRatio(
-        source=f"round {number}",
+        source=f"round {proposal.round}",
+        link=history.workload.link,
+        world_size=history.workload.world_size,
         ratio=standing.ratio,
         low=standing.low,
         high=standing.high,
@@ -248,42 +301,44 @@ def _ratio(standing: Standing, number: int) -> StepRatio:
     )
 
 
-def _with_race(history: History, proposal: Proposal, race: Race) -> History:
-    """Return the history with the steps of all arms, over those of the start."""
-    times, measured = step_times(race), dict(history.measured)
-    for arm in proposal.arms:
-        raced = race.arms.get(arm.hash)
-        if raced is None:
-            continue
-        entry = measured.get(arm.hash) or _entry(arm, proposal.round)
-        if raced.outcome != "ok":
-            entry = entry.model_copy(update={"outcome": raced.outcome, "detail": raced.detail})
-        elif not _losses_agree(arm, race, history):
-            # no later choice among what was measured may hold it either
-            detail = "its losses are not those of the start, which should compute the same"
-            entry = entry.model_copy(update={"outcome": "crash", "detail": detail})
-        elif arm.hash in times and history.start in times:
-            steps = paired_steps(times[arm.hash], times[history.start], f"round {proposal.round}")
-            entry = entry.model_copy(update={"steps": [*entry.steps, steps]})
-        measured[arm.hash] = entry
-    return history.model_copy(update={"measured": measured, "races": [*history.races, race]})
+def _objections(
+    arm: Candidate,
+    standing: Standing | None,
+    race: Race,
+    history: History,
+    proposal: Proposal,
+    agent: Agent,
+) -> list[str]:
+    """Return all that speaks against holding an arm."""
+    raced, row = race.arms[arm.hash], history.measured[arm.hash]
+    if raced.outcome != "ok" or standing is None:
+        return [f"it ended with outcome {raced.outcome}: {raced.detail}".removesuffix(": ")]
+    if standing.verdict != "faster" and proposal.fits:
+        return ["no gain in step time is shown" if standing.low < 1 else "it is slower"]
+    objections = []
+    quality, tolerance = history.quality(arm.strategy), agent.quality_tolerance
+    failure = row.failure(history.workload)
+    if failure is not None:
+        objections.append(f"its trial ended with outcome {failure.outcome}: {failure.detail}")
+    elif quality is None or not quality.sure:
+        objections.append("its perplexity was not measured")
+    elif not quality.ratio <= 1 + tolerance:
+        trained = f" (seeds trained: {len(row.trained)})" if row.trained else ""
+        objections.append(f"perplexity is above {1 + tolerance:.3f} times the start's{trained}")
+    if not history.fits(row, proposal.memory_limit_bytes, {}):
+        objections.append(f"peak memory is above {_limit(proposal)}")
+    return objections
 
 
-def _entry(arm: Arm, number: int) -> Measured:
-    return Measured(strategy=arm.strategy, hash=arm.hash, source=f"round {number}")
-
-
-def _with_round(history: History, proposal: Proposal, trial: Trial, decision: Decision) -> History:
-    done = Round(
-        round=proposal.round,
-        search=history.search,
-        verdict=proposal.verdict,
-        space=proposal.space,
-        candidates=proposal.candidates,
-        stopped=trial.race.reason if trial.race else "",
-        seconds=trial.seconds,
-        **dict(decision),
+def _figures(best: Comparison) -> str:
+    step = best.step
+    assert step is not None, "it was compared"
+    return (
+        f"step {step.ratio:.3f} times the incumbent's (95 % of searches {step.low:.3f} to "
+        f"{step.high:.3f}, {step.repetitions} repetitions), perplexity "
+        f"{best.perplexity_ratio:.3f} times the start's"
     )
-    return history.model_copy(
-        update={"incumbent": decision.held, "rounds": [*history.rounds, done]}
-    )
+
+
+def _limit(proposal: Proposal) -> str:
+    return f"{proposal.memory_limit_bytes / 1e6:.0f} MB"

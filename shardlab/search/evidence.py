@@ -6,12 +6,64 @@ ranking here, and strategies come in the order of their hashes.
 
 from collections.abc import Mapping, Sequence
 from statistics import stdev
-from typing import Any
+from typing import Any, NamedTuple
 
+from shardlab.config.codec_table import codec_text
 from shardlab.config.hardware import Gpu, Hardware
+from shardlab.config.label import override_words
 from shardlab.config.search import Agent
-from shardlab.search.history import History, Measured, Workload, perplexity_ratio
-from shardlab.search.rounds import Prediction, Round
+from shardlab.config.strategy import Strategy
+from shardlab.search.history import History, perplexity_ratio
+from shardlab.search.records import Decision, Measured, Prediction, Workload
+
+
+class Change(NamedTuple):
+    """One setting of the canonical form; codecs are written as `name:key=value`."""
+
+    key: str
+    before: Any
+    after: Any
+
+    @property
+    def aspect(self) -> str:
+        """Which of `sharding`, `gradients` and `weights` it belongs to."""
+        if self.key in ("weights", "weights_minimum_size"):
+            return "weights"
+        return "sharding" if self.key in Strategy.model_fields else "gradients"
+
+
+def changes(before: Strategy, after: Strategy) -> tuple[Change, ...]:
+    """Return the settings that differ, in the order of their keys; empty for equal meanings."""
+    old, new = _settings(before), _settings(after)
+    return tuple(Change(key, old[key], new[key]) for key in sorted(old) if old[key] != new[key])
+
+
+def in_words(differences: Sequence[Change]) -> str:
+    """Return `engine: fsdp2 to ddp; wrap: block to unset`."""
+    return "; ".join(f"{key}: {_word(old)} to {_word(new)}" for key, old, new in differences)
+
+
+def _settings(strategy: Strategy) -> dict[str, Any]:
+    """Flatten the canonical form to one level; a codec with its options is one setting."""
+    canonical = strategy.canonical()
+    form = canonical.model_dump(mode="json", exclude={"gradients", "weights", "overrides"})
+    gradients, weights = canonical.gradients, canonical.weights
+    between = gradients.between_nodes
+    return {
+        **form,
+        "overrides": "; ".join(override_words(unit) for unit in canonical.overrides) or None,
+        "weights": codec_text(weights.codec) if weights else "none",
+        "weights_minimum_size": weights and weights.minimum_size,
+        **gradients.model_dump(mode="json"),
+        "codec": codec_text(gradients.codec),
+        "between_nodes": between and codec_text(between),
+    }
+
+
+def _word(value: Any) -> str:
+    if value is None:
+        return "unset"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def describe(
@@ -22,15 +74,16 @@ def describe(
     Args:
         facts: on the machine and the data.
     """
-    tried = [history.measured[key] for key in sorted(history.measured)]
-    ran = sum(each.decision != "none" for each in history.own_rounds)
+    tried, rows = history.tried, history.measured
+    shown = [rows[key] for key in sorted(rows) if key in tried or rows[key].trained]
+    ran = sum(decision.decision != "none" for decision in history.own_rounds)
     return "\n".join(
         [
             _workload(history.workload),
             *facts,
             "Step ratios are of interleaved steps on link and ranks of the search. Training runs "
             "may have had others: their figures are means over seeds, +- the standard deviation.",
-            *(_strategy(entry, history) for entry in tried),
+            *(_strategy(row, history) for row in shown),
             f"Start: {history.reference.strategy.label()}.",
             f"Incumbent: {history.held.strategy.label()} [{history.held.source}].",
             *map(_round, history.own_rounds),
@@ -53,9 +106,9 @@ def machine_facts(hardware: Hardware) -> str:
         hardware.copy_gb_per_s and f"a rank copies {hardware.copy_gb_per_s:.1f} GB/s",
         *(", ".join(fact for fact in _gpu_facts(gpu) if fact) for gpu in hardware.gpus or []),
         *(
-            f"a rank sends {each.mb_per_s:.0f} MB/s after {each.latency_us:.0f} us "
-            f"({each.world_size} ranks, {each.link})"
-            for each in hardware.connections or []
+            f"a rank sends {network.mb_per_s:.0f} MB/s after {network.latency_us:.0f} us "
+            f"({network.world_size} ranks, {network.link})"
+            for network in hardware.connections or []
         ),
     ]
     return f"Machine: {'; '.join(fact for fact in facts if fact)}."
@@ -103,50 +156,47 @@ def _workload(load: Workload) -> str:
     )
 
 
-def _strategy(entry: Measured, history: History) -> str:
-    head = f"Strategy {entry.strategy.label()} [{entry.source}]: "
-    facts = [_failure(entry)] if entry.outcome != "ok" else []
-    if entry.steps:
-        last = entry.steps[-1]
+def _strategy(row: Measured, history: History) -> str:
+    facts = []
+    failure, step = row.failure(history.workload), row.step(history.workload)
+    if failure:
+        facts.append(f"no figures, the trial ended with outcome {failure.outcome}")
+    if step:
         facts.append(
-            f"step {last.ratio:.3f} times the start's (95 % {last.low:.3f} to {last.high:.3f}, "
-            f"{last.source})"
+            f"step {step.ratio:.3f} times the start's (95 % {step.low:.3f} to {step.high:.3f}, "
+            f"{step.source})"
         )
-    if entry.measurements:
-        facts.append(_trained(entry, history.reference))
-    return f"{head}{'; '.join(facts)}."
+    if row.trained:
+        facts.append(_trained(row, history.reference))
+    return f"Strategy {row.strategy.label()} [{row.source}]: {'; '.join(facts)}."
 
 
-def _failure(entry: Measured) -> str:
-    return f"no figures, the trial ended with outcome {entry.outcome}"
-
-
-def _trained(entry: Measured, start: Measured) -> str:
-    mean = entry.mean
+def _trained(row: Measured, start: Measured) -> str:
+    mean = row.mean
     return (
-        f"trained with {len(entry.measurements)} of {len(start.measurements)} seeds: traced step "
+        f"trained with {len(row.trained)} of {len(start.trained)} seeds: traced step "
         f"{mean('profiled_step_ms'):.2f} ms with compute {mean('compute_ms'):.2f} ms, "
         f"communication {mean('comm_ms_per_step'):.2f} ms, exposed communication "
         f"{mean('exposed_comm_ms'):.2f} ms, idle {mean('idle_ms'):.2f} ms; "
         f"encoding {mean('encode_ms'):.2f} ms, decoding {mean('decode_ms'):.2f} ms; "
-        f"gradients {_moved(entry, 'gradients')}; weights {_moved(entry, 'weights')}; "
+        f"gradients {_moved(row, 'gradients')}; weights {_moved(row, 'weights')}; "
         f"{100 * mean('flops_share'):.1f} % of the fastest matrix product's operations per second; "
-        f"validation perplexity {mean('val_ppl'):.2f}{_spread(entry, 'val_ppl')}, "
-        f"{perplexity_ratio(entry, start):.3f} times the start's; "
+        f"validation perplexity {mean('val_ppl'):.2f}{_spread(row, 'val_ppl')}, "
+        f"{perplexity_ratio(row, start):.3f} times the start's; "
         f"peak memory {mean('memory_peak_bytes') / 1e6:.0f} MB per rank"
     )
 
 
-def _moved(entry: Measured, kind: str) -> str:
-    raw, wire = (entry.mean(f"{kind}_bytes_{what}") / 1e6 for what in ("raw", "wire"))
+def _moved(row: Measured, kind: str) -> str:
+    raw, wire = (row.mean(f"{kind}_bytes_{what}") / 1e6 for what in ("raw", "wire"))
     return f"{raw:.3f} MB asked, {wire:.3f} MB moved"
 
 
-def _spread(entry: Measured, field: str) -> str:
-    values = [getattr(each, field) for each in entry.measurements]
+def _spread(row: Measured, field: str) -> str:
+    values = [getattr(run, field) for run in row.trained]
     return f" +- {stdev(values):.2f}" if len(values) > 1 else ""
 
 
-def _round(each: Round) -> str:
-    raced = ", ".join(arm.label for arm in each.compared) or "nothing"
-    return f"Round {each.round}: raced {raced}; decision {each.decision}."
+def _round(decision: Decision) -> str:
+    raced = ", ".join(arm.label for arm in decision.compared) or "nothing"
+    return f"Round {decision.round}: raced {raced}; decision {decision.decision}."

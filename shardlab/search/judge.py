@@ -1,11 +1,50 @@
-"""The contract of a judge, and the deterministic judge that needs no server."""
+"""Judges: one follows a rule and needs no server, the other asks a language model.
 
+A language model is asked at an OpenAI-compatible endpoint. It chooses one of the ids that it is
+offered, and nothing else of its answers is used but the reason that is shown: no answer becomes
+code, a path or a command. Models favour places in a list, so each question is asked with the
+candidates in both orders, and only a choice that both answers agree on counts (Zheng et al. 2023,
+"Judging LLM-as-a-judge", section 3.4). Every answer is stored under the hash of its prompt, so that
+a rerun needs no server.
+"""
+
+import json
 import math
-from abc import ABC, abstractmethod
+import os
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
 
-from shardlab.search.conversation import Conversation
-from shardlab.search.rounds import Candidate, Fault, Prediction, Verdict
+import requests
+from requests.adapters import HTTPAdapter
+from urllib3 import Retry
+
+from shardlab.config.search import Agent
+from shardlab.core.errors import UserError
+from shardlab.core.files import read_json, sha256_of_value, write_json
+from shardlab.search.evidence import changes, in_words, predicted
+from shardlab.search.records import Candidate, Prediction, Verdict
+
+KEY_VARIABLE = "SHARDLAB_API_KEY"
+ABSTAIN = "abstain"
+
+_LARGEST_BODY = 1_000_000
+_LONGEST_TEXT = 500
+"""characters of a reason, or of a sentence of the server"""
+_INSTRUCTIONS = (
+    "You help to search for the strategy with the shortest training step. You are given "
+    "measurements and a list of candidates, each with an id, the settings in which it differs from "
+    "the incumbent, and what a performance model predicts of it. The order of the list has no "
+    "meaning. Choose the one candidate that should be raced against the incumbent next, or abstain "
+    "when the measurements give no ground for a choice. "
+    'Answer with one JSON object: {"reason": "at most two sentences that cite measurements", '
+    '"choice": "the id of a candidate, or abstain"}.'
+)
+
+Messages = list[dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -19,7 +58,7 @@ class Question:
     candidates: list[Candidate]
 
 
-class Judge(ABC):
+class Judge(Protocol):
     """Chooses among the candidates of a question, or abstains, and says why.
 
     A judge never invents a strategy: the choice of its verdict is the id of one of the candidates
@@ -27,28 +66,12 @@ class Judge(ABC):
     """
 
     name: str
-    prompts: int = 0
-    """sent to a language model so far"""
 
-    @abstractmethod
     def choose(self, question: Question) -> Verdict:
-        """Return the verdict.
-
-        Raises:
-            UserError: the judge cannot be asked (only language models).
-        """
-
-    def conversation(self) -> Conversation:
-        """Return the prompts that were sent so far, with their answers."""
-        return Conversation(judge=self.name)
-
-    def _verdict(self, choice: str | None, reason: str, fault: Fault | None = None) -> Verdict:
-        return Verdict(
-            choice=choice, reason=reason, judge=self.name, prompts=self.prompts, fault=fault
-        )
+        """Return the verdict."""
 
 
-class RuleJudge(Judge):
+class RuleJudge:
     """Judge that follows one rule, from predictions alone.
 
     Of the candidates of the first of these kinds that there are any of, the one with the lowest
@@ -67,37 +90,234 @@ class RuleJudge(Judge):
         held = question.incumbent.prediction.step_ms
         limit = math.inf if held is None else held
         kinds = [
-            [each for each in question.candidates if rule(each.prediction, limit)]
+            [option for option in question.candidates if rule(option.prediction, limit)]
             for rule in (_expected, _unknown, _possible)
         ]
-        found = next(filter(None, kinds), [])
-        if not found:
-            return self._verdict(None, "abstains: no candidate is predicted to be faster")
-        best = min(found, key=lambda each: (_high(each.prediction), each.id))
+        eligible = next(filter(None, kinds), [])
+        if not eligible:
+            reason = "abstains: no candidate is predicted to be faster"
+            return Verdict(choice=None, reason=reason, judge=self.name)
+        best = min(eligible, key=lambda candidate: (_high(candidate.prediction), candidate.id))
         step, high = best.prediction.step_ms, best.prediction.high_ms
         if step is None or best.prediction.perplexity_ratio is None:
-            return self._verdict(best.id, f"{best.label}: {best.prediction.note}")
-        than = "" if held is None else f", and {held:.1f} ms for the incumbent"
-        return self._verdict(
-            best.id,
-            f"{best.label}: the lowest upper end of a predicted step, {high:.1f} ms "
-            f"({step:.1f} ms expected{than})",
+            reason = f"{best.label}: {best.prediction.note}"
+        else:
+            than = "" if held is None else f", and {held:.1f} ms for the incumbent"
+            reason = (
+                f"{best.label}: the lowest upper end of a predicted step, {high:.1f} ms "
+                f"({step:.1f} ms expected{than})"
+            )
+        return Verdict(choice=best.id, reason=reason, judge=self.name)
+
+
+def _expected(prediction: Prediction, held_ms: float) -> bool:
+    known = prediction.perplexity_ratio is not None
+    return known and prediction.step_ms is not None and prediction.step_ms < held_ms
+
+
+def _unknown(prediction: Prediction, held_ms: float) -> bool:
+    step_ms = prediction.step_ms
+    return step_ms is None or (prediction.perplexity_ratio is None and step_ms < held_ms)
+
+
+def _possible(prediction: Prediction, held_ms: float) -> bool:
+    known = prediction.perplexity_ratio is not None
+    return known and prediction.low_ms is not None and prediction.low_ms < held_ms
+
+
+def _high(prediction: Prediction) -> float:
+    return math.inf if prediction.high_ms is None else prediction.high_ms
+
+
+def judge_of(agent: Agent, answers: Path) -> Judge:
+    """Return the judge that the parameters name.
+
+    Args:
+        answers: folder in which the answers of a language model are stored.
+    """
+    if agent.judge == "rules":
+        return RuleJudge()
+    assert agent.endpoint and agent.model, "the parameters demand both with judge: http"
+    return LanguageModelJudge(agent.endpoint, agent.model, answers)
+
+
+class LanguageModelJudge:
+    """Judge that asks a language model; where that gives no usable answer, `RuleJudge` chooses.
+
+    Args:
+        url: base URL, ending in /v1.
+        model: its name there.
+        answers: folder of stored answers.
+        timeout_s: longest wait for the server.
+        pause_s: before a busy server is asked again; doubles each of three times.
+    """
+
+    def __init__(
+        self, url: str, model: str, answers: Path, timeout_s: float = 120, pause_s: float = 1
+    ) -> None:
+        self.name = f"http: {model}"
+        self._url, self._model, self._answers = url, model, answers
+        self._timeout_s, self._pause_s = timeout_s, pause_s
+        self._key = os.environ.get(KEY_VARIABLE, "").strip()
+
+    def choose(self, question: Question) -> Verdict:  # noqa: D102
+        forward = sorted(question.candidates, key=lambda candidate: candidate.id)
+        prompts = [prompt(question, order) for order in (forward, forward[::-1])]
+        files = [self._answers / f"{self._hash(messages)[:16]}.json" for messages in prompts]
+        ids = [candidate.id for candidate in forward]
+        try:
+            answers = [self._answer(*pair) for pair in zip(prompts, files, strict=True)]
+            (choice, reason), (other, _) = (read_choice(answer, ids) for answer in answers)
+        except UserError as error:
+            rules = RuleJudge().choose(question)
+            reason = f"{self.name} gave no usable answer ({error}); {rules.reason}"
+            update = {"reason": reason, "prompts": [str(file) for file in files if file.exists()]}
+            return rules.model_copy(update=update)
+        if choice != other:
+            reason = f"abstains: {choice} in one order of the candidates, {other} in the reverse"
+            choice = ABSTAIN
+        return Verdict(
+            choice=None if choice == ABSTAIN else choice,
+            reason=reason,
+            judge=self.name,
+            prompts=[*map(str, files)],
         )
 
+    def _hash(self, messages: Messages) -> str:
+        return sha256_of_value({"model": self._model, "messages": messages})
 
-def _expected(each: Prediction, held_ms: float) -> bool:
-    known = each.perplexity_ratio is not None
-    return known and each.step_ms is not None and each.step_ms < held_ms
+    def _answer(self, messages: Messages, file: Path) -> str:
+        """Return the stored answer, or ask for it and store it.
+
+        Raises:
+            UserError: the server gives none.
+        """
+        if not file.exists():
+            answer = self._ask(messages)
+            write_json(file, {"model": self._model, "messages": messages, "answer": answer})
+        return str(read_json(file)["answer"])
+
+    def _ask(self, messages: Messages) -> str:
+        try:
+            body, status = self._post({"model": self._model, "messages": messages})
+        except requests.Timeout:
+            raise self._failure(f"no answer within {self._timeout_s:g} s") from None
+        except (requests.RequestException, ValueError) as error:  # the latter of its address
+            raise self._failure(type(error).__name__) from None
+        sentence = self._sentence(body)
+        if status != 200:
+            raise self._failure(f"status {status}{sentence}")
+        try:
+            choice = json.loads(body)["choices"][0]
+            content, finish = choice["message"]["content"], choice.get("finish_reason")
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            raise self._failure(f"its reply is no chat completion{sentence}") from None
+        if finish not in (None, "stop"):
+            raise self._failure(f"the answer is incomplete: finish_reason {_line(str(finish))}")
+        if not isinstance(content, str):
+            raise self._failure("the answer has no text")
+        # JSON permits half of a surrogate pair, which no file can hold
+        return self._without_key(content).encode(errors="replace").decode()
+
+    def _post(self, payload: dict[str, Any]) -> tuple[bytes, int]:
+        """Return body and status of the reply; a busy server is asked up to four times."""
+        retry = Retry(
+            3,
+            read=False,
+            allowed_methods=None,
+            status_forcelist=(429, 502, 503),
+            backoff_factor=self._pause_s,
+            respect_retry_after_header=False,
+            raise_on_status=False,
+        )
+        with requests.Session() as session:
+            session.mount(self._url, HTTPAdapter(max_retries=retry))
+            with session.post(
+                self._url.rstrip("/") + "/chat/completions",
+                json={"temperature": 0, **payload},
+                auth=self._authorize,
+                timeout=self._timeout_s,
+                allow_redirects=False,
+                stream=True,
+            ) as response:
+                body = b""
+                for part in response.iter_content(1 << 16):
+                    body += part
+                    if len(body) > _LARGEST_BODY:
+                        break
+                return body, response.status_code
+
+    def _authorize(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        # as an `auth` it also keeps requests from sending a password of ~/.netrc
+        if self._key:
+            request.headers["Authorization"] = f"Bearer {self._key}"
+        return request
+
+    def _sentence(self, body: bytes) -> str:
+        """Return the server's own words on an error, or nothing."""
+        try:
+            error = json.loads(body)["error"]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            return ""
+        words = error.get("message") if isinstance(error, dict) else error
+        return f": {_line(self._without_key(words))}" if isinstance(words, str) else ""
+
+    def _without_key(self, text: str) -> str:
+        return text.replace(self._key, "[key]") if self._key else text
+
+    def _failure(self, trouble: str) -> UserError:
+        hint = f"check {KEY_VARIABLE}" if re.match("status 40[13]", trouble) else "check it"
+        host = urlsplit(self._url).hostname
+        return UserError(f"agent.endpoint: {host}: {trouble}; {hint}, or set agent.judge to rules")
 
 
-def _unknown(each: Prediction, held_ms: float) -> bool:
-    return each.step_ms is None or (each.perplexity_ratio is None and each.step_ms < held_ms)
+def prompt(question: Question, candidates: Sequence[Candidate]) -> Messages:
+    """Return the messages of a question, with its candidates in this order.
+
+    The origin of a candidate is left out, since it would carry authority.
+    """
+    listed = []
+    for candidate in candidates:
+        differences = in_words(changes(question.incumbent.strategy, candidate.strategy))
+        prediction = predicted(candidate.prediction)
+        listed.append(f"- {candidate.id}: {candidate.label} ({differences}); {prediction}")
+    user = "\n".join([question.evidence, "", "Candidates:", *listed])
+    return [{"role": "system", "content": _INSTRUCTIONS}, {"role": "user", "content": user}]
 
 
-def _possible(each: Prediction, held_ms: float) -> bool:
-    known = each.perplexity_ratio is not None
-    return known and each.low_ms is not None and each.low_ms < held_ms
+def read_choice(answer: str, offered: Sequence[str]) -> tuple[str, str]:
+    """Parse choice and reason of an answer, which may wrap its JSON object in other text.
+
+    Raises:
+        UserError: no choice, several that differ, or an id that was not offered; the message holds
+            none of its text.
+    """
+    text = re.sub(r"<think>.*?(</think>|\Z)", "", answer, flags=re.DOTALL)
+    verdicts = [value for value in _objects(text) if isinstance(value.get("choice"), str)]
+    choices = {value["choice"] for value in verdicts}
+    if len(choices) != 1:
+        raise UserError(f"the answer holds {len(choices)} choices in JSON instead of one")
+    choice = choices.pop()
+    if choice not in (ABSTAIN, *offered):
+        raise UserError("the answer names an id that was not offered")
+    reason = verdicts[0].get("reason")
+    return choice, (_line(reason) if isinstance(reason, str) else "") or "gave no reason"
 
 
-def _high(each: Prediction) -> float:
-    return math.inf if each.high_ms is None else each.high_ms
+def _objects(text: str) -> list[dict[str, Any]]:
+    """Return the outermost JSON objects in a text."""
+    decoder, objects, start = json.JSONDecoder(), [], text.find("{")
+    while start >= 0:
+        try:
+            value, end = decoder.raw_decode(text, start)
+            objects.append(value)
+        except (ValueError, RecursionError):
+            end = start + 1
+        start = text.find("{", end)
+    return objects
+
+
+def _line(text: str) -> str:
+    """Return one printable line of bounded length."""
+    printable = "".join(char if char.isprintable() else " " for char in text)
+    return " ".join(printable.split())[:_LONGEST_TEXT]

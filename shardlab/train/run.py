@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from shardlab.codecs.kernels import native
+from shardlab.codecs import native
 from shardlab.comm.emulated_link import Emulation, emulated
 from shardlab.comm.object_collectives import device_of, gather_bytes, gather_values
 from shardlab.config.settings import DTYPE_BYTES

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shardlab.codecs.kernels import native
+from shardlab.codecs import native
 from shardlab.config.contention import Contention
 from shardlab.config.link import connection_name
 from shardlab.config.run_record import LinkEmulation, Setting, Training

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from shardlab.codecs.kernels import native
+from shardlab.codecs import native
 from shardlab.comm.emulated_link import Emulation, interface_bytes, interface_frames
 from shardlab.comm.object_collectives import device_of, gather_bytes, gather_values
 from shardlab.config.contention import Contention

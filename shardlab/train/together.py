@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from shardlab.codecs.kernels import native
+from shardlab.codecs import native
 from shardlab.comm.emulated_link import Emulation, emulated
 from shardlab.config.race_record import Ruling
 from shardlab.config.timing_record import read_timings, write_timings

@@ -35,32 +35,32 @@ def prepared(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Proj
     """A project with tokens, and a profile for ranks on two nodes."""
     project = Project(tmp_path_factory.mktemp("prepared") / "project")
     project.profile(rank_nodes=2)
-    project.run("data/plans/prepare.json", "data/tokens/manifest.json")
+    project.run("data/params.yaml", "data/tokens/manifest.json")
     return project
 
 
 @pytest.fixture(scope="session")
 def ran(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """The small DAG from nothing, its ranks on two nodes."""
+    """The quick DAG from nothing, its ranks on two nodes."""
     project = Project(tmp_path_factory.mktemp("ran") / "project")
     project.profile(rank_nodes=2)
     began = time.monotonic()
     project.run("all")
-    print(f"the small DAG: {time.monotonic() - began:.0f} s\n{account(cluster)}")
+    print(f"the quick DAG: {time.monotonic() - began:.0f} s\n{account(cluster)}")
     return project
 
 
-def test_the_small_dag_runs_on_two_nodes(cluster: Cluster, ran: Project) -> None:
+def test_the_quick_dag_runs_on_two_nodes(cluster: Cluster, ran: Project) -> None:
     assert (ran.root / "results/report/report.html").exists()
     jobs = {job["Comment"]: job for job in cluster.jobs()}
     several = ["rule_calibrate", "rule_trial_wildcards_1", "rule_timing_wildcards_two-ranks"]
     several += [name for name in jobs if name.startswith("rule_train_")]
-    assert len(several) == 3 + 6
+    assert len(several) == 3 + 2
     for name in several:
         assert jobs[name]["NumNodes"] == "2", name
         assert jobs[name]["NumTasks"] == "2", name
     # a single rank, and an emulated link
-    assert jobs["rule_timing_wildcards_one-rank"]["NumNodes"] == "1"
+    assert jobs["rule_timing_wildcards_link-100mbit"]["NumNodes"] == "1"
     assert jobs["rule_timing_wildcards_link-100mbit"]["NumNodes"] == "1"
 
 
@@ -196,7 +196,7 @@ def test_a_cancelled_job_is_one_line(
 def test_a_partition_that_does_not_exist_is_one_line(cluster: Cluster, tmp_path: Path) -> None:
     project = Project(tmp_path / "project")
     project.profile(slurm_partition="fast")
-    said = project.run("data/plans/prepare.json", code=2)
+    said = project.run("data/params.yaml", code=2)
     line = "slurm_partition: SLURM has no partition fast: choose from main in default-resources"
     assert line in said and "Traceback" not in said
 

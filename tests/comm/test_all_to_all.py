@@ -283,7 +283,8 @@ def test_native_route_of_linear_codecs_counts_the_bytes_of_gloo(group):
 
 
 @pytest.mark.parametrize(
-    "other", ["int8:group=128", "bf16", "none", "powersgd", Positive()], ids=str
+    "other",
+    ["int8:group=128", "bf16", "none", "powersgd", pytest.param(Positive(), id="positive")],
 )
 @on_ranks(3)
 def test_ranks_that_differ_are_named_with_their_settings(group, other):

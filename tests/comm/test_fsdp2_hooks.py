@@ -8,8 +8,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import shardlab
-from shardlab.comm.collective import Native
 from shardlab.comm.feedback import Layout
+from shardlab.comm.uncompressed import Native
 from tests.comm.wire import gathered, is_same_everywhere, wire
 from tests.comm.wrapped_models import backward, fsdp2, full, gradients_after, hsdp, network
 from tests.ranks import on_ranks

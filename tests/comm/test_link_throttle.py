@@ -8,7 +8,6 @@ import torch.distributed as dist
 
 from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.attach import make_collective
-from shardlab.comm.collective import Native
 from shardlab.comm.emulated_link import (
     Links,
     LinkThrottle,
@@ -18,6 +17,7 @@ from shardlab.comm.emulated_link import (
 )
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.transport import Traffic
+from shardlab.comm.uncompressed import Native
 from shardlab.config.link import Link
 from tests.comm import codec_factory
 from tests.ranks import on_ranks, run_ranks

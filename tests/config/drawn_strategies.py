@@ -88,7 +88,6 @@ OWN: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "grad_sync": st.sampled_from([None, "cpu_reduce", "gpu_reduce"]),
         "reduce_dtype": st.sampled_from(["fp32", "bf16"]),
         "weights": st.none() | WEIGHTS,
-        "moments": st.sampled_from(["memory", "disk"]),
         "moment_dtype": st.sampled_from(["fp32", "bf16"]),
     },
 }

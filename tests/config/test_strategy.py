@@ -86,8 +86,8 @@ def test_the_order_of_keys_has_no_meaning(document: dict[str, Any]) -> None:
             {"engine": "manual", "prefetch": 1, "gradients": {"route": "exchange"}},
         ),
         (
-            {"engine": "slide", "grad_sync": "gpu_reduce"},
-            {"engine": "slide", "grad_sync": "gpu_reduce", "reduce_every_micro_batch": True},
+            {"engine": "slide"},
+            {"engine": "slide", "window": 2, "grad_sync": "cpu_reduce"},
         ),
         ({}, {"gradients": {"codec": "none", "route": "native", "minimum_size": 7}}),
         (

@@ -5,7 +5,7 @@ import pytest
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.forecast.results import ForecastDocument
-from shardlab.search.rounds import Candidate
+from shardlab.search.records import Candidate
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,7 @@ def lossy(engine, codec, **more):
 TOPK, POWERSGD, INT8 = "topk:density=0.1", "powersgd:rank=4", {"codec": "int8:group=64"}
 LOSSY = {
     "ddp-int8": lossy("ddp", "int8"),
+    "fsdp1-int8": lossy("fsdp1", "int8"),
     "ddp-topk": lossy("ddp", TOPK),
     "ddp-powersgd": lossy("ddp", POWERSGD),
     "fsdp2-topk": lossy("fsdp2", TOPK),

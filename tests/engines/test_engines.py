@@ -1,10 +1,11 @@
-"""Engines agree with each other and with one process."""
+"""Engines agree with each other, resume exactly, and leave out what is not finite."""
 
 import functools
 from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from shardlab.config.model_and_data import Model
 from shardlab.config.strategy import parse_strategy
@@ -14,6 +15,7 @@ from shardlab.models.build import build_model
 from tests.engines.engine_cases import (
     HYBRID,
     LENGTH,
+    LOSSY,
     STRATEGIES,
     VOCABULARY,
     batch_of,
@@ -22,6 +24,7 @@ from tests.engines.engine_cases import (
     train,
 )
 from tests.ranks import on_ranks, run_ranks
+from tests.whole_parameters import whole_parameters
 
 # reductions of every micro-batch are those of a step where it has only one: see below
 ON_TWO = [name for name in STRATEGIES if name not in HYBRID and not name.endswith("-every")]
@@ -108,3 +111,66 @@ def test_evaluation_mode_reaches_the_model(group, engine) -> None:
     for mode in (False, True):
         made.module.train(mode)
         assert model.lm_head.training is mode
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("ddp", "ddp-int8", "ddp-topk", "ddp-powersgd", "fsdp2", "fsdp2-topk", "fsdp2-powersgd"),
+        *("fsdp2-everything", "fsdp2-ahead-topk", "manual-topk", "slide-full-cpu", "slide-topk"),
+    ],
+)
+@on_ranks(2)
+def test_resumed_engine_matches_uninterrupted_run(group, name) -> None:
+    strategy = {**STRATEGIES, **LOSSY}[name]
+    engine = make(group, strategy)
+    train(engine, group, 2)
+    saved = clone({**engine.shards(), **engine.rank_state()})
+    straight = train(engine, group, 2, first=2)
+    resumed = make(group, strategy)
+    for kind, tensors in resumed.shards().items():
+        for key, tensor in tensors.items():
+            tensor.copy_(saved[kind][key])
+    resumed.load_rank_state(saved)
+    assert torch.equal(train(resumed, group, 2, first=2), straight)
+
+
+def clone(tree):
+    if isinstance(tree, dict):
+        return {key: clone(value) for key, value in tree.items()}
+    return tree.clone() if isinstance(tree, torch.Tensor) else tree
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("ddp", "fsdp2", "ddp-int8", "fsdp1-int8", "fsdp2-powersgd", "fsdp2-everything"),
+        *("manual-topk", "slide-full-cpu", "slide-topk", "slide-int8"),
+    ],
+)
+@on_ranks(2)
+def test_nonfinite_gradient_is_left_out_and_every_applied_step_has_ended(group, name) -> None:
+    """Residuals of steps that had not ended would be rolled back, too."""
+    rank = dist.get_rank(group)
+    engine = make(group, {**STRATEGIES, **LOSSY}[name])
+    train(engine, group, 2)
+    before = whole_parameters(engine) | residuals_of(engine)
+    hook = engine.module.register_forward_hook(lambda *call: poison(call[-1], rank))
+    assert not engine.step([batch_of(2, 0, rank)], 1e-3).applied
+    hook.remove()
+    after = whole_parameters(engine) | residuals_of(engine)
+    assert all(torch.equal(after[key], value) for key, value in before.items())
+    assert engine.step([batch_of(3, 0, rank)], 1e-3).applied
+
+
+def poison(output, rank):
+    """One number of rank 0 is not finite before gradients are communicated."""
+    if rank == 0:
+        output.logits = output.logits.clone()
+        output.logits[0, 0, 0] = float("nan")
+    return output
+
+
+def residuals_of(engine):
+    state = engine.rank_state()["communication"]
+    return clone({key: value for key, value in state.items() if ".residual." in key})

@@ -1,78 +1,589 @@
-"""`SlideFSDP` trains Hugging Face models as a plain loop does."""
+"""`SlideFSDP` trains as a plain loop does, continues bit for bit, and refuses in one line."""
+
+import gc
+import resource
+import warnings
+from collections import namedtuple
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+from transformers import GPT2Config, GPT2LMHeadModel
 
+import shardlab
 from shardlab.core.errors import UserError
-from tests.engines.sliding_factory import by_hand, labelled, model_of, slid, tokens_of, trained
+from tests.commands import TORCHRUN, forked
+from tests.engines.sliding_factory import (
+    INT4,
+    by_hand,
+    labelled,
+    model_of,
+    refused,
+    slid,
+    tokens_of,
+    trained,
+)
+from tests.engines.small_engine import differing
+from tests.families import VOCABULARY
 from tests.ranks import on_ranks, run_ranks
 
-FAMILIES = ["gpt2-tied", "llama-untied", "qwen2-tied", "mistral-untied"]
 PLAIN = {"activation_checkpointing": "none"}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+def padded_batch(call, rank):
+    """Texts of several lengths, padded at the right, of which some tokens have no label."""
+    generator = torch.Generator().manual_seed(100 * call + rank)
+    lengths = torch.randint(3, 12 + 5 * (call % 3), (3, 1), generator=generator)
+    tokens = torch.randint(VOCABULARY, (3, int(lengths.max())), generator=generator)
+    mask = (torch.arange(tokens.shape[1]) < lengths).long()
+    kept = mask.bool() & (torch.rand(tokens.shape, generator=generator) < 0.8)
+    labels = tokens.where(kept, torch.tensor(-100))
+    return {"input_ids": tokens, "attention_mask": mask, "labels": labels}
+
+
+def steps(sliding, first, last):
+    return [sliding(padded_batch(call, dist.get_rank())).loss.item() for call in range(first, last)]
+
+
+@pytest.mark.parametrize(
+    ("family", "checkpointing"),
+    [
+        ("gpt2-tied", "none"),
+        ("llama-untied", "full"),
+        ("qwen3-untied", "selective"),
+        ("mistral-tied", "full"),
+    ],
+)
 @on_ranks(2)
-def test_it_trains_as_a_loop_by_hand_does(group, family) -> None:
-    steps = [[labelled(step, rank) for rank in range(2)] for step in range(4)]
-    expected = by_hand(model_of(family), steps, clip=0.5)
-    sliding = slid(model_of(family), **PLAIN)
-    for step in range(4):
-        output = sliding(labelled(step, dist.get_rank()))
-        assert output.loss.isfinite() and sliding.gradient_norm > 0
+def test_masks_ignored_labels_and_lengths_train_as_by_hand(group, family, checkpointing) -> None:
+    calls = [[padded_batch(call, rank) for rank in range(2)] for call in range(6)]
+    both = [first + second for first, second in zip(calls[::2], calls[1::2], strict=True)]
+    # as SlideFSDP, which turns the cache off
+    batches = [[{**batch, "use_cache": False} for batch in step] for step in both]
+    expected = by_hand(model_of(family), batches, 1.0, betas=(0.8, 0.9), eps=1e-6)
+    config = {"accumulation": 2, "clip": 1.0, "betas": (0.8, 0.9), "eps": 1e-6}
+    sliding = slid(model_of(family), activation_checkpointing=checkpointing, **config)
+    steps(sliding, 0, 6)
+    assert sliding.gradient_norm > 0 and sliding.applied
     state = sliding.state_dict()
-    if dist.get_rank() > 0:
-        assert state == {}
-        return
-    assert state.keys() == expected.keys()
-    model_of(family, seed=1).load_state_dict(state)
-    for name, value in expected.items():
-        torch.testing.assert_close(state[name], value, rtol=1e-4, atol=1e-4)
+    assert state.keys() == (expected.keys() if dist.get_rank() == 0 else set())
+    for name, value in state.items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+class Adapted(nn.Module):
+    """Low-rank adaptation of a linear layer (Hu et al. 2021)."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base = base
+        self.down = nn.Linear(base.in_features, 8, bias=False)
+        self.up = nn.Linear(8, base.out_features, bias=False)
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+
+
+def adapted(family="llama-untied", seed=0):
+    model = model_of(family, seed).requires_grad_(False)
+    for layer in model.model.layers:
+        for name in ("q_proj", "v_proj"):
+            setattr(layer.self_attn, name, Adapted(getattr(layer.self_attn, name)))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("world_size", "clip", "family"), [(1, None, "llama-untied"), (2, 0.1, "qwen2-tied")]
+)
+@on_ranks()
+def test_adapters_train_as_in_a_loop_by_hand(group, world_size, clip, family) -> None:
+    batches = [[labelled(step, rank) for rank in range(world_size)] for step in range(4)]
+    first, expected = adapted(family).state_dict(), by_hand(adapted(family), batches, clip)
+    for transfer, again in (("full", "none"), ("shard", "full")):
+        config = {"param_transfer": transfer, "activation_checkpointing": again}
+        sliding = slid(adapted(family), clip=clip, **config)
+        trained(sliding, 0, 4)
+        state = sliding.state_dict()
+        if dist.get_rank() > 0:
+            continue
+        for name, value in expected.items():
+            torch.testing.assert_close(state[name], value, rtol=1e-5, atol=1e-6)
+        assert all("down" in n or "up" in n for n in differing(state, first))
+
+
+# every codec, type, reduction, transfer, and what is frozen
+@pytest.mark.parametrize(
+    ("make", "config"),
+    [
+        (model_of, {**PLAIN, "accumulation": 2, "param_dtype": "fp16"}),
+        (model_of, {**INT4, "param_dtype": "bf16"}),
+        (adapted, {**INT4, "grad_sync": "gpu_reduce"}),
+        (
+            model_of,
+            {
+                **{"gradients": {"name": "qsgd"}, "weights": "int8", "param_transfer": "shard"},
+                **{"grad_sync": "gpu_reduce", "accumulation": 2},
+            },
+        ),
+        (adapted, {"param_dtype": "bf16", "moment_dtype": "bf16", "clip": None}),
+    ],
+)
 @on_ranks(2)
-def test_resumed_run_matches_uninterrupted_run(tmp_path, dtype) -> None:
-    config = {**PLAIN, "accumulation": 2, "param_dtype": dtype}
-    straight = slid(model_of("gpt2-tied"), **config)
-    trained(straight, 0, 4)
+def test_resumed_run_matches_uninterrupted_run(tmp_path, make, config) -> None:
+    straight, other = (slid(make("llama-untied", seed=seed), **config) for seed in (0, 5))
+    trained(straight, 0, 2)
     straight.save(tmp_path / "saved")
-    expected = trained(straight, 4, 8)
-    other = slid(model_of("gpt2-tied", seed=5), **config)
+    expected = trained(straight, 2, 6)
     trained(other, 0, 2)
     other.load(tmp_path / "saved")
-    assert trained(other, 4, 8) == expected
+    assert trained(other, 2, 6) == expected
+    assert not differing(other.state_dict(), straight.state_dict())
 
 
-def test_any_number_of_ranks_loads(tmp_path):
+@on_ranks(2)
+def test_dropout_resumes_bitwise(tmp_path) -> None:
+    def dropping(seed):
+        torch.manual_seed(seed)
+        sizes = {"vocab_size": 300, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 2}
+        model = GPT2LMHeadModel(GPT2Config(**sizes)).train()
+        torch.manual_seed(seed + dist.get_rank())
+        return shardlab.SlideFSDP(model, shardlab.SlideConfig(learning_rate=1e-3))
+
+    straight = dropping(0)
+    trained(straight, 0, 2)
+    straight.save(tmp_path / "saved")
+    expected = trained(straight, 2, 5)
+    other = dropping(7)
+    other.load(tmp_path / "saved")
+    assert trained(other, 2, 5) == expected
+
+
+def test_any_number_of_ranks_loads_and_residuals_are_merged(tmp_path):
     def save(group):
-        sliding = slid(model_of("llama-untied"), **PLAIN)
-        trained(sliding, 0, 2)
+        sliding = slid(model_of("gpt2-tied"), **INT4)
+        trained(sliding, 0, 3)
         sliding.save(tmp_path / "saved")
         return sliding.state_dict()
 
     def load(group):
-        sliding = slid(model_of("llama-untied", seed=5), **PLAIN)
+        sliding = slid(model_of("gpt2-tied", seed=5), **INT4)
         sliding.load(tmp_path / "saved")
-        return sliding.state_dict()
+        state = sliding.state_dict()
+        assert all(loss < 6 for loss in trained(sliding, 3, 6))
+        return state
 
     saved, found = run_ranks(3, save)[0], run_ranks(2, load)[0]
-    assert all(torch.equal(found[name], value) for name, value in saved.items())
+    assert not differing(found, saved)
+
+
+@on_ranks(2)
+def test_damaged_missing_and_other_folders_are_refused_on_all_ranks(tmp_path) -> None:
+    def gpt2(**config):
+        return slid(model_of("gpt2-tied"), **config)
+
+    def only_on_rank_0(call, *arguments):
+        if dist.get_rank() == 0:
+            call(*arguments)
+        dist.barrier()
+
+    expected = trained(gpt2(**INT4), 0, 4)
+    sliding = gpt2(**INT4)
+    found = trained(sliding, 0, 2)
+    folder = tmp_path / "saved"
+    sliding.save(folder)
+    other = slid(model_of("llama-untied"))
+    line = refused(lambda: other.load(folder))
+    assert "of another model: parameter.model.embed_tokens.weight has the shape None" in line
+    plain = gpt2(gradients="int4:group=32")
+    line = refused(lambda: plain.load(folder))
+    assert "set error_feedback=True, or remove rank-*.safetensors" in line
+    seen = folder if dist.get_rank() == 0 else tmp_path / "elsewhere"
+    assert "slide.json: there is none: name a folder" in refused(lambda: sliding.load(seen))
+    only_on_rank_0((folder / "rank-00001.safetensors").write_bytes, b"damaged")
+    assert "rank-00001.safetensors" in refused(lambda: sliding.load(folder))
+    only_on_rank_0((folder / "rank-00001.safetensors").unlink)
+    assert "to begin without what was held back" in refused(lambda: sliding.load(folder))
+    assert found + trained(sliding, 2, 4) == expected
+    only_on_rank_0((folder / "rank-00000.safetensors").unlink)
+    plain.load(folder)
+
+
+@on_ranks(2)
+def test_checkpoint_with_other_frozen_parameters_is_refused(tmp_path) -> None:
+    name = "model.layers.0.self_attn.q_proj.up.weight"
+    slid(adapted()).save(tmp_path / "adapters")
+    more = adapted()
+    more.get_parameter(name).requires_grad_(False)
+    sliding = slid(more)
+    line = refused(lambda: sliding.load(tmp_path / "adapters"))
+    assert f"{name} was trained" in line and "start from what state_dict() gave" in line
+
+
+@on_ranks(2)
+def test_full_disk_on_one_rank_is_raised_on_all_and_keeps_the_old_folder(tmp_path) -> None:
+    sliding = slid(model_of("gpt2-tied"), **INT4)
+    trained(sliding, 0, 1)
+    sliding.save(tmp_path / "saved")
+    expected = trained(sliding, 1, 3)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if dist.get_rank() == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    line = refused(lambda: sliding.save(tmp_path / "saved"))
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "saved: cannot be written" in line and "(rank 1: " in line
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+    sliding.load(tmp_path / "saved")
+    assert trained(sliding, 1, 3) == expected
 
 
 @on_ranks(1)
-def test_invalid_uses_are_refused(tmp_path) -> None:
-    config = {**PLAIN, "accumulation": 2}
-    with pytest.raises(UserError, match="float32"):
-        slid(model_of("gpt2-tied").bfloat16(), **config)
-    with pytest.raises(UserError, match="window"):
-        slid(model_of("gpt2-tied"), window=1)
-    sliding = slid(model_of("gpt2-tied"), **config)
-    with pytest.raises(UserError, match="absent"):
-        sliding.load(tmp_path / "absent")
-    with torch.no_grad():
-        assert sliding(input_ids=tokens_of(0, 0)).loss is None
+def test_save_replaces_what_it_has_written_and_nothing_else(tmp_path, monkeypatch) -> None:
+    sliding = slid(model_of("gpt2-tied"))
+    precious = tmp_path / "model"
+    precious.mkdir()
+    (precious / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"it holds config.json, which save has not written"):
+        sliding.save(precious)
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(UserError, match="is a file: name a folder"):
+        sliding.save(tmp_path / "file")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="working directory cannot be replaced"):
+        sliding.save(".")
+    with pytest.raises(UserError, match=r"SlideFSDP.save: name a folder, not 5"):
+        sliding.save(5)
+    for _ in range(2):
+        sliding.save("saved")
+    sliding.load("saved")
+
+
+class Counting(nn.Module):
+    """Has buffers of two types that a state dict has, one under two names, and one it has not."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.norm = nn.BatchNorm1d(8)
+        self.register_buffer("unsaved", torch.zeros(()), persistent=False)
+        self.blocks[0].register_buffer("also", self.norm.running_mean)
+
+    def forward(self, x):
+        self.unsaved += 1
+        for block in self.blocks:
+            x = x + torch.tanh(block(x))
+        return SimpleNamespace(loss=self.norm(x).pow(3).mean())
+
+
+@on_ranks(1)
+def test_buffers_that_a_state_dict_has_are_continued(tmp_path) -> None:
+    models = Counting(), Counting()
+    straight, other = (slid(model, **PLAIN) for model in models)
+    for _ in range(3):
+        straight(x=torch.randn(4, 8))
+    straight.save(tmp_path / "saved")
+    expected = straight.state_dict()
+    other.load(tmp_path / "saved")
+    assert {"norm.num_batches_tracked", "blocks.0.also"} <= expected.keys()
+    assert not differing(other.state_dict(), expected)
+    assert [int(model.unsaved) for model in models] == [3, 0]
+
+
+@pytest.mark.parametrize(("family", "transfer"), [("gpt2-tied", "shard"), ("qwen2-tied", "full")])
+@on_ranks(2)
+def test_evaluation_and_text_between_steps_see_the_last_update_and_change_nothing(
+    family, transfer
+) -> None:
+    prompt = torch.arange(5).repeat(2, 1)
+    options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
+    config = {"clip": None, "param_transfer": transfer}
+    straight = steps(slid(model_of(family), **config), 0, 2)
+    model = model_of(family)
+    sliding, found = slid(model, **config), []
+    for step in range(2):
+        found += steps(sliding, step, step + 1)
+        mask = torch.ones_like(prompt)
+        text = model.eval().generate(prompt, attention_mask=mask, **options)
+        with torch.no_grad():
+            loss = sliding(padded_batch(9, 0)).loss
+        state, plain = sliding.state_dict(), model_of(family).eval()
+        if dist.get_rank() == 0:
+            plain.load_state_dict(state)
+            assert torch.equal(text, plain.generate(prompt, attention_mask=mask, **options))
+            with torch.no_grad():
+                torch.testing.assert_close(loss, plain(**padded_batch(9, 0)).loss)
+        model.train()
+    assert found == straight
+
+
+@pytest.mark.parametrize(("transfer", "clip"), [("full", None), ("shard", 0.5)])
+@on_ranks(2)
+def test_evaluation_within_a_step_changes_nothing_and_no_step_counts_it(transfer, clip) -> None:
+    found = []
+    for evaluates in (False, True):
+        config = {"accumulation": 2, "clip": clip, "param_transfer": transfer}
+        sliding = slid(model_of("qwen2-tied"), **config)
+        reported = []
+        for call in range(4):
+            if evaluates:
+                with torch.no_grad():
+                    sliding(padded_batch(9, 0))
+            losses, summary = steps(sliding, call, call + 1), sliding.ledger.summary()
+            reported.append((losses, [each["bytes_wire"] for each in summary.values()]))
+        found.append(reported)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("ours", ["none", "full"])
+@on_ranks(1)
+def test_a_model_that_checkpoints_its_layers_trains_the_same_bits(ours, reentrant) -> None:
+    for make in (model_of, adapted):
+        straight, model = steps(slid(make("llama-untied"), **PLAIN), 0, 2), make("llama-untied")
+        with warnings.catch_warnings():  # by the name that most scripts use
+            warnings.simplefilter("ignore", FutureWarning)
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        model.enable_input_require_grads()
+        assert steps(slid(model, activation_checkpointing=ours), 0, 2) == straight
+
+
+class Pairs(nn.Module):
+    """Not of Hugging Face: checkpoints two blocks at a time in its own forward method."""
+
+    def __init__(self, reentrant):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.head = nn.Embedding(VOCABULARY, 16), nn.Linear(16, VOCABULARY)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)) for _ in range(6)
+        )
+        self.reentrant = reentrant
+
+    def forward(self, input_ids, attention_mask, labels):
+        hidden = self.embedding(input_ids)
+        for first in range(0, 6, 2):
+            pair = nn.Sequential(*self.blocks[first : first + 2])
+            if self.reentrant is None:
+                hidden = pair(hidden)
+            else:
+                hidden = checkpoint(pair, hidden, use_reentrant=self.reentrant)
+        logits = self.head(hidden)
+        return SimpleNamespace(loss=F.cross_entropy(logits.flatten(0, 1), labels.flatten()))
+
+
+@on_ranks(1)
+def test_a_forward_method_that_checkpoints_blocks_is_computed_again_or_refused() -> None:
+    straight = steps(slid(Pairs(None), **PLAIN), 0, 4)
+    for reentrant, ours in ((True, "none"), (True, "full"), (False, "full")):
+        assert steps(slid(Pairs(reentrant), activation_checkpointing=ours), 0, 4) == straight
+    with pytest.raises(UserError, match="set activation_checkpointing: full"):
+        steps(slid(Pairs(False), **PLAIN), 0, 1)
+
+
+Pair = namedtuple("Pair", ["loss", "logits"])
+OUTPUTS = (
+    lambda loss, x: SimpleNamespace(loss=loss, logits=x),
+    lambda loss, x: {"loss": loss, "logits": x},
+    lambda loss, x: (loss, x),
+    Pair,
+    lambda loss, x: loss,
+    lambda loss, x: loss.view(1),
+)
+NO_LOSS = {
+    "give it labels": lambda loss, x: {"logits": x},
+    r"of shape \(2,\): one number": lambda loss, x: torch.stack([loss, loss]),
+    "'float'.*: one number": lambda loss, x: (float(loss), x),
+    "detached from the model": lambda loss, x: loss.detach(),
+}
+
+
+class Own(nn.Module):
+    """Blocks between two linear layers; `output` makes what it returns of loss and result."""
+
+    def __init__(self, output=OUTPUTS[0]):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 4)
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.output = output
+
+    def forward(self, x):
+        h = self.first(x)
+        for block in self.blocks:
+            h = block(h).relu()
+        h = self.last(h)
+        return self.output(h.square().mean(), h)
+
+
+@on_ranks(1)
+def test_a_loss_is_found_wherever_models_put_it_or_nothing_has_happened() -> None:
+    states = []
+    for output in OUTPUTS:
+        sliding = shardlab.SlideFSDP(Own(output))
+        for _ in range(2):
+            found = sliding(x=torch.ones(2, 4))
+        assert type(found) is type(output(torch.ones(()), None))
+        states.append(sliding.state_dict())
+    assert all(differing(state, states[0]) == [] for state in states)
+    assert differing(states[0], Own().state_dict()) != []
+    for message, output in NO_LOSS.items():
+        sliding = shardlab.SlideFSDP(Own(output))
+        with pytest.raises(UserError, match=message):
+            sliding(x=torch.ones(2, 4))
+        assert differing(sliding.state_dict(), Own().state_dict()) == []
+
+
+@on_ranks(1)
+def test_a_call_that_fails_before_backward_can_be_made_again() -> None:
+    states = []
+    for fails in (False, True):
+        sliding = shardlab.SlideFSDP(model_of("llama-untied"))
+        for step in range(3):
+            tokens = tokens_of(step, 0)
+            if fails and step == 1:
+                with pytest.raises(UserError, match="give it labels"):
+                    sliding(input_ids=tokens)
+                with pytest.raises(IndexError):
+                    sliding(input_ids=tokens + 10_000, labels=tokens)
+            sliding(input_ids=tokens, labels=tokens)
+        states.append(sliding.state_dict())
+    assert differing(*states) == []
+
+
+@on_ranks(1)
+def test_a_gradient_that_is_not_finite_is_left_out() -> None:
+    model = model_of("llama-untied")
+    sliding = slid(model)
     trained(sliding, 0, 1)
+    before, applied = sliding.state_dict(), [sliding.applied]
+    model.lm_head.register_forward_hook(lambda module, inputs, output: output * torch.nan)
+    trained(sliding, 1, 2)
+    assert [*applied, sliding.applied] == [True, False]
+    assert differing(sliding.state_dict(), before) == []
+
+
+@on_ranks(1)
+def test_uses_of_the_model_itself_are_refused_and_training_continues(tmp_path) -> None:
+    states, weights = [], model_of("llama-untied").state_dict()
+    for habit in (False, True):
+        model = model_of("llama-untied")
+        sliding = slid(model)
+        trained(sliding, 0, 1)
+        if habit:
+            with pytest.raises(UserError, match=r"called outside of a step.*SlideFSDP"):
+                model(**labelled(0, 0))
+            with torch.no_grad():
+                assert model(**labelled(0, 0)).loss.isfinite()
+            with pytest.raises(UserError, match=r"^state_dict: .* take SlideFSDP.state_dict"):
+                model.model.layers[2].state_dict()
+            with pytest.raises(UserError, match=r"^load_state_dict: .* SlideFSDP.load"):
+                model.load_state_dict(weights)
+            with pytest.raises(UserError, match="in another SlideFSDP already"):
+                shardlab.SlideFSDP(model)
+        trained(sliding, 1, 2)
+        states.append(sliding.state_dict())
+    assert differing(*states) == []
+    model.save_pretrained(tmp_path / "model", state_dict=states[0])
+    del sliding
+    gc.collect()
+    with torch.no_grad(), pytest.raises(UserError, match="keep SlideFSDP as long as the model"):
+        model(input_ids=tokens_of(0, 0))
+
+
+@on_ranks(1)
+def test_models_that_cannot_slide_are_refused() -> None:
+    compiled = Own()
+    compiled.compile()
+    with torch.device("meta"):
+        nowhere = Own()
+    models = {
+        "NoneType: give a torch.nn.Module": None,
+        "Own: give a torch.nn.Module": Own,
+        "is compiled": compiled,
+        "is compiled, for parameters": torch.compile(Own()),
+        "has no parameters": nn.ModuleList([nn.ReLU()]),
+        "Linear has no list of blocks": nn.Linear(2, 2),
+        "distributed already": DistributedDataParallel(Own()),
+        "first.weight is on meta: load the model to the CPU": nowhere,
+        "in float32": Own().double(),
+        "all parameters are frozen": Own().requires_grad_(False),
+    }
+    for message, model in models.items():
+        with pytest.raises(UserError, match=message):
+            shardlab.SlideFSDP(model)
+
+
+@pytest.mark.parametrize(
+    ("config", "reported"),
+    [
+        ({"window": 1}, "window"),
+        ({"weights": "int8"}, "use param_transfer: shard"),
+        ({"weights": "topk", "param_transfer": "shard"}, "weights need every element"),
+        ({"error_feedback": True}, "error_feedback is pointless"),
+        ({"gradients": "int9"}, "int8"),
+        ({"gradients": 5}, "a codec is its name"),
+        ({"gradients": "int8", "error_feedback": True, "param_dtype": "fp16"}, "loss scale"),
+        ({"activation_checkpointing": "none", "activations": "disk"}, "set activation_checkpoint"),
+        ({"betas": (0.9, 1.0)}, "betas.1: input should be less than 1"),
+        ({"learning_rate": -1.0}, "learning_rate: input should be greater than or equal to 0"),
+        ({"weight_decay": float("inf")}, "weight_decay: input should be a finite"),
+        ({"accumulation": 0}, "accumulation: input should be greater"),
+        ({"clip": 0.0}, "clip: input should be greater than 0"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused_in_one_line(config, reported):
+    with pytest.raises(UserError, match=r"^SlideConfig[.:]") as refusal:
+        shardlab.SlideConfig(**config)
+    assert reported in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+@on_ranks(1)
+def test_calls_that_mean_nothing_are_refused(tmp_path) -> None:
+    for message, device in {"'x' is no device": "x", "'cpu' or 'cuda'": "meta"}.items():
+        with pytest.raises(UserError, match=message):
+            shardlab.SlideFSDP(Own(), shardlab.SlideConfig(device=device))
+    with pytest.raises(UserError, match="config is a dict: give a SlideConfig"):
+        shardlab.SlideFSDP(Own(), {"clip": None})
+    sliding = slid(Own(), accumulation=2)
+    with pytest.raises(UserError, match="give a batch by name"):
+        sliding(torch.ones(2, 4))
+    for rate in (float("nan"), -1.0, "a"):
+        sliding.learning_rate = rate
+        with pytest.raises(UserError, match=r"SlideFSDP.learning_rate: input should be"):
+            sliding(x=torch.ones(2, 4))
+    sliding.learning_rate = 1e-3
+    sliding(x=torch.ones(2, 4))
     with pytest.raises(UserError, match="in the middle of a step"):
         sliding.save(tmp_path / "saved")
+
+
+SCRIPT = """
+import sys
+import torch
+import torch.distributed as dist
+from transformers import GPT2Config, GPT2LMHeadModel
+import shardlab
+
+torch.manual_seed(0)
+sizes = {"vocab_size": 50, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
+sliding = shardlab.SlideFSDP(GPT2LMHeadModel(GPT2Config(**sizes)))
+tokens = torch.arange(10)[None] + dist.get_rank()
+sliding(input_ids=tokens, labels=tokens)
+sliding.synchronize()
+torch.save(dist.get_world_size(), f"{sys.argv[1]}/{dist.get_rank()}.pt")
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_that_a_launcher_started_train_together(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    options = ["--standalone", "--nproc-per-node=2"]
+    agent = forked(tmp_path / "agent", [*TORCHRUN, *options, str(script), str(tmp_path)])
+    assert agent.wait() == 0, agent.said()
+    states = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    assert states[0] == states[1] == 2

@@ -1,60 +1,46 @@
-"""Off-loaded inputs of checkpointed regions give the same gradients."""
+"""Activations that leave the device give the same bits, in scripts and in all engines."""
 
-import gc
-import weakref
+import os
+import signal
+import warnings
 from contextlib import nullcontext
 from functools import partial
+from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from transformers import AutoModelForCausalLM
 
+import shardlab
+from shardlab.config.model_and_data import Model
+from shardlab.config.strategy import parse_strategy
 from shardlab.core.errors import UserError
-from shardlab.engines.activation_checkpoint import SlidingCheckpoint
-from shardlab.engines.activation_stores import FileStore, HostStore
-from tests.engines.storages import alive, watch
+from shardlab.engines.base import Optimization
+from shardlab.engines.build import build_engine
+from shardlab.engines.sliding_checkpoint import FOLDER_VARIABLE
+from tests.commands import Command, said_after, wait_for
+from tests.disks import limit_files
+from tests.drawn_weights import drawn_model
+from tests.families import VOCABULARY, config_of
+from tests.ranks import on_ranks
+from tests.whole_parameters import whole_parameters
 
 WIDTH, ROWS, LAYERS = 16, 128, 6
+NBYTES = WIDTH * ROWS * 4
 PLAIN = partial(checkpoint, use_reentrant=False)
-SELECTIVE = partial(
-    PLAIN, context_fn=partial(create_selective_checkpoint_contexts, [torch.ops.aten.addmm.default])
-)
-
-
-class Recorder(HostStore):
-    """Says what was asked for, by the number of the tensor."""
-
-    def __init__(self):
-        super().__init__()
-        self.tickets, self.calls = [], []
-
-    def put(self, tensor):
-        self.tickets.append(super().put(tensor))
-        self.calls.append(("put", len(self.tickets) - 1))
-        return self.tickets[-1]
-
-    def prefetch(self, ticket):
-        self.calls.append(("prefetch", self.tickets.index(ticket)))
-        super().prefetch(ticket)
-
-    def take(self, ticket):
-        self.calls.append(("take", self.tickets.index(ticket)))
-        return super().take(ticket)
-
-    def drop(self, ticket):
-        self.calls.append(("drop", self.tickets.index(ticket)))
-        super().drop(ticket)
-
-    def numbers(self, call):
-        return [number for name, number in self.calls if name == call]
-
-
-@pytest.fixture(params=["host", "file"])
-def store(request, tmp_path):
-    made = HostStore() if request.param == "host" else FileStore(tmp_path)
-    yield made
-    made.close()
+AGAIN = {
+    "full": PLAIN,
+    "reentrant": partial(checkpoint, use_reentrant=True),
+    "selective": partial(
+        PLAIN,
+        context_fn=partial(create_selective_checkpoint_contexts, [torch.ops.aten.addmm.default]),
+    ),
+    "none": lambda layer, hidden: layer(hidden),
+}
 
 
 @pytest.fixture
@@ -63,6 +49,11 @@ def layers():
     return nn.ModuleList(
         nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Dropout(0.2)) for _ in range(LAYERS)
     )
+
+
+@pytest.fixture
+def sliding(tmp_path):
+    return shardlab.SlidingCheckpoint.on_disk(tmp_path, "cpu")
 
 
 def forward(layers, again=PLAIN, seed=1):
@@ -90,110 +81,60 @@ def equal(found, expected):
     return all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("again", [PLAIN, SELECTIVE], ids=["full", "selective"])
-def test_gradients_are_the_same_bits_step_after_step(layers, store, again):
-    expected = backward(layers, nullcontext(), again=again)
-    sliding = SlidingCheckpoint(store)
+@pytest.mark.parametrize("again", AGAIN)
+def test_gradients_are_the_same_bits_step_after_step(layers, sliding, again):
+    expected = backward(layers, nullcontext(), again=AGAIN[again])
     for _ in range(3):
-        assert equal(backward(layers, sliding, again=again), expected)
-
-
-def test_backward_may_run_inside_of_the_block(layers, store):
-    expected = backward(layers, nullcontext())
-    with SlidingCheckpoint(store):
-        forward(layers).backward()
-    assert equal(gradients(layers), expected)
-
-
-def test_checkpoints_within_checkpoints_are_the_same_bits(layers, store):
-    def pairs(hidden, first):
-        for layer in layers[first : first + 2]:
-            hidden = PLAIN(layer, hidden)
-        return hidden
-
-    def again(layer, hidden):
-        index = [*layers].index(layer)
-        return hidden if index % 2 else PLAIN(pairs, hidden, index)
-
-    expected = backward(layers, nullcontext(), again=again)
-    assert equal(backward(layers, SlidingCheckpoint(store), again=again), expected)
+        assert equal(backward(layers, sliding, again=AGAIN[again]), expected)
+    if again != "none":  # all but what comes last, of three passes
+        assert sliding.offloaded_bytes in (3 * LAYERS * NBYTES, 3 * (LAYERS - 1) * NBYTES)
+        assert sliding.kept_bytes < sliding.offloaded_bytes
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
-def test_passes_may_all_come_before_the_first_backward(layers, store, order):
-    def run_or_fail_together(context):
+def test_passes_may_all_come_before_the_first_backward(layers, sliding, order):
+    results = []
+    for context in (sliding, nullcontext()):
         losses = []
         for seed in range(3):
             with context:
                 losses.append(forward(layers, seed=seed))
         for number in order:
             losses[number].backward()
-        return gradients(layers)
-
-    assert equal(
-        run_or_fail_together(SlidingCheckpoint(store)), run_or_fail_together(nullcontext())
-    )
+        results.append(gradients(layers))
+    assert equal(*results)
 
 
-def test_a_graph_that_is_kept_goes_backward_again(layers, store):
+def test_backward_runs_inside_of_the_block_and_again_on_a_graph_that_is_kept(layers, sliding):
     expected = backward(layers, nullcontext())
-    with SlidingCheckpoint(store):
+    with sliding:
+        forward(layers).backward()
+    assert equal(gradients(layers), expected)
+    with sliding:
         loss = forward(layers)
     for _ in range(3):
         loss.backward(retain_graph=True)
         assert equal(gradients(layers), expected)
 
 
-def test_second_derivatives_are_the_same_bits(layers, store):
-    def second(context):
+def test_second_derivatives_are_the_same_bits(layers, sliding):
+    slopes = []
+    for context in (sliding, nullcontext()):
         with context:
             torch.manual_seed(1)
-            given = torch.randn(ROWS, WIDTH).requires_grad_()
-            hidden = given * 1
+            start = torch.randn(ROWS, WIDTH).requires_grad_()
+            hidden = start * 1
             for layer in layers:
                 hidden = PLAIN(layer, hidden)
-        slope = torch.autograd.grad(hidden.sum(), given, create_graph=True)[0]
+        slope = torch.autograd.grad(hidden.sum(), start, create_graph=True)[0]
         slope.square().sum().backward()
-        return [given.grad]
-
-    assert equal(second(SlidingCheckpoint(store)), second(nullcontext()))
-
-
-def test_inputs_are_gone_between_forward_and_backward(layers, store):
-    inputs = []
-
-    def again(layer, hidden):
-        inputs.append(watch(hidden))
-        return PLAIN(layer, hidden)
-
-    with SlidingCheckpoint(store):
-        loss = forward(layers, again)
-        store._out.drain()
-    # there are the last one, and two that may still be under way
-    expected = [False] * (LAYERS - 3) + [True] * 3
-    assert alive(inputs, expected) == expected
-    loss.backward()
+        slopes.append(start.grad)
+    assert torch.equal(*slopes)
 
 
-def test_next_inputs_are_prefetched_during_backward(layers):
-    store = Recorder()
-    with SlidingCheckpoint(store):
-        loss = forward(layers)
-    assert store.numbers("put") == [*range(LAYERS - 1)]
-    loss.backward()
-    calls = store.calls
-    assert store.numbers("take") == [*range(LAYERS - 1)][::-1] == store.numbers("drop")
-    for number in range(LAYERS - 2):
-        asked = calls.index(("prefetch", number))
-        assert asked < calls.index(("take", number + 1)), "a region ahead"
-        if number < LAYERS - 3:
-            assert calls.index(("drop", number + 2)) < asked, "and no more than one"
-
-
-def test_tensor_saved_by_several_regions_is_offloaded_once(layers):
-    store = Recorder()
-
-    def run(context):
+def test_a_tensor_that_several_regions_save_leaves_once(layers, sliding):
+    results = []
+    for context in (sliding, nullcontext()):
         torch.manual_seed(1)
         hidden = torch.randn(ROWS, WIDTH).requires_grad_() * 1
         common = hidden * 2
@@ -201,53 +142,31 @@ def test_tensor_saved_by_several_regions_is_offloaded_once(layers):
             for layer in layers:
                 hidden = PLAIN(lambda h, c, layer=layer: layer(h) + c, hidden, common)
         hidden.square().mean().backward()
-        return gradients(layers)
-
-    expected = run(nullcontext())
-    assert equal(run(SlidingCheckpoint(store)), expected)
-    assert len(store.tickets) == LAYERS, "one per region but the last, and the common one"
-    assert len(store.numbers("take")) == LAYERS == len(store.numbers("drop"))
+        results.append(gradients(layers))
+    assert equal(*results)
+    assert sliding.offloaded_bytes == LAYERS * NBYTES, "one of each region but the last, and it"
 
 
-def test_parameters_their_views_masks_and_small_tensors_stay():
-    store, weight = Recorder(), nn.Parameter(torch.randn(64, 64))
-    mask, small = torch.ones(64, 64), torch.ones(4, requires_grad=True)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_parameters_their_casts_masks_and_small_tensors_stay(sliding, dtype):
+    weight = nn.Parameter(torch.randn(64, 64))
+    mask, small = torch.ones(64, 64, dtype=dtype), torch.ones(4, requires_grad=True)
 
     def region(hidden, *others):
         return hidden @ others[0] @ others[1] * mask + others[3].sum()
 
-    with SlidingCheckpoint(store):
-        hidden = torch.randn(64, 64).requires_grad_() * 1
-        for _ in range(3):
-            hidden = PLAIN(region, hidden, weight, weight.t(), mask, small)
-    hidden.sum().backward()
-    assert len(store.tickets) == 2
-
-
-def test_forward_without_backward_frees_the_store(layers):
-    store = Recorder()
-    sliding = SlidingCheckpoint(store)
+    cast = weight.to(dtype)
     with sliding:
-        loss = forward(layers)
-    del loss
-    assert sorted(store.numbers("drop")) == store.numbers("put")
-
-
-def test_other_saved_tensors_need_no_garbage_collector(layers, store):
-    gc.disable()
-    try:
-        with SlidingCheckpoint(store):
-            hidden = PLAIN(layers[0], torch.randn(ROWS, WIDTH).requires_grad_() * 1)
-            saved = hidden.exp()  # keeps what it returns
-        gone = weakref.ref(saved)
-        del saved, hidden
-        assert gone() is None
-    finally:
-        gc.enable()
+        hidden = torch.randn(64, 64, dtype=dtype).requires_grad_() * 1
+        for _ in range(3):
+            hidden = PLAIN(region, hidden, cast, cast.t(), mask, small)
+    hidden.sum().backward()
+    assert sliding.offloaded_bytes == 2 * hidden.nbytes
+    assert sliding.kept_bytes == 3 * (mask.nbytes + small.nbytes)
 
 
 @pytest.mark.parametrize("when", ["at once", "a region later", "outside of regions"])
-def test_a_change_in_place_is_refused_as_it_is_without(layers, store, when):
+def test_a_change_in_place_is_refused_as_it_is_without(layers, sliding, when):
     def run(context):
         with context:
             hidden = torch.randn(ROWS, WIDTH).requires_grad_() * 1
@@ -261,27 +180,136 @@ def test_a_change_in_place_is_refused_as_it_is_without(layers, store, when):
             loss = after.sum()
         loss.backward()
 
-    for context in (nullcontext(), SlidingCheckpoint(store)):
+    for context in (nullcontext(), sliding):
         with pytest.raises(RuntimeError, match=r"(in ?place)"):
             run(context)
 
 
-def test_a_block_that_checkpoints_nothing_is_refused(layers, store):
-    for again in (lambda layer, x: layer(x), partial(checkpoint, use_reentrant=True)):
-        with (
-            pytest.raises(UserError, match="nothing was checkpointed"),
-            SlidingCheckpoint(store),
-        ):
-            forward(layers, again)
-    with SlidingCheckpoint(store), torch.no_grad():
-        forward(layers)
-
-
-def test_it_is_not_entered_twice_and_an_error_of_the_block_passes(layers, store):
-    sliding = SlidingCheckpoint(store)
+def test_it_is_not_entered_twice_and_an_error_of_the_block_passes(layers, sliding):
     with pytest.raises(RuntimeError, match="entered already"), sliding, sliding:
         pass
     with pytest.raises(ZeroDivisionError), sliding:
         raise ZeroDivisionError
     with sliding:
         forward(layers).backward()
+    with sliding, torch.no_grad():
+        forward(layers)
+
+
+def test_devices_and_folders_that_do_not_fit_are_refused(layers, tmp_path):
+    with pytest.raises(UserError, match="on cpu, but the store is for meta"):
+        backward(layers, shardlab.SlidingCheckpoint.on_disk(tmp_path, "meta"))
+    with pytest.raises(UserError, match="in host memory already: use on_disk"):
+        shardlab.SlidingCheckpoint.in_memory("cpu")
+    for folder in ("/proc/shardlab", "/dev/null/folder"):
+        with pytest.raises(UserError, match=f"^{folder}: no file can be made there .*another fold"):
+            shardlab.SlidingCheckpoint.on_disk(folder)
+
+
+@pytest.mark.parametrize(
+    "when_full, reported", [("error", "more bytes do not fit"), ("memory", "True")]
+)
+def test_a_full_disk_is_an_error_or_memory_takes_the_rest(tmp_path, when_full, reported):
+    def fill():
+        sliding = shardlab.SlidingCheckpoint.on_disk(tmp_path, "cpu", when_full=when_full)
+        layers = [nn.Linear(1024, 1024) for _ in range(4)]
+        hidden = torch.ones(512, 1024).requires_grad_() * 1
+        try:
+            with sliding:
+                for layer in layers:
+                    hidden = checkpoint(layer, hidden, use_reentrant=False)
+            hidden.sum().backward()
+            print(all(layer.weight.grad is not None for layer in layers))
+        except UserError as error:
+            print(error)
+
+    said = said_after(partial(limit_files, 1 << 20), fill, tmp_path)
+    assert reported in said.splitlines()[-1]
+    spilled = when_full == "memory"
+    assert said.count("host memory takes the rest") == spilled and said.count("\n") == 1 + spilled
+
+
+def test_a_killed_process_leaves_no_file(tmp_path, layers):
+    folder = tmp_path / "disk"
+
+    def hold():
+        with shardlab.SlidingCheckpoint.on_disk(folder, "cpu"):
+            loss = forward(layers)
+            print("kept", flush=True)
+            signal.pause()
+        loss.backward()
+
+    command = Command(tmp_path / "command", hold)
+    wait_for(lambda: command.said() == "kept\n")
+    command.kill()
+    assert [*folder.iterdir()] == []
+
+
+def language_model(family):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config_of(family)).train()
+    with warnings.catch_warnings():  # by the name that most scripts use
+        warnings.simplefilter("ignore", FutureWarning)
+        model.gradient_checkpointing_enable()
+    return model
+
+
+def trained(model, context, rank=0):
+    """Losses of two steps of two backward passes each, and the weights after them."""
+    torch.manual_seed(rank)  # of dropout, too
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-3), []
+    for _ in range(2):
+        for _ in range(2):
+            tokens = torch.randint(VOCABULARY, (4, 32))
+            with context:
+                loss = model(input_ids=tokens, labels=tokens).loss
+            loss.backward()
+            losses.append(loss.detach())
+        optimizer.step()
+        optimizer.zero_grad()
+    return [torch.stack(losses), *(p.detach() for p in model.parameters())]
+
+
+@pytest.mark.parametrize("family", ["gpt2-tied", "llama-untied"])
+@on_ranks(2)
+def test_models_of_hugging_face_in_ddp_train_the_same_bits(group, tmp_path, family) -> None:
+    sliding = shardlab.SlidingCheckpoint.on_disk(tmp_path, "cpu")
+    results = [
+        trained(DistributedDataParallel(language_model(family)), context, group.rank())
+        for context in (sliding, nullcontext())
+    ]
+    assert equal(*results)
+    assert sliding.offloaded_bytes >= 4 * 3 * 4 * 32 * 64 * 4, "the inputs of three layers"
+
+
+FULL = {"activation_checkpointing": "full"}
+SOME = {
+    "activation_checkpointing": "selective",
+    "overrides": [{"layers": 0, "activation_checkpointing": "full"}],
+}
+
+
+@pytest.mark.parametrize("checkpointing", [SOME, FULL], ids=["some", "full"])
+@pytest.mark.parametrize("engine", ["ddp", "fsdp1", "fsdp2", "manual", "slide"])
+@on_ranks(2)
+def test_engines_train_the_same_bits(group, tmp_path, engine, checkpointing) -> None:
+    def steps(strategy):
+        generator = torch.Generator().manual_seed(dist.get_rank(group))
+        model, weights = drawn_model(Model(preset="tiny"), 300, 16, 0, 1)
+        settings = parse_strategy(strategy), Optimization(weight_decay=0.1, clip=0.5), group
+        with patch.dict(os.environ, {FOLDER_VARIABLE: str(tmp_path)}):
+            made = build_engine(model, *settings, weights=weights)
+        batches = torch.randint(300, (2, 2, 4, 17), generator=generator)
+        losses = [made.step([*micro], 1e-3).loss for micro in batches]
+        return [torch.tensor(losses), *whole_parameters(made).values()]
+
+    plain = {"engine": engine, **checkpointing}
+    assert equal(steps({**plain, "activations": "disk"}), steps(plain))
+
+
+@on_ranks(1)
+def test_memory_of_the_host_is_refused_where_it_is_that_of_the_device(group) -> None:
+    model, weights = drawn_model(Model(preset="tiny"), 300, 16, 0, 1)
+    strategy = parse_strategy({"engine": "ddp", **FULL, "activations": "memory"})
+    with pytest.raises(UserError, match="activations: memory: on a CPU they are there already"):
+        build_engine(model, strategy, Optimization(0.1, 0.5), group, weights=weights)

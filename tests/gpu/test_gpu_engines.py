@@ -15,7 +15,7 @@ from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Train
 from shardlab.config.strategy import parse_strategy
 from shardlab.core.device import compute_deterministically
-from shardlab.engines.activation_checkpoint import FOLDER_VARIABLE
+from shardlab.engines.sliding_checkpoint import FOLDER_VARIABLE
 from shardlab.train.run_plan import RunPlan
 from tests.engines.engine_cases import LOSSY, STRATEGIES, losses_of, make, train
 from tests.measured_run import measure

@@ -13,7 +13,7 @@ from shardlab.models.build import build_model
 from shardlab.models.unit_shapes import ModelShapes
 from shardlab.models.unit_sizes import sizes_of
 from shardlab.models.units import unit_sizes
-from shardlab.search.grid import documents
+from shardlab.search.space import documents
 
 OTHERS = (
     {"overrides": [{"layers": "0", "reshard_after_forward": False}]},

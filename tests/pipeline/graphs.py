@@ -4,16 +4,13 @@ Each tool runs in a process of its own, in the folder that holds the files: both
 and the Snakefile imports the library of that folder.
 """
 
-import hashlib
 import json
 import shlex
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 _FOLDERS = ("shardlab", "stages", "csrc", "user_codecs")
-_CODE, _PLANS, _READ = "data/code/", "data/plans/", "data/inputs/"
-"""of what is there and in the folders of code, digests are compared"""
+_CODE, _PARAMETERS = "data/code.yaml", "data/params.yaml"
 
 
 class Job(NamedTuple):
@@ -24,11 +21,9 @@ class Job(NamedTuple):
     """files of data; from dvc.yaml also folders"""
     outputs: frozenset[str]
     code: dict[str, str]
-    """path → digest"""
-    plan: str = ""
-    """digest of what it uses of params.yaml"""
-    read: dict[str, str] = {}
-    """digests of what it reads outside of the experiment"""
+    """key of data/code.yaml → digest"""
+    parameters: dict[str, Any]
+    """key of data/params.yaml → value"""
     name: str = ""
     """rule, or stage without its item"""
     pending: bool = False
@@ -55,43 +50,30 @@ def differences(dvc: dict[str, Job], snakemake: dict[str, Job]) -> list[str]:
     """Differences between the two descriptions, in words; empty when they are one pipeline."""
     found = [f"only in dvc.yaml: {c}" for c in sorted(dvc.keys() - snakemake.keys())]
     found += [f"only in Snakefile: {c}" for c in sorted(snakemake.keys() - dvc.keys())]
-    whole = {output for job in dvc.values() for output in job.outputs}
     for command in sorted(dvc.keys() & snakemake.keys()):
-        ours, theirs = dvc[command], snakemake[command]
-        for kind, a, b in (
-            ("plan", {ours.plan}, {theirs.plan}),
-            ("read", set(ours.read.items()), set(theirs.read.items())),
-            ("code", set(ours.code.items()), set(theirs.code.items())),
-            ("outputs", _files(ours.outputs, theirs.outputs, {}, set()), theirs.outputs),
-            ("inputs", _files(ours.inputs, theirs.inputs, snakemake, whole), theirs.inputs),
-        ):
-            if a != b:
-                found.append(f"{command}: {kind}: dvc.yaml {a - b}, Snakefile {b - a}")
+        one, other = dvc[command], snakemake[command]
+        found += [
+            f"{command}: {kind}: dvc.yaml {a}, Snakefile {b}"
+            for kind, a, b in (
+                ("code", one.code, other.code),
+                ("parameters", one.parameters, other.parameters),
+            )
+            if a != b and other.name != "params"  # which depends on whole files
+        ]
+        for kind in ("inputs", "outputs"):
+            a, b = getattr(one, kind), getattr(other, kind)
+            # a folder of dvc.yaml stands for the files below it
+            loose = {path for path in b if not any(path == p or _below(path, p) for p in a)}
+            empty = {p for p in a if p not in b and not any(_below(path, p) for path in b)}
+            if loose or empty - {"data/inputs"}:
+                found.append(
+                    f"{command}: {kind}: dvc.yaml {sorted(empty)}, Snakefile {sorted(loose)}"
+                )
     return found
 
 
-def _files(
-    paths: frozenset[str], listed: frozenset[str], jobs: dict[str, Job], whole: set[str]
-) -> set[str]:
-    """The files that `paths` of dvc.yaml stand for, of those that the Snakefile lists.
-
-    A folder that is an output itself stands for every file below it that a job writes. A folder
-    above the outputs of many jobs stands for the files below it that the Snakefile lists, which
-    must be some of each of these jobs.
-    """
-    files: set[str] = set()
-    for path in paths:
-        below = {file for file in listed if file.startswith(f"{path}/")}
-        written = [{f for f in job.outputs if f.startswith(f"{path}/")} for job in jobs.values()]
-        if path == "data/contents" and not any(written):
-            continue  # nothing lies outside
-        if path in whole:
-            files |= set().union(*written) or {path}
-        elif all(group & below for group in written if group):
-            files |= below or {path}
-        else:
-            files.add(f"{path} (something of every job that writes there)")
-    return files
+def _below(path: str, folder: str) -> bool:
+    return path.startswith(f"{folder}/")
 
 
 def _ask(tool: str, root: Path) -> dict[str, Job]:
@@ -111,46 +93,38 @@ def _read_dvc() -> list[dict[str, Any]]:
     from dvc.repo import Repo
 
     from shardlab.config.parameters import Parameters
-    from stages.code import STAGES, digests
-    from stages.content import content_of
-    from stages.outside import contents_read, inputs_of_stages
-    from stages.plans import plans
+    from stages.code import code_keys
+    from stages.params import canonical
 
     params = Parameters()
-    every = plans(params)
-    contents = {name: content_of(params, name).sha256 for name in params("inputs")}
-    read = contents_read(inputs_of_stages(params), contents)
+    trees = {_CODE: code_keys(params), _PARAMETERS: canonical(params)}
     jobs = []
     with Repo() as repo:
         for stage in repo.index.stages:
-            paths = {d.def_path for d in stage.deps if not isinstance(d, ParamsDependency)}
-            whole = any(isinstance(d, ParamsDependency) for d in stage.deps)
-            code = [Path(path).stem for path in paths if path.startswith(_CODE)]
-            if paths == {*_FOLDERS}:  # digests are made of all
-                code = [*STAGES]
-            names = [_plan_of(path) for path in paths if path.startswith(_PLANS)]
-            reads = [Path(path).stem for path in paths if path.startswith(_READ)]
-            data = (p for p in paths if not p.startswith((*_FOLDERS, _CODE, _PLANS, _READ)))
+            keyed = [dep for dep in stage.deps if isinstance(dep, ParamsDependency)]
+            values = {
+                dep.def_path: {key: _value(trees[dep.def_path], key) for key in dep.params}
+                for dep in keyed
+                if dep.def_path in trees
+            }
+            paths = {dep.def_path for dep in stage.deps if dep not in keyed}
             jobs.append(
                 {
                     "name": stage.name.split("@")[0],
                     "command": stage.cmd,
-                    "inputs": sorted(data),
+                    "inputs": sorted(path for path in paths if not path.startswith(_FOLDERS)),
                     "outputs": sorted(out.def_path for out in stage.outs),
-                    "code": {p: d for stage in code for p, d in digests(stage).items()},
-                    "read": {name: d for stage in reads for name, d in read[stage].items()},
-                    "plan": _sha("".join(every[n] for n in (every if whole else names))),
+                    "code": values.get(_CODE, {}),
+                    "parameters": values.get(_PARAMETERS, {}),
                 }
             )
     return jobs
 
 
-def _plan_of(path: str) -> str:
-    return path.removeprefix(_PLANS).removesuffix(".json")
-
-
-def _sha(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def _value(tree: Any, key: str) -> Any:
+    for part in key.split("."):
+        tree = tree[part]
+    return tree
 
 
 def _read_snakemake(force: bool) -> list[dict[str, Any]]:
@@ -168,11 +142,12 @@ def _read_snakemake(force: bool) -> list[dict[str, Any]]:
             {
                 "name": job.rule.name,
                 "command": " ".join(shlex.split(job.shellcmd)),
-                "inputs": sorted(p for p in map(str, job.input) if not p.startswith(_FOLDERS)),
+                "inputs": sorted(
+                    p for p in map(str, job.input) if not p.startswith((*_FOLDERS, "/"))
+                ),
                 "outputs": sorted(map(str, job.output)),
-                "code": dict(job.params.get("code", {})),
-                "read": dict(job.params.get("read", {})),
-                "plan": job.params.get("plan", _sha("")),
+                "code": job.params.get("code", {}),
+                "parameters": job.params.get("parameters", {}),
                 "pending": workflow.dag.needrun(job),
             }
             for job in workflow.dag.jobs
@@ -181,6 +156,8 @@ def _read_snakemake(force: bool) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
+    import sys
+
     TOOLS = {
         "dvc": _read_dvc,
         "snakemake": lambda: _read_snakemake(force=True),

@@ -1,7 +1,7 @@
-"""Stages that a change of params.yaml or of code repeats, in both tools."""
+"""Stages whose keys of data/params.yaml a change of params.yaml alters: both tools repeat them."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +9,12 @@ import pytest
 import yaml
 
 from shardlab.config.parameters import Parameters
-from shardlab.config.timing_record import machine_name
-from stages.code import STAGES, digests
-from stages.plans import plans
-from tests.pipeline.workspace import ROOT, copy_project, run
+from stages.params import canonical
+from tests.pipeline.workspace import ROOT
 
 Tree = dict[str, Any]
-SMALL: Tree = yaml.safe_load((ROOT / "params/small.yaml").read_text())
+QUICK: Tree = yaml.safe_load((ROOT / "params/quick.yaml").read_text())
+STAGES: Tree = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
 
 
 def put(path: str, value: Any) -> Callable[[Tree], None]:
@@ -30,137 +29,101 @@ def put(path: str, value: Any) -> Callable[[Tree], None]:
     return edit
 
 
-def add_run(tree: Tree) -> None:
-    tree["strategies"]["another"] = {"engine": "ddp", "bucket_mb": 1.0}
-
-
-def add_round(tree: Tree) -> None:
-    tree["rounds"]["2"] = {"after": "results/rounds/1/history.json"}
-
-
 def reorder(tree: Tree) -> None:
     for key in ("strategies", "timings"):
         tree[key] = dict(reversed(tree[key].items()))
 
 
+ALL_TIMED = {"collect", "forecast", "report", "propose/1", "decide/1"}
 CHANGES: dict[str, tuple[Callable[[Tree], None], set[str]]] = {
     "a strategy that nothing names": (put("timed_strategies.spare", {"engine": "slide"}), set()),
     "another spelling of a strategy": (
         put("strategies.fsdp2", {"engine": "fsdp2", "wrap": "block", "param_dtype": "auto"}),
         set(),
     ),
-    "another order": (reorder, {"report"}),
+    "another order": (reorder, set()),
     "a default written out": (put("train.decay", "cosine"), set()),
     "checkpoints": (put("train.checkpoint", {"every": 4}), set()),
     "a time limit": (put("train.timeout_s", 90), set()),
     "the strategy of one run": (
         put("strategies.fsdp2-int8.gradients.codec", "int8:group=64"),
-        {"train/fsdp2-int8", "timing/two-ranks", "timing/link-100mbit", "calibrate", "estimate"},
+        {"train/fsdp2-int8", "timing/*", "calibrate", "estimate", *ALL_TIMED},
     ),
-    "one more run": (
-        add_run,
-        {
-            *("train/another", "timing/two-ranks", "calibrate", "estimate", "collect", "report"),
-            *("forecast", "propose/1", "decide/1"),
-        },
+    "one more seed": (
+        put("seeds", [0, 1]),
+        {"profile/*", "validate/*", "collect", "report", "trial/1"},
     ),
-    "one more seed": (put("seeds", [0, 1, 2]), {"collect", "report", "trial/1"}),
-    "one more round": (add_round, {"propose/2", "trial/2", "decide/2", "report"}),
+    "one more round": (
+        put("rounds.2", {"after": "results/rounds/1/history.json"}),
+        {"propose/2", "trial/2", "decide/2", "report"},
+    ),
     "steps": (put("train.steps", 20), {"train/*", "trial/1"}),
-    "learning rate": (put("train.learning_rate", 0.002), {"train/*", "trial/1"}),
     "batch size": (
         put("train.batch_size", 2),
         {"train/*", "timing/*", "estimate", "trial/1", "propose/1"},
     ),
     "repetitions of one timing": (
         put("timings.two-ranks.repetitions", 9),
-        {"timing/two-ranks", "collect", "forecast", "report", "propose/1", "decide/1"},
-    ),
-    "one more link in turns": (
-        put("timings.two-ranks.interleaved.slow", {"link": {"rate": "50mbit"}}),
-        {"timing/two-ranks", "collect", "forecast", "report", "propose/1", "decide/1"},
+        {"timing/two-ranks", *ALL_TIMED},
     ),
     "the model": (
-        put("model.preset", "small"),
-        {"train/*", "validate", "timing/*", "estimate", "trial/1", "propose/1"},
+        put("model", {"preset": "small"}),
+        {"train/*", "validate/*", "timing/*", "estimate", "trial/1", "propose/1"},
     ),
-    "ranks that the forecast extrapolates to": (
-        put("forecast.ranks", [8, 32]),
-        {"forecast"},
-    ),
-    "the share of the validation split": (
-        put("data.validation_share", 0.03),
-        {"tokenize"},
-    ),
-    "the vocabulary": (put("tokenize.vocabulary", 600), {"tokenize"}),
+    "ranks that the forecast extrapolates to": (put("forecast.ranks", [8, 32]), {"forecast"}),
+    "the share of the validation split": (put("data.validation_share", 0.03), {"tokenize"}),
     "a point of the curves": (put("quality.time_s", [2]), {"collect", "report"}),
     "the baseline": (put("baseline", "fsdp2-int8"), {"report"}),
-    "modules of codecs": (
-        put("codecs", ["user_codecs.ternary"]),
-        {"train/*", "timing/*", "calibrate", "estimate", "trial/1"},
-    ),
     "what the judge is offered": (
         put("agent.candidates", "action"),
-        {"propose/1", "trial/1", "decide/1"},
+        {"propose/1", "trial/1", "decide/1", "report"},
     ),
     "a search that no round names": (put("agent.searches", {"slow": {"world_size": 2}}), set()),
 }
 
 
-def plans_of(tree: Tree, folder: Path) -> dict[str, str]:
+def dependencies(tree: Tree) -> dict[str, list[Any]]:
+    """Values that stages depend on by dvc.yaml; those with items as STAGE/ITEM."""
+    return {name: values for name, values in _dependencies(tree) if values}
+
+
+def _dependencies(tree: Tree) -> Iterator[tuple[str, list[Any]]]:
+    for stage, described in STAGES.items():
+        section = (described.get("foreach") or described.get("matrix", {}).get("run", ""))[2:-1]
+        each = described.get("do", described).get("params", [])
+        keys = [
+            k for part in each if isinstance(part, dict) for k in part.get("data/params.yaml", ())
+        ]
+        for item in tree[section] if section else [""]:
+            names = [key.replace("${item.run}", item).replace("${key}", item) for key in keys]
+            yield f"{stage}/{item}".rstrip("/"), [_value(tree, name) for name in names]
+
+
+def _value(tree: Any, key: str) -> Any:
+    for part in key.split("."):
+        tree = tree[part]
+    return tree
+
+
+def written(tree: Tree, folder: Path) -> Tree:
     path = folder / "params.yaml"
     path.write_text(yaml.safe_dump(tree, sort_keys=False))
-    return plans(Parameters(path))
-
-
-def changed(change: str, folder: Path) -> set[str]:
-    """Plans that differ; `STAGE/*` where all of a stage do."""
-    before = plans_of(SMALL, folder)
-    tree = copy.deepcopy(SMALL)
-    CHANGES[change][0](tree)
-    after = plans_of(tree, folder)
-    names = {name for name, text in after.items() if before.get(name) != text}
-    for stage in ("train", "timing"):
-        every = {name for name in after if name.startswith(f"{stage}/")}
-        if every <= names:
-            names = names - every | {f"{stage}/*"}
-    return names
+    return canonical(Parameters(path))
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_change_alters_the_plans_of_stages_that_use_it(change: str, tmp_path: Path) -> None:
-    assert changed(change, tmp_path) == CHANGES[change][1]
-
-
-def test_another_machine_alters_the_digests_of_stages_that_measure_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    before = {stage: digests(stage) for stage in STAGES}
-    host = {"cpu": "another", "cores": 8, "gpus": ["H100", "H100"]}
-    name = machine_name(host, "2.13.0+cu130")
-    assert name == "another, 8 cores, 2 H100, torch 2.13.0+cu130"
-    monkeypatch.setattr("stages.code._machine", lambda: name)
-    changed = {stage for stage in STAGES if digests(stage) != before[stage]}
-    assert changed == {"timing", "calibrate", "trial"}
-
-
-def test_a_change_of_code_alters_the_digests_of_stages_that_import_it(tmp_path: Path) -> None:
-    root = copy_project(tmp_path / "project")
-
-    def digests() -> dict[str, str]:
-        run(root, "python", "-m", "stages.code")
-        return {path.stem: path.read_text() for path in (root / "data/code").iterdir()}
-
-    before = digests()
-    (root / "shardlab/report/__pycache__").mkdir(exist_ok=True)
-    for by_product in (
-        *("report/__pycache__/tables.pyc", "kernels/library.so", "comm/.ledger.py.swp"),
-        "comm/ledger.py~",
-    ):
-        (root / "shardlab" / by_product).write_text("another")
-    assert digests() == before
-    with (root / "shardlab/comm/ledger.py").open("a") as file:
-        file.write("# another\n")
-    after = digests()
-    changed = {stage for stage in after if after[stage] != before.get(stage)}
-    assert changed == {"train", "timing", "estimate", "trial"}
+def test_a_change_alters_the_keys_of_stages_that_use_it(change: str, tmp_path: Path) -> None:
+    edit, expected = CHANGES[change]
+    # what defaults to the baseline is not to change with it
+    tree = copy.deepcopy(QUICK)
+    tree["agent"]["start"] = tree["baseline"]
+    tree["forecast"] |= {"runs": ["fsdp2"]}
+    before = dependencies(written(tree, tmp_path))
+    edit(tree)
+    after = dependencies(written(tree, tmp_path))
+    changed = {name for name, values in after.items() if before.get(name) != values}
+    for stage in {name.split("/")[0] for name in changed}:
+        every = {name for name in after if name.startswith(f"{stage}/")}
+        if len(every) > 1 and every <= changed:
+            changed = changed - every | {f"{stage}/*"}
+    assert changed == expected

@@ -136,7 +136,7 @@ def serve(root: Path, *command: str) -> None:
 def test_every_excerpt_of_params_is_valid(block: str, tmp_path: Path) -> None:
     tree = yaml.safe_load((ROOT / "params.yaml").read_text())
     for section, values in yaml.safe_load(block).items():
-        tree[section] = tree[section] | values if isinstance(values, dict) else values
+        tree[section] = tree.get(section, {}) | values if isinstance(values, dict) else values
     path = tmp_path / "params.yaml"
     path.write_text(yaml.safe_dump(tree))
     Parameters(path)(*Params.model_fields)

@@ -67,10 +67,11 @@ def test_every_stage_reports_invalid_params(
 
 def test_under_dvc_a_failed_stage_shows_its_log(project: Path) -> None:
     set_params(project, train__stepz=5)
-    error = f"code: error: {MISTAKES[0][1]}\n"
-    said = run(project, "dvc", "repro", "code", check=False).stdout
-    assert f"\n{error}log: logs/code.log\n" in said
-    assert (project / "logs/code.log").read_text().endswith(error)
+    error = f"params: error: {MISTAKES[0][1]}\n"
+    said = run(project, "dvc", "repro", "tokenize", check=False).stdout
+    assert f"\n{error}log: logs/params.log\n" in said
+    assert (project / "logs/params.log").read_text().endswith(error)
+    assert stage_outputs(project) == []
 
 
 def test_a_missing_section_is_named(project: Path) -> None:
@@ -82,7 +83,7 @@ def test_a_missing_section_is_named(project: Path) -> None:
 
 
 def test_parameters_that_would_not_reach_the_stages_are_refused(project: Path) -> None:
-    done = run(project, "snakemake", "-n", "--config", "baseline=ddp-topk", check=False)
+    done = run(project, "snakemake", "-n", "--config", "baseline=fsdp2-int8", check=False)
     assert done.returncode != 0
     assert "or change params.yaml" in done.stdout
 

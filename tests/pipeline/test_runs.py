@@ -3,11 +3,9 @@
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import requests
 import yaml
 
 from tests.pipeline.graphs import pending, snakemake_jobs
@@ -40,24 +38,16 @@ def test_dvc_accepts_results_of_snakemake(recorded: Path) -> None:
     assert pending(recorded) == set()
 
 
-def test_snakemake_accepts_results_of_dvc(tmp_path: Path) -> None:
+def test_dvc_makes_everything_from_nothing(tmp_path: Path) -> None:
     root = copy_project(tmp_path / "project")
-    # every kind of stage, each as few times as possible
-    (root / "mine.jsonl").write_text("mine\n")
-    tree = yaml.safe_load((root / "params.yaml").read_text())
-    few = {name: tree["timings"][name] for name in ("one-rank", "two-ranks")}
-    runs = {name: tree["strategies"][name] for name in ("fsdp2", "fsdp2-int8")}
-    set_params(root, inputs={"mine": "mine.jsonl"}, seeds=[0], strategies=runs, timings=few)
     said = run(root, "dvc", "repro").stdout
+    jobs = snakemake_jobs(root)
+    assert executed(said) == {command.removeprefix("exec python -m stages.") for command in jobs}
     # the last stage counts those before it
-    jobs = len(snakemake_jobs(root))
-    assert re.search(rf"^all +{jobs - 1} .*\nreport: results/report/report.html$", said, re.M)
-    first = executed(said)
-    assert first == {c.removeprefix("exec python -m stages.") for c in snakemake_jobs(root)}
+    assert re.search(rf"^all +{len(jobs) - 1} .*\nreport: results/report/report.html$", said, re.M)
     assert UP_TO_DATE in run(root, "dvc", "repro").stdout
     run(root, "snakemake", "--touch", "-F", "--cores", "1", "all")
     assert pending(root) == set()
-    assert "Nothing to be done" in run(root, "snakemake", "--cores", "2").stdout
     assert run(root, "dvc", "status").stdout.strip() == UP_TO_DATE
 
 
@@ -74,29 +64,7 @@ def test_git_sees_small_results_only(recorded: Path) -> None:
     assert max(sizes.values()) < 100_000, sizes
 
 
-@pytest.fixture(params=["folder", "s3"])
-def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, str]]:
-    """Options of a DVC remote, which ends with the test; S3's server is moto's."""
-    if request.param == "folder":
-        yield {"url": str(tmp_path / "remote")}
-        return
-    pytest.importorskip("dvc_s3", reason="no dvc-s3: make .venv/.remotes")
-    moto = pytest.importorskip("moto.server", reason="no moto: make .venv/.remotes")
-    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        endpoint = "http://{}:{}".format(*server.get_host_and_port())
-        # S3's own way to make a bucket
-        requests.put(f"{endpoint}/results", timeout=30).raise_for_status()
-        keys = {"access_key_id": "test", "secret_access_key": "test"}
-        yield {"url": "s3://results/shardlab", "endpointurl": endpoint, **keys}
-    finally:
-        server.stop()
-
-
-def test_a_fresh_clone_makes_or_pulls_all_results(
-    workspace: Path, tmp_path: Path, remote: dict[str, str]
-) -> None:
+def test_a_fresh_clone_pulls_all_results(workspace: Path, tmp_path: Path) -> None:
     clone = tmp_path / "clone"
     user = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
     run(workspace, "git", "add", "--all")
@@ -106,31 +74,20 @@ def test_a_fresh_clone_makes_or_pulls_all_results(
     # Snakemake knows nothing of results that came by git
     assert len(pending(clone)) == len(snakemake_jobs(clone))
     for root, command in (workspace, "push"), (clone, "pull"):
-        run(root, "dvc", "remote", "add", "--local", "-d", "shared", remote["url"])
-        for name, value in remote.items():
-            run(root, "dvc", "remote", "modify", "--local", "shared", name, value)
+        run(root, "dvc", "remote", "add", "--local", "-d", "shared", str(tmp_path / "remote"))
         run(root, "dvc", command)
     assert run(clone, "dvc", "status").stdout.strip() == UP_TO_DATE
     model = "results/train/fsdp2/seed0/final_model/model.safetensors"
     assert (clone / model).read_bytes() == (workspace / model).read_bytes()
-    # nothing is written where there is no such bucket, server or credential: DVC names it
-    nowhere = tmp_path / "file"
-    nowhere.touch()
-    place = "s3://nowhere/shardlab" if "endpointurl" in remote else str(nowhere / "remote")
-    run(clone, "dvc", "remote", "modify", "--local", "shared", "url", place)
-    lost = run(clone, "dvc", "push", "report", check=False)
-    assert lost.returncode and "Traceback" not in lost.stdout
-    assert ("bucket does not exist" in lost.stdout) == ("endpointurl" in remote)
 
 
 def test_a_codecs_parameter_repeats_its_run_and_what_follows(workspace: Path) -> None:
     before = (workspace / "params.yaml").read_text()
     set_params(workspace, **{"strategies__fsdp2-int8__gradients__codec": "int8:group=64"})
-    of_run = {f"{s} fsdp2-int8 {n}" for s in ("profile", "validate") for n in (0, 1)}
-    of_run |= {f"train --run fsdp2-int8 --seed {n}" for n in (0, 1)}
-    of_run |= {"timing two-ranks", "timing link-100mbit"}  # and not one-rank
-    of_strategies = ["calibrate", "estimate", "plans"]
-    after = ["collect", "forecast", "policies", "propose", "trial", "decide", "report", "readme"]
+    of_run = {f"{stage} fsdp2-int8" for stage in ("profile", "validate")}
+    of_run |= {"train --run fsdp2-int8 --seed 0"}
+    of_strategies = ["timing", "calibrate", "estimate", "params"]
+    after = ["collect", "forecast", "propose", "trial", "decide", "report", "readme"]
     rest = every(workspace, *of_strategies, *after)
     assert pending(workspace) == of_run | rest
     ran = executed(run(workspace, "dvc", "repro").stdout)
@@ -153,7 +110,7 @@ def test_one_more_round_runs_alone(workspace: Path) -> None:
     rounds = yaml.safe_load((workspace / "params.yaml").read_text())["rounds"]
     rounds["2"] = {"after": "results/rounds/1/history.json"}
     set_params(workspace, rounds=rounds)
-    new = {"plans", "propose 2", "trial 2", "decide 2", "report"}
+    new = {"params", "propose 2", "trial 2", "decide 2", "report"}
     assert pending(workspace) == new | {"readme"}
     ran = executed(run(workspace, "dvc", "repro").stdout)
     assert new <= ran <= new | {"readme"}
@@ -165,17 +122,10 @@ def test_one_more_round_runs_alone(workspace: Path) -> None:
 
 def test_a_change_of_the_report_repeats_the_report_alone(workspace: Path) -> None:
     with (workspace / "shardlab/report/tables.py").open("a") as file:
-        file.write("\n# another word\n")
-    assert pending(workspace) == {"code", "report", "readme"}
+        file.write("\nANOTHER = 1\n")
+    assert pending(workspace) == {"params", "report", "readme"}
     # the headline comes out as it was, and DVC stops there
-    assert executed(run(workspace, "dvc", "repro").stdout) == {"code", "report"}
-
-
-def test_a_change_of_a_kernel_repeats_what_trains(workspace: Path) -> None:
-    with (workspace / "csrc/int8.cpp").open("a") as file:
-        file.write("\n// another word\n")
-    assert pending(workspace) >= every(workspace, "train", "timing", "trial")
-    assert pending(workspace).isdisjoint(every(workspace, "prepare", "tokenize"))
+    assert executed(run(workspace, "dvc", "repro").stdout) == {"params", "report"}
 
 
 def test_restored_results_are_not_made_again(workspace: Path) -> None:
@@ -216,7 +166,7 @@ def test_another_experiment_has_a_folder_of_its_own(tmp_path: Path) -> None:
     run(folder, "snakemake", "--cores", "1", "--", "data/corpus.json")
     corpus = (folder / "data/corpus.json").read_bytes()
     done = executed(run(folder, "dvc", "repro", "prepare").stdout)
-    assert done == {"code", "plans", "inputs", "prepare"}
+    assert done == {"params", "prepare"}
     assert (folder / "data/corpus.json").read_bytes() == corpus
     assert [path.name for path in (root / ".dvc").iterdir() if path.name == "cache"] == ["cache"]
     assert stage_outputs(root) == []

@@ -23,7 +23,7 @@ def test_the_committed_schema_is_current() -> None:
     "name",
     [
         "params.yaml",
-        *(f"params/{name}.yaml" for name in ("small", "codecs", "links", "search", "gpu")),
+        *(f"params/{name}.yaml" for name in ("quick", "codecs", "links", "gpu")),
     ],
 )
 def test_schema_accepts_the_params_files(name: str) -> None:

@@ -1,4 +1,4 @@
-"""Jobs get nodes, tasks, CPUs, GPUs and memory for their ranks, which can be tasks of srun."""
+"""Jobs get nodes, tasks, CPUs and GPUs for their ranks, which can be tasks of srun."""
 
 import re
 import shutil
@@ -6,11 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shardlab.config.parameters import Parameters
-from shardlab.config.timing_record import write_timings
-from shardlab.core.files import read_json_lines, write_json
+from shardlab.core.files import read_json_lines
 from tests.pipeline.workspace import copy_project, environment, run, set_params
-from tests.timed_run_factory import make_timed
 
 SRUN = """#!/bin/sh
 # two nodes with one task each, both of them on this machine
@@ -32,6 +29,7 @@ def resources_of(root: Path, *defaults: str) -> dict[str, str]:
     return dict(zip(outputs, resources, strict=False))
 
 
+FOUR = {"four": {"runs": ["fsdp2"], "world_size": 4}}
 TRAINED = "results/train/fsdp2/seed0/metrics.json"
 OF_NODES = ("mpi=", "tasks=", "tasks_per_node=", "tasks_per_gpu=", "gres=")
 
@@ -67,55 +65,11 @@ def test_ranks_are_spread_over_nodes_tasks_cpus_and_gpus(tmp_path: Path, ranks: 
         assert set(expected.split(", ")) <= set(found[output].split(", ")), output
         assert f"start={start}" in found[output] and " gpu=" not in found[output]
     assert f"steps= --start '{start}'" in found["results/rounds/1/trial.json"]
-    # a single rank, and an emulated link
-    for output in ("results/timings/one-rank.jsonl", "results/timings/link-100mbit.jsonl"):
-        assert "nodes=1" in found[output] and "srun" not in found[output]
+    # an emulated link
+    linked = found["results/timings/link-100mbit.jsonl"]
+    assert "nodes=1" in linked and "srun" not in linked
     # without GPUs nothing asks for them
     assert "gres" not in resources_of(root, "rank_nodes=2", "rank_gpus=0")[TRAINED]
-
-
-@pytest.mark.long
-def test_memory_is_that_of_the_estimate(tmp_path: Path) -> None:
-    root = copy_project(tmp_path / "project")
-    assert "mem_mb=4321" in resources_of(root, "mem_mb=4321")[TRAINED]
-    estimates = {"fsdp2": {"traced": None, "closed_form": {"parameters": 8 * 10**9}}}
-    (root / "results").mkdir()
-    write_json(root / "results/memory.json", estimates)
-    # two ranks with Python and a quarter more than the estimate; four engines in the timing
-    found = resources_of(root, "mem_mb=4321")
-    assert "mem_mb=22000" in found[TRAINED]
-    assert "mem_mb=82000" in found["results/timings/two-ranks.jsonl"]
-    # and those that take turns with it, on as many CPUs as the most ranks
-    more = {"runs": ["fsdp2"], "world_size": 4, "repetitions": 3}
-    set_params(root, **{"timings__two-ranks__interleaved": {"four-ranks": more}})
-    together = resources_of(root, "mem_mb=4321")["results/timings/two-ranks.jsonl"]
-    assert "mem_mb=166000" in together and "cpus_per_task=4" in together
-
-
-@pytest.mark.long
-def test_a_training_run_gets_the_time_that_its_steps_were_timed_at(tmp_path: Path) -> None:
-    """And never less than the profile says."""
-    root = copy_project(tmp_path / "project")
-    set_params(root, train__steps=100_000)
-    params = Parameters(root / "params.yaml")
-    strategy, train, model = params("strategies.fsdp2", "train", "model")
-    assert "runtime=60" in resources_of(root, "runtime=60")[TRAINED]
-
-    def timed(**changes: object) -> str:
-        same = {name: getattr(train, name) for name in ("batch_size", "sequence_length", "threads")}
-        same |= {"accumulation": train.accumulation, "model": model.name}
-        same |= {"strategy_hash": strategy.hash(), "step_ms": [50.0, 70.0]}
-        run = make_timed("two-ranks", "fsdp2", **{**same, **changes})
-        write_timings(root / "results/timings/two-ranks.jsonl", [run])
-        return resources_of(root, "runtime=60")[TRAINED]
-
-    (root / "results/timings").mkdir(parents=True)
-    # 100,000 steps of 60 ms, twice, and 10 minutes
-    assert "runtime=210" in timed()
-    for other in ({"step_ms": [1.0]}, {"model": "another"}, {"batch_size": 512}):
-        assert "runtime=60" in timed(**other)
-    # other executors have no limits
-    assert "runtime" not in resources_of(root)[TRAINED]
 
 
 def test_timings_that_take_turns_are_on_one_machine(tmp_path: Path) -> None:
@@ -145,18 +99,9 @@ def test_mistakes_in_a_profile_are_one_line(tmp_path: Path, default: str, messag
     assert said.splitlines()[1:] == [message], "after the name of the profile"
 
 
-def test_a_damaged_estimate_is_one_line(tmp_path: Path) -> None:
-    root = copy_project(tmp_path / "project")
-    (root / "results").mkdir(exist_ok=True)
-    (root / "results/memory.json").write_text("{")
-    said = run(root, "snakemake", "-n", check=False).stdout.splitlines()
-    assert said[-1].startswith("snakemake: error: results/memory.json: damaged")
-    assert len(said) == 2
-
-
 def test_calibration_gets_the_cores_of_the_most_ranks(tmp_path: Path) -> None:
     root = copy_project(tmp_path / "project")
-    set_params(root, **{"timings__one-rank__world_size": 4})
+    set_params(root, **{"timings__two-ranks__interleaved": FOUR}, forecast={"timings": ["four"]})
     assert "cpus_per_task=4," in resources_of(root)["results/calibration.json"]
 
 

@@ -46,7 +46,7 @@ def test_stages_without_models_load_nothing_large() -> None:
 
 def test_garbage_is_collected_from_the_work_on_but_not_among_imports(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "stages", tmp_path / "stages")
-    shutil.copy2(ROOT / "params/small.yaml", tmp_path / "params.yaml")
+    shutil.copy2(ROOT / "params/quick.yaml", tmp_path / "params.yaml")
     (tmp_path / "stages/probe.py").write_text(PROBE)
     assert said("-m", "stages.probe", folder=tmp_path) == ["False", "True", "True"]
 

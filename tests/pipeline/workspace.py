@@ -25,7 +25,7 @@ PARTS = [
     "README.md",
     "Snakefile",
     "csrc",
-    "data/contents/.gitignore",
+    "data/inputs/.gitignore",
     "dvc.yaml",
     "examples",
     "profiles",
@@ -38,7 +38,7 @@ PARTS = [
 """Files of the pipeline, without params.yaml and everything that it makes."""
 
 
-def copy_project(target: Path, params: str = "params/small.yaml", **changes: object) -> Path:
+def copy_project(target: Path, params: str = "params/quick.yaml", **changes: object) -> Path:
     """The project without results, committed to a git repository of its own."""
     copy_parts(PARTS, ROOT, target)
     shutil.copy2(ROOT / params, target / "params.yaml")
@@ -56,7 +56,7 @@ def copy_project(target: Path, params: str = "params/small.yaml", **changes: obj
 def stage_outputs(project: Path) -> list[str]:
     """Names of files and folders that stages have written below `data` and `results`."""
     found = [*(project / "data").iterdir(), *(project / "results").glob("*")]
-    return [path.name for path in found if path.name != "contents"]
+    return [path.name for path in found if path.name != "inputs"]
 
 
 def copy_parts(parts: list[str], source: Path, target: Path) -> None:

@@ -12,8 +12,8 @@ from shardlab.codecs.registry import make_codec
 from shardlab.codecs.unit import Unit
 from shardlab.comm.all_to_all import AllToAllCollective
 from shardlab.comm.background import Background
-from shardlab.comm.collective import Native
 from shardlab.comm.ledger import Ledger
+from shardlab.comm.uncompressed import Native
 from shardlab.profiling.breakdown import OTHER, analyse, read_steps
 from shardlab.profiling.capture import Capture
 from shardlab.profiling.merge import merge_traces

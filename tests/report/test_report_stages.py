@@ -78,10 +78,10 @@ def test_collect_joins_the_parts_and_what_was_estimated_and_timed(measured):
 @pytest.mark.parametrize(
     ("path", "content", "error"),
     [
-        ("profile/ddp/seed3.json", None, "no such file: run python -m stages.profile ddp 3"),
+        ("profile/ddp/seed3.json", None, "no such file: run python -m stages.profile ddp"),
         ("validate/ddp/seed0.json", "{", "damaged"),
-        ("validate/ddp/seed0.json", "[1]", "run python -m stages.validate ddp 0"),
-        ("profile/fsdp2/seed3.json", '{"step": 1}', "run python -m stages.profile fsdp2 3"),
+        ("validate/ddp/seed0.json", "[1]", "run python -m stages.validate ddp"),
+        ("profile/fsdp2/seed3.json", '{"step": 1}', "run python -m stages.profile fsdp2"),
         ("train/ddp/seed3/metrics.json", "\x00", "stages.train --run ddp --seed 3"),
         ("train/ddp/seed3/events.jsonl", "{}", "stages.train --run ddp --seed 3"),
         ("memory.json", None, "no such file: run python -m stages.estimate"),
@@ -121,8 +121,7 @@ def test_report_is_written_from_files(undrawn, collected):
     text = (collected / "results/report/report.html").read_text()
     assert "CC BY-SA 4.0" in text
     assert "Fewer than 3 seeds (2)" in text
-    assert "12 prompts to a language model, probes included" in text
-    assert "results/rounds/1/conversation.json" in text
+    assert "with the answers: results/answers/0123456789abcdef.json." in text
 
 
 def test_report_is_limited_to_the_runs_of_the_parameters(undrawn, collected):

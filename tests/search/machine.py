@@ -1,32 +1,31 @@
-"""A made machine: the true step times of all strategies, what its measurements say, its races.
-
-Costs of operations are those of tests/forecast/timing_factory.py times lognormal factors, and each
-strategy takes a little more or less than the model, which shares their structure, can know.
-"""
+"""A machine made for tests: true steps by formula, predictions with an error, races with noise."""
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
 
 import numpy as np
-from shardlab.forecast.overheads import Engines
-from shardlab.forecast.workload import Workload
 
 from shardlab.config.link import Link
+from shardlab.config.race_record import BLOCK, Arm, Race
 from shardlab.config.schema import Space, Train
 from shardlab.config.search import Agent
-from shardlab.config.strategy import CanonicalStrategy, parse_strategy
-from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun
-from shardlab.forecast.machine import CodecLines, Line, Machine
-from shardlab.forecast.model import Model
-from shardlab.search.beginning import initial_history
-from shardlab.search.history import History
-from shardlab.search.surrogate import Surrogate, fit
-from tests.forecast.timing_factory import INT8, MODEL, made_calibration, made_run
-from tests.record_factory import FIGURES, STRATEGIES, make_records
-from tests.search.shapes import MadeShapes
+from shardlab.config.strategy import CanonicalStrategy
+from shardlab.config.timing_record import TimedRun, UnitSize
+from shardlab.models.memory import Sizes, UnitShape
+from shardlab.search.decision import conclude, race_rule, train_promising
+from shardlab.search.history import History, initial_history
+from shardlab.search.judge import Judge
+from shardlab.search.prediction import Ranked
+from shardlab.search.proposal import Proposer
+from shardlab.search.race_rule import ruling
+from shardlab.search.records import Candidate, Outcome, Prediction, Proposal, Trial
+from shardlab.search.space import Feasible, feasible, formula_bytes
+from tests.record_factory import FIGURES, STRATEGIES, make_record, make_records
+from tests.timed_run_factory import make_timed
 
-TIMED = ("ddp", "fsdp2", "manual", "slide")
-"""runs that the model is fitted on"""
+ENDLESS = 10**15
 SPACE = Space.model_validate(
     {
         "gradients": [
@@ -35,26 +34,71 @@ SPACE = Space.model_validate(
         "weights": ["int8:group=128"],
     }
 )
-_PAYLOADS = {
-    (INT8, False): 1 + 4 / 128,
-    ("int4:group=128", True): 0.5 + 4 / 128,
-    ("topk:density=0.05", True): 0.4,
-}
-"""bytes per element, by codec and error feedback"""
-_QUALITY = {
-    codec: FIGURES[f"fsdp2-{codec}"][2] / FIGURES["fsdp2"][2] for codec in ("int8", "int4", "topk")
-}
+_BYTES = {"none": 4.0, "int8": 1.03, "int4": 0.53, "topk": 0.4}
+"""of an element on the wire"""
 
 
-class MadeMachine:
-    """A machine with ranks and a link.
+class Shapes:
+    """A model of a root and two equal blocks, of as many parameters as the records have."""
+
+    layers, samples, on_gpu = 2, 8, False
+    root, block = 688_000, 312_000
+    whole = root + layers * block
+
+    def units(self, strategy: CanonicalStrategy) -> list[UnitSize]:
+        if strategy.bucket_mb is not None:
+            count = math.ceil(4 * self.whole / strategy.bucket_mb / 2**20)
+            sizes = [self.whole // count] * count
+        elif strategy.wrap == "root":
+            sizes = [self.whole]
+        else:
+            sizes = [self.root, *[self.block] * self.layers]
+        return [UnitSize(name=f"unit{number}", elements=n) for number, n in enumerate(sizes)]
+
+    def sizes(self, strategy: CanonicalStrategy) -> Sizes:
+        narrow = 2 if strategy.param_dtype == "bf16" else 4
+        units = self.units(strategy)[1:] if strategy.wrap == "block" else []
+        stays, parts = strategy.reshard_after_forward is False, strategy.accumulation or 1
+        return Sizes(
+            parameters=self.whole,
+            trained=self.whole,
+            units=tuple(UnitShape(u.elements, u.elements, stays, narrow) for u in units),
+            element_bytes=narrow,
+            checkpointing=(strategy.activation_checkpointing or "none",) * self.layers,
+            **{"width": 96, "queries": 96, "keys": 96, "feed_forward": 384, "wide": 5},
+            vocabulary=2048,
+            tokens=self.samples // parts * 64,
+            accumulation=parts,
+        )
+
+
+@cache
+def space_of(ranks: int = 2, limit: int = ENDLESS) -> list[Feasible]:
+    """All strategies without bf16 that fit a memory limit, bytes."""
+    shapes = Shapes()
+    legal = feasible(
+        SPACE, shapes, ranks, lambda s: formula_bytes(s, shapes, ranks), limit, Counter()
+    )
+    return [option for option in legal if option.strategy.param_dtype != "bf16"]
+
+
+def quality(strategy: CanonicalStrategy) -> float:
+    """True perplexity over that of what is not compressed."""
+    run = f"fsdp2-{strategy.gradients.codec.name}"
+    ratio = FIGURES[run][2] / FIGURES["fsdp2"][2] if run in FIGURES else 1.0
+    return ratio * (1.002 if strategy.weights else 1.0)
+
+
+class Machine:
+    """Ranks and a link, and a search on them.
+
+    Attributes:
+        faults: how races of a strategy end, by hash.
+        factors: of true steps, unknown to predictions, by hash.
 
     Args:
-        spread: standard deviation of the logarithm of each cost over the factory's.
-        error: of each strategy's step over what the model says.
-        noise: of the ratio of two interleaved steps.
-        transport: factor of the cost of all transfers.
-        overheads: CPU seconds of a collective of an engine, where they are not the factory's.
+        error: standard deviation of the logarithm of a true step over the predicted one.
+        noise: of that of two interleaved steps.
     """
 
     def __init__(
@@ -62,117 +106,132 @@ class MadeMachine:
         ranks: int = 2,
         rate: str | None = None,
         seed: int = 0,
-        spread: float = 0.5,
-        error: float = 0.06,
-        noise: float = 0.2,
-        transport: float = 1.0,
-        overheads: Mapping[str, float] | None = None,
+        error: float = 0.02,
+        noise: float = 0.1,
     ) -> None:
         self.ranks, self.link = ranks, None if rate is None else Link.model_validate({"rate": rate})
-        self.rng, self._error, self.noise = np.random.default_rng(seed), error, noise
-        self.shapes = MadeShapes()
-        machine = _machine(self.rng, spread, transport)
-        self.calibration = made_calibration(machine)
-        works = {
-            name: cost * math.exp(self.rng.normal(0, spread))
-            for name, cost in MODEL.engines.work.items()
-        } | dict(overheads or {})
-        self.truth: Model = MODEL._replace(machine=machine, engines=Engines(works, wait=1.8e-3))
-        self._errors: dict[str, float] = {}
-        self.timed = [
-            self.timed_run(name, run, *place)
-            for name, place in {
-                "one-rank": (1, None),
-                "two-ranks": (2, None),
-                "fast": (2, Link.model_validate({"rate": "1gbit"})),
-            }.items()
-            for run in (*TIMED, NO_COMMUNICATION)
-        ]
-
-    @property
-    def workload(self) -> Workload:
-        """Of the search."""
-        return self._workload(self.ranks, self.link)
+        self.rng, self._error, self._noise = np.random.default_rng(seed), error, noise
+        self.shapes = Shapes()
+        self.faults: dict[str, Outcome] = {}
+        self.factors: dict[str, float] = {}
 
     def agent(self, **settings: object) -> Agent:
         return Agent.model_validate({"start": "fsdp2", "link": self.link, **settings})
 
-    def begin(self, agent: Agent | None = None, timed: list[TimedRun] | None = None) -> History:
+    def begin(self, agent: Agent | None = None, timed: tuple[TimedRun, ...] = ()) -> History:
         """Return the history of the matrix of tests/record_factory.py."""
-        records = [
-            each.model_copy(update={"world_size": self.ranks}) for each in make_records(seeds=2)
-        ]
-        return initial_history(records, timed or [], agent or self.agent(), Train())
+        records = make_records(seeds=2)
+        records = [record.model_copy(update={"world_size": self.ranks}) for record in records]
+        return initial_history(records, timed, agent or self.agent(), Train())
 
-    def surrogate(self, history: History) -> Surrogate:
-        """Return predictions fitted on timings and races, as the stage does."""
-        raced = [run for race in history.races for run in race.runs]
-        model = fit(self.calibration, self.timed, raced)
-        return Surrogate(model, self.workload, self.shapes, history)
+    def predicted_s(self, strategy: CanonicalStrategy) -> float:
+        """Predict a step: compute, and what moves over the link."""
+        rate = self.link.bits_per_second / 8 if self.link else 1e9
+        gradients = _BYTES.get(strategy.gradients.codec.name, 4.0)
+        weights = _BYTES["int8"] if strategy.weights else 4.0
+        moved = 2 * gradients if strategy.engine == "ddp" else gradients + 2 * weights
+        codec_s = 2e-3 * (
+            (strategy.gradients.codec.name != "none") + (strategy.weights is not None)
+        )
+        units_s = 2e-4 * len(self.shapes.units(strategy))
+        saving_s = 8e-3 * (strategy.activation_checkpointing != "none")
+        slide_s = 5e-3 * (strategy.engine == "slide")
+        share = 1 - 1 / self.ranks
+        wire_s = share * moved * self.shapes.whole / rate
+        return 0.02 + codec_s + units_s + saving_s + slide_s + wire_s
 
-    def seconds(self, strategy: CanonicalStrategy, workload: Workload | None = None) -> float:
-        """Return the true step of a strategy."""
+    def true_s(self, strategy: CanonicalStrategy) -> float:
+        """Return the true step of a strategy, seconds."""
         key = strategy.hash()
-        if key not in self._errors:
-            chance = np.random.default_rng(int(key, 16))
-            self._errors[key] = math.exp(chance.normal(0, self._error))
-        units = self.shapes.units(strategy)
-        return self._errors[key] * self.truth.predict(strategy, units, workload or self.workload)
+        error = np.random.default_rng(int(key, 16)).normal(0, self._error)
+        return self.factors.get(key, 1.0) * math.exp(error) * self.predicted_s(strategy)
 
-    def quality(self, strategy: CanonicalStrategy) -> float:
-        """Return the true perplexity over that of what is not compressed."""
-        weights = 1.002 if strategy.weights else 1.0
-        return weights * _QUALITY.get(strategy.gradients.codec.name, 1.0)
+    def propose(self, history: History, judge: Judge, agent: Agent | None = None) -> Proposal:
+        agent, predictor = agent or self.agent(), MachinePredictor(self, history)
+        proposer = Proposer(history, agent, SPACE, self.shapes, predictor)  # type: ignore[arg-type]
+        return proposer.propose(len(history.rounds) + 1, judge)
 
-    def timed_run(self, timing: str, run: str, ranks: int, link: Link | None) -> TimedRun:
-        if run == NO_COMMUNICATION:
-            strategy, step = None, sum(MODEL.compute[min(ranks, 2)]) * max(1.0, ranks / 2)
-        else:
-            strategy = parse_strategy(STRATEGIES.get(run, {"engine": run})).canonical()
-            step = self.seconds(strategy, self._workload(ranks, link))
-        noise = np.exp(self.rng.normal(0, self.noise / math.sqrt(2), 40))
-        return self.run_of(timing, run, strategy, ranks, link, [*(1e3 * step * noise)])
+    def search(
+        self, judge: Judge, history: History | None = None, rounds: int = 8, **settings: object
+    ) -> tuple[History, list[Proposal]]:
+        """Search for so many rounds, or until nothing is raced."""
+        agent, proposals = self.agent(**settings), []
+        history = history or self.begin(agent)
+        for _ in range(rounds):
+            proposal = self.propose(history, judge, agent)
+            proposals.append(proposal)
+            history = conclude(history, proposal, self.trial(proposal, agent), agent)
+            if not proposal.arms:
+                break
+        return history, proposals
 
-    def run_of(
-        self,
-        timing: str,
-        run: str,
-        strategy: CanonicalStrategy | None,
-        ranks: int,
-        link: Link | None,
-        step_ms: list[float],
-    ) -> TimedRun:
-        rate = None if link is None else str(link.rate)
-        name = run if strategy is None else "ddp"
-        facts = {
-            "run": run,
-            "strategy": strategy and strategy.model_dump(mode="json"),
-            "strategy_hash": strategy and strategy.hash(),
-            "units": self.shapes.units(strategy) if strategy else [],
-            "parameters": 1_312_000,
+    def trial(self, proposal: Proposal, agent: Agent) -> Trial:
+        """Race the arms, and train as the stage does."""
+        if not proposal.arms:
+            return Trial(round=proposal.round)
+        race = self.race(proposal, agent)
+
+        def measure(arm: Candidate, seed: int, left_s: float) -> object:
+            ppl = make_record("fsdp2", seed).val_ppl or 0.0
+            noise = math.exp(self.rng.normal(0, 0.001))
+            return make_record("fsdp2", seed, val_ppl=ppl * quality(arm.strategy) * noise)
+
+        trained = train_promising(race, proposal, agent, [0, 1], measure)  # type: ignore[arg-type]
+        return Trial(round=proposal.round, race=race, trained=trained, seconds=20.0)
+
+    def race(self, proposal: Proposal, agent: Agent) -> Race:
+        lost = {arm.hash: self.faults[arm.hash] for arm in proposal.arms if arm.hash in self.faults}
+        arms = {
+            arm.hash: Arm(outcome=lost.get(arm.hash, "ok"), losses=[7.6]) for arm in proposal.arms
         }
-        return made_run(timing, name, ranks, rate, step_ms=step_ms).model_copy(update=facts)
+        running = {arm.hash: arm.strategy for arm in proposal.arms if arm.hash not in lost}
+        steps: dict[str, list[float]] = {key: [] for key in running}
+        rule, racing, reason = race_rule(agent), {*running}, None
+        while reason is None:
+            drift = self.rng.normal(0, 0.1, BLOCK)
+            for key in racing & steps.keys():
+                noise = drift + self.rng.normal(0, self._noise / math.sqrt(2), BLOCK)
+                steps[key] += [*(1e3 * self.true_s(running[key]) * np.exp(noise))]
+            reason, leaving = ruling(steps, proposal.incumbent, rule, 0.0)
+            racing -= {*leaving}
+        return Race(
+            name=f"round-{proposal.round}",
+            incumbent=proposal.incumbent,
+            arms=arms,
+            reason=reason,
+            seconds=20.0,
+            runs=[raced(key, running[key], steps[key]) for key in running],
+        )
 
-    def _workload(self, ranks: int, link: Link | None) -> Workload:
-        bits = link and link.bits_per_second
-        emulation = "none" if link is None else "namespaces"
-        return Workload(ranks, 1_312_000, bits_per_second=bits, link_emulation=emulation)
+
+def raced(key: str, strategy: CanonicalStrategy, step_ms: list[float]) -> TimedRun:
+    run = make_timed("race", step_ms=step_ms)
+    form = strategy.model_dump(mode="json")
+    return run.model_copy(update={"run": key, "strategy": form, "strategy_hash": key})
 
 
-def _machine(rng: np.random.Generator, spread: float, transport: float) -> Machine:
-    """Return the machine of the factory with other costs and more codecs."""
+class MachinePredictor:
+    """Predictions in place of the forecast's."""
 
-    def scaled(line: Line, factor: float = 1.0) -> Line:
-        factor *= math.exp(rng.normal(0, spread))
-        return Line(factor * line.alpha, factor * line.beta)
+    def __init__(self, machine: Machine, history: History) -> None:
+        self._machine, self._quality = machine, history.qualities()
 
-    known = MODEL.machine
-    coded = known.codecs[INT8, False]
-    return Machine(
-        {name: scaled(line, transport) for name, line in known.transport.items()},
-        {
-            codec: CodecLines(scaled(coded.encode), scaled(coded.decode), Line(8.0, size))
-            for codec, size in _PAYLOADS.items()
-        },
-        {name: scaled(line) for name, line in known.memory.items()},
-    )
+    def rank(self, options: Iterator[Feasible], unpredicted: Counter[str]) -> list[Ranked]:
+        ranked = [
+            Ranked(option, self._machine.predicted_s(option.strategy))
+            for option in options
+            if option.strategy.param_dtype != "bf16"
+        ]
+        return sorted(ranked, key=lambda each: (each.seconds, each.feasible.hash))
+
+    def predict(self, option: Feasible) -> Prediction:
+        step_ms, known = 1e3 * self._machine.predicted_s(option.strategy), None
+        if (found := self._quality(option.strategy)) and found.ratio < math.inf:
+            known = found.ratio
+        return Prediction(
+            step_ms=step_ms,
+            low_ms=0.9 * step_ms,
+            high_ms=1.1 * step_ms,
+            memory_bytes=option.memory_bytes,
+            perplexity_ratio=known,
+        )

@@ -8,22 +8,27 @@ from shardlab.config import race_record as race
 from shardlab.config.schema import Train
 from shardlab.config.search import Agent
 from shardlab.config.strategy import Strategy, parse_strategy
-from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun
-from shardlab.search.beginning import initial_history
-from shardlab.search.history import History
+from shardlab.config.timing_record import TimedRun
+from shardlab.search.history import History, initial_history
 from shardlab.search.judge import Question
-from shardlab.search.rounds import (
-    Arm,
+from shardlab.search.records import (
     Candidate,
-    Measurement,
+    Failure,
+    Measured,
     Outcome,
     Proposal,
-    Trained,
+    TrainingRun,
     Trial,
     Verdict,
 )
-from tests.record_factory import STRATEGIES, make_candidate, make_record, make_records
-from tests.timed_run_factory import make_timed
+from tests.record_factory import (
+    STRATEGIES,
+    candidate_of,
+    make_candidate,
+    make_record,
+    make_records,
+)
+from tests.search.machine import raced
 
 LIMIT = 4_000_000_000
 AGENT = Agent(start="fsdp2", memory_limit_gb=LIMIT / 1e9)
@@ -44,18 +49,14 @@ def ask(*candidates: Candidate, held: Candidate | None = None) -> Question:
 
 def proposal_of(history: History, *strategies: Strategy) -> Proposal:
     """Race of the incumbent, the start and these strategies."""
-    arms: dict[str, Arm] = {}
+    arms: dict[str, Candidate] = {}
     for each in (history.held.strategy, history.reference.strategy, *strategies):
         quality = history.quality(each.canonical())
-        arms[each.hash()] = Arm(
-            roles=["judge"],
-            hash=each.hash(),
-            label=each.label(),
-            strategy=each.canonical(),
-            trained=quality is not None and quality.sure,
-        )
+        known = {"roles": ["judge"], "has_quality": quality is not None and quality.sure}
+        arms[each.hash()] = candidate_of(each).model_copy(update=known)
     return Proposal(
         round=len(history.rounds) + 1,
+        workload=history.workload,
         incumbent=history.incumbent,
         evidence="",
         memory_limit_bytes=LIMIT,
@@ -63,12 +64,12 @@ def proposal_of(history: History, *strategies: Strategy) -> Proposal:
         candidates=[],
         verdict=Verdict(choice=None, reason="by test", judge="rules"),
         arms=[*arms.values()] if strategies else [],
-        reference=history.reference.measurements,
+        reference=history.reference.trained,
     )
 
 
 def trial_of(
-    proposal: Proposal, *trained: Trained, losses: float = 7.6, **ratios: float | Outcome
+    proposal: Proposal, *trained: Measured, losses: float = 7.6, **ratios: float | Outcome
 ) -> Trial:
     """Race in which an arm takes so many times the incumbent's step, or ends with that outcome.
 
@@ -104,25 +105,32 @@ def trial_of(
     )
 
 
-def trained(strategy: Strategy, quality: float = 1.0, **changes: Any) -> Trained:
+def trained(strategy: Strategy, quality: float = 1.0, **changes: Any) -> Measured:
     """Training runs of a strategy with so many times the perplexity of fsdp2."""
     runs = [make_record("fsdp2", seed) for seed in range(2)]
-    return Trained(
-        hash=strategy.hash(),
-        outcome="ok",
-        measurements=[
-            Measurement.of(each).model_copy(
-                update={"val_ppl": quality * (each.val_ppl or 0.0), **changes}
+    return row_of(
+        strategy,
+        trained=[
+            TrainingRun.of(run).model_copy(
+                update={"val_ppl": quality * (run.val_ppl or 0.0), **changes}
             )
-            for each in runs
+            for run in runs
         ],
     )
 
 
-def _raced(arm: Arm, ratio: float | Outcome) -> TimedRun:
+def failed(strategy: Strategy, outcome: Outcome, detail: str = "in training") -> Measured:
+    """A strategy whose training failed."""
+    facts = {"source": "round 1", "link": "loopback", "world_size": 2}
+    return row_of(strategy, failures=[Failure(**facts, outcome=outcome, detail=detail)])
+
+
+def row_of(strategy: Strategy, **facts: Any) -> Measured:
+    return Measured(strategy=strategy.canonical(), hash=strategy.hash(), source="round 1", **facts)
+
+
+def _raced(arm: Candidate, ratio: float | Outcome) -> TimedRun:
     assert isinstance(ratio, float)
     chance = random.Random(arm.hash)
     steps = [40 * ratio * (1 + 0.05 * chance.uniform(-1, 1)) for _ in range(40)]
-    run = make_timed("race", NO_COMMUNICATION, step_ms=steps)
-    form = arm.strategy.model_dump(mode="json")
-    return run.model_copy(update={"run": arm.hash, "strategy": form, "strategy_hash": arm.hash})
+    return raced(arm.hash, arm.strategy, steps)

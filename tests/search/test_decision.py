@@ -10,7 +10,7 @@ from shardlab.config.strategy import Strategy
 from shardlab.core.errors import UserError
 from shardlab.search.decision import conclude, race_rule
 from shardlab.search.history import History
-from shardlab.search.rounds import Outcome, Round, Trained
+from shardlab.search.records import Decision, Measured, Outcome
 from tests.search.searches import (
     AGENT,
     DDP,
@@ -20,6 +20,7 @@ from tests.search.searches import (
     KEPT,
     LIMIT,
     begin,
+    failed,
     proposal_of,
     trained,
     trial_of,
@@ -39,7 +40,7 @@ def key(strategy: Strategy) -> str:
 
 def after(
     figures: dict[Strategy, float | Outcome],
-    *runs: Trained,
+    *runs: Measured,
     history: History = HISTORY,
     fits: bool = True,
     **how: Any,
@@ -49,7 +50,7 @@ def after(
     return conclude(history, proposal, trial_of(proposal, *runs, **how, **ratios), AGENT)
 
 
-def last(*arguments: Any, **how: Any) -> Round:
+def last(*arguments: Any, **how: Any) -> Decision:
     return after(*arguments, **how).rounds[-1]
 
 
@@ -86,9 +87,9 @@ def test_the_fastest_is_held_that_is_shown_to_be_faster_as_good_and_small_enough
         ({INT4_KEPT: 0.5}, [trained(INT4_KEPT, memory_peak_bytes=2 * LIMIT)], {}, "above 4000 MB"),
         (
             {INT4_KEPT: 0.5},
-            [Trained(hash=INT4_KEPT.hash(), outcome="diverged", detail="seed 1: step 7")],
+            [failed(INT4_KEPT, "diverged", "seed 1: step 7")],
             {},
-            "training it ended with outcome diverged: seed 1: step 7",
+            "its trial ended with outcome diverged: seed 1: step 7",
         ),
         ({KEPT: 0.5}, [], {"losses": 7.9}, "its losses are not those of the start"),
     ],
@@ -153,10 +154,8 @@ def test_an_incumbent_that_fails_gives_way_to_the_best_that_is_known():
 def test_what_takes_the_place_of_an_incumbent_fits_in_memory():
     before = after({DDP: 0.5, DDP_INT8: 0.6, KEPT: 0.7})
     known = before.measured[DDP_INT8.hash()]
-    large = [
-        each.model_copy(update={"memory_peak_bytes": 2 * LIMIT}) for each in known.measurements
-    ]
-    known = known.model_copy(update={"measurements": large})
+    large = [run.model_copy(update={"memory_peak_bytes": 2 * LIMIT}) for run in known.trained]
+    known = known.model_copy(update={"trained": large})
     before = before.model_copy(update={"measured": {**before.measured, known.hash: known}})
     proposal = proposal_of(before, INT4_KEPT)
     trial = trial_of(proposal, **{key(DDP): "memory"})

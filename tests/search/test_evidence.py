@@ -36,7 +36,7 @@ def test_nothing_is_praised_or_advised():
 
 def test_figures_are_means_over_seeds_and_bytes_by_kind_of_message():
     history = begin(["fsdp2"])
-    seeds = [each.val_ppl for each in history.held.measurements]
+    seeds = [each.val_ppl for each in history.held.trained]
     (line,) = lines_of(describe(history, AGENT, LIMIT))
     assert "trained with 2 of 2 seeds" in line
     assert f"validation perplexity {sum(seeds) / 2:.2f} +- " in line

@@ -3,18 +3,14 @@
 import math
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
 
 from shardlab.config.schema import Train
 from shardlab.config.search import Agent
-from shardlab.config.strategy import CanonicalStrategy, Strategy, parse_strategy
+from shardlab.config.strategy import CanonicalStrategy, parse_strategy
 from shardlab.config.timing_record import NO_COMMUNICATION
 from shardlab.core.errors import UserError
-from shardlab.search.beginning import hold_fastest, initial_history, known_before
 from shardlab.search.decision import conclude
-from shardlab.search.history import History, is_hopeless, mean_ratio
-from shardlab.search.rounds import Measurement, Trained
+from shardlab.search.history import History, hold_fastest, initial_history, load_history
 from tests.record_factory import FIGURES, STRATEGIES, make_record, make_records
 from tests.search.searches import (
     AGENT,
@@ -25,6 +21,7 @@ from tests.search.searches import (
     KEPT,
     LIMIT,
     begin,
+    failed,
     proposal_of,
     trained,
     trial_of,
@@ -32,7 +29,6 @@ from tests.search.searches import (
 from tests.timed_run_factory import make_timed
 
 START = FIGURES["fsdp2"][2]
-RUN = Measurement.of(make_record())
 INT8 = {"codec": "int8:group=128"}
 
 
@@ -45,7 +41,7 @@ def test_the_matrix_is_known_and_without_timings_the_start_is_held():
     assert {*history.measured} == {parse_strategy(each).hash() for each in STRATEGIES.values()}
     assert history.held.source == "run fsdp2"
     assert history.start == history.incumbent
-    assert [each.seed for each in history.held.measurements] == [0, 1]
+    assert [each.seed for each in history.held.trained] == [0, 1]
     assert history.workload.memory_bytes == 4 * 2**30
 
 
@@ -69,8 +65,9 @@ def test_steps_are_of_timings_with_the_start_on_ranks_and_link_of_the_search():
     for link, ddp, coded, best in ((None, 0.8, 1.2, "run ddp"), ("100mbit", 1.2, 0.4, "ddp-int8")):
         agent = Agent.model_validate({"start": "fsdp2", "link": link and {"rate": link}})
         history = begin(timed=timed, agent=agent)
-        found = [history.measured[each.hash()].steps for each in (DDP, DDP_INT8, FSDP2)]
-        assert [each.ratio for steps in found for each in steps] == pytest.approx([ddp, coded, 1])
+        rows = [history.measured[each.hash()] for each in (DDP, DDP_INT8, FSDP2)]
+        ratios = [row.step(history.workload).ratio for row in rows]
+        assert ratios == pytest.approx([ddp, coded, 1])
         assert history.held.source.endswith(best)
         assert history.start == FSDP2.hash()
 
@@ -136,25 +133,6 @@ def test_quality_is_that_of_what_computes_most_alike(strategy, ratio, source, su
     assert (quality.source, quality.sure) == (source, sure)
 
 
-@given(
-    ratios=st.lists(st.floats(0.5, 2.0), min_size=1, max_size=5),
-    left=st.integers(0, 4),
-    tolerance=st.floats(0.001, 0.5),
-)
-def test_what_is_hopeless_no_seed_within_the_tolerance_of_the_start_could_save(
-    ratios, left, tolerance
-):
-    def runs(ratios):
-        return [RUN.model_copy(update={"seed": k, "val_ppl": r}) for k, r in enumerate(ratios)]
-
-    seeds = len(ratios) + left
-    start = runs([1.0] * seeds)
-    best = mean_ratio(runs(ratios + [1 / (1 + tolerance)] * left), start)
-    assume(abs(best / (1 + tolerance) - 1) > 1e-9)
-    hopeless = is_hopeless(runs(ratios), start, seeds, tolerance)
-    assert hopeless == (best > 1 + tolerance)
-
-
 def test_the_quality_of_other_numerics_is_unknown():
     history = begin()
     for other in ({"weights": INT8}, {"gradients": {"codec": "int8:group=64"}}):
@@ -167,9 +145,9 @@ def test_a_run_that_diverged_has_infinite_perplexity_and_cannot_be_the_start():
     lost = {"val_ppl": None, "val_loss": None, "diverged_at": 7}
     records = [*make_records(["fsdp2"]), make_record("ddp-int8", 0, **lost)]
     history = initial_history(records, [], AGENT, Train())
-    entry = history.measured[DDP_INT8.hash()]
-    assert (entry.outcome, entry.measurements) == ("diverged", [])
-    assert entry.detail == "seed 0: diverged at step 7"
+    row = history.measured[DDP_INT8.hash()]
+    assert row.diverged and not row.trained
+    assert row.failures[0].detail == "seed 0: diverged at step 7"
     assert history.quality(DDP_INT8.canonical()).ratio == math.inf
     with pytest.raises(UserError, match=r"agent\.start: run 'ddp-int8' diverged \(seed 0: div"):
         initial_history(records, [], Agent(start="ddp-int8"), Train())
@@ -189,12 +167,13 @@ def test_records_of_no_start_or_of_different_workloads_are_refused():
 def test_history_keeps_what_failed_and_survives_its_file(tmp_path, outcome):
     history = begin()
     proposal = proposal_of(history, KEPT, DDP_INT8)
-    failed = Trained(hash=DDP_INT8.hash(), outcome=outcome, detail="in training")
-    trial = trial_of(proposal, failed, **{f"_{KEPT.hash()}": outcome, f"_{DDP_INT8.hash()}": 0.5})
+    ratios = {f"_{KEPT.hash()}": outcome, f"_{DDP_INT8.hash()}": 0.5}
+    trial = trial_of(proposal, failed(DDP_INT8, outcome), **ratios)
     after = conclude(history, proposal, trial, AGENT)
     kept, coded = (after.measured[each.hash()] for each in (KEPT, DDP_INT8))
-    assert (kept.source, kept.outcome, kept.detail) == ("round 1", outcome, "by test")
-    assert (coded.source, coded.outcome, coded.detail) == ("run ddp-int8", outcome, "in training")
+    for row, source, detail in (kept, "round 1", "by test"), (coded, "run ddp-int8", "in training"):
+        failure = row.failure(after.workload)
+        assert (row.source, failure.outcome, failure.detail) == (source, outcome, detail)
     assert after.fastest(0.03, LIMIT, {}).hash == FSDP2.hash() == after.incumbent
     after.to_file(tmp_path / "history.json")
     assert History.from_file(tmp_path / "history.json", "make it again") == after
@@ -203,16 +182,10 @@ def test_history_keeps_what_failed_and_survives_its_file(tmp_path, outcome):
 def test_a_history_older_than_the_matrix_is_refused(tmp_path):
     old, path = begin(["fsdp2", "ddp"]), tmp_path / "history.json"
     old.to_file(path)
-    assert known_before(str(path), "results.jsonl", old, AGENT) == old
-    assert known_before("results.jsonl", "results.jsonl", begin(), AGENT) == begin()
+    assert load_history(str(path), "results.jsonl", old, AGENT) == old
+    assert load_history("results.jsonl", "results.jsonl", begin(), AGENT) == begin()
     with pytest.raises(UserError, match="knows nothing of run ddp-int8"):
-        known_before(str(path), "results.jsonl", begin(["fsdp2", "ddp", "ddp-int8"]), AGENT)
-
-
-def test_strategies_of_equal_meaning_have_equal_hashes_in_the_history():
-    spelled = parse_strategy({"engine": "fsdp2", "wrap": "block", "gradients": INT8})
-    assert isinstance(spelled, Strategy)
-    assert begin().measured[spelled.hash()].source == "run fsdp2-int8"
+        load_history(str(path), "results.jsonl", begin(["fsdp2", "ddp", "ddp-int8"]), AGENT)
 
 
 SLOW = Agent.model_validate({"start": "fsdp2", "link": {"rate": "100mbit"}, "world_size": 4})
@@ -226,7 +199,7 @@ def test_another_search_on_the_same_link_and_ranks_begins_with_steps_and_failure
     path = tmp_path / "history.json"
     before.to_file(path)
     small = first.model_copy(update={"search": "small"})
-    found = known_before(str(path), "results.jsonl", small, AGENT)
+    found = load_history(str(path), "results.jsonl", small, AGENT)
     assert found.measured == before.measured
     assert found.incumbent == before.incumbent == fast
     assert not found.own_rounds
@@ -234,46 +207,29 @@ def test_another_search_on_the_same_link_and_ranks_begins_with_steps_and_failure
 
 
 def test_another_search_begins_with_training_runs_and_races_but_not_with_steps(tmp_path):
+    """And where the first goes on after it, with what its link and ranks had before."""
     first = begin(["fsdp2", "ddp"])
     proposal, lost, fast = proposal_of(first, KEPT, DDP_INT8), KEPT.hash(), DDP_INT8.hash()
     ratios = {f"_{lost}": "timeout", f"_{fast}": 0.5}
     before = conclude(first, proposal, trial_of(proposal, trained(DDP_INT8), **ratios), AGENT)
     path = tmp_path / "history.json"
     before.to_file(path)
-    timed = [
-        make_timed("slow", run, 4, step_ms=[ms] * 5)
-        for run, ms in {"fsdp2": 500.0, "ddp": 600.0}.items()
+    records = make_records(["fsdp2", "ddp"], seeds=2)
+    alone = initial_history(records, [], SLOW, Train(), "slow")
+    slow = load_history(str(path), "results.jsonl", alone, SLOW)
+    assert (slow.workload.world_size, slow.workload.trained_on) == (4, 2)
+    assert slow.workload.memory_bytes == first.workload.memory_bytes // 2
+    assert slow.races == before.races and slow.rounds == before.rounds and not slow.own_rounds
+    assert not slow.tried and slow.incumbent == slow.start
+    assert slow.measured[fast].trained == trained(DDP_INT8).trained
+    proposal = proposal_of(slow, DDP_INT8)
+    slow = conclude(slow, proposal, trial_of(proposal, **{f"_{fast}": "memory"}), SLOW)
+    slow.to_file(path)
+    again = load_history(str(path), "results.jsonl", first, AGENT)
+    assert again.incumbent == fast and not again.own_rounds
+    assert again.tried.keys() == before.tried.keys()
+    assert again.measured[fast].failure(again.workload) is None
+    assert [(each.search, each.link) for each in again.rounds] == [
+        ("", "loopback"),
+        ("slow", "100mbit"),
     ]
-    records = make_records(["fsdp2", "ddp"], seeds=2)
-    alone = initial_history(records, timed, SLOW, Train(), "slow")
-    found = known_before(str(path), "results.jsonl", alone, SLOW)
-    assert (found.workload.world_size, found.workload.trained_on) == (4, 2)
-    assert found.workload.memory_bytes == first.workload.memory_bytes // 2
-    assert found.races == before.races and found.rounds == before.rounds and not found.own_rounds
-    assert lost not in found.measured
-    assert found.measured[fast].measurements and not found.measured[fast].steps
-    assert found.measured[DDP.hash()].steps == alone.measured[DDP.hash()].steps
-    assert [(each.search, each.held) for each in found.ended] == [("", before.held)]
-
-
-def test_a_search_begins_again_with_what_its_workload_had_before_another_one(tmp_path):
-    first = begin(["fsdp2", "ddp"])
-    proposal, lost, fast = proposal_of(first, KEPT, INT4_KEPT), INT4_KEPT.hash(), KEPT.hash()
-    ratios = {f"_{lost}": "memory", f"_{fast}": 0.5}
-    before = conclude(first, proposal, trial_of(proposal, **ratios), AGENT)
-    path = tmp_path / "history.json"
-    before.to_file(path)
-    timed = [make_timed("slow", run, 4, step_ms=[500.0] * 5) for run in ("fsdp2", "ddp")]
-    records = make_records(["fsdp2", "ddp"], seeds=2)
-    alone = initial_history(records, timed, SLOW, Train(), "slow")
-    between = known_before(str(path), "results.jsonl", alone, SLOW)
-    slow = proposal_of(between, DDP_INT8)
-    between = conclude(between, slow, trial_of(slow, trained(DDP_INT8)), SLOW)
-    between.to_file(path)
-    found = known_before(str(path), "results.jsonl", first, AGENT)
-    assert found.incumbent == fast and not found.own_rounds
-    assert found.measured[fast].steps == before.measured[fast].steps
-    assert found.measured[lost].outcome == "memory"
-    coded = found.measured[DDP_INT8.hash()]
-    assert coded.measurements and not coded.steps
-    assert [each.search for each in found.ended] == ["", "slow"]

@@ -1,11 +1,17 @@
-"""The rule that judges predictions."""
+"""Judges: the rule, and a language model behind a real server."""
 
+import json
+import threading
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardlab.search.judge import RuleJudge
-from shardlab.search.rounds import Candidate
+from shardlab.core.files import read_json
+from shardlab.search.judge import KEY_VARIABLE, LanguageModelJudge, RuleJudge
+from shardlab.search.records import Candidate
 from tests.record_factory import make_candidate
+from tests.search.chat_server import chat, judge, listed, says, serving
 from tests.search.searches import ask
 
 RULES = RuleJudge()
@@ -47,3 +53,139 @@ def test_reasons_cite_the_prediction():
 
 def test_an_incumbent_without_prediction_is_no_limit():
     assert RULES.choose(ask(SLOW, UNTIMED, held=offer(7))).choice == SLOW.id
+
+
+KEY = "sk-very-secret-0123456789"
+CANDIDATES = [
+    make_candidate(wrap="root"),
+    make_candidate(reshard_after_forward=False),
+    make_candidate(gradients={"codec": "int8:group=512"}),
+]
+WANTED = CANDIDATES[1].id
+QUESTION = ask(*CANDIDATES)
+BY_RULES = RULES.choose(QUESTION)
+
+
+def verdict_of(tmp_path, reply, **options):
+    """Verdict of a judge whose server always sends this reply, (status, body)."""
+    with serving(lambda request, number: reply) as server:
+        return judge(server, tmp_path / "answers", **options).choose(QUESTION), server
+
+
+def test_a_choice_counts_that_both_orders_agree_on(tmp_path):
+    verdict, server = verdict_of(tmp_path, (200, says(WANTED)))
+    assert (verdict.choice, verdict.judge) == (WANTED, "http: a-model")
+    assert verdict.reason == "exposed communication is 31 %"
+    first, second = map(listed, server.requests)
+    assert first == second[::-1] == sorted(first) == sorted(each.id for each in CANDIDATES)
+    assert [request["path"] for request in server.requests] == ["/v1/chat/completions"] * 2
+
+
+def test_a_choice_by_place_is_an_abstention(tmp_path):
+    with serving(lambda request, number: (200, says(listed(request)[0]))) as server:
+        verdict = judge(server, tmp_path).choose(QUESTION)
+    assert verdict.choice is None
+    assert "in one order of the candidates" in verdict.reason
+    assert verdict_of(tmp_path / "other", (200, says("abstain")))[0].choice is None
+
+
+def test_a_rerun_needs_no_server(tmp_path):
+    first, server = verdict_of(tmp_path, (200, says(WANTED)))
+    again = judge(server, tmp_path / "answers").choose(QUESTION)  # which has stopped
+    assert again == first
+    stored = [read_json(file) for file in first.prompts]
+    assert [each["answer"] for each in stored] == [
+        says(WANTED)["choices"][0]["message"]["content"]
+    ] * 2
+    assert [each["messages"] for each in stored] == [each["messages"] for each in server.requests]
+    other = LanguageModelJudge(server.url, "another-model", tmp_path / "answers", 1, 0.001)
+    assert "gave no usable answer" in other.choose(QUESTION).reason
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'I choose: {"reason": "r", "choice": "%s"}. Done',
+        '<think>{"choice": "abstain"} no, {"choice": "x"}</think>{"choice": "%s", "reason": "r"}',
+        '{"note": {"a": 1}} {"choice": "%s", "reason": "r"} {"choice": "%s"}',
+    ],
+)
+def test_the_choice_is_found_in_other_text(tmp_path, text):
+    verdict, _ = verdict_of(tmp_path, (200, chat(text.replace("%s", WANTED))))
+    assert (verdict.choice, verdict.reason) == (WANTED, "r")
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        ((200, {"error": {"message": "model not loaded"}}), "no chat completion: model not loaded"),
+        ((200, {"choices": []}), "its reply is no chat completion"),
+        ((200, b"<html>"), "its reply is no chat completion"),
+        ((200, b"[" * 100_000), "its reply is no chat completion"),
+        ((200, chat("{}", "length")), "the answer is incomplete: finish_reason length"),
+        ((200, chat(None)), "the answer has no text"),
+        ((200, chat("I cannot say")), "the answer holds 0 choices in JSON instead of one"),
+        ((200, chat("<think> and on and on")), "the answer holds 0 choices"),
+        ((200, chat('{"choice": "abstain"} {"choice": "x"}')), "the answer holds 2 choices"),
+        ((200, says("../../etc/passwd")), "the answer names an id that was not offered"),
+        ((400, {"error": {"message": "no such\nmodel"}}), "status 400: no such model; check it"),
+        ((401, {"error": f"bad key {KEY}"}), "status 401: bad key [key]; check SHARDLAB_API_KEY"),
+        ((301, {}), "status 301"),
+        ((503, {"error": "busy"}), "status 503: busy"),
+    ],
+)
+def test_each_way_to_fail_is_one_line_and_rules_choose(tmp_path, monkeypatch, reply, words):
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    verdict, server = verdict_of(tmp_path, reply)
+    assert words in verdict.reason and KEY not in verdict.reason and "\n" not in verdict.reason
+    assert verdict.reason.startswith("http: a-model gave no usable answer (")
+    assert verdict.reason.endswith(BY_RULES.reason)
+    assert (verdict.choice, verdict.judge) == (BY_RULES.choice, "rules")
+    assert len(server.requests) == {503: 4}.get(reply[0], len(server.requests))
+
+
+def test_a_slow_or_absent_server_is_one_line(tmp_path):
+    release = threading.Event()
+
+    def rule(request, number):
+        release.wait(20)
+        return 200, says(WANTED)
+
+    with serving(rule) as server:
+        slow = judge(server, tmp_path, timeout_s=0.05).choose(QUESTION)
+        release.set()
+    assert (
+        "127.0.0.1: no answer within 0.05 s; check it, or set agent.judge to rules" in slow.reason
+    )
+    assert "ConnectionError" in judge(server, tmp_path).choose(QUESTION).reason
+    mistyped = LanguageModelJudge("http://api..example/v1", "m", tmp_path, 1, 0.001)
+    assert mistyped.choose(QUESTION).choice == BY_RULES.choice
+
+
+@pytest.mark.parametrize("status", [429, 502, 503])
+def test_a_busy_server_is_asked_again(tmp_path, status):
+    def rule(request, number):
+        return (status, {}) if number <= 2 else (200, says(WANTED))
+
+    with serving(rule) as server:
+        assert judge(server, tmp_path).choose(QUESTION).choice == WANTED
+    assert len(server.requests) == 4
+
+
+def test_the_key_is_sent_and_kept_nowhere(tmp_path, monkeypatch, capsys, caplog):
+    caplog.set_level("DEBUG")
+    monkeypatch.setenv(KEY_VARIABLE, f" {KEY}\n")
+    answer = chat(json.dumps({"reason": f"key {KEY}", "choice": WANTED, KEY: KEY}))
+    verdict, server = verdict_of(tmp_path, (200, answer))
+    assert server.keys == [f"Bearer {KEY}"] * 2
+    assert verdict.reason == "key [key]"
+    files = "".join(file.read_text() for file in (tmp_path / "answers").iterdir())
+    assert KEY not in "".join(capsys.readouterr()) + caplog.text + files
+
+
+def test_without_a_key_no_header_and_no_password_of_netrc(tmp_path, monkeypatch):
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login somebody password elses\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    assert verdict_of(tmp_path, (200, says(WANTED)))[1].keys == [None, None]

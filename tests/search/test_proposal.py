@@ -6,13 +6,12 @@ import pytest
 
 from shardlab.config.search import Agent
 from shardlab.config.strategy import parse_strategy
-from shardlab.search.beginning import memory_limit
 from shardlab.search.decision import conclude
-from shardlab.search.feasible import Feasible
+from shardlab.search.history import memory_limit
+from shardlab.search.prediction import Ranked, class_of, shorten
 from shardlab.search.proposal import reason_to_stop
-from shardlab.search.rounds import Decision, Round, Verdict
-from shardlab.search.shortlist import class_of, shorten
-from shardlab.search.surrogate import Ranked
+from shardlab.search.records import Decision, Verdict
+from shardlab.search.space import Feasible
 from tests.record_factory import STRATEGIES
 from tests.search.searches import AGENT, DDP, KEPT, begin, proposal_of, trial_of
 
@@ -106,14 +105,19 @@ def test_the_memory_limit_is_given_or_the_machines_share():
 )
 def test_a_search_stops_by_trials_minutes_and_rejections(decisions, agent, reason):
     rounds = [
-        Round(
+        Decision(
             round=number,
+            search="",
+            link="loopback",
+            world_size=2,
             verdict=Verdict(choice=None, reason="by test", judge="rules"),
             space=None,
             candidates=[],
             stopped="",
             seconds=60.0,
-            **Decision(decision=decision, reason="by test", held=HISTORY.start).model_dump(),
+            decision=decision,
+            reason="by test",
+            held=HISTORY.start,
         )
         for number, decision in enumerate(decisions, 1)
     ]

@@ -1,9 +1,7 @@
 """Faults of arms in a race, on real ranks."""
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,45 +17,27 @@ Fault = Callable[[int, nn.Module], None]
 """called before each step of the faulty arm, with the number of the step and the model"""
 
 
-def children() -> set[str]:
-    found: set[str] = set()
-    for task in Path("/proc/self/task").glob("*/children"):
-        with suppress(FileNotFoundError):  # the thread has ended since
-            found.update(task.read_text().split())
-    return found
-
-
 @pytest.fixture
-def faulty(
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Callable[[Strategy, Fault], dict[str, int]]]:
-    """A function that gives the engine of a strategy a fault; no process outlives the test.
+def faulty(monkeypatch: pytest.MonkeyPatch) -> Callable[[Strategy, Fault], None]:
+    """A function that gives the engine of a strategy a fault."""
+    build = runner.build_engine
 
-    It returns the number of engines that the rank which asks has.
-    """
-    before, build = children(), runner.build_engine
-
-    def give(strategy: Strategy, fault: Fault) -> dict[str, int]:
-        counted = {"engines": 0}
-
+    def give(strategy: Strategy, fault: Fault) -> None:
         def built(model: nn.Module, built_for: Strategy, *arguments: Any) -> Engine:
             engine = build(model, built_for, *arguments)
-            counted["engines"] += 1
             numbers, step = iter(range(1000)), engine.step
+
+            def faulty_step(*of: Any) -> StepOutcome:
+                fault(next(numbers), model)
+                return step(*of)
+
             if built_for is strategy:
-
-                def faulty_step(*of: Any) -> StepOutcome:
-                    fault(next(numbers), model)
-                    return step(*of)
-
                 monkeypatch.setattr(engine, "step", faulty_step)
             return engine
 
         monkeypatch.setattr(runner, "build_engine", built)
-        return counted
 
-    yield give
-    assert children() <= before
+    return give
 
 
 def on_rank(rank: int, at: int, fault: Callable[[], None]) -> Fault:

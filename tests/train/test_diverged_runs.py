@@ -14,18 +14,17 @@ import torch.distributed as dist
 from shardlab.config.model_and_data import Model
 from shardlab.config.run_record import Record
 from shardlab.config.schema import Checkpoint, Train
-from shardlab.config.search import Agent
 from shardlab.config.strategy import parse_strategy
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
-from shardlab.engines.ddp import DDPEngine
-from shardlab.search.rounds import Arm
+from shardlab.engines.autograd import DDPEngine
 from shardlab.train import run as train_module
 from shardlab.train.evaluation import Quality
 from shardlab.train.run import train_run
 from shardlab.train.run_plan import RunPlan
 from stages import trial
 from tests.measured_run import measure
+from tests.record_factory import candidate_of
 
 STEPS = 60
 TRAIN: dict[str, Any] = {
@@ -121,18 +120,11 @@ def test_a_diverged_run_is_not_continued_from_its_checkpoint(data, tmp_path):
 def test_a_trial_that_diverges_is_data(data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(trial, "DATA", data)
-    strategy = parse_strategy({"engine": "ddp"}).canonical()
-    values = {
-        "train": Train(**TRAIN),
-        "model": Model(preset="tiny"),
-        "seeds": [3],
-        "agent": Agent(),
-    }
-    arm = Arm(roles=["judge"], hash=strategy.hash(), label="x", strategy=strategy, trained=False)
+    arm = candidate_of(parse_strategy({"engine": "ddp"}))
+    values = {"train": Train(**TRAIN), "model": Model(preset="tiny")}
     do = partial(trial._do, values, Mock(arms=[arm]))
-    found = trial._trained(values, arm, [], do)
-    assert (found.outcome, found.measurements) == ("diverged", [])
-    assert found.detail.startswith("seed 3: diverged at step ")
+    record = trial.measure(values, do, arm, 3, 100.0)
+    assert record.divergence.startswith("diverged at step ")
 
 
 def test_replicas_that_part_end_the_run_on_the_way(data, tmp_path, monkeypatch):

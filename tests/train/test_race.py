@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from torch import nn
 
 import shardlab.train.race as races
 from shardlab.config.link import FRAME_HEADERS, Link
@@ -101,20 +100,15 @@ def test_a_look_stops_the_race_and_lets_arms_leave(data, tmp_path):
     ("rank", "at", "fault", "outcome", "detail"),
     [
         (0, 7, raises, "crash", "rank 0: ArithmeticError: wrong on purpose"),
-        # beside the others: a test below
         pytest.param(
             *(1, 4, memory, "memory", "rank 1: MemoryError: too much on purpose"),
             marks=pytest.mark.long,
         ),
-        # the way of the one before, but for the report of the rank: tests/launch has that
         pytest.param(
-            *(1, 3, lambda: os.kill(os.getpid(), signal.SIGKILL), "memory", "SIGKILL, out of mem"),
+            *(1, 3, lambda: os.kill(os.getpid(), signal.SIGKILL), "memory", "SIGKILL"),
             marks=pytest.mark.long,
         ),
-        pytest.param(
-            *(1, 1, lambda: time.sleep(60), "timeout", "rank 1: neither at an end nor in touch"),
-            marks=pytest.mark.long,
-        ),
+        pytest.param(*(1, 1, lambda: time.sleep(60), "timeout", "rank 1"), marks=pytest.mark.long),
     ],
     ids=["raises", "lacks memory", "killed", "hangs"],
 )
@@ -135,31 +129,19 @@ def test_a_faulty_arm_is_named_and_the_others_race(
 
 
 @pytest.mark.long
-def test_memory_that_lacks_only_beside_the_others_costs_the_arm_that_asked_last(
-    data, tmp_path, faulty
-):
-    """Alone with the incumbent, no arm fails."""
-    fault = on_rank(1, 4, memory)
-    planned = plan(data)
-    longest = len(planned.runs)
-
-    def beside_all(number: int, model: nn.Module) -> None:
-        if counted["engines"] == longest:
-            fault(number, model)
-
-    counted = faulty(STRATEGIES["manual"], beside_all)
-    found = raced(planned, tmp_path)
-    outcomes = {name: arm.outcome for name, arm in found.arms.items()}
-    assert outcomes == {"ddp": "ok", "manual": "memory", "int8": "ok"}
+def test_memory_that_the_incumbent_lacks_among_the_others_is_no_arms_fault(data, tmp_path, faulty):
+    faulty(STRATEGIES["ddp"], on_rank(1, 4, memory))
+    found = raced(plan(data), tmp_path)
+    assert found.reason.startswith("the arms together lack memory: rank 1: MemoryError")
+    assert (found.arms, found.runs) == ({}, [])
 
 
 @pytest.mark.long
 def test_an_arm_that_hangs_on_all_ranks_is_ended_by_the_limit(data, tmp_path, faulty):
     faulty(STRATEGIES["int8"], lambda number, _: time.sleep(60) if number == 5 else None)
-    found = raced(plan(data, timeout_s=60), tmp_path, limit_s=60)
+    found = raced(plan(data, timeout_s=60), tmp_path, limit_s=20)
     assert found.arms["int8"].outcome == "timeout"
-    assert found.arms["manual"].outcome == "ok"
-    assert found.seconds < 60
+    assert found.runs == []
 
 
 @pytest.mark.long
@@ -214,17 +196,17 @@ def test_a_race_without_time_is_no_race(data, tmp_path):
 @pytest.mark.long
 def test_arms_that_are_all_slow_are_not_blamed(data, tmp_path, faulty):
     faulty(STRATEGIES["int8"], lambda number, _: time.sleep(1))
-    found = raced(plan(data), tmp_path, limit_s=14)
-    assert found.reason.startswith("the time limit of 14 s came before the first look")
+    found = raced(plan(data), tmp_path, limit_s=8)
+    assert found.reason.startswith("the time limit of 8 s came before the first look")
     assert (found.arms, found.runs) == ({}, [])
 
 
 @pytest.mark.long
 def test_a_look_is_the_last_where_the_next_would_come_too_late(data, tmp_path, faulty):
-    faulty(STRATEGIES["int8"], lambda number, _: time.sleep(0.3))
-    found = raced(plan(data, blocks=9), tmp_path, limit_s=18)
-    assert found.reason == "the 9 s of an attempt are nearly over"
-    assert {len(run.step_ms) for run in found.runs} == {BLOCK}
+    faulty(STRATEGIES["int8"], lambda number, _: time.sleep(0.5))
+    found = raced(plan(data, blocks=9), tmp_path, limit_s=24)
+    assert found.reason == "the 24 s of the race are nearly over"
+    assert {len(run.step_ms) for run in found.runs} <= {BLOCK, 2 * BLOCK, 3 * BLOCK}
     assert {arm.outcome for arm in found.arms.values()} == {"ok"}
 
 

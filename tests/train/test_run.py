@@ -204,7 +204,7 @@ def test_a_damaged_final_model_is_one_line(data, measured, tmp_path, monkeypatch
     shutil.copytree(measured[1], folder)
     cut(folder / "final_model" / name)
     with pytest.raises(UserError, match=r"final_model: not a model: .*: train the run again"):
-        validate.main(lambda *_: (TRAIN, TINY), "a-run", "1")
+        validate.main(lambda *_: (TRAIN, TINY, [1]), "a-run")
     assert not (tmp_path / "results/validate").exists()
 
 

@@ -50,7 +50,7 @@ def test_the_host_of_a_gpu_has_a_limit_too(group, monkeypatch, strategy) -> None
     monkeypatch.setattr(space, "free_bytes", free.__getitem__)
     refuse_too_large(model, strategy, TRAIN, GPU, group)
     free[CPU] -= 1
-    with pytest.raises(UserError, match=r"a rank's part of this machine has .*moments: disk"):
+    with pytest.raises(UserError, match=r"a rank's part of this machine has .*engine: slide"):
         refuse_too_large(model, strategy, TRAIN, GPU, group)
 
 

@@ -8,14 +8,24 @@ rule propose:
         expand(rules.timing.output, timing=config["timings"]),
         known_before,
     output:
-        "results/rounds/{round}/conversation.json",
         "results/rounds/{round}/proposal.json",
     log:
         "logs/propose/{round}.log",
     params:
-        code=CODE["propose"],
-        plan=plan("propose/{round}"),
-        read=READ["propose"],
+        code=code("propose"),
+        parameters=parameters(
+            "rounds.{round}",
+            "timings",
+            "model",
+            "contents.model",
+            "forecast.timings",
+            "forecast.runs",
+            "forecast.space",
+            *SAMPLES,
+            "train.threads",
+            "train.clip",
+            "train.link",
+        ),
     shell:
         "exec python -m stages.propose {wildcards.round:q}"
 
@@ -28,14 +38,13 @@ rule trial:
         "results/rounds/{round}/trial.json",
     log:
         "logs/trial/{round}.log",
-    threads: lambda wildcards: ranks_of_trial(wildcards) * config["train"]["threads"]
+    threads: lambda wildcards: threads_of(raced(wildcards))
     resources:
-        **placed_steps(ranks_of_trial, link_of_trial),
+        **placed_steps(raced),
         timing=1,
     params:
-        code=CODE["trial"],
-        plan=plan("trial/{round}"),
-        read=READ["trial"],
+        code=code("trial", "machine"),
+        parameters=parameters("rounds.{round}", "model", "contents.model", "seeds", *TRAINING),
     shell:
         "exec python -m stages.trial {wildcards.round:q}{resources.steps}"
 
@@ -52,26 +61,8 @@ rule decide:
     log:
         "logs/decide/{round}.log",
     params:
-        code=CODE["decide"],
-        plan=plan("decide/{round}"),
+        code=code("decide"),
+        parameters=parameters("rounds.{round}", "timings", "train.link"),
     shell:
         "exec python -m stages.decide {wildcards.round:q}"
 
-
-rule policies:
-    input:
-        "data/tokens/manifest.json",
-        "results/calibration.json",
-        "results/results.jsonl",
-        expand(rules.timing.output, timing=config["timings"]),
-    output:
-        "results/policies/conversation.json",
-        "results/policies/policies.json",
-    log:
-        "logs/policies.log",
-    params:
-        code=CODE["policies"],
-        plan=plan("policies"),
-        read=READ["policies"],
-    shell:
-        "exec python -m stages.policies"

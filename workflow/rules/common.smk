@@ -1,14 +1,13 @@
-import hashlib
 from pathlib import Path
 
 import yaml
-
-from stages.code import STAGES, digests
 
 if config != yaml.safe_load(Path("params.yaml").read_text(encoding="utf-8")):
     raise SystemExit(
         "--config and --configfile do not reach the stages: make run PARAMS=FILE, or change params.yaml"
     )
+# with every default, as in data/params.yaml, which holds the same for DVC
+config.update(VALUES)
 
 
 wildcard_constraints:
@@ -27,38 +26,36 @@ TOKENS = [
 DATASET = ["data/source.json", "data/tokenizer.json", *TOKENS]
 PLOTS = ["loss", "step_time", "bytes_quality", "breakdown", "scaling", "crossover", "forecast"]
 
-# rules that measure time take the cores of all ranks
-CORES_OF_RANKS = config["train"]["world_size"] * config["train"]["threads"]
+# parameters of train that give the size of a step
+SAMPLES = ["train.batch_size", "train.accumulation", "train.sequence_length"]
+# those that a training run depends on
+TRAINING = [f"train.{name}" for name in config["train"] if name not in ("checkpoint", "timeout_s")]
 
 
-# Digests of the code that each stage imports. As inputs, the files would be looked at again for each job
-# that becomes ready. The files in data/code, which hold the same, are for DVC; so are those in data/inputs.
-CODE = {stage: digests(stage) for stage in STAGES}
+def keys_of(tree, *keys):
+    """The values of dotted keys; wildcards are filled in."""
+
+    def values(wildcards):
+        found = {}
+        for key in keys:
+            value = tree
+            for part in key.format(**wildcards).split("."):
+                value = value[part]
+            found[key.format(**wildcards)] = value
+        return found
+
+    return values
 
 
-def plan(name):
-    """A digest of what a stage uses of params.yaml. The files in data/plans, which hold the same, are
-    for DVC: here, a job that waits for a file is not asked whether its own parameters changed."""
-    return lambda wildcards: digest_of(PLANS[name.format(**wildcards)])
+def parameters(*keys):
+    """What a stage depends on of data/params.yaml. Not the file: a job that waits for a file is not
+    asked whether its own parameters changed."""
+    return keys_of(config, *keys)
 
 
-def digest_of(text):
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def ranks_of_timing(wildcards):
-    return max(each.world_size for each in parts_of_timing(wildcards))
-
-
-def ranks_of_trial(wildcards):
-    return ranks_and_link(wildcards.round)[0]
-
-
-def ranks_and_link(number):
-    """Of the races of a round."""
-    agent, plan, train = PARAMETERS("agent", f"rounds.{number}", "train")
-    search = agent.of(plan)
-    return search.world_size or train.world_size, search.link or train.link
+def code(*keys):
+    """What a stage depends on of data/code.yaml."""
+    return keys_of(CODE, *keys)
 
 
 def known_before(wildcards):
@@ -69,3 +66,8 @@ def known_before(wildcards):
 def every_run(pattern):
     """`pattern` for each run and seed of the matrix."""
     return expand(pattern, run=config["strategies"], seed=config["seeds"])
+
+
+def every_seed(pattern):
+    """`pattern` for each seed; the run stays a wildcard."""
+    return expand(pattern, seed=config["seeds"], allow_missing=True)

@@ -1,51 +1,28 @@
-rule code:
-    output:
-        expand("data/code/{stage}.json", stage=CODE),
-    log:
-        "logs/code.log",
-    params:
-        code={path: each for stage in CODE.values() for path, each in stage.items()},
-    shell:
-        "exec python -m stages.code"
-
-
-rule content:
-    output:
-        "data/contents/{input}.json",
-    log:
-        "logs/content/{input}.log",
-    params:
-        code=CODE["content"],
-        holds=lambda wildcards: CONTENTS[wildcards.input],
-        plan=plan("content/{input}"),
-    shell:
-        "exec python -m stages.content {wildcards.input:q}"
-
-
-rule plans:
-    output:
-        expand("data/plans/{name}.json", name=PLANS),
-    log:
-        "logs/plans.log",
-    params:
-        code=CODE["plans"],
-        plan=digest_of("".join(PLANS.values())),
-    shell:
-        "exec python -m stages.plans"
-
-
 rule inputs:
-    input:
-        expand("data/contents/{name}.json", name=config["inputs"]),
     output:
-        expand("data/inputs/{stage}.json", stage=READ),
+        "data/inputs/{input}.json",
     log:
-        "logs/inputs.log",
+        "logs/inputs/{input}.log",
     params:
-        code=CODE["inputs"],
-        plan=plan("inputs"),
+        path=lambda wildcards: config["inputs"][wildcards.input],
+        content=lambda wildcards: content_of(PARAMETERS, wildcards.input).sha256,
     shell:
-        "exec python -m stages.inputs"
+        "exec python -m stages.inputs {wildcards.input:q}"
+
+
+rule params:
+    input:
+        expand("data/inputs/{name}.json", name=config["inputs"]),
+    output:
+        "data/code.yaml",
+        "data/params.yaml",
+    log:
+        "logs/params.log",
+    params:
+        code=CODE,
+        parameters=dict(config),
+    shell:
+        "exec python -m stages.params"
 
 
 rule prepare:
@@ -56,9 +33,11 @@ rule prepare:
     log:
         "logs/prepare.log",
     params:
-        code=CODE["prepare"],
-        plan=plan("prepare"),
-        read=READ["prepare"],
+        code=code("prepare"),
+        parameters=parameters(
+            *(f"data.{name}" for name in config["data"] if name != "validation_share"),
+            "contents.corpus",
+        ),
     shell:
         "exec python -m stages.prepare"
 
@@ -75,8 +54,7 @@ rule tokenize:
         "logs/tokenize.log",
     threads: config["tokenize"]["shards"]
     params:
-        code=CODE["tokenize"],
-        plan=plan("tokenize"),
-        read=READ["tokenize"],
+        code=code("tokenize"),
+        parameters=parameters("tokenize", "data.validation_share", "contents.tokenizer"),
     shell:
         "exec python -m stages.tokenize"

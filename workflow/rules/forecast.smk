@@ -8,13 +8,19 @@ rule calibrate:
     log:
         "logs/calibrate.log",
     priority: 1
-    threads: lambda wildcards: ranks_of_calibration(wildcards) * config["train"]["threads"]
+    threads: lambda wildcards: threads_of(calibrated(wildcards))
     resources:
-        **placed(ranks_of_calibration, link_of_run),
+        **placed(calibrated),
         timing=1,
     params:
-        code=CODE["calibrate"],
-        plan=plan("calibrate"),
+        code=code("calibrate", "machine"),
+        parameters=parameters(
+            "calibration",
+            "forecast.space",
+            "train.world_size",
+            "train.threads",
+            "train.placement",
+        ),
     shell:
         "exec {resources.start} python -m stages.calibrate"
 
@@ -29,11 +35,12 @@ rule forecast:
         "results/forecast/scaling.csv",
         "results/forecast/operations.csv",
         "results/forecast/break_even.csv",
-        "results/forecast/chakra.zip",
     log:
         "logs/forecast.log",
     params:
-        code=CODE["forecast"],
-        plan=plan("forecast"),
+        code=code("forecast"),
+        parameters=parameters(
+            "forecast.timings", "forecast.runs", "forecast.ranks", "forecast.links", "timings"
+        ),
     shell:
         "exec python -m stages.forecast"

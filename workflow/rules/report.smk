@@ -3,7 +3,6 @@ rule report:
         "data/source.json",
         "data/statistics.json",
         "results/forecast/forecast.json",
-        "results/policies/policies.json",
         "results/results.jsonl",
         every_run("results/train/{run}/seed{seed}/events.jsonl"),
         expand(rules.timing.output, timing=config["timings"]),
@@ -38,8 +37,10 @@ rule report:
     log:
         "logs/report.log",
     params:
-        code=CODE["report"],
-        plan=plan("report"),
+        code=code("report"),
+        parameters=parameters(
+            "strategies", "seeds", "baseline", "timings", "comparison", "quality", "rounds"
+        ),
     shell:
         "exec python -m stages.report"
 
@@ -52,6 +53,6 @@ rule readme:
     log:
         "logs/readme.log",
     params:
-        code=CODE["readme"],
+        code=code("readme"),
     shell:
         "exec python -m stages.readme"

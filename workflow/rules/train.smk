@@ -13,53 +13,54 @@ rule train:
         "logs/train/{run}/{seed}.log",
     # all of these first: then the jobs of one core each fill the machine side by side
     priority: 1
-    threads: CORES_OF_RANKS
+    threads: threads_of(config["train"])
     resources:
-        **placed(ranks_of_run, link_of_run, held=engines_of_run),
-        **({"runtime": minutes_of_run} if default_resource("runtime", None) else {}),
+        **placed(lambda wildcards: config["train"]),
         timing=1,
     params:
-        code=CODE["train"],
-        plan=plan("train/{run}"),
-        read=READ["train"],
+        code=code("train.{run}"),
+        parameters=parameters("strategies.{run}", "model", "contents.model", *TRAINING),
     shell:
         "exec {resources.start} python -m stages.train --run {wildcards.run:q} --seed {wildcards.seed:q}"
 
 
 rule profile:
     input:
-        "results/train/{run}/seed{seed}/metrics.json",
-        "results/train/{run}/seed{seed}/trace.json.gz",
+        every_seed("results/train/{run}/seed{seed}/metrics.json"),
+        every_seed("results/train/{run}/seed{seed}/trace.json.gz"),
     output:
-        "results/profile/{run}/seed{seed}.csv",
-        "results/profile/{run}/seed{seed}.json",
+        every_seed("results/profile/{run}/seed{seed}.csv"),
+        every_seed("results/profile/{run}/seed{seed}.json"),
     log:
-        "logs/profile/{run}/{seed}.log",
+        "logs/profile/{run}.log",
     params:
-        code=CODE["profile"],
+        code=code("profile"),
+        parameters=parameters("seeds"),
     shell:
-        "exec python -m stages.profile {wildcards.run:q} {wildcards.seed:q}"
+        "exec python -m stages.profile {wildcards.run:q}"
 
 
 rule validate:
     input:
-        "results/train/{run}/seed{seed}/final_model/config.json",
-        "results/train/{run}/seed{seed}/final_model/model.safetensors",
-        "results/train/{run}/seed{seed}/final_model/tokenizer.json",
-        "results/train/{run}/seed{seed}/final_model/tokenizer_config.json",
-        "results/train/{run}/seed{seed}/metrics.json",
+        every_seed("results/train/{run}/seed{seed}/final_model/config.json"),
+        every_seed("results/train/{run}/seed{seed}/final_model/model.safetensors"),
+        every_seed("results/train/{run}/seed{seed}/final_model/tokenizer.json"),
+        every_seed("results/train/{run}/seed{seed}/final_model/tokenizer_config.json"),
+        every_seed("results/train/{run}/seed{seed}/metrics.json"),
         "data/tokens/validation.bin",
         "data/tokens/manifest.json",
     output:
-        "results/validate/{run}/seed{seed}.json",
+        every_seed("results/validate/{run}/seed{seed}.json"),
     log:
-        "logs/validate/{run}/{seed}.log",
+        "logs/validate/{run}.log",
     threads: config["train"]["threads"]
     params:
-        code=CODE["validate"],
-        plan=plan("validate"),
+        code=code("validate"),
+        parameters=parameters(
+            "seeds", "model", "train.threads", "train.placement", "train.sequence_length"
+        ),
     shell:
-        "exec python -m stages.validate {wildcards.run:q} {wildcards.seed:q}"
+        "exec python -m stages.validate {wildcards.run:q}"
 
 
 rule timing:
@@ -73,16 +74,25 @@ rule timing:
     # all cores of this machine: no other job disturbs it
     threads:
         lambda wildcards: max(
-            ranks_of_timing(wildcards) * config["train"]["threads"],
-            workflow.resource_settings.cores or 1,
+            threads_of(most_ranks(wildcards)), workflow.resource_settings.cores or 1
         )
     resources:
-        **placed(ranks_of_timing, link_of_timing, engines_of_timing),
+        **placed(most_ranks),
         timing=1,
     params:
-        code=CODE["timing"],
-        plan=plan("timing/{timing}"),
-        read=READ["timing"],
+        code=code("timing", "machine"),
+        parameters=parameters(
+            "timings.{timing}",
+            "model",
+            "contents.model",
+            *SAMPLES,
+            "train.threads",
+            "train.placement",
+            "train.deterministic",
+            "train.weight_decay",
+            "train.clip",
+            "train.profiled_steps",
+        ),
     shell:
         "exec {resources.start} python -m stages.timing {wildcards.timing:q}"
 
@@ -95,9 +105,10 @@ rule estimate:
     log:
         "logs/estimate.log",
     params:
-        code=CODE["estimate"],
-        plan=plan("estimate"),
-        read=READ["estimate"],
+        code=code("estimate"),
+        parameters=parameters(
+            "strategies", "model", "contents.model", *SAMPLES, "train.world_size", "train.clip"
+        ),
     shell:
         "exec python -m stages.estimate"
 
@@ -108,15 +119,15 @@ rule collect:
         every_run("results/train/{run}/seed{seed}/events.jsonl"),
         expand(rules.timing.output, timing=config["timings"]),
         rules.estimate.output,
-        every_run(rules.profile.output),
-        every_run(rules.validate.output),
+        expand(rules.profile.output, run=config["strategies"]),
+        expand(rules.validate.output, run=config["strategies"]),
     output:
         "results/results.jsonl",
         "results/results.csv",
     log:
         "logs/collect.log",
     params:
-        code=CODE["collect"],
-        plan=plan("collect"),
+        code=code("collect"),
+        parameters=parameters("strategies", "seeds", "timings", "quality"),
     shell:
         "exec python -m stages.collect"

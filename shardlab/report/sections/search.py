@@ -11,8 +11,8 @@ from shardlab.report.tables import (
     plural,
     within,
 )
-from shardlab.search.history import Ended, History, Measured
-from shardlab.search.rounds import Candidate, Prediction, Round, Space, StepRatio
+from shardlab.search.history import History
+from shardlab.search.records import Candidate, Decision, Prediction, Space, StepRatio
 
 _ROLES = {
     "incumbent": "incumbent",
@@ -23,36 +23,43 @@ _ROLES = {
 }
 
 
+_NOTHING = "found nothing within the memory limit and keeps"
+
+
 def search(evidence: Evidence) -> Section:
     """Show the result of the search and all its rounds."""
     history = evidence.history
+    searches = _searches(history)
+    questions = [_question(last or history, name) for name, last in searches.items()]
     return Section(
         "Strategy search",
-        sentences=[*map(_question, _searches(history)), outcome(history)],
+        sentences=[*questions, outcome(history)],
         sections=[_round(entry) for entry in history.rounds],
     )
 
 
 def outcome(history: History) -> str:
     """Return a sentence for each search on what is held after its rounds."""
-    return " ".join(_outcome(history.rounds, each) for each in _searches(history))
+    return " ".join(_outcome(history, name, last) for name, last in _searches(history).items())
 
 
-def _searches(history: History) -> list[Ended]:
-    """Return all searches, the last one included."""
-    last = Ended(search=history.search, workload=history.workload, held=history.held)
-    return [*history.ended, last]
+def _searches(history: History) -> dict[str, Decision | None]:
+    """Return the last decision of every search, by name."""
+    return {history.search: None} | {entry.search: entry for entry in history.rounds}
 
 
-def _outcome(rounds: list[Round], search: Ended) -> str:
-    own = [entry for entry in rounds if entry.search == search.search]
+def _outcome(history: History, name: str, last: Decision | None) -> str:
+    own = [entry for entry in history.rounds if entry.search == name]
     accepted = sum(entry.decision == "accept" for entry in own)
-    fits = not own or own[-1].fits
-    result = "recommends" if fits else "found nothing within the memory limit and keeps"
+    result = "recommends" if last is None or last.fits else _NOTHING
+    held = history.measured[last.held] if last else history.held
+    load = history.workload
+    if last:
+        load = load.model_copy(update={"link": last.link, "world_size": last.world_size})
     return (
         f"After {plural(len(own), 'round')}, {accepted} of which changed the incumbent, "
-        f"the strategy search{_named(search.search)} {result}: {search.held.strategy.label()} "
-        f"({search.held.source}){_of_start(search.held)}."
+        f"the strategy search{_named(name)} {result}: {held.strategy.label()} "
+        f"({held.source}){_of_start(held.step(load))}."
     )
 
 
@@ -60,22 +67,20 @@ def _named(search: str) -> str:
     return f" {search}" if search else ""
 
 
-def _question(search: Ended) -> str:
-    load = search.workload
+def _question(last: Decision | History, name: str) -> str:
+    place = last if isinstance(last, Decision) else last.workload
     return (
-        f"Which strategy has the shortest step on {plural(load.world_size, 'rank')} with "
-        f"link {load.link}? The search{_named(search.search)} predicts every legal strategy, races "
+        f"Which strategy has the shortest step on {plural(place.world_size, 'rank')} with "
+        f"link {place.link}? The search{_named(name)} predicts every legal strategy, races "
         "a few and holds the fastest whose perplexity is tolerated."
     )
 
 
-def _of_start(entry: Measured) -> str:
-    if not entry.steps:
-        return ""
-    return f", step {_interval(entry.steps[-1])} times the start's in {entry.steps[-1].source}"
+def _of_start(step: StepRatio | None) -> str:
+    return f", step {_interval(step)} times the start's in {step.source}" if step else ""
 
 
-def _round(entry: Round) -> Section:
+def _round(entry: Decision) -> Section:
     return Section(
         f"Round {entry.round}{f' of {entry.search}' if entry.search else ''}: {entry.decision}",
         sentences=[
@@ -105,18 +110,15 @@ def _narrowed(space: Space) -> str:
     )
 
 
-def _prompts(entry: Round) -> str:
-    return (
-        f"{plural(entry.verdict.prompts, 'prompt')} to a language model, probes included, with the "
-        f"answers: results/rounds/{entry.round}/conversation.json."
-    )
+def _prompts(entry: Decision) -> str:
+    return f"Prompts to a language model, with the answers: {', '.join(entry.verdict.prompts)}."
 
 
-def _raced(entry: Round) -> str:
+def _raced(entry: Decision) -> str:
     return f"The trial took {entry.seconds:.0f} s; the race ended: {entry.stopped}."
 
 
-def _race_table(entry: Round) -> Table:
+def _race_table(entry: Decision) -> Table:
     rows = [
         [
             each.label,
@@ -141,7 +143,7 @@ def _race_table(entry: Round) -> Table:
     return make_table(f"Race of round {entry.round}", headings, rows, layout="text")
 
 
-def _shortlist(entry: Round) -> Table:
+def _shortlist(entry: Decision) -> Table:
     rows = [
         [each.label, _step(each.prediction), _quality(each.prediction), each.why]
         for each in sorted(entry.candidates, key=_by_step)

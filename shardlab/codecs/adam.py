@@ -1,0 +1,337 @@
+"""One step of Adam or AdamW over flat vectors, in one pass: csrc/adam.cpp.
+
+The bits are those of `torch.optim.AdamW(fused=True)` and `torch.optim.Adam(fused=True)` on
+processors with AVX2 (torch/aten/src/ATen/native/cpu/FusedAdamKernel.cpp). Per element, in float32,
+each operation rounded once and `fma` a single one:
+
+    g = (the sum of the gradients, in their order) * scale
+    p = p * (1 - learning_rate * weight_decay)            decoupled (AdamW)
+    g = fma(weight_decay, p, g)                           otherwise (Adam)
+    m = fma(1 - beta1, g - m, m)                          beta1 > 1/2; else fma(-beta1, g - m, g)
+    v = fma((1 - beta2) * g, g, v * beta2)
+    p = p + (-(learning_rate / (1 - beta1^step)) * m) / (sqrt(v) / sqrt(1 - beta2^step) + eps)
+
+What depends on the step alone is computed in float64 and rounded once. Every element is treated
+alike, so that neither threads nor cuts between calls change a bit; torch rounds the last n mod 16
+elements otherwise.
+
+Vectors of 16 bits are widened when read. What is written to them is rounded:
+* `exp_avg` and `mirror` to the nearest, ties to even, as torch rounds;
+* `exp_avg_sq`, and a parameter of 16 bits, stochastically, which is unbiased: a step
+  changes a second moment by about 1 - beta2, less than half the distance of bfloat16 numbers, and
+  rounding to the nearest would never move it. The 32 bits of `shardlab.codecs.random` for element
+  e, with the key words (k0, k1 ^ (e >> 32)) from BLAKE2b of seed and step, are the chance: the
+  lower 16 for the second moment, the upper 16 for the parameter (the lowest 13 of them: float16).
+"""
+
+import ctypes
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardlab.codecs import native
+from shardlab.codecs.native import FLOAT, INT, POINTER, addresses, function
+from shardlab.codecs.random import bits_of
+from shardlab.codecs.scales import square_root
+from shardlab.codecs.workers import Workers
+
+PARAMETER_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MOMENT_DTYPES = (torch.float32, torch.bfloat16)
+"""float16 is too narrow: it loses what a gradient below 5e-3 adds to the second moment"""
+
+_DTYPES = PARAMETER_DTYPES  # by their number in csrc/adam.cpp
+SQUARES_BLOCK = 1 << 14
+"""elements whose squares are summed to one float64"""
+_LANES = 16
+
+_VECTOR, _VECTORS = (POINTER, INT), (POINTER, INT, INT)  # with their kind and number
+_c_adam = function("adam", POINTER, *(3 * _VECTOR), *_VECTORS, *_VECTOR, INT, POINTER, INT, INT)
+_c_squares = function("sum_of_squares", POINTER, *_VECTORS, INT, FLOAT, INT, POINTER)
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """Hyperparameters of Adam, with the defaults of torch.optim."""
+
+    learning_rate: float
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    decoupled: bool = True
+    """AdamW (Loshchilov & Hutter 2019); otherwise the decay is part of the gradient"""
+
+    def constants(self, step: int, scale: float) -> list[float]:
+        """Return the constants of the kernel in float64, in the order of `Constants` in csrc."""
+        (beta1, beta2), decay = self.betas, self.weight_decay
+        return [
+            scale,
+            1 - self.learning_rate * decay if self.decoupled else 1.0,
+            0.0 if self.decoupled else decay,
+            1 - beta1,
+            beta2,
+            1 - beta2,
+            math.sqrt(1 - beta2**step),
+            self.eps,
+            -(self.learning_rate / (1 - beta1**step)),
+        ]
+
+
+@torch.no_grad()
+def adam_(
+    parameter: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    gradients: Sequence[Tensor],
+    hyper: Hyper,
+    step: int,
+    scale: float = 1.0,
+    mirror: Tensor | None = None,
+    seed: int = 0,
+    offset: int = 0,
+    workers: Workers | None = None,
+) -> None:
+    """Update parameter and moments, contiguous vectors [n], in place.
+
+    Args:
+        parameter: float32, bfloat16 or float16.
+        exp_avg: float32 or bfloat16; `exp_avg_sq` likewise.
+        gradients: at least one vector [n], all float32, bfloat16 or float16.
+        step: number of the update, from 1.
+        scale: factor of the sum of the gradients.
+        mirror: bfloat16 or float16 [n], set to the rounded parameter, which is float32.
+        seed: of stochastic rounding, with `step` and the number of the element.
+        offset: number of the first element, below 2**63 - n.
+        workers: threads that run the kernel (default: the caller). No vectors may overlap.
+
+    Raises:
+        ValueError: names the vector that is of another kind, shape or device.
+    """
+    _check("parameter", parameter, PARAMETER_DTYPES, parameter)
+    _check("exp_avg", exp_avg, MOMENT_DTYPES, parameter)
+    _check("exp_avg_sq", exp_avg_sq, MOMENT_DTYPES, parameter)
+    _check_gradients(gradients, parameter)
+    if mirror is not None:
+        _check("mirror", mirror, (torch.bfloat16, torch.float16), parameter)
+        if parameter.dtype != torch.float32:
+            raise ValueError(f"mirror: a parameter of {parameter.dtype} has no use for one")
+    if step < 1 or offset < 0:
+        raise ValueError(f"step is {step}, offset {offset}: they count from 1 and from 0")
+    handle = workers.handle() if workers else None
+    given = parameter, exp_avg, exp_avg_sq, list(gradients), hyper.constants(step, scale), mirror
+    if native.compiled(parameter):
+        _adam(*given, _key(seed, step), offset, handle or 0)
+    else:
+        adam_reference(*given, _key(seed, step), offset)
+
+
+def sum_of_squares(
+    gradients: Sequence[Tensor], scale: float = 1.0, offset: int = 0, workers: Workers | None = None
+) -> float:
+    """Return the squared norm of the gradient that `adam_` would use; NaN and infinity propagate.
+
+    Squares are summed in float64, for each block of `SQUARES_BLOCK` elements that begins at a
+    multiple of it (counted from `offset`), and the sums of the blocks exactly. Neither threads nor
+    other elements change a bit of a block's sum.
+
+    Args:
+        gradients: as for `adam_`; `scale`, `offset` and `workers` too.
+    """
+    _check_gradients(gradients)
+    n = gradients[0].numel()
+    blocks = -(-(n + offset % SQUARES_BLOCK) // SQUARES_BLOCK)
+    sums = torch.empty(blocks, dtype=torch.float64)
+    handle = workers.handle() if workers else None
+    if native.compiled(gradients[0]):
+        _squares(list(gradients), scale, offset % SQUARES_BLOCK, sums, handle or 0)
+    else:
+        squares_reference(gradients, scale, offset % SQUARES_BLOCK, sums)
+    return math.fsum(sums.tolist())
+
+
+def _key(seed: int, step: int) -> list[int]:
+    digest = hashlib.blake2b(f"adam\0{seed}\0{step}".encode(), digest_size=8).digest()
+    return [int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")]
+
+
+def _check(name: str, vector: Tensor, dtypes: Sequence[torch.dtype], like: Tensor) -> None:
+    if vector.dim() != 1 or not vector.is_contiguous():
+        raise ValueError(
+            f"{name} must be a contiguous vector, not of shape {tuple(vector.shape)} and strides "
+            f"{vector.stride()}"
+        )
+    if vector.dtype not in dtypes:
+        raise ValueError(f"{name} is {vector.dtype}; valid: {', '.join(map(str, dtypes))}")
+    if vector.numel() != like.numel() or vector.device != like.device:
+        raise ValueError(f"{name} must have the length and device of the others")
+
+
+def _check_gradients(gradients: Sequence[Tensor], like: Tensor | None = None) -> None:
+    if len({gradient.dtype for gradient in gradients}) != 1:
+        raise ValueError("gradients: needs at least one, all of one dtype")
+    for gradient in gradients:
+        _check("gradient", gradient, PARAMETER_DTYPES, gradients[0] if like is None else like)
+
+
+def adam_reference(
+    parameter: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    gradients: Sequence[Tensor],
+    constants: Sequence[float],
+    mirror: Tensor | None,
+    key: Sequence[int],
+    offset: int,
+) -> None:
+    """Run `adam_` in PyTorch, with the words of the key."""
+    as_floats = parameter.new_tensor(constants, dtype=torch.float32)
+    scale, keep, decay, weight1, beta2, weight2, root, eps, rate = as_floats
+    p, m, v = parameter.float() * keep, exp_avg.float(), exp_avg_sq.float()
+    g = fused(decay, p, _total(gradients) * scale) if decay else _total(gradients) * scale
+    lerp = weight1 < 0.5
+    m = fused(weight1 if lerp else weight1 - 1, g - m, m if lerp else g)
+    v = fused(weight2 * g, g, v * beta2)
+    p = p + (rate * m) / (square_root(v) / root + eps)
+
+    numbers = torch.arange(offset, offset + len(p), device=p.device)
+    chance = bits_of(numbers, key[0], (numbers >> 32) ^ key[1])
+    exp_avg.copy_(m)
+    exp_avg_sq.copy_(_rounded(v, exp_avg_sq.dtype, chance & 0xFFFF))
+    parameter.copy_(_rounded(p, parameter.dtype, chance >> 16))
+    if mirror is not None:
+        mirror.copy_(p)
+
+
+def squares_reference(gradients: Sequence[Tensor], scale: float, offset: int, sums: Tensor) -> None:
+    """Write the sums of squares of blocks in PyTorch.
+
+    Args:
+        offset: of the first element in the first block.
+        sums: float64 [blocks], written. Each is a sum of lanes: lane l adds every 16th element.
+    """
+    g = _total(gradients)
+    g = (g * g.new_tensor(scale)).double()
+    padded = g.new_zeros(len(sums) * SQUARES_BLOCK)
+    padded[offset : offset + len(g)] = g * g
+    lanes = g.new_zeros(len(sums), _LANES)
+    for row in padded.view(len(sums), SQUARES_BLOCK // _LANES, _LANES).unbind(1):
+        lanes += row
+    while lanes.shape[1] > 1:
+        low, high = lanes.chunk(2, 1)
+        lanes = low + high
+    sums.copy_(lanes[:, 0])
+
+
+def _total(gradients: Sequence[Tensor]) -> Tensor:
+    total = gradients[0].float()
+    for gradient in gradients[1:]:
+        total = total + gradient.float()
+    return total
+
+
+def _rounded(values: Tensor, dtype: torch.dtype, chance: Tensor) -> Tensor:
+    if dtype == torch.bfloat16:
+        return stochastic_bf16(values, chance)
+    return values if dtype == torch.float32 else stochastic_fp16(values, chance & 0x1FFF)
+
+
+def fused(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """Return a * b + c, rounded once; float32 tensors.
+
+    float64 holds the product of two float32 exactly. What it rounds away of a sum is kept as its
+    last bit (rounding to odd), so that the second rounding, to float32, has the result of a single
+    one.
+    """
+    product, addend = a.double() * b.double(), c.double()
+    total = product + addend
+    # Knuth's TwoSum: what rounding took away, exactly
+    shown = total - product
+    error = (product - (total - shown)) + (addend - shown)
+    bits = total.view(torch.int64)
+    inexact = total.isfinite() & (error != 0) & (bits & 1 == 0)
+    towards = torch.where((error > 0) == (total > 0), 1, -1)
+    return torch.where(inexact, bits + towards, bits).view(torch.float64).float()
+
+
+def stochastic_bf16(values: Tensor, chance: Tensor) -> Tensor:
+    """Round up or down to bfloat16 at random, unbiased.
+
+    Args:
+        values: float32.
+        chance: int64 in [0, 2**16), one for each value, uniformly random.
+    """
+    bits = values.view(torch.int32)
+    rounded = torch.where(values.isfinite(), bits + chance.to(torch.int32), bits) >> 16
+    return torch.where(
+        values.isnan(), values.to(torch.bfloat16), rounded.to(torch.int16).view(torch.bfloat16)
+    )
+
+
+def stochastic_fp16(values: Tensor, chance: Tensor) -> Tensor:
+    """Round to float16 likewise, subnormal numbers included; above 65504 towards infinity.
+
+    Args:
+        values: float32.
+        chance: int64 in [0, 2**13).
+    """
+    magnitude = values.abs()
+    exponent = (magnitude.view(torch.int32) & 0x7F800000).clamp(min=(127 - 14) << 23)
+    step = (exponent - (10 << 23)).view(torch.float32)
+    down = (magnitude / step + chance * 2.0**-13).floor() * step
+    finite = torch.where(values.isfinite(), down, magnitude)
+    return torch.copysign(finite, values).to(torch.float16)
+
+
+def _run_adam(
+    parameter: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    gradients: Sequence[Tensor],
+    constants: Sequence[float],
+    mirror: Tensor | None,
+    key: Sequence[int],
+    offset: int,
+    workers: int,
+) -> None:
+    _c_adam(
+        workers,
+        *_one(parameter),
+        *_one(exp_avg),
+        *_one(exp_avg_sq),
+        *_several(gradients),
+        *((None, 0) if mirror is None else _one(mirror)),
+        parameter.numel(),
+        (ctypes.c_float * len(constants))(*constants),
+        *(key[0] | key[1] << 32, offset),
+    )
+
+
+def _run_squares(
+    gradients: Sequence[Tensor], scale: float, offset: int, sums: Tensor, workers: int
+) -> None:
+    n = gradients[0].numel()
+    _c_squares(workers, *_several(gradients), n, scale, offset, sums.data_ptr())
+
+
+def _one(vector: Tensor) -> tuple[int, int]:
+    return vector.data_ptr(), _DTYPES.index(vector.dtype)
+
+
+def _several(vectors: Sequence[Tensor]) -> tuple[Any, int, int]:
+    return addresses(vectors), _DTYPES.index(vectors[0].dtype), len(vectors)
+
+
+_adam = native.operator(
+    "adam(Tensor(a!) parameter, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, Tensor[] gradients, "
+    "float[] constants, Tensor(d!)? mirror, int[] key, int offset, int workers) -> ()",
+    _run_adam,
+)
+_squares = native.operator(
+    "sum_of_squares(Tensor[] gradients, float scale, int offset, Tensor(a!) sums, int workers)"
+    " -> ()",
+    _run_squares,
+)

@@ -1,1 +1,0 @@
-"""Wire formats in C++ (csrc/), each with the PyTorch reference that defines its bits."""

@@ -1,1 +1,0 @@
-"""The kernels for CUDA, written in Triton; imported only when a vector lies on a GPU."""

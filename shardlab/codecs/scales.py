@@ -1,0 +1,96 @@
+"""One bfloat16 scale for each group: its value and its bits in a payload.
+
+A scale is (magnitude that the largest code stands for) / (that code) in float32, raised to 2**-126
+(the smallest normal number: no host flushes it to zero) and rounded up to bfloat16, so that no code
+is clipped. A group of zeros has scale 0; a group that holds NaN, infinity or a magnitude that would
+overflow in decoding has scale NaN (0x7FC0), so every element of it decodes to NaN, which the
+receiver detects in the sum.
+"""
+
+import torch
+from torch import Tensor
+
+NOT_FINITE = 0x7FC0
+"""bits of the NaN scale"""
+TOO_LARGE = 2.0**127
+NORM_TOO_LARGE = 2.0**120
+_SMALLEST_SCALE = 2.0**-126
+
+
+def scale_words(rows: Tensor, levels: float, smallest: float = _SMALLEST_SCALE) -> Tensor:
+    """Return the bits of the scales that make the largest magnitude the code `levels`.
+
+    Args:
+        rows: float32 [groups, G].
+        smallest: smallest scale, but for that of a group of zeros.
+
+    Returns:
+        bits of bfloat16, int16 [groups, 1].
+    """
+    largest = rows.abs().amax(1, keepdim=True)
+    return _words(largest, _divided(largest, levels).clamp_min(smallest), TOO_LARGE)
+
+
+def signed_scale_words(rows: Tensor, levels: float) -> Tensor:
+    """Return those of `scale_words`, negative where the largest element is positive.
+
+    The element of largest magnitude then has the code -levels.
+    """
+    words = scale_words(rows, levels)
+    flip = (rows.amax(1, keepdim=True) == rows.abs().amax(1, keepdim=True)) & (words != 0)
+    return torch.where(flip & (words != NOT_FINITE), words | -0x8000, words)
+
+
+def norm_words(rows: Tensor, levels: float) -> Tensor:
+    """Return the bits of the scales that make the Euclidean norm of a group the code `levels`.
+
+    Squares are summed in sixteen lanes, element i in lane i mod 16, then halves are added to
+    halves. If a sum is not between 2**-60 and 2**100, the elements are first brought near 1 by a
+    power of two. Groups with magnitudes of 2**120 and more count as not finite.
+    """
+    largest = rows.abs().amax(1, keepdim=True)
+    plain = _sum_of_squares(rows)
+    exponent = (largest.view(torch.int32) >> 23).clamp(1, 253)
+    shrink, grow = ((power << 23).view(torch.float32) for power in (254 - exponent, exponent))
+    shrunk = _divided(square_root(_sum_of_squares(rows * shrink)), levels) * grow
+    good = (plain >= 2.0**-60) & (plain < 2.0**100)
+    scale = torch.where(good, _divided(square_root(plain), levels), shrunk)
+    return _words(largest, scale, NORM_TOO_LARGE)
+
+
+def widened(words: Tensor) -> Tensor:
+    """Return float32 from the bits of bfloat16, int16."""
+    return (words.to(torch.int32) << 16).view(torch.float32)
+
+
+def read_scales(heads: Tensor) -> Tensor:
+    """Return the float32 scales [groups, count] in heads, uint8 [groups, 2 * count]."""
+    # a copy, since slices of larger messages may start at odd addresses
+    return widened(heads.clone().view(torch.int16))
+
+
+def _words(largest: Tensor, scale: Tensor, limit: float) -> Tensor:
+    bits = (scale.clamp_min(_SMALLEST_SCALE).view(torch.int32) + 0xFFFF) >> 16
+    bits = bits.masked_fill(largest == 0, 0).masked_fill(~(largest < limit), NOT_FINITE)
+    return bits.to(torch.int16)
+
+
+def square_root(values: Tensor) -> Tensor:
+    """Return the correctly rounded root: PyTorch's own of float32 is not, on some processors."""
+    return values.double().sqrt().float()
+
+
+def _divided(values: Tensor, levels: float) -> Tensor:
+    # by a tensor: some devices divide by a number through its reciprocal, which rounds twice
+    return values / torch.full_like(values, levels)
+
+
+def _sum_of_squares(rows: Tensor) -> Tensor:
+    padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % 16))
+    sums = padded.new_zeros(len(rows), 16)
+    for part in padded.split(16, 1):
+        sums += part * part
+    while sums.shape[1] > 1:
+        low, high = sums.chunk(2, 1)
+        sums = low + high
+    return sums

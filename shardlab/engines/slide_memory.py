@@ -1,0 +1,391 @@
+"""Host memory of the `slide` engine: what ranks of a node share, units and gradients in it."""
+
+import mmap
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shardlab.codecs.unit import Block, Unit
+from shardlab.comm.background import Running
+from shardlab.comm.collective import REPLICAS
+from shardlab.comm.object_collectives import gather_values, run_or_fail_together
+from shardlab.core.errors import UserError
+from shardlab.core.host import free_memory_bytes
+from shardlab.engines.flat import named_parts
+from shardlab.engines.scheduling import ParameterUnit
+from shardlab.engines.slide_groups import RankGroups
+from shardlab.models.memory import KeptGradients, slot_sizes
+
+Layout = dict[str, tuple[torch.dtype, int]]
+"""type and number of elements of vectors, by name"""
+KINDS = ("exp_avg", "exp_avg_sq")
+"""the moments of AdamW"""
+FROZEN = "frozen"
+"""the vector of parameters that are not trained"""
+
+_SHARED = Path("/dev/shm")
+_GIB = 1 << 30
+
+
+def shared_vectors(
+    layout: Layout, group: dist.ProcessGroup, unshared_bytes: int = 0
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return zeroed vectors that all ranks of a node map; all call together, with equal arguments.
+
+    They lie in a file in /dev/shm, which is unlinked when all ranks have mapped it, so that the
+    memory is gone with the last process, however that ends. Each rank allocates one of W equal
+    parts of each vector: a page lies on the NUMA node of the CPU that allocates it.
+
+    Args:
+        unshared_bytes: that the ranks will allocate for themselves, which have to fit, too.
+
+    Returns:
+        the whole memory, uint8, and the vectors by name, each of which begins a page.
+
+    Raises:
+        UserError: (on all ranks) there is too little memory, or the ranks cannot share it.
+    """
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    places: dict[str, tuple[int, int]] = {}
+    total = 0
+    for name, (dtype, elements) in layout.items():
+        size = elements * dtype.itemsize
+        places[name] = total, size
+        total += -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+
+    def create() -> str | None:
+        if rank > 0:
+            return None
+        _check_free(total, unshared_bytes)
+        descriptor, name = tempfile.mkstemp(prefix=f"shardlab-{os.getpid()}-", dir=_SHARED)
+        os.ftruncate(descriptor, total)
+        os.close(descriptor)
+        return name
+
+    def map_file() -> Tensor:
+        try:
+            with path.open("r+b") as file:
+                for start, size in places.values():
+                    first, last = (start + size * r // world_size for r in (rank, rank + 1))
+                    if first < last:  # a page that is missing at its use would end the process
+                        os.posix_fallocate(file.fileno(), first, last - first)
+        except OSError as error:
+            raise _too_little(total, f"{_SHARED}: {(error.strerror or '').lower()}") from error
+        return torch.from_file(str(path), shared=True, size=total, dtype=torch.uint8)
+
+    if world_size == 1:
+        _check_free(total, unshared_bytes)
+        return _views(torch.zeros(total, dtype=torch.uint8), layout, places)
+    failed = "slide: the ranks of a node cannot share host memory"
+    path = Path(gather_values(run_or_fail_together(group, failed, create), group)[0])
+    try:
+        memory = run_or_fail_together(group, failed, map_file)
+    finally:
+        if rank == 0:
+            path.unlink()
+    return _views(memory, layout, places)
+
+
+def _views(
+    memory: Tensor, layout: Layout, places: Mapping[str, tuple[int, int]]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    return memory, {
+        name: memory[start : start + size].view(layout[name][0])
+        for name, (start, size) in places.items()
+    }
+
+
+def _check_free(total: int, unshared: int) -> None:
+    if (free := free_memory_bytes()) < total + unshared:
+        raise _too_little(total, f"only {free / _GIB:.2f} GiB are free", unshared)
+
+
+def _too_little(total: int, why: str, unshared: int = 0) -> UserError:
+    more = f" and each takes its own, together {unshared / _GIB:.2f} GiB" if unshared else ""
+    return UserError(
+        f"slide: the ranks of a node share {total / _GIB:.2f} GiB of host memory, and {why}{more}: "
+        "take a smaller model, states of fewer bits or more nodes, or enlarge /dev/shm (docker run "
+        "--shm-size)"
+    )
+
+
+class Precision(NamedTuple):
+    """Types of a unit's vectors other than the float32 parameters."""
+
+    compute: torch.dtype
+    """of the parameters on the device"""
+    offload: torch.dtype
+    """of gradients that are copied to host memory"""
+    moments: torch.dtype
+
+
+class SlideUnit(ParameterUnit):
+    """Some parameters as one vector: the trained ones, 1/W by each rank of a node, then the frozen.
+
+    In each part the parameters lie one after another, then zeros up to W equal chunks. Host memory,
+    which the ranks share, holds the trained part in float32, its moments, and a mirror of it in the
+    compute type where that is narrower. It holds the frozen part once, in the compute type, right
+    behind that version of the trained part which goes to the device: one copy takes both.
+
+    Outside of its use a parameter has no memory on the device: every element of it is NaN, so that
+    a use at the wrong time shows.
+
+    Args:
+        index: in the order of use; the root comes first.
+        parameters: by name; with their shapes, but not yet their values. Those whose
+            `requires_grad` is False stay frozen.
+        rank, world_size: among the ranks of the node.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        name: str,
+        parameters: Mapping[str, nn.Parameter],
+        rank: int,
+        world_size: int,
+        precision: Precision,
+    ) -> None:
+        self.index = index
+        self.shapes = {n: p.shape for n, p in parameters.items() if p.requires_grad}
+        """of trained parameters"""
+        self.frozen_shapes = {n: p.shape for n, p in parameters.items() if not p.requires_grad}
+        names = (*self.shapes, *self.frozen_shapes)
+        super().__init__(name, {n: parameters[n] for n in names})
+        self.count = _elements(self.shapes)
+        """trained elements, without the zeros at the end"""
+        self.chunk = -(-self.count // world_size)
+        self.size = world_size * self.chunk
+        """elements of the trained part"""
+        self.whole = self.size + world_size * -(-_elements(self.frozen_shapes) // world_size)
+        """elements of both parts"""
+        self.first = rank * self.chunk
+        self.shard = slice(self.first, self.first + self.chunk)
+        """the chunk that this rank updates"""
+        self.precision = precision
+        self.message = Unit(name, (Block(name, self.count, 1),))
+        """the trained part"""
+        self.message_of_both = Unit(name, (Block(name, self.whole, 1),))
+        self.between_nodes = Unit(name + REPLICAS, (Block(name, self.chunk, 1),))
+        self.step = torch.zeros(())
+        """updates so far, continued from a checkpoint"""
+        self.updates = 0
+        """that this process has begun"""
+        self._rank, self._world_size = rank, world_size
+        self._views: dict[int, list[Tensor]] = {}
+        """the parameters in vectors on the device, by their addresses"""
+        self._nan: list[Tensor] = []
+        """the parameters outside of their use"""
+        self.vectors: dict[str, Tensor] = {}
+        """whole: `parameter`, `exp_avg`, `exp_avg_sq`, `frozen`, perhaps `mirror`"""
+        self.source = torch.empty(0)
+        """both parts of what goes to the device"""
+
+    @property
+    def narrow(self) -> bool:
+        """Return whether the device computes with a mirror."""
+        return self.precision.compute is not torch.float32
+
+    def layout(self) -> Layout:
+        """Return the vectors of host memory."""
+        kinds = {"parameter": (torch.float32, self.size)}
+        # the last of these two is followed by the frozen part
+        source = "mirror" if self.narrow else "parameter"
+        kinds[source] = self.precision.compute, self.whole
+        kinds |= dict.fromkeys(KINDS, (self.precision.moments, self.size))
+        return {f"{self.name}/{kind}": entry for kind, entry in kinds.items()}
+
+    def map(self, memory: Mapping[str, Tensor]) -> None:
+        """Take the unit's vectors."""
+        mirror = ("mirror",) if self.narrow else ()
+        for kind in ("parameter", *mirror, *KINDS):
+            self.vectors[kind] = memory[f"{self.name}/{kind}"][: self.size]
+        self.source = memory[f"{self.name}/{'mirror' if self.narrow else 'parameter'}"]
+        self.vectors[FROZEN] = self.source[self.size :]
+
+    def store(self) -> None:
+        """Copy the parameters, the same on all ranks, to this rank's chunks of host memory."""
+        for kind in ("parameter", FROZEN):
+            vector = self.vectors[kind]
+            whole = torch.zeros_like(vector)
+            for name, view in named_parts(whole, self._shapes_in(kind)).items():
+                view.copy_(self.parameters[name].data)
+            shard = chunk_of(vector, self._rank, self._world_size)
+            shard.copy_(chunk_of(whole, self._rank, self._world_size))
+
+    def check(self) -> None:
+        """Check that the trained parameters are still those of the beginning.
+
+        Raises:
+            UserError: `requires_grad` of one was changed.
+        """
+        for name, parameter in self.parameters.items():
+            if parameter.requires_grad is not (name in self.shapes):
+                raise UserError(
+                    f"slide: requires_grad of {name} has been set to {parameter.requires_grad}: "
+                    "set it back, or build a new engine from a model with this choice"
+                )
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Update the mirror of this rank's chunk after a write to the parameters."""
+        if self.narrow:
+            self.vectors["mirror"][self.shard].copy_(self.vectors["parameter"][self.shard])
+
+    def bind(self, vector: Tensor) -> None:
+        """Make the parameters views of a vector on the device, which is used again and again."""
+        for parameter, view in zip(self.parameters.values(), self._views_of(vector), strict=True):
+            parameter.data = view
+
+    def unbind(self, device: torch.device) -> None:
+        """Make the parameters NaN, without memory."""
+        if not self._nan:
+            one = torch.full((), torch.nan, dtype=self.precision.compute, device=device)
+            self._nan = [one.expand(p.shape) for p in self.parameters.values()]
+        for parameter, nan in zip(self.parameters.values(), self._nan, strict=True):
+            parameter.data = nan
+
+    def collect(self, vector: Tensor) -> None:
+        """Move the gradients to a vector on the device; zeros where there are none."""
+        for name, view in zip(self.shapes, self._views_of(vector), strict=True):
+            parameter = self.parameters[name]
+            if parameter.grad is None:
+                view.zero_()
+            else:
+                view.copy_(parameter.grad)
+                parameter.grad = None
+        vector[self.count :].zero_()
+
+    def named(self, kind: str) -> dict[str, Tensor]:
+        """Return the parts of one of its vectors by parameter, if it has any of that kind."""
+        shapes = self._shapes_in(kind)
+        return named_parts(self.vectors[kind], shapes) if shapes else {}
+
+    def _shapes_in(self, kind: str) -> dict[str, torch.Size]:
+        return self.frozen_shapes if kind == FROZEN else self.shapes
+
+    def _views_of(self, vector: Tensor) -> list[Tensor]:
+        """Return cached views: the training thread would spend more on them than on the rest."""
+        address = vector.data_ptr()  # of no other vector, as the views keep the memory
+        if address not in self._views:
+            parts = [named_parts(vector, self.shapes)]
+            if vector.numel() > self.size:  # parameters; gradients have no frozen part
+                parts.append(named_parts(vector[self.size :], self.frozen_shapes))
+            self._views[address] = [view for part in parts for view in part.values()]
+        return self._views[address]
+
+
+@dataclass(eq=False)
+class GradSlot:
+    """Host memory for the gradients of one unit at a time."""
+
+    vectors: list[Tensor]
+    """of all ranks where they add them up in shared memory, else of this rank alone"""
+    local: Tensor
+    """this rank's: whole, or its chunk where ranks reduce on the device"""
+    busy: Running | None = None
+    """after which it may be written to again, on all ranks"""
+
+    def of(self, size: int) -> "GradSlot":
+        """Return the beginnings of the vectors."""
+        return GradSlot([vector[:size] for vector in self.vectors], self.local[:size], self.busy)
+
+
+class GradBuffers:
+    """Host memory for gradients: slots in which they arrive, and vectors that stay for a step.
+
+    Where gradients stay as they arrive, each unit has a slot. Else units share a few, in turn, and
+    the root has one more. Units are off-loaded in one order on all ranks (`Schedule` sees to it),
+    added up and applied in that order, so that what a slot waits for never waits for the slot.
+
+    Args:
+        units: those with a trained part, and the root first.
+        chunks: ranks reduce on the device, and each keeps its chunk.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[SlideUnit],
+        groups: RankGroups,
+        keeping: KeptGradients,
+        chunks: bool,
+    ) -> None:
+        self.keeping, self._groups = keeping, groups
+        self._sizes = {unit.index: unit.chunk if chunks else unit.size for unit in units}
+        self._order = {unit.index: number for number, unit in enumerate(units)}
+        dtype = units[0].precision.offload
+        root, *others = self._sizes.values()
+        self._alone = keeping == "arrived"
+        sizes = [root, *others] if self._alone else slot_sizes(root, others)
+        # where sums are kept other ranks read those, not what has arrived
+        shared = groups.sums and keeping != "sums"
+        self._arriving = _Vectors("arrived", sizes, dtype, groups.world_size if shared else 0)
+        summed = [*self._sizes.values()] if keeping == "sums" else []
+        width = groups.world_size if groups.sums else 0
+        self._sums = _Vectors("sum", summed, torch.float32, width)
+
+    def layout(self) -> Layout:
+        """Return the vectors that lie in shared memory."""
+        return self._arriving.layout() | self._sums.layout()
+
+    def map(self, memory: Mapping[str, Tensor], pinned: bool) -> None:
+        """Take the vectors, and allocate those that are not shared: page-locked for a GPU."""
+        self._slots = self._arriving.slots(memory, self._groups.rank, pinned)
+        self._totals = self._sums.slots(memory, self._groups.rank, False)
+
+    def slot(self, unit: SlideUnit) -> GradSlot:
+        """Return the next slot of a unit, another one than its neighbours have."""
+        number = self._order[unit.index]
+        if not self._alone and number:
+            number = 1 + number % (len(self._slots) - 1)
+        return self._slots[number]
+
+    def size(self, unit: SlideUnit) -> int:
+        """Return the elements of a unit that this rank copies."""
+        return self._sizes[unit.index]
+
+    def total(self, unit: SlideUnit) -> GradSlot:
+        """Return what keeps the sum of a unit's gradients over micro-batches."""
+        return self._totals[self._order[unit.index]]
+
+
+class _Vectors(NamedTuple):
+    """Vectors of some sizes, in shared memory where several ranks read them."""
+
+    name: str
+    sizes: list[int]
+    dtype: torch.dtype
+    ranks: int
+    """that each have one in shared memory; 0 for one of this rank alone"""
+
+    def layout(self) -> Layout:
+        return {
+            f"/{self.name}{number}.{rank}": (self.dtype, size)
+            for number, size in enumerate(self.sizes)
+            for rank in range(self.ranks)
+        }
+
+    def slots(self, memory: Mapping[str, Tensor], rank: int, pinned: bool) -> list[GradSlot]:
+        made = []
+        for number, size in enumerate(self.sizes):
+            vectors = [memory[f"/{self.name}{number}.{r}"] for r in range(self.ranks)]
+            vectors = vectors or [torch.zeros(size, dtype=self.dtype, pin_memory=pinned)]
+            made.append(GradSlot(vectors, vectors[rank if self.ranks else 0]))
+        return made
+
+
+def chunk_of(vector: Tensor, rank: int, world_size: int) -> Tensor:
+    """Return one of W equal parts."""
+    size = vector.numel() // world_size
+    return vector[rank * size : (rank + 1) * size]
+
+
+def _elements(shapes: Mapping[str, torch.Size]) -> int:
+    return sum(shape.numel() for shape in shapes.values())

@@ -1,1 +1,0 @@
-"""Policies of a search, and their replay on tables of strategies that were all timed."""

@@ -1,0 +1,275 @@
+"""Records of the search: the table of measurements, the proposal and the decision of a round."""
+
+from typing import Any, ClassVar, Literal, Self
+
+from shardlab.config.race_record import Race
+from shardlab.config.run_record import Record
+from shardlab.config.strategy import CanonicalStrategy
+from shardlab.core.document import Document
+
+Outcome = Literal["ok", "timeout", "crash", "memory", "diverged"]
+"""of measuring a strategy; diverged: no finite loss or perplexity"""
+Role = Literal["incumbent", "start", "judge", "forecast", "random"]
+"""why a strategy is raced: held so far; the reference; chosen by the judge; the lowest prediction;
+drawn from all feasible strategies. The last two measure the judge as it works"""
+
+
+class Workload(Document):
+    """Workload that every strategy of one search trains."""
+
+    model: str
+    parameters: int
+    world_size: int
+    """ranks of the search"""
+    trained_on: int
+    """ranks of the training runs"""
+    sequence_length: int
+    batch_size: int
+    accumulation: int
+    link: str
+    """of the search; training runs, which give quality, may have another one"""
+    memory_bytes: int
+    """of the machine, for each of its ranks"""
+
+
+class TrainingRun(Document):
+    """Figures of one training run that the search uses; fields as in `shardlab.config.run_record`.
+
+    Bytes are those of the record's ledger by kind of message.
+    """
+
+    seed: int
+    flops_share: float
+    gradients_bytes_raw: float
+    gradients_bytes_wire: float
+    weights_bytes_raw: float
+    weights_bytes_wire: float
+    encode_ms: float
+    decode_ms: float
+    profiled_step_ms: float
+    compute_ms: float
+    comm_ms_per_step: float
+    exposed_comm_ms: float
+    idle_ms: float
+    memory_peak_bytes: int
+    val_ppl: float
+
+    @classmethod
+    def of(cls, record: Record) -> Self:
+        """Extract the part of a record that the search uses."""
+        ledger: dict[str, Any] = {
+            f"{kind}_{what}": record.ledger[kind][what]
+            for kind in ("gradients", "weights")
+            for what in ("bytes_raw", "bytes_wire")
+        }
+        rest = {name: getattr(record, name) for name in cls.model_fields if name not in ledger}
+        return cls(**rest, **ledger)
+
+
+class StepRatio(Document):
+    """Step time over that of another strategy, in pairs of interleaved steps."""
+
+    source: str
+    """`timing NAME` or `round K`"""
+    link: str
+    world_size: int
+    ratio: float
+    low: float
+    high: float
+    repetitions: int
+
+
+class Failure(Document):
+    """Race or training run that ended without figures."""
+
+    source: str
+    link: str
+    world_size: int
+    outcome: Outcome
+    detail: str
+    """text of the error"""
+
+
+class Measured(Document):
+    """Row of the table of measurements: all that was measured of one strategy, on all links."""
+
+    strategy: CanonicalStrategy
+    hash: str
+    source: str
+    """where it was first measured: `run NAME`, `timing NAME` or `round K`"""
+    trained: list[TrainingRun] = []
+    """by seed; perplexity depends neither on the link nor on the ranks of a race"""
+    steps: list[StepRatio] = []
+    """over the start's, the latest last"""
+    failures: list[Failure] = []
+
+    @property
+    def diverged(self) -> bool:
+        """Whether a race or a training run of it diverged."""
+        return any(failure.outcome == "diverged" for failure in self.failures)
+
+    @property
+    def has_quality(self) -> bool:
+        """Whether its perplexity was measured, or it diverged."""
+        return bool(self.trained) or self.diverged
+
+    def mean(self, field: str) -> float:
+        """Return the mean of a field of the training runs over their seeds."""
+        values: list[float] = [getattr(run, field) for run in self.trained]
+        return sum(values) / len(values)
+
+    def step(self, load: Workload) -> StepRatio | None:
+        """Return the latest steps on the link and the ranks of a search."""
+        known = [step for step in self.steps if _is_on(step, load)]
+        return known[-1] if known else None
+
+    def failure(self, load: Workload) -> Failure | None:
+        """Return the latest failure there; who diverged did so on every link."""
+        known = [f for f in self.failures if f.outcome == "diverged" or _is_on(f, load)]
+        return known[-1] if known else None
+
+
+def _is_on(entry: StepRatio | Failure, load: Workload) -> bool:
+    return (entry.link, entry.world_size) == (load.link, load.world_size)
+
+
+class Prediction(Document):
+    """Prediction of a strategy by the performance model, the memory formula and earlier runs."""
+
+    step_ms: float | None
+    """None where the model cannot predict it"""
+    low_ms: float | None
+    high_ms: float | None
+    """95 % prediction interval"""
+    memory_bytes: int
+    """peak of a rank"""
+    perplexity_ratio: float | None
+    """over the start's, in runs with the same codecs; None: unknown"""
+    note: str = ""
+    """source of the perplexity, or why there is no prediction"""
+
+
+class Candidate(Document):
+    """Strategy that a judge may choose or that a race times."""
+
+    renamed: ClassVar[dict[str, str]] = {"brief": "label"}
+
+    hash: str
+    strategy: CanonicalStrategy
+    label: str
+    why: str
+    """origin"""
+    prediction: Prediction
+    roles: list[Role] = []
+    """in the race"""
+    has_quality: bool = True
+    """whether its perplexity is known, so that it need not be trained if it is faster"""
+
+    @property
+    def id(self) -> str:
+        """First digits of the hash, independent of its place in a list."""
+        return self.hash[:8]
+
+
+class Space(Document):
+    """Numbers of strategies by which the space of the search was narrowed down."""
+
+    strategies: int
+    """legal ones"""
+    beyond_memory: int
+    spared: int
+    """that save memory which is not needed, and take longer"""
+    known: int
+    """measured before, or worse in perplexity than is tolerated"""
+    unpredicted: dict[str, int]
+    """by reason"""
+    predicted: int
+
+
+class Verdict(Document):
+    """Answer of a judge."""
+
+    choice: str | None
+    """id of a candidate, or null for an abstention"""
+    reason: str
+    judge: str
+    prompts: list[str] = []
+    """to a language model: files with the prompts and their answers"""
+
+
+class Proposal(Document):
+    """Shortlist of one round, the choice among it, and what the race times."""
+
+    round: int
+    workload: Workload
+    incumbent: str
+    """hash"""
+    evidence: str
+    memory_limit_bytes: int
+    fits: bool = True
+    """whether the incumbent's peak is within the limit; otherwise a slower arm may replace it"""
+    peaks: dict[str, int] = {}
+    """predicted of what was timed and has none measured, by hash; bytes of a rank"""
+    space: Space | None
+    """None where the search had to stop"""
+    candidates: list[Candidate]
+    verdict: Verdict
+    arms: list[Candidate]
+    """of the race, the incumbent first; empty where nothing was chosen"""
+    reference: list[TrainingRun]
+    """of the start, with which those of an arm are compared"""
+
+
+class Trial(Document):
+    """Race of a round, and the training runs of what was faster and may be worse."""
+
+    round: int
+    race: Race | None = None
+    """its runs are named by the hashes of their strategies; None in a round without a choice"""
+    trained: list[Measured] = []
+    seconds: float = 0.0
+    """of the race and of training"""
+
+
+class Comparison(Document):
+    """Strategy of a race compared with the incumbent, the limits and the start."""
+
+    hash: str
+    label: str
+    roles: list[Role]
+    outcome: Outcome
+    step: StepRatio | None
+    """over the incumbent; None where the race gave no figures"""
+    predicted_ms: float | None = None
+    """step that the forecast expected"""
+    perplexity_ratio: float | None = None
+    """over the start's; None: unknown"""
+    memory_peak_bytes: int | None = None
+    """of the worst seed, where it was trained"""
+    objections: list[str] = []
+    """to holding it; it is admissible and faster where there is none"""
+
+
+class Decision(Document):
+    """One round, from the candidates to the strategy that is held after it, and why."""
+
+    round: int
+    search: str
+    """name of the search; empty for the one without a name"""
+    link: str
+    world_size: int
+    verdict: Verdict
+    space: Space | None
+    candidates: list[Candidate]
+    stopped: str
+    """why the race ended"""
+    seconds: float
+    decision: Literal["accept", "reject", "none"]
+    reason: str
+    held: str
+    """hash"""
+    fits: bool = True
+    """whether its peak is within the memory limit, as far as it is known"""
+    compared: list[Comparison] = []
+    warnings: list[str] = []
+    """on CPU time that others used during the race"""

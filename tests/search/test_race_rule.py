@@ -1,0 +1,101 @@
+"""Laws of the rule of a race, and its errors by simulation."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardlab.config.race_record import BLOCK
+from shardlab.search.race_rule import SEARCH_ERROR, RaceRule, intervals, ruling, standings
+
+RACES, CHALLENGERS = 8, 4
+RULE = RaceRule.of_search(RACES, 120)
+NOISES = ("normal", "heavy", "disturbed", "correlated")
+
+
+def log_ratios(rng, noise, races, gain=0.0, sd=0.2):
+    """Log steps of challengers over those of the incumbent that they share: [races, challengers,
+    repetitions]. Disturbed: other processes stretch a tenth of all steps."""
+    shape, sd = (races, 1 + CHALLENGERS, RULE.repetitions), sd / math.sqrt(2)
+    steps = sd * (rng.standard_t(3, shape) / 3**0.5 if noise == "heavy" else rng.normal(size=shape))
+    if noise == "disturbed":
+        steps += np.log1p((rng.random(shape) < 0.1) * rng.exponential(1, shape))
+    if noise == "correlated":
+        for k in range(1, shape[-1]):
+            steps[..., k] = 0.2 * steps[..., k - 1] + 0.96**0.5 * steps[..., k]
+    return steps[:, 1:] - steps[:, :1] + math.log1p(-gain)
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_at_most_5_percent_of_searches_accept_what_is_not_faster(noise):
+    searches = 400
+    ratios = log_ratios(np.random.default_rng(0), noise, searches * RACES)
+    faster = intervals(ratios, RULE).faster.reshape(searches, -1).any(axis=1)
+    # two standard errors of the simulation
+    assert faster.mean() <= SEARCH_ERROR + 2 * math.sqrt(0.05 * 0.95 / searches)
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_a_gain_of_20_percent_is_accepted_and_one_of_5_percent_is_hardly_given_up(noise):
+    rng = np.random.default_rng(1)
+    assert intervals(log_ratios(rng, noise, 200, 0.2), RULE).faster.mean() > 0.95
+    assert intervals(log_ratios(rng, noise, 200, 0.05), RULE).hopeless.mean() <= 0.06
+
+
+def test_intervals_hold_the_true_ratio_at_all_looks_together():
+    found = intervals(log_ratios(np.random.default_rng(2), "normal", 500, 0.1), RULE)
+    assert (found.high < 0.9).mean() <= RULE.false_accept + 0.002
+    assert (found.low > 0.9).mean() <= RULE.missed
+    assert np.all((found.low <= found.ratio) & (found.ratio <= found.high))
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 10**6), st.floats(-0.2, 0.4))
+def test_more_repetitions_leave_what_is_decided_decided(seed, gain):
+    ratios = log_ratios(np.random.default_rng(seed), "normal", 1, gain)
+    before = None
+    for repetitions in range(BLOCK, RULE.repetitions + 1, BLOCK):
+        found = intervals(ratios[..., :repetitions], RULE)
+        if before is not None:
+            assert np.all(found.faster >= before.faster)
+            assert np.all(found.hopeless >= before.hopeless)
+        assert not np.any(found.faster & found.hopeless)
+        before = found
+
+
+def steps(**ratios: float) -> dict[str, list[float]]:
+    """Steps of arms whose ratios to the incumbent vary by some percent."""
+    wobble = [1 + 0.04 * (5 * k % 7 - 3) for k in range(20)]
+    times = {"held": [10 * (1 + 0.01 * (k % 3)) for k in range(20)]}
+    return times | {arm: [10 * ratio * w for w in wobble] for arm, ratio in ratios.items()}
+
+
+@pytest.mark.parametrize(
+    ("ratios", "seconds", "stop", "leave"),
+    [
+        ({"fast": 0.5, "slow": 2.0}, 0, "every challenger is decided", ("slow",)),
+        ({"even": 0.97}, 0, None, ()),
+        ({"even": 0.97}, 60, "60 s are over", ()),
+        ({"fast": 0.3, "even": 0.97}, 0, "even cannot become the fastest", ()),
+        ({}, 0, "no challenger is left", ()),
+    ],
+)
+def test_a_race_ends_when_nothing_more_can_be_learnt(ratios, seconds, stop, leave):
+    rule = RaceRule(0.01, repetitions=40, budget_s=60)
+    assert ruling(steps(**ratios), "held", rule, seconds) == (stop, leave)
+
+
+def test_a_race_ends_with_its_repetitions_and_without_an_incumbent():
+    rule = RaceRule(0.01, repetitions=20)
+    assert ruling(steps(even=0.97), "held", rule, 0).stop == "all of 20 repetitions"
+    assert ruling({"other": [1.0] * 20}, "held", rule, 0).stop == "the incumbent diverged"
+    assert standings({"other": [1.0] * 20}, "held", rule) == {}
+
+
+def test_an_arm_that_left_is_compared_over_the_steps_that_it_has():
+    times = steps(slow=2.0)
+    found = standings({**times, "slow": times["slow"][:BLOCK]}, "held", RULE)["slow"]
+    assert (found.verdict, found.repetitions) == ("hopeless", BLOCK)
+    assert found.ratio == pytest.approx(2.0, rel=0.03)

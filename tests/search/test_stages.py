@@ -1,0 +1,242 @@
+"""The stages of a round: with races of a made machine, and one on real ranks."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from shardlab.config.hardware import Hardware
+from shardlab.config.parameters import Parameters
+from shardlab.config.run_record import Record, write_records
+from shardlab.config.timing_record import NO_COMMUNICATION, write_timings
+from shardlab.core.errors import StorageError, UserError
+from shardlab.core.files import write_json
+from shardlab.search.decision import TrialFailed, conclude
+from shardlab.search.history import History
+from shardlab.search.records import Proposal, Trial
+from shardlab.train.launch import RunFailed
+from shardlab.train.run_plan import RunPlan
+from shardlab.train.timing_plan import TimingPlan
+from stages import decide, propose, trial
+from tests.forecast.timing_factory import INT8, made_calibration, made_run
+from tests.record_factory import STRATEGIES, make_record, make_records
+from tests.search.chat_server import listed, says, serving
+from tests.search.machine import Machine
+from tests.search.searches import AGENT, DDP, INT4_KEPT, KEPT, begin, proposal_of, trial_of
+
+FITTED = ("ddp", "fsdp2", "manual")
+TIMINGS = {"one-rank": (1, None), "two-ranks": (2, None), "fast": (2, "1gbit")}
+STATISTICS = {
+    "vocabulary": 300,
+    "train": {"documents": 90, "tokens": 9000, "bytes": 30000, "bytes_per_token": 3.3},
+    "length": {"p50": 80.0, "p90": 150.5, "p99": 400.0},
+    "pad_ratio": 0.0,
+    "entropy_bits": 6.789,
+}
+TREE: dict[str, Any] = {
+    "agent": {"start": "fsdp2", "link": {"rate": "100mbit"}, "memory_limit_gb": 4.0},
+    "rounds": {
+        "1": {"after": "results/results.jsonl"},
+        "2": {"after": "results/rounds/1/history.json"},
+    },
+    "strategies": STRATEGIES,
+    "timed_strategies": {"manual": {"engine": "manual"}},
+    "train": {"batch_size": 2, "sequence_length": 16, "profiled_steps": 1, "timeout_s": 30},
+    "timings": {name: {"runs": [*FITTED]} for name in TIMINGS},
+    "forecast": {
+        "timings": [*TIMINGS],
+        "runs": [*FITTED],
+        "ranks": [8],
+        "links": ["ethernet-10g"],
+        "space": {"gradients": [{"codec": INT8}], "weights": []},
+    },
+    "model": {"preset": "tiny"},
+    "seeds": [0, 1],
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: Path) -> Path:
+    """A folder with the matrix trained, everything timed and calibrated, and two rounds to go."""
+    monkeypatch.chdir(tmp_path)
+    write_records("results/results.jsonl", make_records(seeds=2))
+    made_calibration().to_file("results/calibration.json")
+    Hardware(cpu="A processor", cores=2, memory_gb=3.0, gpus=[]).to_file("results/hardware.json")
+    for name, place in TIMINGS.items():
+        runs = [made_run(name, run, *place) for run in (*FITTED, NO_COMMUNICATION)]
+        write_timings(f"results/timings/{name}.jsonl", runs)
+    (tmp_path / "data").mkdir()
+    for path in data.iterdir():
+        (tmp_path / "data" / path.name).symlink_to(path)
+    write_json("data/statistics.json", STATISTICS)
+    Path("params.yaml").write_text(yaml.safe_dump(TREE))
+    return tmp_path
+
+
+@pytest.fixture
+def params(project: Path, monkeypatch: pytest.MonkeyPatch) -> Parameters:
+    """Parameters of the project, whose races and training runs a made machine does."""
+    machine = Machine(rate="100mbit", noise=0.02)
+
+    def race(plan: TimingPlan, output: Path, look: object, limit_s: float) -> None:
+        proposal = read(Proposal, plan.name.removeprefix("round-"), "proposal")
+        assert list(plan.timing.runs) == [arm.hash for arm in proposal.arms]
+        assert plan.timing.link is not None and limit_s == 300
+        machine.race(proposal, machine.agent()).to_file(output)
+
+    monkeypatch.setattr(trial, "race", race)
+    monkeypatch.setattr(trial, "train_run", lambda *_, **__: None)
+    monkeypatch.setattr(trial, "evaluated", lambda plan, _: make_record("fsdp2", plan.seed))
+    return Parameters()
+
+
+def read(kind: Any, number: str, name: str) -> Any:
+    return kind.from_file(f"results/rounds/{number}/{name}.json", "make it again")
+
+
+def run_round(params: Parameters, number: str) -> tuple[Proposal, History]:
+    for stage in (propose, trial, decide):
+        stage.main(params, number)
+    return read(Proposal, number, "proposal"), read(History, number, "history")
+
+
+def test_two_rounds_build_on_each_other_and_repeat_to_the_byte(params, capsys):
+    first, after = run_round(params, "1")
+    assert "round 1: accept: " in capsys.readouterr().err
+    assert first.incumbent != after.incumbent
+    second, last = run_round(params, "2")
+    assert second.incumbent == after.incumbent
+    assert [decision.round for decision in last.rounds] == [1, 2]
+    assert [race.name for race in last.races] == ["round-1", "round-2"]
+    path = Path("results/rounds/2/proposal.json")
+    before = path.read_bytes()
+    propose.main(params, "2")
+    assert path.read_bytes() == before
+
+
+def test_a_language_models_answers_are_stored_and_a_dead_one_leaves_the_choice_to_rules(params):
+    with serving(lambda request, n: (200, says(min(listed(request))))) as server:
+        asked = ["agent.judge=http", f"agent.endpoint={server.url}", "agent.model=a-model"]
+        propose.main(Parameters(overrides=asked), "1")
+        first = read(Proposal, "1", "proposal")
+    assert (first.verdict.judge, len(first.verdict.prompts)) == ("http: a-model", 2)
+    propose.main(Parameters(overrides=asked), "1")  # without the server
+    assert read(Proposal, "1", "proposal") == first
+    dead = ["agent.judge=http", "agent.endpoint=http://api..example/v1", "agent.model=another"]
+    propose.main(Parameters(overrides=dead), "1")
+    verdict = read(Proposal, "1", "proposal").verdict
+    assert verdict.judge == "rules"
+    assert verdict.reason.startswith("http: another gave no usable answer (agent.endpoint: ")
+
+
+@pytest.mark.long
+def test_memory_is_that_of_the_hardware_detected_or_given(params):
+    def limit_of(*overrides: str) -> int:
+        propose.main(Parameters(overrides=["agent.memory_limit_gb=null", *overrides]), "1")
+        return read(Proposal, "1", "proposal").memory_limit_bytes
+
+    gpus = (
+        'agent.hardware={"gpus": [{"name": "a", "memory_gb": 0.8}, {"name": "b", "memory_gb": 2}]}'
+    )
+    assert limit_of() == 1_500_000_000  # of each of 2 ranks
+    assert limit_of("agent.hardware.memory_gb=2.0") == 1_000_000_000
+    assert limit_of(gpus) == 800_000_000
+    assert limit_of(gpus, "agent.memory_limit_gb=0.9") == 900_000_000
+    Path("results/hardware.json").unlink()
+    with pytest.raises(UserError, match=r"hardware\.json: no such file: run .*stages\.calibrate"):
+        limit_of()
+
+
+def test_a_spent_budget_ends_the_search_without_a_race(params):
+    run_round(params, "1")
+    proposal, history = run_round(Parameters(overrides=["agent.budget=1"]), "2")
+    assert (proposal.arms, proposal.candidates, proposal.space) == ([], [], None)
+    assert history.rounds[-1].decision == "none"
+    assert "budget of 1 trials is spent" in history.rounds[-1].reason
+
+
+@pytest.mark.parametrize("number", ["3", "../1", "1.after", "x"])
+def test_a_round_that_is_not_in_the_parameters_is_refused(params, number):
+    with pytest.raises(UserError):
+        propose.main(params, number)
+    assert not Path("results/rounds").exists()
+
+
+@pytest.mark.parametrize(
+    ("kept", "quality", "trained"), [(0.8, 1.0, 1), (0.8, 1.05, 1), (0.4, 1.0, 0), (1.2, 1.0, 1)]
+)
+def test_only_what_is_faster_than_all_that_is_known_is_trained(
+    params, monkeypatch, kept, quality, trained
+):
+    history = begin(["fsdp2"])
+    proposal = proposal_of(history, KEPT, INT4_KEPT)
+    race = trial_of(proposal, **{f"_{INT4_KEPT.hash()}": 0.5, f"_{KEPT.hash()}": kept}).race
+    proposal.to_file("results/rounds/1/proposal.json")
+    ran: list[RunPlan] = []
+
+    def evaluated(plan: RunPlan, folder: Path) -> Record:
+        ran.append(plan)
+        known = make_record("fsdp2", plan.seed)
+        return known.model_copy(update={"val_ppl": quality * (known.val_ppl or 0.0)})
+
+    monkeypatch.setattr(trial, "race", lambda plan, output, *_: race.to_file(output))
+    monkeypatch.setattr(trial, "evaluated", evaluated)
+    trial.main(params, "1")
+    made = read(Trial, "1", "trial")
+    assert [(plan.strategy.hash(), plan.seed) for plan in ran] == [
+        (INT4_KEPT.hash(), seed) for seed in (0, 1) for _ in range(trained)
+    ]
+    decided = conclude(history, proposal, made, AGENT)
+    fast = KEPT if kept < 0.5 or quality > 1.03 else INT4_KEPT
+    assert decided.incumbent == fast.hash()
+
+
+def test_training_that_fails_is_data_but_a_full_disk_is_not(params):
+    values, (*_, arm) = trial.values_of(params, "1"), proposal_of(begin(["fsdp2"]), INT4_KEPT).arms
+
+    def failing(error: Exception) -> Any:
+        def do(_: trial.Step) -> None:
+            raise error
+
+        return do
+
+    for error, kind in (RunFailed("memory", "no memory", ""), "memory"), (UserError("no"), "crash"):
+        with pytest.raises(TrialFailed) as failure:
+            trial.measure(values, failing(error), arm, 0, 1.0)
+        assert failure.value.kind == kind
+    with pytest.raises(StorageError):
+        trial.measure(values, failing(StorageError("no space left")), arm, 0, 1.0)
+    assert not [*Path(".trials").iterdir()]
+
+
+def test_ranks_that_fail_in_a_race_leave_a_round_without_one(params, monkeypatch):
+    propose.main(params, "1")
+
+    def fails(*_: object) -> None:
+        raise RunFailed("crash", "a traceback", "rank 1: ArithmeticError: wrong")
+
+    monkeypatch.setattr(trial, "race", fails)
+    trial.main(params, "1")
+    decide.main(params, "1")
+    (done,) = read(History, "1", "history").rounds
+    reason = "the race failed: rank 1: ArithmeticError: wrong"
+    assert (done.decision, done.reason) == ("reject", reason)
+
+
+def test_a_round_on_real_ranks_races_and_decides(project):
+    history = begin(["fsdp2", "ddp"], agent=AGENT)
+    proposal_of(history, DDP).to_file("results/rounds/1/proposal.json")
+    write_records("results/results.jsonl", make_records(["fsdp2", "ddp"], seeds=2))
+    own = ["agent.searches.three={world_size: 3}", "rounds.1.search=three"]
+    real = Parameters(overrides=["agent.link=null", "agent.repetitions=20", *own])
+    trial.main(real, "1")
+    decide.main(real, "1")
+    after = read(History, "1", "history")
+    (race,) = after.races
+    assert {name: arm.outcome for name, arm in race.arms.items()} == dict.fromkeys(
+        (history.start, DDP.hash()), "ok"
+    )
+    assert {run.run for run in race.runs} == {history.start, DDP.hash(), NO_COMMUNICATION}
+    assert {run.world_size for run in race.runs} == {3}
+    assert (after.search, after.workload.world_size) == ("three", 3)
