@@ -201,7 +201,7 @@ class Launches:
     def __len__(self) -> int:
         return len(self._start)
 
-    def of(self, found: Device) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    def of(self, events: Device) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Return time and thread of the launch of each event; -1 where the thread is unknown.
 
         A stream runs in the order of launches. So what ran on it without a known launch, before
@@ -209,19 +209,19 @@ class Launches:
         """
         known = np.array(self._correlation)
         order = np.argsort(known)
-        wanted, start = np.array(found.correlation), np.array(found.start)
+        wanted, start = np.array(events.correlation), np.array(events.start)
         if len(known) == 0 or len(wanted) == 0:
             return start, np.full(len(wanted), -1)
-        place = np.searchsorted(known[order], wanted).clip(max=len(known) - 1)
-        launch = order[place]
-        there = known[launch] == wanted
-        stream = np.array(found.stream)
+        index = np.searchsorted(known[order], wanted).clip(max=len(known) - 1)
+        launch = order[index]
+        is_known = known[launch] == wanted
+        stream = np.array(events.stream)
         first = np.full(stream.max() + 1, np.inf)
-        np.minimum.at(first, stream[there], start[there])
+        np.minimum.at(first, stream[is_known], start[is_known])
         before = np.isfinite(first[stream]) & (start < first[stream])
         return (
-            np.where(there, np.array(self._start)[launch], np.where(before, -np.inf, start)),
-            np.where(there, np.array(self._thread)[launch], -1),
+            np.where(is_known, np.array(self._start)[launch], np.where(before, -np.inf, start)),
+            np.where(is_known, np.array(self._thread)[launch], -1),
         )
 
 

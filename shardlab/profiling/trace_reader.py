@@ -186,7 +186,7 @@ class _Rank:
         )
 
     def _counted(self) -> Clues:
-        work = [self._launches.of(each) for each in (self._kernels, self._copies, self._nccl)]
+        work = [self._launches.of(events) for events in (self._kernels, self._copies, self._nccl)]
         return Clues(
             whole=np.array([[self._first, self._last]]),
             calls=len(self._calls),
@@ -195,13 +195,13 @@ class _Rank:
             earlier=sum(int(np.isneginf(times).sum()) for times, _ in work),
         )
 
-    def _launched(self, found: Device) -> Launched:
-        launched, _ = self._launches.of(found)
-        return Launched(found.times, launched)
+    def _launched(self, events: Device) -> Launched:
+        launched, _ = self._launches.of(events)
+        return Launched(events.times, launched)
 
     def _all_collectives(self) -> Collectives:
-        mine = [each for each in self._collectives if each[2] not in self._workers]
-        workers = sorted(each for each in self._collectives if each[2] in self._workers)
+        mine = [c for c in self._collectives if c[2] not in self._workers]
+        workers = sorted(c for c in self._collectives if c[2] in self._workers)
         called = calls_of_worker(self._calls, [name for *_, name in workers])
         on_cpu_called = [
             *((start, tid) for start, _, tid, _ in mine),

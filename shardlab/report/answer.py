@@ -22,7 +22,6 @@ def answer(evidence: Evidence) -> list[str]:
     setting = next(record for record in evidence.records if record.run == baseline)
     return [
         _speed(trained, baseline),
-        _codecs(trained, baseline),
         *(fastest(group, baseline) for group in evidence.crossovers),
         _bytes(trained, baseline),
         _training(compared),
@@ -46,25 +45,6 @@ def _speed(compared: pd.DataFrame, baseline: str) -> str:
     return (
         f"{name} has the shortest step: {time}, {times} times that of the baseline "
         f"{baseline}{ending}"
-    )
-
-
-def _codecs(compared: pd.DataFrame, baseline: str) -> str:
-    """State whether codecs shortened the step, by runs of the engine of the baseline alone."""
-    engine = compared.loc[baseline, "engine"]
-    with_codec = (compared[["gradients_codec", "weights_codec"]] != "none").any(axis=1)
-    coded = compared[with_codec & (compared["engine"] == engine) & (compared.index != baseline)]
-    if coded.empty:
-        return f"No {engine} run other than the baseline compresses what it sends."
-    ends = zip(coded["step_ratio_low"], coded["step_ratio_high"], strict=True)
-    verdicts = [verdict(low, high, 1) for low, high in ends]
-    runs = f"Of {len(coded)} {engine} runs with a codec"
-    if "unknown" in verdicts:
-        return f"{runs}, none can be compared by a single repetition."
-    return (
-        f"{runs}, {verdicts.count('lower')} had a shorter step than the baseline, "
-        f"{verdicts.count('higher')} a longer one, and {verdicts.count('same')} did not differ "
-        "significantly."
     )
 
 

@@ -263,7 +263,6 @@ TIMED = [
     LINK,
     STEP,
     STEP_RATIO,
-    Column("step / no-comm. bound", "", interval("bound_ratio"), "the same ratio to the bound"),
     THROUGHPUT,
     Column("ledger", "MB/step", "bytes_wire", "bytes that a rank sent, as the library counts them"),
     Column(

@@ -24,9 +24,9 @@ _INFINITE = "infinite"
 _RATES = ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"), (1.0, "bit/s"))
 
 
-def figure(value: float, digits: int = 3) -> str:
+def figure(value: float | None, digits: int = 3) -> str:
     """Format to `digits` significant digits, thousands separated, without an exponent."""
-    return fixed(value, decimals(value, digits))
+    return ABSENT if value is None else fixed(value, decimals(value, digits))
 
 
 def fixed(value: float, places: int) -> str:
@@ -67,9 +67,11 @@ def within(mean: float, low: float, high: float, places: int, unit: str = "") ->
     return f"{text} ({fixed(low, places)} to {fixed(high, places)})"
 
 
-def percent(fraction: float, places: int = 1) -> str:
+def percent(fraction: float | None, places: int = 1) -> str:
     """Format a fraction between 0 and 1 in percent."""
-    return fixed(100 * fraction, places) + (" %" if math.isfinite(fraction) else "")
+    if fraction is None or not math.isfinite(fraction):
+        return figure(fraction)
+    return f"{fixed(100 * fraction, places)} %"
 
 
 def rate_text(bits_per_second: float) -> str:

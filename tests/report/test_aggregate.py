@@ -74,16 +74,6 @@ def test_step_times_are_compared_by_the_repetitions_of_the_timing():
     assert row["step_ms_mean"] == 99.0
 
 
-def test_no_run_is_dropped_and_order_is_kept():
-    names = list(reversed(STRATEGIES))
-    assert list(compare(make_records(names)).index) == names
-
-
-def test_absent_measure_is_nan_and_not_zero():
-    row = compare(make_records(["fsdp2"])).loc["fsdp2"]
-    assert math.isnan(row["residual_norm"])
-
-
 def test_select_refuses_missing_records():
     records = make_records(["fsdp2", "ddp"])
     assert [(r.run, r.seed) for r in select(records, ["ddp"], [2, 0])] == [("ddp", 2), ("ddp", 0)]
@@ -126,15 +116,12 @@ def test_traffic_by_kind_sums_to_the_record(run):
         assert whole == pytest.approx(getattr(record, what))
 
 
-def test_compression_ratio_is_per_kind_and_absent_without_traffic():
+def test_compression_ratio_is_per_kind_and_bytes_between_nodes_are_summed():
     measures = derived(make_record("ddp-int8"))
     assert measures["gradients_ratio"] == pytest.approx(3.88)
     assert measures["weights_ratio"] is None
-    assert derived(make_record("fsdp2-int8"))["weights_ratio"] == 1
-
-
-def test_bytes_between_nodes_sum_gradients_and_weights():
     record = make_record("fsdp2-int8")
+    assert derived(record)["weights_ratio"] == 1
     assert derived(record)["bytes_between_nodes"] is None
     for kind, moved in (("gradients", 3e5), ("weights", 2e5)):
         record = with_account(record, kind, bytes_between_nodes=moved)
@@ -171,26 +158,16 @@ def test_codec_texts_include_options():
     assert set(codec_texts(parse_strategy({"engine": "ddp"})).values()) == {"none"}
 
 
-def test_tables_show_every_figure_of_the_ledger():
+def test_tables_show_the_ledger_and_the_codecs():
     strategy = parse_strategy(
         {
             "gradients": {"codec": "int4", "error_feedback": True},
             "weights": {"codec": "int8", "minimum_size": 0},
         }
     )
-    records = make_records(["fsdp2"])
-    records += [
-        with_account(
-            make_record("both", seed, strategy=strategy.model_dump(mode="json")),
-            "gradients",
-            bytes_raw=2e6,
-            bytes_wire=2.5e5,
-            bytes_between_nodes=1e5,
-            uncompressed={"fewer than 1024 elements": 2.0},
-        )
-        for seed in range(3)
-    ]
-    evidence = make_evidence(records)
+    account = {"bytes_raw": 2e6, "bytes_wire": 2.5e5, "bytes_between_nodes": 1e5}
+    other = make_record("both", strategy=strategy.model_dump(mode="json"))
+    evidence = make_evidence([make_record(BASELINE), with_account(other, "gradients", **account)])
     shown = {
         column.heading: cell
         for table in tables_of([runs.traffic(evidence), runs.codec_statistics(evidence)])
@@ -202,7 +179,6 @@ def test_tables_show_every_figure_of_the_ledger():
     assert (shown["gradients raw, MB/step"], shown["gradients wire, MB/step"]) == ("2.00", "0.250")
     assert (shown["gradients ratio"], shown["weights ratio"]) == ("8.00", "1.00")
     assert shown["between nodes, MB/step"] == "0.100"
-    assert shown["sent uncompressed, messages/step"] == "gradients, fewer than 1024 elements 2.00"
 
 
 def test_paired_difference_by_hand():
@@ -213,12 +189,8 @@ def test_paired_difference_by_hand():
     assert result["mean"] == 1.5
     assert result["low"] == pytest.approx(1.5 - half, rel=1e-6)
     assert result["high"] == pytest.approx(1.5 + half, rel=1e-6)
-
-
-def test_pairs_are_taken_seed_by_seed():
-    """A shift common to all seeds has no uncertainty, however much the seeds differ."""
-    values = pd.DataFrame({"base": [1.0, 50.0, 900.0], "other": [3.0, 52.0, 902.0]})
-    assert paired_difference(values, "base").loc["other"].tolist() == [2, 2, 2]
+    mean, low, high = paired_difference(values[:1], "base").loc["other"]
+    assert mean == 1 and math.isnan(low) and math.isnan(high)
 
 
 @given(st.lists(st.tuples(positive, positive), min_size=2, max_size=8))
@@ -236,12 +208,6 @@ def test_ratio_of_scaled_runs_is_the_scale(base, scale):
     result = paired_ratio(values, "base")
     assert result.loc["other"].tolist() == pytest.approx([scale] * 3, rel=1e-6)
     assert result.loc["base"].tolist() == [1, 1, 1]
-
-
-def test_one_seed_has_no_interval():
-    values = pd.DataFrame({"base": [1.0], "other": [3.0]})
-    mean, low, high = paired_difference(values, "base").loc["other"]
-    assert mean == 2 and math.isnan(low) and math.isnan(high)
 
 
 @given(

@@ -44,7 +44,7 @@ Curves = Mapping[str, Sequence[Sequence[float]]]
 
 
 def links(evidence: Evidence) -> Section:
-    """Show speed-ups by link rate, break-even rates of codecs, and time to quality by link."""
+    """Show speed-ups by link rate, and break-even rates of codecs."""
     baseline = evidence.baseline
     everything = evidence.timing_table("All timings", TIMED, evidence.timing_rows)
     return Section(
@@ -52,9 +52,7 @@ def links(evidence: Evidence) -> Section:
         sentences=[
             "A codec pays while a step is shorter than that of the same strategy without a codec. "
             "The rate at which it stops paying is interpolated between measured rates on "
-            "logarithmic scales; its interval is that of the ratios of step times. Time to a loss "
-            "is the number of steps times the step time, with the smoothed losses of the training "
-            "runs; a run that is over keeps its last loss.",
+            "logarithmic scales; its interval is that of the ratios of step times.",
         ],
         figures=[
             Figure(
@@ -70,20 +68,16 @@ def links(evidence: Evidence) -> Section:
             Section(
                 title=f"Links of {group_title(group)}",
                 sentences=[fastest(group, baseline)],
-                tables=_tables(group, evidence),
+                tables=[
+                    table
+                    for table in (step_table(group, baseline), codec_table(group))
+                    if table.rows
+                ],
             )
             for group in evidence.crossovers
         ],
         details=[Section(everything.title, tables=[everything])],
     )
-
-
-def _tables(group: pd.DataFrame, evidence: Evidence) -> list[Table]:
-    tables = [step_table(group, evidence.baseline), codec_table(group)]
-    # losses of the training runs hold for their number of ranks alone
-    if group["world_size"].iloc[0] == evidence.records[0].world_size:
-        tables += quality_tables(group, evidence)
-    return [table for table in tables if table.rows]
 
 
 def fastest(group: pd.DataFrame, baseline: str) -> str:
@@ -183,48 +177,34 @@ def stops_paying(group: pd.DataFrame, run: str) -> str:
 
 
 def time_to_quality(evidence: Evidence) -> Section | None:
-    """Show time to each loss and loss at each time; None if the parameters ask for neither."""
-    rows, curves = evidence.steps, _curves(evidence, evidence.runs)
-    columns = [
-        *_times(rows, curves, evidence.quality.train_loss),
-        *_losses(rows, curves, evidence.quality.time_s),
-    ]
-    if not columns:
-        return None
-    return Section(
-        "Time to quality",
-        sentences=[
-            "Steps until the training loss, smoothed over a twentieth of the run, is reached; the "
-            "same times the step time of the timing; and the smoothed loss of the last step that "
-            "ended by a time. A loss that a seed does not reach has no time.",
-        ],
-        tables=[evidence.run_table("Time to quality", [RUN, *columns])],
-    )
-
-
-def quality_tables(group: pd.DataFrame, evidence: Evidence) -> list[Table]:
-    """Return time to each loss and loss after each time that the parameters ask for, by link.
+    """Show time to each loss and loss at each time on every link; None if nobody asks for them.
 
     Means over seeds; absent if a seed does not reach the loss.
     """
-    curves = _curves(evidence, [run for run in group["run"].unique() if run in evidence.losses])
-    titles = {
-        "Time to a training loss": _times(group, curves, evidence.quality.train_loss),
-        "Training loss at equal time": _losses(group, curves, evidence.quality.time_s),
-    }
-    rows = [{"run": run} for run in curves]
-    return [
-        make_table(f"{title}, {group_title(group)}", [RUN, *columns], rows, evidence.baseline)
-        for title, columns in titles.items()
-        if columns
-    ]
-
-
-def _curves(evidence: Evidence, runs: Sequence[str]) -> Curves:
-    return {
+    rows = evidence.timing_rows
+    # losses of the training runs hold for their number of ranks alone
+    rows = rows[rows["world_size"] == evidence.records[0].world_size]
+    runs = [run for run in rows["run"].unique() if run in evidence.losses]
+    curves = {
         run: [[seed[step] for step in sorted(seed)] for seed in evidence.losses[run].values()]
         for run in runs
     }
+    titles = {
+        "Time to a training loss": _times(rows, curves, evidence.quality.train_loss),
+        "Training loss at equal time": _losses(rows, curves, evidence.quality.time_s),
+    }
+    tables = [
+        make_table(title, [RUN, *columns], [{"run": run} for run in runs], evidence.baseline)
+        for title, columns in titles.items()
+        if columns
+    ]
+    sentence = (
+        "Steps until the training loss, smoothed over a twentieth of the run, is reached; the "
+        "same times the step time of each timing; and the smoothed loss of the last step that "
+        "ended by a time. A loss that a seed does not reach has no time, and a run that is over "
+        "keeps its last loss."
+    )
+    return Section("Time to quality", [sentence], tables=tables) if tables else None
 
 
 def _times(rows: pd.DataFrame, curves: Curves, losses: Sequence[float]) -> list[Column]:
