@@ -26,7 +26,7 @@ from shardlab.report.sections import runs
 from shardlab.report.tables import tables_of
 from shardlab.report.timings import timing_table
 from tests.evidence_factory import make_evidence
-from tests.record_factory import BASELINE, STRATEGIES, make_record, make_records
+from tests.record_factory import BASELINE, make_record, make_records
 from tests.timed_run_factory import make_timed
 
 positive = st.floats(0.01, 1e6)
@@ -107,15 +107,6 @@ def with_account(record, kind, **changes):
     return record.model_copy(update={"ledger": ledger})
 
 
-@pytest.mark.parametrize("run", STRATEGIES)
-def test_traffic_by_kind_sums_to_the_record(run):
-    record = make_record(run)
-    measures = derived(record)
-    for what in ("bytes_raw", "bytes_wire"):
-        whole = measures[f"gradients_{what}"] + measures[f"weights_{what}"]
-        assert whole == pytest.approx(getattr(record, what))
-
-
 def test_compression_ratio_is_per_kind_and_bytes_between_nodes_are_summed():
     measures = derived(make_record("ddp-int8"))
     assert measures["gradients_ratio"] == pytest.approx(3.88)
@@ -126,6 +117,9 @@ def test_compression_ratio_is_per_kind_and_bytes_between_nodes_are_summed():
     for kind, moved in (("gradients", 3e5), ("weights", 2e5)):
         record = with_account(record, kind, bytes_between_nodes=moved)
     assert derived(record)["bytes_between_nodes"] == 5e5
+    for name in ("bytes_raw", "bytes_wire"):
+        total = sum(derived(record)[f"{kind}_{name}"] for kind in ("gradients", "weights"))
+        assert total == pytest.approx(getattr(record, name))
 
 
 def test_uncompressed_messages_are_means_over_all_seeds():
@@ -200,14 +194,6 @@ def test_difference_is_antisymmetric(pairs):
     back = paired_difference(values, "b").loc["a"]
     assert forth.tolist() == pytest.approx([-back["mean"], -back["high"], -back["low"]])
     assert forth["low"] <= forth["mean"] <= forth["high"]
-
-
-@given(st.lists(positive, min_size=2, max_size=8), st.floats(0.1, 10))
-def test_ratio_of_scaled_runs_is_the_scale(base, scale):
-    values = pd.DataFrame({"base": base, "other": [scale * value for value in base]})
-    result = paired_ratio(values, "base")
-    assert result.loc["other"].tolist() == pytest.approx([scale] * 3, rel=1e-6)
-    assert result.loc["base"].tolist() == [1, 1, 1]
 
 
 @given(
