@@ -119,8 +119,10 @@ class _Rank:
         end = start + event["dur"]
         if not -_LONGEST_US < start <= end < _LONGEST_US:
             raise ValueError(f"an event at {event['ts']} that lasts {event['dur']} us")
-        self._first = min(self._first, start)
-        self._last = max(self._last, end)
+        if start < self._first:
+            self._first = start
+        if end > self._last:
+            self._last = end
         if kind > RANGE:
             self._add_device(kind, event, start, end)
             return

@@ -211,8 +211,8 @@ def comparison(records: Sequence[Record], timed: pd.DataFrame, baseline: str) ->
     Columns: strategy (its label), engine, gradients_codec, weights_codec, error_feedback, seeds,
     divergence (words, or empty), comm_ms_by_op and uncompressed (JSON texts); `TIMED` and the
     `flops_share` of the timed steps; for each other measure of the records its mean under its own
-    name and its standard deviation as `NAME_sd`; `ppl_ratio` and `bits_per_byte_difference` to the
-    baseline, each with `_low` and `_high`.
+    name and its standard deviation as `NAME_sd`; `ppl_ratio` to the baseline, with `_low` and
+    `_high`.
 
     Args:
         timed: rows of `timings.timing_table` of one timing of all runs.
@@ -228,19 +228,14 @@ def comparison(records: Sequence[Record], timed: pd.DataFrame, baseline: str) ->
     # model FLOPs per second of the timed steps over those of matrix products on all ranks
     available = steps["world_size"] * mean["product_flops_per_s"]
     flops_share = mean["flops_per_token"] * steps["tokens_per_s"] / available
-    quality = {
-        "ppl_ratio": paired_ratio(table["val_ppl"].unstack("run"), baseline),
-        "bits_per_byte_difference": paired_difference(
-            table["val_bits_per_byte"].unstack("run"), baseline
-        ),
-    }
+    perplexity = paired_ratio(table["val_ppl"].unstack("run"), baseline)
     parts = [
         pd.DataFrame([_description(runs) for runs in by_run.values()], index=index),
         steps[TIMED],
         flops_share.to_frame("flops_share"),
         mean,
         deviation.add_suffix("_sd"),
-        *(with_ends(ratio, name) for name, ratio in quality.items()),
+        with_ends(perplexity, "ppl_ratio"),
     ]
     # without a copy pandas warns of a table of many blocks
     return pd.concat([part.reindex(index) for part in parts], axis=1).copy()

@@ -60,7 +60,7 @@ def _bytes(compared: pd.DataFrame, baseline: str) -> str:
     change, low, high = (100 * (run[f"ppl_ratio{end}"] - 1) for end in ("", "_low", "_high"))
     if not math.isfinite(change):
         return f"{text}; its validation perplexity is not finite."
-    size = within(abs(change), *sorted((abs(low), abs(high))), places=1, unit=" %")
+    size = within(abs(change), min(abs(low), abs(high)), max(abs(low), abs(high)), 1, " %")
     ending = {
         "higher": f"higher than the baseline's by {size}",
         "lower": f"lower than the baseline's by {size}",

@@ -99,11 +99,11 @@ def _bars(count: int) -> tuple[Figure, Axes]:
 
 def _legend(figure: Figure, *panels: Axes) -> None:
     """Draw one legend for all panels."""
-    handles = {}
+    handles: dict[str, Any] = {}
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3)
+    figure.legend([*handles.values()], [*handles], loc="outside lower center", ncols=3)
 
 
 @mpl.rc_context(STYLE)

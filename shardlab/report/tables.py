@@ -95,8 +95,8 @@ def interval(name: str, places: int = 2) -> Cell:
     """Show a ratio with the interval `NAME_low` to `NAME_high`; 1 alone for the reference."""
 
     def cell(row: Row) -> str:
-        ratio = [row[f"{name}{end}"] for end in ("", "_low", "_high")]
-        return "1" if ratio == [1, 1, 1] else within(*ratio, places=places)
+        ratio, low, high = (row[f"{name}{end}"] for end in ("", "_low", "_high"))
+        return "1" if ratio == low == high == 1 else within(ratio, low, high, places)
 
     return cell
 
@@ -189,7 +189,7 @@ def make_table(
         rows: values by name, which the columns show; or texts, one for each column.
         baseline: rows whose value `run` is this one stand out.
     """
-    columns = [
+    shown = [
         Column(column, "", "", numeric=False) if isinstance(column, str) else column
         for column in columns
     ]
@@ -200,9 +200,9 @@ def make_table(
             lines.append(list(row))
             continue
         is_baseline = row.get("run", "") == baseline
-        lines.append([column.cell({**row, "is_baseline": is_baseline}) for column in columns])
+        lines.append([column.cell({**row, "is_baseline": is_baseline}) for column in shown])
         highlighted += [number] * is_baseline
-    return Table(title, columns, lines, highlighted, layout, warning)
+    return Table(title, shown, lines, highlighted, layout, warning)
 
 
 def facts_table(title: str, facts: Iterable[Sequence[str]]) -> Table:

@@ -54,7 +54,11 @@ def _order(run: TimedRun) -> tuple[int, float, int, str]:
 def _rows(runs: Sequence[TimedRun], baseline: str) -> pd.DataFrame:
     steps = pd.DataFrame({run.run: run.step_ms for run in runs})
     reference = references({run.run: run.strategy for run in runs})
-    ratios = {"step_ratio": baseline, "bound_ratio": NO_COMMUNICATION, "codec_ratio": reference}
+    ratios: dict[str, str | dict[str, str]] = {
+        "step_ratio": baseline,
+        "bound_ratio": NO_COMMUNICATION,
+        "codec_ratio": reference,
+    }
     table = pd.DataFrame([_row(run) for run in runs], index=steps.columns)
     parts = [with_ends(paired_ratio(steps, other), name) for name, other in ratios.items()]
     table = pd.concat([table, *parts], axis=1)

@@ -242,7 +242,7 @@ def _step_s(rows: pd.DataFrame, timing: str, curves: Curves) -> dict[str, float]
 
 
 def _loss_after(moment: float, losses: Sequence[float], step_s: float) -> float | None:
-    return quality_at_time(losses, np.arange(1, len(losses) + 1) * step_s, moment)
+    return quality_at_time(losses, [step_s * (i + 1) for i in range(len(losses))], moment)
 
 
 def _mean(values: Sequence[float | None]) -> float:

@@ -66,11 +66,11 @@ def bottleneck_of(rows: pd.DataFrame, setting: Setting) -> str:
 
 
 def _sentence(row: pd.Series) -> str:
-    ratio = [row[f"bound_ratio{end}"] for end in ("", "_low", "_high")]
+    ratio, low, high = (row[f"bound_ratio{end}"] for end in ("", "_low", "_high"))
     return (
         f"On {row['world_size']} ranks (link: {row['link']}) {_verdict(row)} of {row['run']}: its "
-        f"step takes {within(*ratio, places=2)} times the no-communication bound, so "
-        f"{percent(max(0.0, 1 - 1 / ratio[0]), 0)} of it is the cost of sharding and "
+        f"step takes {within(ratio, low, high, 2)} times the no-communication bound, so "
+        f"{percent(max(0.0, 1 - 1 / ratio), 0)} of it is the cost of sharding and "
         f"communication; in the trace {percent(row['exposed_share'], 0)} of it is exposed "
         "communication."
     )

@@ -1,5 +1,7 @@
 """Section on the search: what was predicted, raced and decided, round by round."""
 
+import math
+
 from shardlab.report.evidence import Evidence
 from shardlab.report.tables import (
     ABSENT,
@@ -141,11 +143,13 @@ def _by_step(candidate: Candidate) -> tuple[float, str]:
 
 def _candidate(candidate: Candidate) -> list[str]:
     prediction, ratio = candidate.prediction, candidate.prediction.perplexity_ratio
-    step, low, high = prediction.step_ms, prediction.low_ms, prediction.high_ms
-    is_known = step is not None and low is not None and high is not None
+    step = prediction.step_ms, prediction.low_ms, prediction.high_ms
+    mean, low, high = (math.nan if value is None else value for value in step)
     return [
         candidate.label,
-        within(step, low, high, 1, " ms") if is_known else ABSENT,
+        ABSENT
+        if step is None or low is None or high is None
+        else within(step, low, high, 1, " ms"),
         f"{percent(None if ratio is None else ratio - 1)} ({prediction.note})",
         candidate.why,
     ]
