@@ -147,9 +147,7 @@ def _candidate(candidate: Candidate) -> list[str]:
     mean, low, high = (math.nan if value is None else value for value in step)
     return [
         candidate.label,
-        ABSENT
-        if step is None or low is None or high is None
-        else within(step, low, high, 1, " ms"),
+        within(mean, low, high, 1, " ms"),
         f"{percent(None if ratio is None else ratio - 1)} ({prediction.note})",
         candidate.why,
     ]
