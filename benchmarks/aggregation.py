@@ -12,9 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.gradients import Gradients
-from shardlab.codecs.base import Codec, MessageKey
+from shardlab.codecs.base import Codec, MessageKey, Unit
 from shardlab.codecs.multi_phase import MultiPhaseMethod
-from shardlab.codecs.unit import Unit
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.multi_phase import GroupCommunicator
 

@@ -33,7 +33,7 @@ from benchmarks.gradients import Gradients, prepare, statistics
 from benchmarks.speed import Speed, codec_speed, phase_speed
 from shardlab.codecs.base import Codec
 from shardlab.codecs.multi_phase import MultiPhaseMethod
-from shardlab.config.codec_modules import load_codecs
+from shardlab.config.codec_table import load_codecs
 from shardlab.core.progress import say, stopwatch
 from shardlab.report.tables import ABSENT, figure, fixed, scientific
 

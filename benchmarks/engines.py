@@ -27,9 +27,7 @@ from shardlab.core.document import validate
 from shardlab.core.progress import say
 from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
-from shardlab.models.build import build_model
-from shardlab.models.parts import transformer_blocks
-from shardlab.models.presets import PRESETS
+from shardlab.models.build import PRESETS, build_model, transformer_blocks
 from shardlab.report.tables import figure
 from shardlab.train.utilization import peak_memory
 

@@ -18,11 +18,11 @@ from shardlab.config.schema import Forecast, Space, Timing, Train
 from shardlab.config.strategy import parse_strategy
 from shardlab.config.timing_record import read_timings
 from shardlab.forecast.calibrate import Network, calibrate
-from shardlab.forecast.measured_costs import codecs_of
+from shardlab.forecast.codec_costs import codecs_of
 from shardlab.forecast.results import Check, predict, summarize
 from shardlab.report.tables import fixed
-from shardlab.train.timing_plan import TimingPlan
-from shardlab.train.together import time_strategies
+from shardlab.train.interleaved import time_strategies
+from shardlab.train.plans import TimingPlan
 
 _FITTED = ("ddp", "fsdp2", "manual", "slide")
 _RUNS = (

@@ -28,13 +28,13 @@ from torch import Tensor, nn
 from transformers import GPT2LMHeadModel
 
 from benchmarks.common import DATA, WORK, arguments, on_ranks
-from shardlab.codecs.unit import Block, Unit
+from shardlab.codecs.base import Block, Unit
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic, sha256_of_file
 from shardlab.core.progress import say, stopwatch, track
 from shardlab.data.loader import Batches
 from shardlab.data.tokens import TokenSplit, open_split
-from shardlab.models.presets import Shape, shape_config
+from shardlab.models.build import Shape, shape_config
 
 RANKS, SENDERS, STEPS = 8, 4, 24
 EVERY = 4

@@ -34,9 +34,9 @@ from shardlab.core.progress import say
 from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
 from shardlab.engines.step_space import free_bytes
+from shardlab.models.build import Shape, shape_config
 from shardlab.models.memory import Sizes, closed_form, device_memory, host_memory
-from shardlab.models.presets import Shape, shape_config
-from shardlab.models.unit_sizes import sizes_of
+from shardlab.models.sizes import sizes_of
 from shardlab.models.weights import RandomWeights
 from shardlab.report.tables import figure
 

@@ -33,8 +33,8 @@ from shardlab.core.progress import say
 from shardlab.train.checkpoint_folder import Folder, damage_in
 from shardlab.train.launch import RunFailed
 from shardlab.train.loop import Loop
+from shardlab.train.plans import RunPlan
 from shardlab.train.run import train_run
-from shardlab.train.run_plan import RunPlan
 
 _INT4 = {"codec": "int4:group=64", "error_feedback": True}
 STRATEGIES: list[dict[str, Any]] = [

@@ -32,9 +32,9 @@ from benchmarks.common import (
 from benchmarks.gradients import Gradients, prepare
 from benchmarks.other_codecs import RIVALS, Calls, Rival
 from benchmarks.speed import KEY, Alone, best_times, clock_of
+from shardlab.codecs.base import Block, Unit
 from shardlab.codecs.multi_phase import Method, MultiPhaseMethod
 from shardlab.codecs.registry import make_method
-from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.object_collectives import device_of
 from shardlab.core.errors import UserError
 from shardlab.core.progress import say

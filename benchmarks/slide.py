@@ -36,7 +36,7 @@ from shardlab.core.progress import say
 from shardlab.engines.base import EngineSetup, Optimization
 from shardlab.engines.slide import SlideEngine
 from shardlab.engines.slide_transfers import Copies
-from shardlab.models.presets import Shape, shape_config
+from shardlab.models.build import Shape, shape_config
 from shardlab.models.units import prepare
 from shardlab.models.weights import RandomWeights
 from shardlab.report.tables import figure

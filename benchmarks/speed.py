@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shardlab.codecs.base import Codec, MessageKey
+from shardlab.codecs.base import Codec, MessageKey, Unit
 from shardlab.codecs.multi_phase import MultiPhaseMethod
-from shardlab.codecs.unit import Unit
 from shardlab.codecs.wire import Buffers
 from shardlab.core.progress import stopwatch
 

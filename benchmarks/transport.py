@@ -23,7 +23,7 @@ from benchmarks.common import arguments
 from shardlab.comm import transport
 from shardlab.comm.emulated_link import Links
 from shardlab.comm.transport import Transport
-from shardlab.config.link import Link
+from shardlab.config.machine import Link
 from shardlab.train.launch import launch
 
 SIZES = [1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24]

@@ -6,9 +6,8 @@ from shardlab.config.schema import each_timing
 from shardlab.config.strategy import Strategy, parse_strategy
 from shardlab.core.errors import UserError
 from shardlab.core.progress import say
-from shardlab.forecast.calibrate import Network, calibrate
-from shardlab.forecast.measured_costs import codecs_of
-from shardlab.forecast.measured_hardware import detect
+from shardlab.forecast.calibrate import Network, calibrate, detect
+from shardlab.forecast.codec_costs import codecs_of
 from shardlab.train.launch_environment import node_count
 from stages.common import run
 

@@ -11,7 +11,7 @@ from shardlab.core.progress import say
 from shardlab.data.tokens import read_manifest
 from shardlab.models.build import build_model
 from shardlab.models.memory import closed_form, host_memory
-from shardlab.models.unit_sizes import sizes_of
+from shardlab.models.sizes import sizes_of
 from stages.common import SAMPLES, run
 
 _CPU = torch.device("cpu")

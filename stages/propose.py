@@ -3,14 +3,14 @@
 from pathlib import Path
 
 from shardlab.config.calibration_record import Calibration
-from shardlab.config.hardware import Hardware
+from shardlab.config.machine import Hardware
 from shardlab.config.parameters import Parameters
 from shardlab.config.run_record import read_records
 from shardlab.config.timing_record import read_all
 from shardlab.core.files import read_json
 from shardlab.core.progress import say
 from shardlab.forecast.results import fitted_runs
-from shardlab.models.unit_shapes import ModelShapes
+from shardlab.models.sizes import ModelShapes
 from shardlab.search.evidence import data_facts, machine_facts
 from shardlab.search.history import hold_fastest, initial_history, load_history
 from shardlab.search.judge import judge_of

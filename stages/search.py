@@ -13,9 +13,9 @@ from typing import Annotated
 from pydantic import Field
 
 from shardlab.comm.emulated_link import Links
-from shardlab.config.fields import Name
-from shardlab.config.link import LOOPBACK, Link
+from shardlab.config.machine import LOOPBACK, Link
 from shardlab.config.parameters import Parameters
+from shardlab.config.schema import Name
 from shardlab.config.timing_record import read_all
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError

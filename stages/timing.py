@@ -4,8 +4,8 @@ from pathlib import Path
 
 from shardlab.config.parameters import Parameters
 from shardlab.core.errors import UserError
-from shardlab.train.timing_plan import TimingPlan
-from shardlab.train.together import time_strategies
+from shardlab.train.interleaved import time_strategies
+from shardlab.train.plans import TimingPlan
 from stages.common import SAMPLES
 from stages.common import run as run_stage
 

@@ -6,14 +6,14 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from shardlab.config.fields import Seed
 from shardlab.config.parameters import Parameters
+from shardlab.config.schema import Seed
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.core.lock import is_job
 from shardlab.train.launch_environment import rank_environment
+from shardlab.train.plans import RunPlan
 from shardlab.train.run import build_missing_tokens, train_run
-from shardlab.train.run_plan import RunPlan
 from shardlab.train.utilization import show_placements
 from stages.common import run as run_stage
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from shardlab.config.parameters import Parameters
-from shardlab.config.race_record import Race, Ruling
 from shardlab.config.run_record import Record
 from shardlab.config.schema import Timing
+from shardlab.config.timing_record import Race, Ruling
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import StorageError, UserError
 from shardlab.core.files import read_json, unfinished, write_json
@@ -27,11 +27,10 @@ from shardlab.search.race_rule import ruling
 from shardlab.search.records import Candidate, Proposal, Trial
 from shardlab.train.evaluation import validate_run
 from shardlab.train.launch import RunFailed
+from shardlab.train.plans import RunPlan, TimingPlan
 from shardlab.train.race import race
-from shardlab.train.rank_failure import Failure
+from shardlab.train.rank import Failure
 from shardlab.train.run import train_run
-from shardlab.train.run_plan import RunPlan
-from shardlab.train.timing_plan import TimingPlan
 from stages.common import integer, run
 
 DATA = Path("data")

@@ -19,7 +19,7 @@ from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.distributed.run import main
 
-from shardlab.config.affinity import CpuAffinity
+from shardlab.config.machine import CpuAffinity
 from shardlab.core.errors import UserError
 from shardlab.core.process import die_with_parent
 from shardlab.train.launch import Worker, launch

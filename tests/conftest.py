@@ -63,7 +63,7 @@ def permitted():
     """Skips where this process may not make links in network namespaces."""
     # not above: what is imported there comes before the variables that it reads
     from shardlab.comm.emulated_link import Links
-    from shardlab.config.link import Link
+    from shardlab.config.machine import Link
     from shardlab.core.errors import UserError
 
     try:

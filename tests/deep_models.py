@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from shardlab.config.strategy import parse_strategy
 from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
-from shardlab.models.presets import Shape, shape_config
+from shardlab.models.build import Shape, shape_config
 from shardlab.models.weights import RandomWeights
 
 

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from shardlab.config.run_record import Record
+from shardlab.train.plans import RunPlan
 from shardlab.train.run import train_run
-from shardlab.train.run_plan import RunPlan
 from stages.trial import evaluated
 
 

@@ -8,8 +8,7 @@ import random
 from typing import Any
 
 from shardlab.config.run_record import Record
-from shardlab.config.schema import Train
-from shardlab.config.search import Agent
+from shardlab.config.schema import Agent, Train
 from shardlab.config.strategy import Strategy, parse_strategy
 from shardlab.search.history import History, initial_history
 from shardlab.search.records import (

@@ -7,7 +7,7 @@ from transformers import GPT2LMHeadModel
 
 from shardlab.data.sources import generate
 from shardlab.data.tokenizer import train_tokenizer
-from shardlab.models.presets import preset_config
+from shardlab.models.build import preset_config
 from shardlab.train.evaluation import save_model
 
 

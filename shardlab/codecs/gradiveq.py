@@ -3,14 +3,13 @@
 import torch
 from torch import Tensor
 
-from shardlab.codecs.base import MessageKey
+from shardlab.codecs.base import MessageKey, Unit
 from shardlab.codecs.multi_phase import (
     Communicator,
     MultiPhaseMethod,
     alarm,
     all_finite,
 )
-from shardlab.codecs.unit import Unit
 
 
 class GradiVeQ(MultiPhaseMethod):

@@ -6,8 +6,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from shardlab.codecs.base import Codec, MessageKey
-from shardlab.codecs.unit import Unit
+from shardlab.codecs.base import Codec, MessageKey, Unit
 
 
 class Communicator(Protocol):

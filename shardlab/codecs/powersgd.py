@@ -6,10 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shardlab.codecs.base import MessageKey
+from shardlab.codecs.base import MessageKey, Unit
 from shardlab.codecs.multi_phase import Communicator, MultiPhaseMethod, alarm
 from shardlab.codecs.random import uniform
-from shardlab.codecs.unit import Unit
 
 
 class _Matrix(NamedTuple):

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from shardlab.codecs.base import MessageKey
+from shardlab.codecs.base import MessageKey, Unit
 from shardlab.codecs.multi_phase import Communicator, MultiPhaseMethod
-from shardlab.codecs.unit import Unit
 from shardlab.core.errors import UserError
 
 _LARGEST = 127

@@ -17,12 +17,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shardlab.codecs.base import MessageKey
+from shardlab.codecs.base import MessageKey, Unit
 from shardlab.codecs.compiled import compiled_on_gpus
 from shardlab.codecs.multi_phase import Communicator, MultiPhaseMethod, alarm
 from shardlab.codecs.random import random_bits
 from shardlab.codecs.selection import largest
-from shardlab.codecs.unit import Unit
 
 _NEAR = 1 << 16
 """elements of a stretch, in which 16 bits encode a position"""

@@ -14,9 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardlab.codecs.base import Codec, MessageKey
+from shardlab.codecs.base import Codec, MessageKey, Unit
 from shardlab.codecs.identity import Identity
-from shardlab.codecs.unit import Unit
 from shardlab.codecs.wire import Buffers, describe
 from shardlab.comm.codec_collective import DEFAULT, CodecCollective, CodecSettings
 from shardlab.comm.collective import add_up

@@ -30,7 +30,7 @@ from shardlab.config.compression import Compression, WeightCompression
 from shardlab.core.device import accelerator_of
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
-from shardlab.models.unit_names import matching, parameter_names, whole_units
+from shardlab.models.units import matching, parameter_names, whole_units
 
 Detach = Callable[[], None]
 Spec = str | Mapping[str, Any] | BaseModel | Codec

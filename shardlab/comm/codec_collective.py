@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardlab.codecs.unit import Block, Unit
+from shardlab.codecs.base import Block, Unit
 from shardlab.comm.collective import Collective, labelled
 from shardlab.comm.feedback import ErrorFeedback, Layout, Updates
 from shardlab.comm.ledger import Kind, Ledger

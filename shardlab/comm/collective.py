@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
-from shardlab.codecs.unit import Unit
+from shardlab.codecs.base import Unit
 from shardlab.codecs.wire import VERSION, PayloadError
 from shardlab.comm.ledger import Account, Kind, Ledger
 from shardlab.comm.object_collectives import gather_bytes

@@ -31,7 +31,7 @@ from typing import NamedTuple, Self
 
 from torch.profiler import record_function
 
-from shardlab.config.link import Link, bucket_bytes
+from shardlab.config.machine import Link, bucket_bytes
 from shardlab.config.run_record import LinkEmulation
 from shardlab.core.errors import UserError
 from shardlab.core.progress import say

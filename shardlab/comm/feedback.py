@@ -23,9 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from shardlab.codecs.base import Codec, MessageKey
+from shardlab.codecs.base import Block, Codec, MessageKey, Unit
 from shardlab.codecs.integers import Int8
-from shardlab.codecs.unit import Block, Unit
 from shardlab.codecs.wire import Buffers
 from shardlab.core.device import accelerator_of
 from shardlab.core.errors import UserError

@@ -24,13 +24,13 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatt
 from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo, FSDPMeshInfo
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
-from shardlab.codecs.unit import Block, Unit
+from shardlab.codecs.base import Block, Unit
 from shardlab.comm.background import Lanes
 from shardlab.comm.collective import REPLICAS, Collective, MakeCollective
 from shardlab.comm.object_collectives import subgroup
 from shardlab.core.device import accelerator_of
 from shardlab.core.errors import UserError
-from shardlab.models.unit_names import plain
+from shardlab.models.units import plain
 
 _UnitGroup = tuple[str, FSDPModule, FSDPParamGroup]
 """name, module and parameters of a unit"""

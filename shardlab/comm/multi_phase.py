@@ -8,9 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardlab.codecs.base import MessageKey
+from shardlab.codecs.base import MessageKey, Unit
 from shardlab.codecs.multi_phase import Communicator, MultiPhaseMethod, alarm
-from shardlab.codecs.unit import Unit
 from shardlab.codecs.wire import describe
 from shardlab.comm.codec_collective import DEFAULT, CodecCollective, CodecSettings
 from shardlab.comm.ledger import Account, Kind, Ledger

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardlab.codecs.unit import Unit
+from shardlab.codecs.base import Unit
 from shardlab.codecs.wire import Buffers
 from shardlab.comm.collective import Collective, FutureWork, add_up, labelled
 from shardlab.comm.ledger import Kind, Ledger

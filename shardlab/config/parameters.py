@@ -8,18 +8,19 @@ from typing import Annotated, Any
 
 import yaml
 
-from shardlab.config.codec_modules import load_codecs
-from shardlab.config.link import LOOPBACK
+from shardlab.config.codec_table import load_codecs
+from shardlab.config.machine import LOOPBACK
 from shardlab.config.schema import (
     ALL,
     MATRIX,
+    Agent,
     Params,
     Repetitions,
+    RoundPlan,
     Timing,
     Train,
     each_timing,
 )
-from shardlab.config.search import Agent, RoundPlan
 from shardlab.config.strategy import Strategy
 from shardlab.config.validation import check_fits
 from shardlab.core.document import validate

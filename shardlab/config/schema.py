@@ -1,19 +1,110 @@
-"""Schema of `params.yaml`."""
+"""Parameters of an experiment: the schema of params.yaml, from which its JSON schema is made."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, TypeAdapter, WithJsonSchema, model_validator
+from pydantic import Field, StringConstraints, TypeAdapter, WithJsonSchema, model_validator
 
-from shardlab.config.affinity import CpuAffinity
 from shardlab.config.codec_options import Int8Spec
 from shardlab.config.compression import Compression, WeightCodec
-from shardlab.config.fields import Count, Name, Positive, Round, Seconds, Seed, WorldSize
-from shardlab.config.link import Link
+from shardlab.config.machine import CpuAffinity, Hardware, Link
 from shardlab.config.model_and_data import Data, Model, Tokenize
-from shardlab.config.search import Agent, RoundPlan
 from shardlab.config.strategy import Strategy
 from shardlab.core.document import AS_TUPLE, Document
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=40)]
+"""Name that becomes part of file names: lower-case letters, digits and hyphens."""
+Round = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*$")]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Positive = Annotated[float, Field(gt=0)]
+# bounds beyond which a number is a mistake that would cost hours or all memory before it shows
+WorldSize = Annotated[int, Field(ge=1, le=65_536)]
+"""more ranks than the largest clusters have GPUs are no run"""
+Count = Annotated[int, Field(ge=1, le=10**9)]
+"""a billion steps, repetitions or trials take years"""
+Seconds = Annotated[float, Field(gt=0, le=10**7)]
+"""waiting times: four months; clocks of libraries overflow far above"""
+
+
+class Search(Document):
+    """Settings of one of several searches; null: as in `agent`."""
+
+    link: Link | None = None
+    """emulated link of its races and predictions"""
+    world_size: WorldSize | None = None
+    """ranks of its races and predictions"""
+    memory_limit_gb: float | None = Field(None, gt=0)
+    """maximum peak memory of one rank"""
+
+
+class Agent(Document):
+    """Search for a better strategy."""
+
+    start: Name = "fsdp2"
+    """run whose strategy the first round tries to improve, `baseline` by default"""
+    link: Link | None = None
+    """emulated link between the ranks of races and predictions; null: that of `train`"""
+    world_size: WorldSize | None = None
+    """ranks of races and predictions; null: those of `train`, which gives quality in any case"""
+    judge: Literal["rules", "http"] = "rules"
+    """rules: the lowest upper end of a prediction; http: a language model behind an
+    OpenAI-compatible endpoint"""
+    endpoint: str | None = None
+    """http: base URL ending in /v1; the key comes from SHARDLAB_API_KEY"""
+    model: str | None = Field(None, pattern=r"^[^\x00-\x1f\x7f]+$")
+    """http: name of the language model at the endpoint"""
+    candidates: Literal["action", "config"] = "config"
+    """action: strategies that differ from the incumbent in their sharding, in their gradient codec
+    or in their weight codec; config: all of them"""
+    max_candidates: int = Field(6, ge=2, le=16)
+    quality_tolerance: float = Field(0.03, ge=0)
+    """largest accepted relative rise of validation perplexity"""
+    memory_limit_gb: float | None = Field(None, gt=0)
+    """maximum peak memory of one rank; null: its GPU's, or its part of the host's"""
+    hardware: Hardware = Hardware()
+    """what is given in place of what calibrate detected: for the memory limit and the judge"""
+    trial_timeout_s: Seconds = 300
+    """maximum duration of a race, and of the training runs of one strategy"""
+    repetitions: int = Field(120, ge=10)
+    """maximum number of interleaved steps of a race"""
+    budget: Count = 8
+    """maximum number of trials in all rounds together"""
+    budget_minutes: Seconds | None = None
+    """maximum duration of all trials together, races and training runs"""
+    stop_loss: int = Field(4, ge=1)
+    """consecutive rejections after which no more trials run"""
+    searches: dict[Name, Search] = {}
+    """by name: searches on other links, ranks or memory. Rounds name them; all share training runs
+    and what the forecast learns from races"""
+
+    @model_validator(mode="after")
+    def _model_for_judge(self) -> Self:
+        if self.judge == "http" and not (self.endpoint and self.model):
+            raise ValueError("judge: http needs endpoint and model")
+        return self
+
+    def of(self, plan: "RoundPlan") -> "Agent":
+        """Return the settings for a round: with what its search has of its own, and no searches."""
+        search = self.searches[plan.search] if plan.search else Search()
+        own = {name: getattr(search, name) for name in Search.model_fields}
+        given = {name: own[name] for name in own if own[name] is not None}
+        return self.model_copy(update={**given, "searches": {}})
+
+    def on(self, hardware: Hardware, world_size: int) -> "Agent":
+        """Return the settings for ranks on some hardware, whose memory is the limit by default."""
+        if self.memory_limit_gb is not None:
+            return self
+        limit = hardware.memory_of_rank_gb(world_size)
+        return self.model_copy(update={"memory_limit_gb": limit})
+
+
+class RoundPlan(Document):
+    """One round of the search."""
+
+    after: str
+    """input of the round: results/results.jsonl, or the history of the previous round"""
+    search: Name | None = None
+    """one of `agent.searches`; null: as `agent` says. A search ends where another one begins"""
 
 
 class Checkpoint(Document):

@@ -10,12 +10,23 @@ from typing import Any, Self
 
 from pydantic import ModelWrapValidatorHandler, model_validator
 
-from shardlab.config.compression import CanonicalCompression
-from shardlab.config.label import label
-from shardlab.config.settings import Settings, canonical_overrides
+from shardlab.config.compression import (
+    CanonicalCompression,
+    gradient_words,
+    setting_words,
+    weight_words,
+)
+from shardlab.config.settings import SETTINGS, Override, Settings, canonical_overrides, ranges
 from shardlab.config.validation import check
 from shardlab.core.document import Document, validate
 from shardlab.core.files import sha256_of_value
+
+
+def override_words(override: Override) -> str:
+    """Return an override in words, such as `layers 0-2 reshard_after_forward=false`."""
+    words = setting_words(override, Override.model_construct(), *SETTINGS)
+    where = override.module or f"layers {ranges(override.layers or ())}"
+    return f"{where} {' '.join(words) or 'a unit'}"
 
 
 class Strategy(Settings):
@@ -39,9 +50,16 @@ class Strategy(Settings):
         """Return the strategy in a few words, for tables and prompts.
 
         Labels differ where meanings do. They always name the codec with its first option, all else
-        only where it is not the default.
+        as `key=value` where it is not the default of the engine.
         """
-        return label(self.canonical())
+        full = self.canonical()
+        apart = {"engine", "gradients", "weights", "overrides"}
+        keys = [key for key in Settings.model_fields if key not in apart]
+        words = [full.engine, *gradient_words(full.gradients)]
+        if full.weights is not None:
+            words.append(weight_words(full.weights))
+        words += setting_words(full, Strategy(engine=full.engine).canonical(), *keys)
+        return ", ".join([*words, *map(override_words, full.overrides)])
 
 
 class CanonicalStrategy(Strategy):

@@ -1,15 +1,15 @@
-"""Records of interleaved timings: steps of several strategies on one link and number of ranks."""
+"""Records of interleaved timings and races: steps of several strategies on one link."""
 
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from shardlab.config.contention import Contention
-from shardlab.config.run_record import Breakdown, LinkEmulation
+from shardlab.config.run_record import Breakdown, Finite, LinkEmulation
 from shardlab.config.schema import Timing
 from shardlab.core.document import AS_TUPLE, Document, validate
 from shardlab.core.errors import UserError
@@ -25,7 +25,7 @@ class UnitSize(Document):
     name: str
     elements: int
     matrices: list[Annotated[tuple[int, int], AS_TUPLE]] = []
-    """rows and columns of each parameter, as in `shardlab.codecs.unit`"""
+    """rows and columns of each parameter, as in `shardlab.codecs.base`"""
 
 
 class TimedRun(Document):
@@ -152,3 +152,46 @@ def scaling_efficiency(
     if not alone or not there:
         return None
     return statistics.fmean(alone[0]) / statistics.fmean(there[0])
+
+
+BLOCK = 10
+"""repetitions between two looks at the step times"""
+
+
+class Ruling(NamedTuple):
+    """Consequences of a look at the step times of a race."""
+
+    stop: str | None = None
+    """why the race ends; None: it goes on"""
+    leave: tuple[str, ...] = ()
+    """challengers that need no more steps"""
+
+
+class Arm(Document):
+    """One strategy of a race."""
+
+    outcome: Literal["ok", "timeout", "crash", "memory", "diverged"]
+    detail: str = ""
+    """one line; empty when all went well"""
+    losses: list[Finite] = []
+    """of the first steps from the same weights and batches, nats per token, means over the ranks:
+    strategies with the same numerics have the same ones, up to the rounding of sums"""
+
+
+class Race(Document):
+    """Outcome of a race.
+
+    No arm has a memory peak: all of them live in the same processes.
+    """
+
+    name: str
+    incumbent: str
+    arms: dict[str, Arm]
+    """by name: those that raced, and those that failed"""
+    reason: str
+    """why it ended"""
+    seconds: float
+    """with the attempts that failed"""
+    runs: list[TimedRun]
+    """of the arms that are ok, and of steps without communication. An arm that left has fewer
+    repetitions, the first ones. Empty when no race took place"""

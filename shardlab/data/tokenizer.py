@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from shardlab.core.errors import UserError
 from shardlab.core.files import sha256_of_file
 from shardlab.core.progress import say
-from shardlab.data.wheels import open_member
+from shardlab.data.sources import open_member
 
 END_OF_TEXT = "<|endoftext|>"
 _ON_HUB = re.compile(r"\w[\w.-]*(/[\w.-]+)?(?<!\.json)")

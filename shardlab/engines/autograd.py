@@ -29,8 +29,7 @@ from shardlab.engines.numerics import (
     sum_of_squares,
 )
 from shardlab.engines.sliding_checkpoint import activation_offload
-from shardlab.models.dtypes import dtype_of, uses_fp16
-from shardlab.models.unit_names import plain
+from shardlab.models.units import dtype_of, plain, uses_fp16
 from shardlab.profiling.labels import BACKWARD, FORWARD
 
 

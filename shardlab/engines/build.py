@@ -17,8 +17,7 @@ from shardlab.engines.fsdp1 import FSDP1Engine
 from shardlab.engines.fsdp2 import FSDP2Engine
 from shardlab.engines.manual import ManualEngine
 from shardlab.engines.slide import SlideEngine
-from shardlab.models.dtypes import uses_fp16
-from shardlab.models.units import prepare
+from shardlab.models.units import prepare, uses_fp16
 from shardlab.models.weights import Weights
 
 _CPU = torch.device("cpu")

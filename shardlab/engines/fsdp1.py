@@ -31,8 +31,8 @@ from shardlab.engines.flat import (
     mesh_copies,
     replica_group,
 )
-from shardlab.models.dtypes import dtype_of
-from shardlab.models.parts import transformer_blocks
+from shardlab.models.build import transformer_blocks
+from shardlab.models.units import dtype_of
 
 
 class FSDP1Engine(FlatEngine):

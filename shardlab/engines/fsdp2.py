@@ -22,8 +22,7 @@ from shardlab.core.errors import UserError
 from shardlab.engines.autograd import AutogradEngine
 from shardlab.engines.base import EngineSetup, Fill
 from shardlab.engines.flat import SHARD, make_mesh, mesh_copies
-from shardlab.models.dtypes import dtype_of
-from shardlab.models.units import plan_units
+from shardlab.models.units import dtype_of, plan_units
 
 
 class FSDP2Engine(AutogradEngine):

@@ -25,8 +25,7 @@ from shardlab.engines.flat import (
 )
 from shardlab.engines.manual_schedule import Collectives, FlatUnit, Reduced, Schedule
 from shardlab.engines.scheduling import ScheduledModule
-from shardlab.models.dtypes import dtype_of
-from shardlab.models.units import UnitPlan, owned_parameters, plan_units
+from shardlab.models.units import UnitPlan, dtype_of, owned_parameters, plan_units
 
 
 class ManualEngine(FlatEngine):

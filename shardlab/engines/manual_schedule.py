@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from shardlab.codecs.unit import Block, Unit
+from shardlab.codecs.base import Block, Unit
 from shardlab.comm.background import Background, Running
 from shardlab.comm.collective import REPLICAS, Collective
 from shardlab.engines.flat import named_parts

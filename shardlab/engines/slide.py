@@ -31,14 +31,20 @@ from shardlab.engines.slide_memory import (
 from shardlab.engines.slide_optimizer import HostOptimizer, update_workers
 from shardlab.engines.slide_schedule import Schedule, SlideModule, refuse_shared
 from shardlab.engines.slide_transfers import Copies, GradOffload, Prefetcher, Window
-from shardlab.models.dtypes import dtype_of, uses_fp16
 from shardlab.models.memory import (
     kept_gradients,
     offload_bytes,
     window_bytes,
     window_slots,
 )
-from shardlab.models.units import UnitPlan, checkpointing_modes, owned_parameters, plan_units
+from shardlab.models.units import (
+    UnitPlan,
+    checkpointing_modes,
+    dtype_of,
+    owned_parameters,
+    plan_units,
+    uses_fp16,
+)
 
 Result = TypeVar("Result")
 

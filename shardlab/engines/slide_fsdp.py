@@ -32,7 +32,7 @@ from shardlab.engines.slide_groups import gloo_group
 from shardlab.engines.slide_memory import FROZEN
 from shardlab.engines.state_files import in_host_memory, random_state, set_random_state
 from shardlab.engines.step_space import GpuMemory
-from shardlab.models.unit_names import parameter_names
+from shardlab.models.units import parameter_names
 
 
 class SlideFSDP:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardlab.codecs.unit import Block, Unit
+from shardlab.codecs.base import Block, Unit
 from shardlab.comm.background import Running
 from shardlab.comm.collective import REPLICAS
 from shardlab.comm.object_collectives import gather_values, run_or_fail_together

@@ -19,7 +19,7 @@ from shardlab.core.errors import UserError
 from shardlab.core.host import free_memory_bytes
 from shardlab.engines.slide_config import SlideConfig
 from shardlab.models.memory import Categories, Sizes, device_memory, host_memory
-from shardlab.models.unit_sizes import sizes_of, state_sizes, with_activations
+from shardlab.models.sizes import sizes_of, state_sizes, with_activations
 
 _LARGEST = 3
 _FIX = (

@@ -5,7 +5,7 @@ from copy import copy
 from typing import NamedTuple
 
 from shardlab.config.calibration_record import MemoryOperation, Operation, wire_bytes
-from shardlab.config.link import FRAME_HEADERS, bucket_bytes
+from shardlab.config.machine import FRAME_HEADERS, bucket_bytes
 from shardlab.forecast.clusters import Cluster, collective_seconds
 from shardlab.forecast.coding import Coding, Levels
 from shardlab.forecast.machine import CodecLines, Machine, PhasedLines

@@ -1,19 +1,130 @@
-"""The model of an experiment, without randomness in its forward pass, and its weights."""
+"""Models to train: presets and Hugging Face configurations, and their parts."""
 
 import re
 from pathlib import Path
 from typing import NamedTuple, cast
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GPT2Config,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers.initialization import no_init_weights
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from shardlab.config.model_and_data import Model
 from shardlab.core.errors import UserError
-from shardlab.models.checkpoint import CheckpointWeights
-from shardlab.models.presets import preset_config
-from shardlab.models.weights import RandomWeights, Weights
+from shardlab.models.weights import CheckpointWeights, RandomWeights, Weights
+
+
+class Shape(NamedTuple):
+    """Layers, width and attention heads of a GPT-2."""
+
+    layers: int
+    width: int
+    heads: int
+
+
+PRESETS = {
+    "tiny": Shape(2, 96, 4),
+    "small": Shape(4, 128, 4),
+    "10m": Shape(4, 176, 4),
+    "18m": Shape(6, 256, 8),
+    "62m": Shape(8, 576, 9),
+    "90m": Shape(9, 704, 11),
+    "300m": Shape(20, 1024, 16),
+}
+
+
+def preset_config(name: str, vocabulary: int, positions: int, end_of_text: int) -> GPT2Config:
+    """Return the configuration of preset `name`."""
+    return shape_config(PRESETS[name], vocabulary, positions, end_of_text)
+
+
+def shape_config(shape: Shape, vocabulary: int, positions: int, end_of_text: int) -> GPT2Config:
+    """Return the configuration of a GPT-2 of any shape.
+
+    Without dropout, so that equal seeds give equal losses on any number of ranks. Weights start
+    with deviation 1/sqrt(width), which keeps activations at their scale (Glorot and Bengio
+    2010): GPT-2's own 0.02 leaves a narrow model at unigram statistics for long.
+    """
+    return GPT2Config(
+        vocab_size=vocabulary,
+        n_positions=positions,
+        n_layer=shape.layers,
+        n_embd=shape.width,
+        n_head=shape.heads,
+        initializer_range=shape.width**-0.5,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=end_of_text,
+        eos_token_id=end_of_text,
+        use_cache=False,
+    )
+
+
+class Parts(NamedTuple):
+    """Parts of a language model, on any device."""
+
+    blocks: list[nn.Module]
+    """repeated blocks, in the order of their use"""
+    paths: list[str]
+    """name of each block in the model"""
+    embedding: nn.Module | None
+    """token embedding; None for a model that is not from Hugging Face"""
+    head: nn.Module | None
+    """output head; None where there is none, or for a model that is not from Hugging Face"""
+    tied: bool
+    """whether embedding and head share their weight"""
+
+
+def model_parts(model: nn.Module) -> Parts:
+    """Find the parts of `model`, which is not yet wrapped.
+
+    Raises:
+        UserError: the model has no list of blocks.
+    """
+    blocks = transformer_blocks(model)
+    names = {module: name for name, module in model.named_modules()}
+    paths = [names[block] for block in blocks]
+    if not isinstance(model, PreTrainedModel):
+        return Parts(blocks, paths, None, None, tied=False)
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    tied = head is not None and head.weight is embedding.weight
+    return Parts(blocks, paths, embedding, head, tied)
+
+
+def transformer_blocks(model: nn.Module) -> list[nn.Module]:
+    """Find the repeated blocks of a transformer: the list of modules with most of the parameters.
+
+    A list is a `ModuleList`, or a `Sequential` of one class. Lists inside of blocks (experts) hold
+    less than the list of blocks, however long they are.
+
+    Raises:
+        UserError: the model has no list of blocks.
+    """
+    lists = [module for module in model.modules() if _is_list(module)]
+    if not lists:
+        raise UserError(
+            f"model: {type(model).__name__} has no list of blocks to wrap: use wrap: root"
+        )
+    return list(max(lists, key=_size).children())
+
+
+def _is_list(module: nn.Module) -> bool:
+    if isinstance(module, nn.Sequential):
+        return len({type(child) for child in module}) == 1
+    return isinstance(module, nn.ModuleList)
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
 
 _RANDOM = re.compile("drop|jitter")
 """names of noise settings in configurations, as in resid_pdrop or router_jitter_noise"""

@@ -2,7 +2,7 @@
 
 import json
 
-from shardlab.config.link import FRAME_HEADERS
+from shardlab.config.machine import FRAME_HEADERS
 from shardlab.report.tables import (
     ABSENT,
     DISTURBED,

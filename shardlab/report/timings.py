@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from shardlab.config.contention import disturbed
-from shardlab.config.link import FRAME_HEADERS
+from shardlab.config.machine import FRAME_HEADERS
 from shardlab.config.strategy import Strategy, parse_strategy
 from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun
 from shardlab.report.aggregate import paired_ratio, with_ends

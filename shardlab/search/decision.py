@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from shardlab.config.contention import warnings_of
-from shardlab.config.race_record import Arm, Race
 from shardlab.config.run_record import Record
-from shardlab.config.search import Agent
-from shardlab.config.timing_record import NO_COMMUNICATION
+from shardlab.config.schema import Agent
+from shardlab.config.timing_record import NO_COMMUNICATION, Arm, Race
 from shardlab.core.errors import UserError
 from shardlab.core.progress import stopwatch
 from shardlab.search.history import History, Numerics, mean_ratio, paired_steps

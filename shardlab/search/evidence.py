@@ -9,10 +9,9 @@ from statistics import stdev
 from typing import Any, NamedTuple
 
 from shardlab.config.codec_table import codec_text
-from shardlab.config.hardware import Gpu, Hardware
-from shardlab.config.label import override_words
-from shardlab.config.search import Agent
-from shardlab.config.strategy import Strategy
+from shardlab.config.machine import Gpu, Hardware
+from shardlab.config.schema import Agent
+from shardlab.config.strategy import Strategy, override_words
 from shardlab.search.history import History, perplexity_ratio
 from shardlab.search.records import Decision, Measured, Prediction, Workload
 

@@ -17,7 +17,7 @@ import yaml
 
 from shardlab.config.codec_table import codec_text
 from shardlab.config.engine_traits import ENGINES
-from shardlab.config.link import Link
+from shardlab.config.machine import Link
 from shardlab.config.model_and_data import Model
 from shardlab.config.parameters import Parameters
 from shardlab.config.schema import Params

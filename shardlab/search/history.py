@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shardlab.config.compression import gradient_words, weight_words
-from shardlab.config.link import LOOPBACK
-from shardlab.config.race_record import Race
+from shardlab.config.machine import LOOPBACK
 from shardlab.config.run_record import Record
-from shardlab.config.schema import Train
-from shardlab.config.search import Agent
+from shardlab.config.schema import Agent, Train
 from shardlab.config.strategy import CanonicalStrategy, parse_strategy
-from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun
+from shardlab.config.timing_record import NO_COMMUNICATION, Race, TimedRun
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError, nearest
 from shardlab.core.interval import paired_ratio

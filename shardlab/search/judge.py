@@ -22,7 +22,7 @@ import requests
 from requests.adapters import HTTPAdapter
 from urllib3 import Retry
 
-from shardlab.config.search import Agent
+from shardlab.config.schema import Agent
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, sha256_of_value, write_json
 from shardlab.search.evidence import changes, in_words, predicted

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from shardlab.config.calibration_record import Calibration
-from shardlab.config.schema import Train
-from shardlab.config.search import Agent
+from shardlab.config.schema import Agent, Train
 from shardlab.config.strategy import CanonicalStrategy
 from shardlab.config.timing_record import TimedRun
 from shardlab.forecast.machine import fit_machine

@@ -4,8 +4,8 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
+from shardlab.config.schema import Agent
 from shardlab.config.schema import Space as SpaceParameters
-from shardlab.config.search import Agent
 from shardlab.config.strategy import CanonicalStrategy
 from shardlab.search.evidence import changes, describe
 from shardlab.search.history import History, memory_limit

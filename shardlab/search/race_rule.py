@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 # not scipy.stats, whose import takes half a second
 from scipy.special import stdtrit
 
-from shardlab.config.race_record import BLOCK, Ruling
+from shardlab.config.timing_record import BLOCK, Ruling
 
 SEARCH_ERROR = 0.05
 """chance that a search accepts any strategy that is not faster than its incumbent"""

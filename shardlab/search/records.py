@@ -2,9 +2,9 @@
 
 from typing import Any, ClassVar, Literal, Self
 
-from shardlab.config.race_record import Race
 from shardlab.config.run_record import Record
 from shardlab.config.strategy import CanonicalStrategy
+from shardlab.config.timing_record import Race
 from shardlab.core.document import Document
 
 Outcome = Literal["ok", "timeout", "crash", "memory", "diverged"]

@@ -25,7 +25,7 @@ from shardlab.core.document import Document
 from shardlab.core.errors import UserError
 from shardlab.core.files import find_damage, sha256_of_file, writing
 from shardlab.core.host import git_revision
-from shardlab.train.run_plan import RunPlan
+from shardlab.train.plans import RunPlan
 
 _NAME = re.compile(r"step-(\d{8,})")
 

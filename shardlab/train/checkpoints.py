@@ -43,7 +43,7 @@ from shardlab.engines.state_files import (
 )
 from shardlab.train.checkpoint_folder import Folder, Manifest, damage_in
 from shardlab.train.loop import Loop, StepEvent
-from shardlab.train.run_plan import RunPlan
+from shardlab.train.plans import RunPlan
 from shardlab.train.summary import mean_ledger, merge_events
 
 _MODEL, _OPTIMIZER, _SHARDED = "model.safetensors", "optimizer.safetensors", "sharded"

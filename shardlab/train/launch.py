@@ -24,14 +24,13 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.multiprocessing import start_processes
 
-from shardlab.config.affinity import CpuAffinity
+from shardlab.config.machine import CpuAffinity
 from shardlab.core.errors import UserError
 from shardlab.core.files import temporary
 from shardlab.core.process import begin_fork, die_with_parent
 from shardlab.core.progress import say
 from shardlab.train.launch_environment import RankEnvironment, rank_environment
-from shardlab.train.rank import Interfaces, Job, Worker
-from shardlab.train.rank_failure import Failure, RunFailed, cause_of
+from shardlab.train.rank import Failure, Interfaces, Job, RunFailed, Worker, cause_of
 
 __all__ = ["Interfaces", "RunFailed", "Worker", "launch", "launch_together"]
 

@@ -25,8 +25,7 @@ from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
 from shardlab.engines.step_space import refuse_too_large
 from shardlab.models.build import build_model
-from shardlab.models.dtypes import uses_fp16
-from shardlab.models.units import unit_sizes
+from shardlab.models.units import unit_sizes, uses_fp16
 from shardlab.profiling.capture import Capture
 from shardlab.profiling.merge import merge_traces
 from shardlab.train.utilization import flops_per_token

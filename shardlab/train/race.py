@@ -15,16 +15,15 @@ import torch.distributed as dist
 
 from shardlab.codecs import native
 from shardlab.comm.emulated_link import Emulation, emulated
-from shardlab.config.race_record import BLOCK, Arm, Race, Ruling
-from shardlab.config.timing_record import NO_COMMUNICATION
+from shardlab.config.timing_record import BLOCK, NO_COMMUNICATION, Arm, Race, Ruling
 from shardlab.core.errors import StorageError, UserError
 from shardlab.core.files import temporary
 from shardlab.core.progress import stopwatch
 from shardlab.train.interleaved import Look, interleave, launch_plan
 from shardlab.train.launch import RunFailed
 from shardlab.train.launch_environment import rank_environment
-from shardlab.train.timing_plan import TimingPlan
-from shardlab.train.turns import Alone
+from shardlab.train.plans import TimingPlan
+from shardlab.train.timing import Alone
 
 _LAST_LOOK = 0.75
 """share of the time of a race after which no look comes: the rest is for traces, since a race that

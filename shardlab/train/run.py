@@ -1,4 +1,4 @@
-"""One training run: from its plan to its output files."""
+"""One training run: ranks, model, engine, loop, evaluation, and whether replicas are equal."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from shardlab.core.files import read_json, refuse_damage, write_json, write_json
 from shardlab.core.host import CpuMeter, CpuTimes
 from shardlab.core.progress import say
 from shardlab.data.tokens import MANIFEST, open_split
-from shardlab.models.dtypes import dtype_of
+from shardlab.models.units import dtype_of
 from shardlab.train.checkpoint_folder import Folder
 from shardlab.train.checkpoints import Checkpoints
 from shardlab.train.evaluation import save_model
@@ -32,9 +32,15 @@ from shardlab.train.loop import (
     traced_steps,
     write_trace_of,
 )
-from shardlab.train.outputs import Telemetry, check_space, gather_trained, write_traces
-from shardlab.train.replicas import REPLICA_CHECK_EVERY, check_replicas
-from shardlab.train.run_plan import RunPlan
+from shardlab.train.outputs import (
+    REPLICA_CHECK_EVERY,
+    Telemetry,
+    check_replicas,
+    check_space,
+    gather_trained,
+    write_traces,
+)
+from shardlab.train.plans import RunPlan
 from shardlab.train.summary import Measured, describe, merge_events, summarize, with_rates
 from shardlab.train.utilization import MemoryMeter, placements, product_flops_per_s
 

@@ -11,14 +11,14 @@ import torch
 
 from shardlab.codecs import native
 from shardlab.config.contention import Contention
-from shardlab.config.link import connection_name
+from shardlab.config.machine import connection_name
 from shardlab.config.run_record import LinkEmulation, Setting, Training
 from shardlab.core.device import allows_tf32
 from shardlab.core.files import finite
 from shardlab.core.host import CpuTimes, describe_host, git_revision
 from shardlab.train.launch_environment import node_count
 from shardlab.train.loop import divergence_step
-from shardlab.train.run_plan import RunPlan
+from shardlab.train.plans import RunPlan
 
 Event = dict[str, Any]
 

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from shardlab.comm.object_collectives import gather_values
-from shardlab.config.affinity import format_cpus
+from shardlab.config.machine import format_cpus
 from shardlab.config.schema import Train
 from shardlab.core.host import resident_memory
 from shardlab.engines.cpu_placement import RankLocation, place_here

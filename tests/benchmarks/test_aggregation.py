@@ -4,8 +4,8 @@ import torch
 
 from benchmarks.aggregation import reduced, relative, scattered
 from benchmarks.speed import best_times
+from shardlab.codecs.base import Block, Unit
 from shardlab.codecs.registry import make_codec
-from shardlab.codecs.unit import Block, Unit
 
 UNIT = Unit("matrices", (Block("a", 4, 3), Block("b", 8, 2)))
 

@@ -6,10 +6,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardlab.codecs.base import MessageKey
+from shardlab.codecs.base import Block, MessageKey, Unit
 from shardlab.codecs.multi_phase import MultiPhaseMethod
 from shardlab.codecs.registry import make_method
-from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.multi_phase import GroupCommunicator
 from tests.comm.wire import gathered

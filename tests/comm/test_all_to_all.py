@@ -6,9 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardlab.codecs.base import MessageKey
+from shardlab.codecs.base import MessageKey, Unit
 from shardlab.codecs.registry import make_codec, make_method
-from shardlab.codecs.unit import Unit
 from shardlab.codecs.wire import PayloadError
 from shardlab.comm.all_to_all import AllToAllCollective, LinearNative
 from shardlab.comm.attach import Route, make_collective

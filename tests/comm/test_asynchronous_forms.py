@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from shardlab.codecs.unit import Block, Unit
+from shardlab.codecs.base import Block, Unit
 from shardlab.comm.attach import make_collective
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Account, Ledger

@@ -5,13 +5,13 @@ import torch
 import torch.distributed as dist
 
 import shardlab
+from shardlab.codecs.base import Block, Unit
 from shardlab.codecs.registry import make_codec, make_method
-from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.attach import Route, make_collective
 from shardlab.comm.feedback import ErrorFeedback, Layout
 from shardlab.comm.ledger import Ledger
 from shardlab.core.errors import UserError
-from shardlab.models.unit_names import matching
+from shardlab.models.units import matching
 from tests.comm.phase_vectors import gradients, whole
 from tests.comm.wire import is_same_everywhere, vector_of
 from tests.comm.wrapped_models import WRAPPERS, backward, full, gradients_after

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from shardlab.codecs.base import Unit
 from shardlab.codecs.registry import make_codec
-from shardlab.codecs.unit import Unit
 from shardlab.comm.all_to_all import AllToAllCollective, HierarchicalCollective
 from shardlab.comm.codec_collective import CodecSettings
 from shardlab.comm.feedback import ErrorFeedback

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardlab.codecs.unit import Block, Unit
+from shardlab.codecs.base import Block, Unit
 from shardlab.comm.attach import make_collective
 from shardlab.comm.emulated_link import (
     Links,
@@ -18,7 +18,7 @@ from shardlab.comm.emulated_link import (
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.transport import Traffic
 from shardlab.comm.uncompressed import Native
-from shardlab.config.link import Link
+from shardlab.config.machine import Link
 from tests.comm import codec_factory
 from tests.ranks import on_ranks, run_ranks
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from shardlab.comm.emulated_link import Links
 from shardlab.comm.transport import Transport
-from shardlab.config.link import Link
+from shardlab.config.machine import Link
 from shardlab.core.errors import UserError
 from shardlab.train.launch import launch
 from tests.commands import Command, said_after, wait_for

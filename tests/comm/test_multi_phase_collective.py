@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from shardlab.codecs.base import Block, Unit
 from shardlab.codecs.multi_phase import MultiPhaseMethod
 from shardlab.codecs.registry import make_method
-from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.codec_collective import CodecSettings
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Ledger

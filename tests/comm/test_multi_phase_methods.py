@@ -6,8 +6,8 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardlab.codecs.base import Block, Unit
 from shardlab.codecs.sketch import pack_places, unpack_places
-from shardlab.codecs.unit import Block, Unit
 from tests.comm.phase_vectors import LAYOUTS, UNIT, Call, gradients, joined
 from tests.comm.wire import vector_of
 from tests.ranks import on_ranks

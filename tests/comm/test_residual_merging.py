@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from shardlab.codecs.base import Block, Unit
 from shardlab.codecs.registry import make_codec
-from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.attach import Route, make_collective
 from shardlab.comm.feedback import ErrorFeedback, Layout
 from shardlab.comm.handle import merge_residuals, merge_states

@@ -1,6 +1,6 @@
 import pytest
 
-from shardlab.config.link import Link, bits_per_second
+from shardlab.config.machine import Link, bits_per_second
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 

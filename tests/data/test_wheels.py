@@ -3,7 +3,7 @@ import zipfile
 import pytest
 
 from shardlab.core.errors import UserError
-from shardlab.data import wheels
+from shardlab.data import sources as wheels
 
 
 @pytest.mark.long

@@ -9,7 +9,7 @@ from shardlab.config.model_and_data import Model
 from shardlab.config.strategy import parse_strategy
 from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
-from shardlab.train.replicas import check_replicas
+from shardlab.train.outputs import check_replicas
 from tests.drawn_weights import drawn_model
 from tests.ranks import run_ranks
 

@@ -15,7 +15,7 @@ from shardlab.engines.base import EngineSetup, Optimization
 from shardlab.engines.build import build_engine
 from shardlab.engines.slide import SlideEngine
 from shardlab.engines.slide_transfers import Copies
-from shardlab.models.presets import Shape, shape_config
+from shardlab.models.build import Shape, shape_config
 from shardlab.models.units import prepare
 from shardlab.models.weights import RandomWeights
 from tests.drawn_weights import DrawnWeights

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from shardlab.comm.emulated_link import Links, interface_bytes, interface_frames
-from shardlab.config.link import FRAME_HEADERS, Link
+from shardlab.config.machine import FRAME_HEADERS, Link
 from shardlab.config.model_and_data import Model
 from shardlab.config.strategy import parse_strategy
 from shardlab.engines.base import Optimization

@@ -13,7 +13,7 @@ from shardlab.core.errors import UserError
 from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
 from shardlab.engines.numerics import LossScale, norm_of, sum_of_squares
-from shardlab.models.dtypes import dtype_of
+from shardlab.models.units import dtype_of
 from tests.engines.engine_cases import losses_of, make, train
 from tests.ranks import on_ranks, run_ranks
 from tests.whole_parameters import whole_parameters

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardlab.config.affinity import CpuAffinity, format_cpus, parse_cpus
+from shardlab.config.machine import CpuAffinity, format_cpus, parse_cpus
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.engines.cpu_placement import (

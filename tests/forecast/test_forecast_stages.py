@@ -3,7 +3,7 @@ import csv
 import pytest
 
 from shardlab.config.calibration_record import Calibration, memory_operations
-from shardlab.config.link import Link
+from shardlab.config.machine import Link
 from shardlab.config.parameters import Parameters
 from shardlab.config.schema import Forecast, Space
 from shardlab.config.strategy import parse_strategy
@@ -11,8 +11,8 @@ from shardlab.config.timing_record import write_timings
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
 from shardlab.forecast.calibrate import SIZES, Network, calibrate
+from shardlab.forecast.codec_costs import ELEMENTS, codecs_of
 from shardlab.forecast.machine import fit_machine
-from shardlab.forecast.measured_costs import ELEMENTS, codecs_of
 from shardlab.forecast.results import ForecastDocument
 from shardlab.report.collect import read_document
 from stages import calibrate as calibrate_stage

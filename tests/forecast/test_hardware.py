@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from shardlab.config.calibration_record import MemoryCost
-from shardlab.config.hardware import Hardware
+from shardlab.config.machine import Hardware
 from shardlab.core.host import describe_host
-from shardlab.forecast.measured_hardware import detect
+from shardlab.forecast.calibrate import detect
 from tests.forecast.timing_factory import made_calibration
 
 

@@ -3,16 +3,15 @@
 import pytest
 import torch
 
+from shardlab.codecs.base import Block, Unit
 from shardlab.codecs.multi_phase import MultiPhaseMethod
 from shardlab.codecs.registry import make_method
-from shardlab.codecs.unit import Block, Unit
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.multi_phase import MultiPhaseCollective
 from shardlab.config.calibration_record import PhasedCost, wire_bytes
+from shardlab.forecast.codec_costs import Vector, interleave, phased_times, unit_of
 from shardlab.forecast.coding import powersgd_phases
 from shardlab.forecast.machine import fit_machine
-from shardlab.forecast.measured_costs import interleave
-from shardlab.forecast.measured_phases import Vector, phased_times, unit_of
 from tests.forecast.timing_factory import made_calibration
 from tests.ranks import on_ranks
 
@@ -31,7 +30,7 @@ def test_calibrated_messages_are_those_of_real_ranks(group, monkeypatch, spec, w
     """Number and bytes, in an ordinary step."""
     n = 48 * 30
     unit = unit_of(n, 1)
-    monkeypatch.setattr("shardlab.forecast.measured_phases.ELEMENTS", [n])
+    monkeypatch.setattr("shardlab.forecast.codec_costs.ELEMENTS", [n])
     costs = [PhasedCost(**each) for each in phased_times([(spec, True)], 1, group)]
     assert [each.operation for each in costs] == ["reduce_scatter", "all_reduce"]
     for cost in costs:
@@ -63,7 +62,7 @@ def test_calibrated_messages_are_those_of_real_ranks(group, monkeypatch, spec, w
 def test_a_calibration_on_square_matrices_predicts_powersgd_on_those_of_a_layer(group, monkeypatch):
     """Messages to the byte, computation within a factor of 3: others may run."""
     sizes = [1 << 12, 1 << 14, 1 << 16, 1 << 18]
-    monkeypatch.setattr("shardlab.forecast.measured_phases.ELEMENTS", sizes)
+    monkeypatch.setattr("shardlab.forecast.codec_costs.ELEMENTS", sizes)
     spec, rank = "powersgd:rank=4", 4
     costs = [PhasedCost(**each) for each in phased_times([(spec, True)], 9, group)]
     assert {(each.elements, each.matrices) for each in costs} > {(1 << 18, 1), (1 << 18, 16)}

@@ -7,9 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardlab.codecs.base import MessageKey
+from shardlab.codecs.base import Block, MessageKey, Unit
 from shardlab.codecs.powersgd import PowerSgd
-from shardlab.codecs.unit import Block, Unit
 from shardlab.config.model_and_data import Model
 from shardlab.config.strategy import parse_strategy
 from shardlab.core.document import validate

@@ -11,7 +11,7 @@ from shardlab.config.calibration_record import (
     Transfer,
     wire_bytes,
 )
-from shardlab.config.link import bits_per_second
+from shardlab.config.machine import bits_per_second
 from shardlab.config.run_record import Breakdown
 from shardlab.config.strategy import parse_strategy
 from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun, UnitSize

@@ -16,7 +16,7 @@ from shardlab.config.schema import Train
 from shardlab.config.strategy import parse_strategy
 from shardlab.core.device import compute_deterministically
 from shardlab.engines.sliding_checkpoint import FOLDER_VARIABLE
-from shardlab.train.run_plan import RunPlan
+from shardlab.train.plans import RunPlan
 from tests.engines.engine_cases import LOSSY, STRATEGIES, losses_of, make, train
 from tests.measured_run import measure
 from tests.pipeline.workspace import ROOT

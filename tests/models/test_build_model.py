@@ -9,8 +9,7 @@ from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
 from shardlab.config.model_and_data import Model
 from shardlab.core.errors import UserError
-from shardlab.models.build import build_model
-from shardlab.models.presets import PRESETS, preset_config
+from shardlab.models.build import PRESETS, build_model, preset_config
 from tests.families import FAMILIES, POSITIONS, VOCABULARY, config_of
 
 GPT2_VOCABULARY = 50257

@@ -14,8 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from shardlab.config.model_and_data import Model
 from shardlab.core.errors import UserError
-from shardlab.models.build import build_model
-from shardlab.models.parts import model_parts
+from shardlab.models.build import build_model, model_parts
 from shardlab.models.weights import RandomWeights
 from tests.families import FAMILIES, config_of
 from tests.models.live_memory import LiveMemory

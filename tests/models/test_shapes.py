@@ -10,8 +10,7 @@ from shardlab.config.schema import Space, Train
 from shardlab.config.strategy import CanonicalStrategy, parse_strategy
 from shardlab.core.errors import UserError
 from shardlab.models.build import build_model
-from shardlab.models.unit_shapes import ModelShapes
-from shardlab.models.unit_sizes import sizes_of
+from shardlab.models.sizes import ModelShapes, sizes_of
 from shardlab.models.units import unit_sizes
 from shardlab.search.space import documents
 

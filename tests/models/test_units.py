@@ -11,7 +11,7 @@ from shardlab.config.strategy import parse_strategy
 from shardlab.config.timing_record import UnitSize
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
-from shardlab.models.presets import Shape, shape_config
+from shardlab.models.build import Shape, shape_config
 from shardlab.models.units import plan_units, prepare, unit_sizes
 
 CPU = torch.device("cpu")

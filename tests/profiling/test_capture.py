@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch.profiler import record_function
 
+from shardlab.codecs.base import Unit
 from shardlab.codecs.registry import make_codec
-from shardlab.codecs.unit import Unit
 from shardlab.comm.all_to_all import AllToAllCollective
 from shardlab.comm.background import Background
 from shardlab.comm.ledger import Ledger

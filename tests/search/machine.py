@@ -7,12 +7,10 @@ from functools import cache
 
 import numpy as np
 
-from shardlab.config.link import Link
-from shardlab.config.race_record import BLOCK, Arm, Race
-from shardlab.config.schema import Space, Train
-from shardlab.config.search import Agent
+from shardlab.config.machine import Link
+from shardlab.config.schema import Agent, Space, Train
 from shardlab.config.strategy import CanonicalStrategy
-from shardlab.config.timing_record import TimedRun, UnitSize
+from shardlab.config.timing_record import BLOCK, Arm, Race, TimedRun, UnitSize
 from shardlab.models.memory import Sizes, UnitShape
 from shardlab.search.decision import conclude, race_rule, train_promising
 from shardlab.search.history import History, initial_history

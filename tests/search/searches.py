@@ -4,9 +4,8 @@ import random
 from collections.abc import Iterable
 from typing import Any, get_args
 
-from shardlab.config import race_record as race
-from shardlab.config.schema import Train
-from shardlab.config.search import Agent
+from shardlab.config import timing_record as race
+from shardlab.config.schema import Agent, Train
 from shardlab.config.strategy import Strategy, parse_strategy
 from shardlab.config.timing_record import TimedRun
 from shardlab.search.history import History, initial_history

@@ -2,7 +2,7 @@
 
 import re
 
-from shardlab.config.hardware import Connection, Gpu, Hardware
+from shardlab.config.machine import Connection, Gpu, Hardware
 from shardlab.search.decision import conclude
 from shardlab.search.evidence import data_facts, describe, machine_facts, predicted
 from tests.record_factory import make_candidate

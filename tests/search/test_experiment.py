@@ -7,7 +7,7 @@ import pytest
 import yaml
 from hypothesis import given
 
-from shardlab.config.link import Link
+from shardlab.config.machine import Link
 from shardlab.config.parameters import Parameters
 from shardlab.config.schema import Params
 from shardlab.config.strategy import parse_strategy

@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from shardlab.config.schema import Train
-from shardlab.config.search import Agent
+from shardlab.config.schema import Agent, Train
 from shardlab.config.strategy import CanonicalStrategy, parse_strategy
 from shardlab.config.timing_record import NO_COMMUNICATION
 from shardlab.core.errors import UserError

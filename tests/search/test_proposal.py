@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from shardlab.config.search import Agent
+from shardlab.config.schema import Agent
 from shardlab.config.strategy import parse_strategy
 from shardlab.search.decision import conclude
 from shardlab.search.history import memory_limit

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardlab.config.race_record import BLOCK
+from shardlab.config.timing_record import BLOCK
 from shardlab.search.race_rule import SEARCH_ERROR, RaceRule, intervals, ruling, standings
 
 RACES, CHALLENGERS = 8, 4

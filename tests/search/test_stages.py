@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from shardlab.config.hardware import Hardware
+from shardlab.config.machine import Hardware
 from shardlab.config.parameters import Parameters
 from shardlab.config.run_record import Record, write_records
 from shardlab.config.timing_record import NO_COMMUNICATION, write_timings
@@ -16,8 +16,7 @@ from shardlab.search.decision import TrialFailed, conclude
 from shardlab.search.history import History
 from shardlab.search.records import Proposal, Trial
 from shardlab.train.launch import RunFailed
-from shardlab.train.run_plan import RunPlan
-from shardlab.train.timing_plan import TimingPlan
+from shardlab.train.plans import RunPlan, TimingPlan
 from stages import decide, propose, trial
 from tests.forecast.timing_factory import INT8, made_calibration, made_run
 from tests.record_factory import STRATEGIES, make_record, make_records

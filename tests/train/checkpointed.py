@@ -17,7 +17,7 @@ from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
 from shardlab.train.checkpoints import Checkpoints, gather_full
 from shardlab.train.loop import Loop, StepEvent
-from shardlab.train.run_plan import RunPlan
+from shardlab.train.plans import RunPlan
 from tests.drawn_weights import drawn_model
 
 ENGINES = ("ddp", "fsdp1", "fsdp2", "manual", "slide")

@@ -11,7 +11,7 @@ from torch import nn
 from shardlab.config.strategy import Strategy
 from shardlab.core.errors import UserError
 from shardlab.engines.base import Engine, StepOutcome
-from shardlab.train import timing_runner as runner
+from shardlab.train import timing as runner
 
 Fault = Callable[[int, nn.Module], None]
 """called before each step of the faulty arm, with the number of the step and the model"""

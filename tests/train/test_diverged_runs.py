@@ -20,8 +20,8 @@ from shardlab.core.files import read_json
 from shardlab.engines.autograd import DDPEngine
 from shardlab.train import run as train_module
 from shardlab.train.evaluation import Quality
+from shardlab.train.plans import RunPlan
 from shardlab.train.run import train_run
-from shardlab.train.run_plan import RunPlan
 from stages import trial
 from tests.measured_run import measure
 from tests.record_factory import candidate_of

@@ -13,8 +13,7 @@ from shardlab.comm.object_collectives import gather_bytes, gather_values
 from shardlab.core.errors import UserError
 from shardlab.engines.cpu_placement import RankLocation
 from shardlab.train.launch import RunFailed, launch, launch_together
-from shardlab.train.rank import bind_cpus
-from shardlab.train.rank_failure import Failure, cause_of
+from shardlab.train.rank import Failure, bind_cpus, cause_of
 from tests.commands import launching, wait_for
 from tests.ranks import on_ranks
 from tests.train.workers import (

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from benchmarks.resume import Outcome
-from shardlab.config.link import Link
+from shardlab.config.machine import Link
 from shardlab.config.schema import Checkpoint
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, read_json_lines

@@ -16,8 +16,8 @@ from shardlab.core.errors import StorageError
 from shardlab.profiling.trace_file import load_trace
 from shardlab.train.loop import Loop, StepEvent
 from shardlab.train.outputs import Telemetry, gather_trained, write_traces
+from shardlab.train.plans import RunPlan
 from shardlab.train.run import train_run
-from shardlab.train.run_plan import RunPlan
 from tests.deep_models import deep_model, engine_of
 from tests.ranks import on_ranks, run_ranks
 

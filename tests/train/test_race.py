@@ -10,17 +10,16 @@ from types import SimpleNamespace
 import pytest
 
 import shardlab.train.race as races
-from shardlab.config.link import FRAME_HEADERS, Link
+from shardlab.config.machine import FRAME_HEADERS, Link
 from shardlab.config.model_and_data import Model
-from shardlab.config.race_record import BLOCK, Arm, Race, Ruling
 from shardlab.config.schema import Timing, Train
 from shardlab.config.strategy import parse_strategy
-from shardlab.config.timing_record import NO_COMMUNICATION
+from shardlab.config.timing_record import BLOCK, NO_COMMUNICATION, Arm, Race, Ruling
 from shardlab.core.errors import UserError
 from shardlab.train.interleaved import Look
 from shardlab.train.launch import RunFailed
+from shardlab.train.plans import TimingPlan
 from shardlab.train.race import race
-from shardlab.train.timing_plan import TimingPlan
 from tests.train.faulty_arms import memory, on_rank, poison, raises, refuses
 
 STRATEGIES = {

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from shardlab.core.errors import UserError
-from shardlab.train.replicas import check_equal, checksum
+from shardlab.train.outputs import check_equal, checksum
 from tests.ranks import on_ranks
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from shardlab.config.affinity import format_cpus
+from shardlab.config.machine import format_cpus
 from shardlab.config.model_and_data import Model
 from shardlab.config.run_record import Record
 from shardlab.config.schema import Train
@@ -23,8 +23,8 @@ from shardlab.data.tokens import open_split
 from shardlab.engines.cpu_placement import read_topology
 from shardlab.train.evaluation import evaluate
 from shardlab.train.launch import RunFailed
+from shardlab.train.plans import RunPlan
 from shardlab.train.run import train_run
-from shardlab.train.run_plan import RunPlan
 from stages import validate
 from tests.families import config_of
 from tests.measured_run import measure

@@ -11,7 +11,7 @@ from shardlab.engines import step_space as space
 from shardlab.engines.step_space import free_bytes, refuse_too_large
 from shardlab.models.build import build_model
 from shardlab.models.memory import CUBLAS_WORKSPACE, closed_form, host_memory
-from shardlab.models.unit_sizes import sizes_of
+from shardlab.models.sizes import sizes_of
 from tests.ranks import on_ranks
 
 TRAIN = Train(batch_size=2, sequence_length=16)

@@ -8,7 +8,7 @@ from shardlab.comm.ledger import Ledger
 from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Train
 from shardlab.config.strategy import parse_strategy
-from shardlab.train.run_plan import RunPlan
+from shardlab.train.plans import RunPlan
 from shardlab.train.summary import Measured, summarize
 
 STEPS, UNTIMED = 6, 2

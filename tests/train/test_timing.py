@@ -6,15 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from shardlab.config.link import FRAME_HEADERS, Link
+from shardlab.config.machine import FRAME_HEADERS, Link
 from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Timing, Train
 from shardlab.config.strategy import parse_strategy
 from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun, read_timings
 from shardlab.core.errors import UserError
-from shardlab.train.interleaved import order
-from shardlab.train.timing_plan import TimingPlan
-from shardlab.train.together import time_strategies
+from shardlab.train.interleaved import order, time_strategies
+from shardlab.train.plans import TimingPlan
 
 STRATEGIES = {
     "ddp": parse_strategy({"engine": "ddp"}),

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from shardlab.config.link import Link
+from shardlab.config.machine import Link
 from shardlab.config.schema import Timing
 from shardlab.config.timing_record import NO_COMMUNICATION, read_timing
 from shardlab.core.errors import UserError
+from shardlab.train.interleaved import time_strategies
 from shardlab.train.launch import launch_together
-from shardlab.train.together import time_strategies
-from shardlab.train.turns import Turns
+from shardlab.train.timing import Turns
 from tests.train.test_timing import STRATEGIES, plan
 
 WHOLE = Timing(

@@ -1,17 +1,27 @@
-"""Sizes on which the memory of a model depends, read from the model."""
+"""Sizes of a model and of its units under a strategy, on which memory and predictions depend."""
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Train
 from shardlab.config.strategy import CanonicalStrategy, Strategy
-from shardlab.models.dtypes import dtype_of, uses_fp16
+from shardlab.config.timing_record import UnitSize
+from shardlab.core.files import read_json
+from shardlab.models.build import build_model, transformer_blocks
 from shardlab.models.memory import Sizes, UnitShape
-from shardlab.models.parts import transformer_blocks
-from shardlab.models.units import UnitPlan, checkpointing_modes, plan_units
+from shardlab.models.units import (
+    UnitPlan,
+    checkpointing_modes,
+    dtype_of,
+    plan_units,
+    unit_sizes,
+    uses_fp16,
+)
 
 _ELEMENTARY = {"gelu_new": 5}
 """activation functions that transformers writes as elementary operations (activations.py): number
@@ -119,3 +129,59 @@ def _wide(config: PretrainedConfig) -> int:
     function = getattr(config, "hidden_act", None) or getattr(config, "activation_function", None)
     # with a gate: its input and output, what it is multiplied with, and the product
     return 4 if function == "silu" else _ELEMENTARY.get(str(function), 2)
+
+
+class ModelShapes:
+    """Reader of a model; strategies that wrap it alike share what was read.
+
+    Args:
+        model: not wrapped; it may be on the meta device.
+        train: whose ranks see the samples.
+        on_gpu: whether they compute on GPUs, of which none is needed here.
+    """
+
+    def __init__(self, model: PreTrainedModel, train: Train, on_gpu: bool = False) -> None:
+        self._model, self._train, self.on_gpu = model, train, on_gpu
+        self._device = torch.device("cuda" if on_gpu else "cpu")
+        self.layers = len(transformer_blocks(model))
+        self.samples = train.batch_size * train.accumulation
+        self._sizes: dict[object, Sizes] = {}
+        self._units: dict[object, list[UnitSize]] = {}
+
+    @classmethod
+    def of(cls, model: Model, train: Train, tokens: Path, on_gpu: bool) -> "ModelShapes":
+        """Return the reader of the model that an experiment trains.
+
+        Args:
+            tokens: folder of its token shards.
+            on_gpu: see above.
+
+        Raises:
+            UserError: the data or the model is absent, or they do not fit.
+        """
+        data = read_json(tokens / "manifest.json", "run python -m stages.tokenize")
+        sizes = data["vocabulary"], train.sequence_length, data["end_of_text"]
+        return cls(build_model(model, *sizes, seed=0).module, train, on_gpu)
+
+    def sizes(self, strategy: CanonicalStrategy) -> Sizes:
+        """Return the sizes that memory depends on.
+
+        Raises:
+            UserError: the strategy does not fit the model.
+        """
+        s = strategy
+        key = (*_wrapping(s), s.activation_checkpointing, s.accumulation, s.param_dtype)
+        if key not in self._sizes:
+            self._sizes[key] = sizes_of(self._model, strategy, self._train, self._device)
+        return self._sizes[key]
+
+    def units(self, strategy: CanonicalStrategy) -> list[UnitSize]:
+        """Return what the strategy gathers or reduces together, in order of use."""
+        key = _wrapping(strategy)
+        if key not in self._units:
+            self._units[key] = unit_sizes(self._model, strategy, self._device)
+        return self._units[key]
+
+
+def _wrapping(s: CanonicalStrategy) -> tuple[object, ...]:
+    return s.wrap, s.wrap_size, s.bucket_mb, s.reshard_after_forward, s.overrides

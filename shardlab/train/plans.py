@@ -1,4 +1,4 @@
-"""Plan of a timing or a race."""
+"""Plans: what a training run and a timing are, for all ranks."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,6 +7,27 @@ from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Repetitions, Train
 from shardlab.config.strategy import Strategy
 from shardlab.config.timing_record import NO_COMMUNICATION
+from shardlab.core.files import sha256_of_value
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """One run: a strategy with one seed."""
+
+    run: str
+    seed: int
+    strategy: Strategy
+    train: Train
+    model: Model
+    data: Path = Path("data")
+    """folder with tokenizer.json, tokens/ and source.json"""
+
+    def params_hash(self) -> str:
+        """Return 16 hexadecimal digits of a hash over all parameters that the results depend on."""
+        strategy, model = (
+            document.model_dump(mode="json") for document in (self.strategy.canonical(), self.model)
+        )
+        return sha256_of_value([strategy, self.train.meaning(), model])[:16]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,172 @@
+"""What parameters and records say of a machine: links, CPUs of ranks, hardware."""
+
+import re
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from shardlab.core.document import Document
+from shardlab.core.errors import UserError
+
+LOOPBACK = "loopback"
+"""link name in records for ranks of one machine without an emulated link"""
+FRAME_HEADERS = 66
+"""bytes of a frame that carry no payload: Ethernet 14, IP 20, TCP with time stamps 32"""
+_UNITS = {"k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
+
+
+def connection_name(link: "Link | None", nodes: int) -> str:
+    """Return what records call the connection of ranks on so many nodes."""
+    if link is not None:
+        return link.name
+    return LOOPBACK if nodes == 1 else f"network of {nodes} nodes"
+
+
+def bits_per_second(rate: str) -> int:
+    """`100mbit` -> 100_000_000.
+
+    Raises:
+        UserError: not a positive number of kbit, mbit or gbit.
+    """
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([kmg])bit", rate)
+    bits = round(float(match[1]) * _UNITS[match[2]]) if match else 0
+    if bits == 0:
+        raise UserError(
+            f"link rate {rate!r}: write a number and its unit, such as 100mbit or 1gbit"
+        )
+    return bits
+
+
+def bucket_bytes(bits: int) -> int:
+    """Return the burst bytes that an idle link passes at once before its rate holds.
+
+    A small bucket leaves a busy machine no time to refill it.
+    """
+    return max(64 << 10, bits // 8 // 500)
+
+
+def _checked(rate: str) -> str:
+    bits_per_second(rate)
+    return rate
+
+
+class Link(Document):
+    """One full-duplex link per rank, all connected to one switch."""
+
+    rate: Annotated[str, AfterValidator(_checked)]
+    """rate per direction, such as 100mbit or 1gbit"""
+    delay_ms: float = Field(0, ge=0)
+    """latency of a message"""
+
+    @property
+    def name(self) -> str:
+        """Name of the link in records."""
+        return self.rate if self.delay_ms == 0 else f"{self.rate} + {self.delay_ms:g} ms"
+
+    @property
+    def bits_per_second(self) -> int:
+        """Bits per second per direction."""
+        return bits_per_second(self.rate)
+
+
+_RANGE = re.compile("([0-9]{1,6})(?:-([0-9]{1,6}))?")
+
+
+def parse_cpus(text: str) -> tuple[int, ...]:
+    """Parse `0-2,8` to (0, 1, 2, 8), ascending.
+
+    Raises:
+        UserError: anything else, also an empty list or a range that falls.
+    """
+    cpus: set[int] = set()
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last:
+            raise UserError(f"list of CPUs {text!r}: write numbers and ranges, such as 0-3,8")
+        cpus.update(range(first, last + 1))
+    return tuple(sorted(cpus))
+
+
+def format_cpus(cpus: Iterable[int]) -> str:
+    """Format CPUs as `parse_cpus` reads them; empty for none."""
+    ranges: list[list[int]] = []
+    for cpu in sorted(cpus):
+        if ranges and cpu == ranges[-1][-1] + 1:
+            ranges[-1][1:] = [cpu]
+        else:
+            ranges.append([cpu])
+    return ",".join("-".join(map(str, each)) for each in ranges)
+
+
+_POLICIES = Literal["auto", "cores", "none"]
+
+
+def _checked_cpus(value: Any) -> Any:
+    if not isinstance(value, list | tuple):
+        if value in get_args(_POLICIES):
+            return value
+        raise UserError(
+            f"expected {', '.join(get_args(_POLICIES))} or CPUs for each rank, such as "
+            "['0-3', '4-7']"
+        )
+    for cpus in value:
+        parse_cpus(str(cpus))
+    return tuple(value)
+
+
+CpuAffinity = Annotated[_POLICIES | tuple[str | int, ...], BeforeValidator(_checked_cpus)]
+"""Value of `train.placement`; `shardlab.config.schema.Train` describes it."""
+
+
+class Gpu(Document):
+    """One GPU."""
+
+    name: str
+    memory_gb: float
+    """1 GB = 10^9 B"""
+    link: str | None = None
+    """to the other GPUs, such as NVLink 4; detected: whether each reads the others' memory"""
+    peak_tflops: float | None = None
+    """of dense matrix products in the type that computes, 10^12 operations per second; never
+    detected"""
+
+
+class Connection(Document):
+    """Ranks that exchange messages, as measured."""
+
+    world_size: int
+    link: str
+    mb_per_s: float
+    """that a rank sends, in the largest messages"""
+    latency_us: float
+    """duration of the smallest exchange"""
+
+
+class Hardware(Document):
+    """A machine; null: unknown, or in the parameters: as detected."""
+
+    cpu: str | None = None
+    cores: int | None = None
+    """usable CPUs"""
+    numa_nodes: int | None = None
+    caches_kb: dict[str, int] | None = None
+    """of the first core, by level and type"""
+    memory_gb: float | None = None
+    """of the host"""
+    copy_gb_per_s: float | None = None
+    """that a rank reads and writes when it copies a large vector, while all ranks do"""
+    gpus: list[Gpu] | None = None
+    connections: list[Connection] | None = None
+
+    def changed_by(self, given: "Hardware") -> "Hardware":
+        """Return the hardware with what is given in place of what was detected."""
+        known = {name: getattr(given, name) for name in Hardware.model_fields}
+        return self.model_copy(update={n: value for n, value in known.items() if value is not None})
+
+    def memory_of_rank_gb(self, world_size: int) -> float | None:
+        """Return the memory of the smallest GPU, or the ranks' equal parts of the host's."""
+        if self.gpus:
+            return min(gpu.memory_gb for gpu in self.gpus)
+        return None if self.memory_gb is None else self.memory_gb / world_size
