@@ -1,7 +1,6 @@
 """Real traces by torch.profiler alone: without labels the breakdown is that of the labelled run."""
 
 import json
-import statistics
 
 import pytest
 import torch
@@ -78,10 +77,4 @@ def test_passes_without_labels_are_those_with_labels(folder, names, first):
         for name in ("comm_ms", "compute_ms", "idle_ms", "comm_skew_ms"):
             times = [[getattr(step, name) for step in steps] for steps in (job.steps, labelled)]
             assert times[0] == pytest.approx(times[1])
-    ratios = [
-        (inferred.backward_ms / inferred.forward_ms) / (known.backward_ms / known.forward_ms)
-        for inferred, known in zip(job.steps, labelled, strict=True)
-    ]
-    # some other process may stop a rank between a label and what it holds, in one step or another
-    assert statistics.median(ratios) == pytest.approx(1, abs=0.15)
     assert "all ranks: forward, backward: inferred from the operators of" in "".join(job.notes)
