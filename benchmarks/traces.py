@@ -33,10 +33,10 @@ def analysis(path: Path) -> None:
 
 
 def reader(path: Path) -> None:
-    """Read every event once, by our reader."""
-    from shardlab.profiling.trace_file import read_events
+    """Load the trace, by our reader."""
+    from shardlab.profiling.trace_file import load_trace
 
-    sum(1 for _ in read_events(path))
+    load_trace(path)
 
 
 def json_load(path: Path) -> None:
@@ -55,7 +55,7 @@ def ijson_items(path: Path) -> None:
 
 WAYS: dict[str, Callable[[Path], None]] = {
     "shardlab, analysis": analysis,
-    "shardlab, events": reader,
+    "shardlab, load": reader,
     "json": json_load,
     "ijson": ijson_items,
 }
