@@ -86,23 +86,19 @@ class Predictor:
         """
         ranked = []
         for feasible in strategies:
-            obstacle = self.obstacle(feasible.strategy)
-            unpredicted.update([obstacle] if obstacle else [])
-            ranked.append(Ranked(feasible, None if obstacle else self.seconds(feasible.strategy)))
+            seconds, strategy = None, feasible.strategy
+            if obstacle := self._model.obstacle(strategy):
+                unpredicted[obstacle] += 1
+            else:
+                units = self._shapes.units(strategy)
+                seconds = self._model.predict(strategy, units, self._workload)
+            ranked.append(Ranked(feasible, seconds))
         return sorted(ranked, key=_order)
-
-    def obstacle(self, strategy: CanonicalStrategy) -> str | None:
-        """Return why the step of a strategy cannot be predicted, or None if it can."""
-        return self._model.obstacle(strategy)
-
-    def seconds(self, strategy: CanonicalStrategy) -> float:
-        """Predict the step of a strategy without obstacle."""
-        return self._model.predict(strategy, self._shapes.units(strategy), self._workload)
 
     def predict(self, feasible: Feasible) -> Prediction:
         """Predict everything of a strategy, with the interval of its step."""
         strategy = feasible.strategy
-        quality, obstacle = self._quality(strategy), self.obstacle(strategy)
+        quality, obstacle = self._quality(strategy), self._model.obstacle(strategy)
         step = None
         if obstacle is None:
             units = self._shapes.units(strategy)
