@@ -24,7 +24,7 @@ from shardlab.core.progress import say, stopwatch
 from shardlab.profiling.breakdown import analyse
 from shardlab.search.decision import TrialFailed, train_promising
 from shardlab.search.race_rule import RaceRule, ruling
-from shardlab.search.records import Candidate, Proposal, Trial
+from shardlab.search.records import Candidate, Measured, Proposal, Trial
 from shardlab.train.evaluation import validate_run
 from shardlab.train.launch import RunFailed
 from shardlab.train.plans import RunPlan, TimingPlan
@@ -75,7 +75,8 @@ def main(
         return
     if start:
         do = partial(_start, shlex.split(start), number)
-    elapsed, trained = stopwatch(), []
+    elapsed = stopwatch()
+    trained: list[Measured] = []
     raced = _raced(proposal, do) if proposal.arms else None
     if raced is not None:
         agent, seeds = values["agent"], values["seeds"]

@@ -258,8 +258,10 @@ def _transfers(
                 "wire_bytes": sent,
             }
     ranks = gather_values(interleave(calls, repetitions, group, pause), group)
-    slowest = {key: map(max, zip(*(rank[key] for rank in ranks), strict=True)) for key in calls}
-    return [row | {"seconds": [*slowest[key]]} for key, row in rows.items()]
+    for key, row in rows.items():
+        repeated = zip(*(rank[key] for rank in ranks), strict=True)
+        row["seconds"] = [max(times) for times in repeated]
+    return [*rows.values()]
 
 
 def _operations(group: dist.ProcessGroup, nbytes: int) -> Mapping[Operation, Callable[[], object]]:

@@ -68,7 +68,7 @@ def train_promising(
     known = standings(step_times(race), race.incumbent, RaceRule.of(agent))
     promising = [key for key, state in known.items() if state.faster or not proposal.fits]
     rows: list[Measured] = []
-    for key in sorted(promising, key=lambda key: (known[key].ratio, key)):
+    for key in sorted(promising, key=lambda key: (float(known[key].ratio), key)):
         if arms[key].has_quality:
             break
         rows.append(_train(arms[key], proposal, agent, seeds, measure))

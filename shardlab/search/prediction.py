@@ -85,12 +85,13 @@ class Predictor:
         """
         ranked = []
         for feasible in strategies:
-            seconds, strategy = None, feasible.strategy
+            strategy = feasible.strategy
             if obstacle := self._model.obstacle(strategy):
                 unpredicted[obstacle] += 1
-            else:
-                units = self._shapes.units(strategy)
-                seconds = self._model.predict(strategy, units, self._workload)
+                ranked.append(Ranked(feasible, None))
+                continue
+            units = self._shapes.units(strategy)
+            seconds = self._model.predict(strategy, units, self._workload)
             ranked.append(Ranked(feasible, seconds))
         return sorted(ranked, key=_order)
 

@@ -108,13 +108,13 @@ def ruling(
         return Ruling("the incumbent diverged")
     known, repetitions = standings(step_ms, incumbent, rule), len(step_ms[incumbent])
     hopeless = tuple(arm for arm, state in known.items() if state.hopeless)
-    fastest = min((state.high for state in known.values() if state.faster), default=0.0)
+    fastest = min((float(s.high) for s in known.values() if s.faster), default=0.0)
     still = {arm: s for arm, s in known.items() if not s.faster and not s.hopeless}
     if not known:
         return Ruling("no challenger is left")
     if not still:
         return Ruling("every challenger is decided", hopeless)
-    if all(state.low > fastest > 0 for state in still.values()):
+    if all(float(state.low) > fastest > 0 for state in still.values()):
         return Ruling(f"{', '.join(still)} cannot become the fastest", hopeless)
     if repetitions >= rule.repetitions:
         return Ruling(f"all of {rule.repetitions} repetitions", hopeless)
