@@ -20,7 +20,7 @@ def main(params: Parameters, number: str) -> None:
     timings, train = params("timings", "train")
     timed = read_all(Path("results/timings"), timings)
     first = initial_history(read_records(RESULTS), timed, agent, train.only("link"), here.search)
-    before = load_history(here.after, RESULTS, first, agent)
+    before = load_history(here.after, RESULTS, first)
     folder, fix = f"results/rounds/{number}", "run python -m stages.{} " + number
     proposal = Proposal.from_file(f"{folder}/proposal.json", fix.format("propose"))
     trial = Trial.from_file(f"{folder}/trial.json", fix.format("trial"))

@@ -31,7 +31,7 @@ def main(params: Parameters, number: str) -> None:
     train = train.only(*SAMPLES, "threads", "clip", "link")
     timed = read_all(Path("results/timings"), timings)
     first = initial_history(read_records(RESULTS), timed, agent, train, here.search)
-    history = load_history(here.after, RESULTS, first, agent)
+    history = load_history(here.after, RESULTS, first)
     detected = Hardware.from_file("results/hardware.json", "run python -m stages.calibrate")
     hardware = detected.changed_by(agent.hardware)
     agent = agent.on(hardware, history.workload.world_size)

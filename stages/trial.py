@@ -22,9 +22,9 @@ from shardlab.core.errors import StorageError, UserError
 from shardlab.core.files import read_json, unfinished, write_json
 from shardlab.core.progress import say, stopwatch
 from shardlab.profiling.breakdown import analyse
-from shardlab.search.decision import TrialFailed, race_rule, train_promising
-from shardlab.search.race_rule import ruling
-from shardlab.search.records import Candidate, Proposal, Trial
+from shardlab.search.decision import TrialFailed, train_promising
+from shardlab.search.race_rule import RaceRule, ruling
+from shardlab.search.records import Candidate, Measured, Proposal, Trial
 from shardlab.train.evaluation import validate_run
 from shardlab.train.launch import RunFailed
 from shardlab.train.plans import RunPlan, TimingPlan
@@ -36,7 +36,6 @@ from stages.common import integer, run
 DATA = Path("data")
 SCRATCH = Path(".trials")
 """files of a trial while it runs; all nodes see them"""
-
 
 _FAILED = "failed.json"
 
@@ -55,31 +54,30 @@ class Step(Document):
     """longest duration of the run"""
 
 
+Do = Callable[[Step], None]
+
+
 def main(
     params: Parameters,
     number: str,
     *,
     start: Annotated[str, "command that starts ranks, such as srun -n 8; none: forks"] = "",
-    step: Annotated[str, "do a part of the trial, which this file describes"] = "",
+    step: Annotated[str, "do a part of the trial, which this JSON describes"] = "",
 ) -> None:
     """Write trial.json of the round; what fails is a result like any other."""
     count, folder = integer("round", number), Path("results/rounds", number)
     fix = f"run python -m stages.propose {number}"
     proposal = Proposal.from_file(folder / "proposal.json", fix)
     values = values_of(params, number)
+    do: Do = partial(_do, values, proposal)
     if step:
-        _do(values, proposal, Step.from_file(step, "repeat the trial"))
+        _report_failure(do, Step.model_validate_json(step))
         return
-
-    def do(part: Step) -> None:
-        if start:
-            _start(shlex.split(start), number, part)
-        else:
-            _do(values, proposal, part)
-
+    if start:
+        do = partial(_start, shlex.split(start), number)
     elapsed = stopwatch()
+    trained: list[Measured] = []
     raced = _raced(proposal, do) if proposal.arms else None
-    trained = []
     if raced is not None:
         agent, seeds = values["agent"], values["seeds"]
         trained = train_promising(raced, proposal, agent, seeds, partial(measure, values, do))
@@ -94,7 +92,17 @@ def values_of(params: Parameters, number: str) -> Values:
     return {"agent": params.agent_of(number), "train": train, "model": model, "seeds": seeds}
 
 
-Do = Callable[[Step], None]
+def _do(values: Values, proposal: Proposal, step: Step) -> None:
+    """Do the step here.
+
+    Raises:
+        RunFailed, UserError: of the ranks.
+    """
+    if step.arm is None:
+        _race(values, proposal, Path(step.folder))
+    else:
+        (arm,) = (arm for arm in proposal.arms if arm.hash == step.arm)
+        train_run(_plan(values, arm, step.seed), Path(step.folder), limit_s=step.limit_s)
 
 
 def _start(command: list[str], number: str, step: Step) -> None:
@@ -103,9 +111,7 @@ def _start(command: list[str], number: str, step: Step) -> None:
     Raises:
         RunFailed, UserError: of the ranks.
     """
-    path = Path(step.folder, "step.json")
-    step.to_file(path)
-    program = [sys.executable, "-m", "stages.trial", number, "--step", str(path)]
+    program = [sys.executable, "-m", "stages.trial", number, "--step", step.model_dump_json()]
     done = subprocess.run([*command, *program], stderr=subprocess.PIPE, text=True)
     sys.stderr.write(done.stderr)
     if done.returncode:
@@ -115,15 +121,11 @@ def _start(command: list[str], number: str, step: Step) -> None:
         raise RunFailed("crash", said, said.splitlines()[-1])
 
 
-def _do(values: Values, proposal: Proposal, step: Step) -> None:
+def _report_failure(do: Do, step: Step) -> None:
+    """Do the step, and leave its failure to the stage that started it."""
     try:
-        if step.arm is None:
-            _race(values, proposal, Path(step.folder))
-        else:
-            (arm,) = (arm for arm in proposal.arms if arm.hash == step.arm)
-            train_run(_plan(values, arm, step.seed), Path(step.folder), limit_s=step.limit_s)
+        do(step)
     except (RunFailed, UserError) as error:
-        # for the stage that started this step
         write_json(Path(step.folder, _FAILED), asdict(Failure.of(error)))
         raise
 
@@ -138,7 +140,7 @@ def _race(values: Values, proposal: Proposal, folder: Path) -> None:
         repetitions=agent.repetitions,
     )
     plan = TimingPlan(f"round-{proposal.round}", timing, {**arms}, train, values["model"], DATA)
-    rule, elapsed = race_rule(agent), stopwatch()
+    rule, elapsed = RaceRule.of(agent), stopwatch()
 
     def look(step_ms: dict[str, list[float]]) -> Ruling:
         return ruling(step_ms, proposal.incumbent, rule, elapsed())
@@ -195,19 +197,11 @@ def measure(values: Values, do: Do, arm: Candidate, seed: int, left_s: float) ->
 
 def evaluated(plan: RunPlan, folder: Path) -> Record:
     """Return the record of a run from its files, after measuring the quality of its model."""
-    quality = folder / "validation.json"
-    fix = "repeat the trial"
+    quality, fix = folder / "validation.json", "repeat the trial"
     metrics = read_json(folder / "metrics.json", fix)
     validate_run(folder / "final_model", quality, plan.train, plan.model, plan.seed, plan.data)
-    return validate(
-        Record,
-        {
-            **metrics,
-            **analyse(folder / "trace.json.gz").model_dump(),
-            **read_json(quality, fix),
-        },
-        str(folder),
-    )
+    breakdown = analyse(folder / "trace.json.gz").model_dump()
+    return validate(Record, {**metrics, **breakdown, **read_json(quality, fix)}, str(folder))
 
 
 if __name__ == "__main__":

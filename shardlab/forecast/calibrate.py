@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import permutations
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,11 +16,8 @@ from shardlab.comm.object_collectives import gather_values
 from shardlab.comm.transport import Transport
 from shardlab.config.calibration_record import (
     Calibration,
-    CodecCost,
-    MemoryCost,
     MemoryOperation,
     Operation,
-    PhasedCost,
     Transfer,
     wire_bytes,
 )
@@ -39,7 +36,7 @@ from shardlab.core.files import read_json, temporary, write_json
 from shardlab.core.host import CpuMeter, describe_host, git_revision
 from shardlab.core.progress import say
 from shardlab.engines.cpu_placement import SYSFS, read_topology
-from shardlab.forecast.codec_costs import Times, codec_times, interleave, memory_times, phased_times
+from shardlab.forecast.codec_costs import codec_times, interleave, memory_times, phased_times
 from shardlab.train.launch import launch
 
 
@@ -67,14 +64,11 @@ def detect(calibration: Calibration, root: Path = SYSFS) -> Hardware:
 
 def _caches(folder: Path) -> dict[str, int]:
     """Read the sizes of caches (Documentation/ABI/testing/sysfs-devices-system-cpu)."""
-    found = {}
+    sizes = {}
     for cache in sorted(folder.glob("index[0-9]*")):
-        level, kind, size = ((cache / name).read_text().strip() for name in _CACHE_FILES)
-        found[f"L{level} {kind.lower()}"] = int(size.removesuffix("K"))
-    return found
-
-
-_CACHE_FILES = ("level", "type", "size")
+        level, kind, size = ((cache / key).read_text().strip() for key in ("level", "type", "size"))
+        sizes[f"L{level} {kind.lower()}"] = int(size.removesuffix("K"))
+    return sizes
 
 
 def _gpus() -> list[Gpu]:
@@ -97,20 +91,21 @@ def _asked(count: int) -> list[dict[str, Any]]:
     ]
 
 
-def _connections(transfers: list[Transfer]) -> list[Connection]:
-    found: dict[tuple[int, str], Connection] = {}
-    exchanges = [each for each in transfers if each.operation == "exchange"]
-    for each in sorted(exchanges, key=lambda each: each.nbytes):
-        where = each.world_size, each.link
-        seconds = min(each.seconds)
-        smallest = found[where].latency_us if where in found else seconds * 1e6
-        found[where] = Connection(
-            world_size=each.world_size,
-            link=each.link,
-            mb_per_s=each.wire_bytes / seconds / 1e6,
-            latency_us=smallest,
+def _connections(transfers: Sequence[Transfer]) -> list[Connection]:
+    """Return rate and latency of each link: those of the largest and the smallest exchange."""
+    exchanges: dict[tuple[int, str], list[Transfer]] = {}
+    for transfer in sorted(transfers, key=lambda transfer: transfer.nbytes):
+        if transfer.operation == "exchange":
+            exchanges.setdefault((transfer.world_size, transfer.link), []).append(transfer)
+    return [
+        Connection(
+            world_size=world_size,
+            link=link,
+            mb_per_s=sizes[-1].wire_bytes / min(sizes[-1].seconds) / 1e6,
+            latency_us=min(sizes[0].seconds) * 1e6,
         )
-    return [*found.values()]
+        for (world_size, link), sizes in exchanges.items()
+    ]
 
 
 SIZES = [1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22]
@@ -120,8 +115,8 @@ _LONGEST_S = 0.1
 """vectors that take a link longer are left out: they do not improve the fit"""
 
 
-Measurement = Callable[[dist.ProcessGroup], Any]
-"""measures on all ranks, and returns what is found on the first"""
+Rows = dict[str, list[dict[str, Any]]]
+"""rows of a calibration, by its field"""
 
 
 class Network(NamedTuple):
@@ -151,7 +146,8 @@ def calibrate(
     A link that this process cannot create is not measured: a formula emulates it.
 
     Args:
-        networks: one or more, each of several ranks; under torchrun or srun the one of its ranks.
+        networks: one or more, each of several ranks, the first without an emulated link; under
+            torchrun or srun the one of its ranks.
         codecs: text of each codec in a strategy, and whether error feedback wraps it.
         threads: of each rank.
         placement: of the ranks.
@@ -164,50 +160,28 @@ def calibrate(
         RunFailed: a rank failed.
     """
     meter = CpuMeter()  # the ranks are children of this process
-    one = networks[0]._replace(link=None)
-    phased = [each for each in codecs if _multi_phase(each[0])]
-    single = [each for each in codecs if each not in phased]
-    of_network: dict[Network, list[Measurement]] = {
-        each: [partial(_transfer_times, each, repetitions)] for each in networks
-    }
-    # all of one network in one launch: under srun there is no other
-    of_network.setdefault(one, [])
-    of_network[one] += [
-        partial(codec_times, single, repetitions),
-        partial(phased_times, phased, repetitions),
-        partial(memory_times, memory, repetitions),
-    ]
-    transfers: list[Transfer] = []
-    coded: list[Any] = []
-    summed: list[Any] = []
-    moved: list[Any] = []
-    for network, measurements in of_network.items():
-        found = _on_ranks(threads, timeout_s, placement, network, measurements)
-        if found is None:
-            continue
-        if network == one:
-            *found, coded, summed, moved = found
-        for times in found:
-            transfers += _transfers(network, times)
+    rows: Rows = {}
+    for network in networks:
+        # all of one network in one launch: under srun there is no other
+        costs = (codecs, memory) if network == networks[0] else ((), ())
+        measure = partial(_measure, network, repetitions, *costs)
+        measured = _on_ranks(threads, timeout_s, placement, network, measure)
+        for field, some in measured.items():
+            rows.setdefault(field, []).extend(some)
+        if measured:
             say(f"calibrate: {network.world_size} ranks, {network.name}")
-    if not coded + summed + moved + transfers:
+    if not rows:
         return None
-    return Calibration(
-        transfers=transfers,
-        codecs=[CodecCost(**each) for each in coded],
-        phased=[PhasedCost(**each) for each in summed],
-        memory=[MemoryCost(**each) for each in moved],
-        contention=Contention.of([meter.read()]),
-        revision=git_revision(),
-        torch=torch.__version__,
-        host=describe_host(),
-        kernels=native.serving(),
+    return Calibration.model_validate(
+        {
+            **rows,
+            "contention": Contention.of([meter.read()]),
+            "revision": git_revision(),
+            "torch": torch.__version__,
+            "host": describe_host(),
+            "kernels": native.serving(),
+        }
     )
-
-
-def _multi_phase(codec: str) -> bool:
-    spec = find(split_text(codec)["name"])
-    return spec is not None and spec.multi_phase
 
 
 def _on_ranks(
@@ -215,50 +189,79 @@ def _on_ranks(
     timeout_s: float,
     placement: CpuAffinity,
     network: Network,
-    measurements: Sequence[Measurement],
-) -> list[Any] | None:
-    """Return what the measurements return on rank 0; None where a formula emulates the link, or
-    where rank 0 is of another process."""
+    measure: Callable[[dist.ProcessGroup], Rows],
+) -> Rows:
+    """Return the rows of rank 0; none where a formula emulates the link, or where rank 0 is of
+    another process."""
     with (
         temporary("shardlab-calibration") as folder,
         emulated(network.link, network.world_size) as link,
     ):
         if link.kind == "in-process":
-            return None
-        path = Path(folder, "found.json")
+            return {}
+        path = Path(folder, "rows.json")
 
         def worker(group: dist.ProcessGroup) -> None:
-            found = [measure(group) for measure in measurements]
+            rows = measure(group)
             if dist.get_rank(group) == 0:
-                write_json(path, found)
+                write_json(path, rows)
 
-        launch(
-            worker,
-            network.world_size,
-            threads,
-            timeout_s,
-            links=link.links,
-            placement=placement,
-        )
-        return read_json(path) if path.exists() else None
+        ranks = network.world_size
+        launch(worker, ranks, threads, timeout_s, links=link.links, placement=placement)
+        return dict(read_json(path)) if path.exists() else {}
 
 
-def _transfer_times(network: Network, repetitions: int, group: dist.ProcessGroup) -> Times:
-    """Return the seconds of every repetition, by operation and size."""
-    rate = None if network.link is None else network.link.bits_per_second
-    pause = 0.0 if rate is None else 8 * bucket_bytes(rate) / rate
-    calls = {
-        f"{operation} {nbytes}": call
-        for nbytes in SIZES
-        for operation, call in _operations(group, nbytes).items()
-        if rate is None or 8 * wire_bytes(operation, nbytes, network.world_size) / rate < _LONGEST_S
-    }
-    times = interleave(calls, repetitions, group, pause)
-    ranks = gather_values(times, group)
+def _measure(
+    network: Network,
+    repetitions: int,
+    codecs: Sequence[tuple[str, bool]],
+    memory: Sequence[MemoryOperation],
+    group: dist.ProcessGroup,
+) -> Rows:
+    multi_phase = [codec for codec in codecs if _multi_phase(codec[0])]
+    single = [codec for codec in codecs if codec not in multi_phase]
     return {
-        name: [max(each) for each in zip(*(rank[name] for rank in ranks), strict=True)]
-        for name in calls
+        "transfers": _transfers(network, repetitions, group),
+        "codecs": codec_times(single, repetitions, group),
+        "phased": phased_times(multi_phase, repetitions, group),
+        "memory": memory_times(memory, repetitions, group),
     }
+
+
+def _multi_phase(codec: str) -> bool:
+    spec = find(split_text(codec)["name"])
+    return spec is not None and spec.multi_phase
+
+
+def _transfers(
+    network: Network, repetitions: int, group: dist.ProcessGroup
+) -> list[dict[str, Any]]:
+    """Return the seconds of every repetition on the slowest rank, by operation and size."""
+    world_size, link = network.world_size, network.link
+    rate = None if link is None else link.bits_per_second
+    pause = 0.0 if rate is None else 8 * bucket_bytes(rate) / rate
+    rows: dict[str, dict[str, Any]] = {}
+    calls: dict[str, Callable[[], object]] = {}
+    for nbytes in SIZES:
+        for operation, call in _operations(group, nbytes).items():
+            sent = wire_bytes(operation, nbytes, world_size)
+            if rate is not None and 8 * sent / rate >= _LONGEST_S:
+                continue
+            calls[f"{operation} {nbytes}"] = call
+            rows[f"{operation} {nbytes}"] = {
+                "operation": operation,
+                "world_size": world_size,
+                "link": network.name,
+                "link_emulation": "none" if link is None else "namespaces",
+                "bits_per_second": rate,
+                "nbytes": nbytes,
+                "wire_bytes": sent,
+            }
+    ranks = gather_values(interleave(calls, repetitions, group, pause), group)
+    for key, row in rows.items():
+        repeated = zip(*(rank[key] for rank in ranks), strict=True)
+        row["seconds"] = [max(times) for times in repeated]
+    return [*rows.values()]
 
 
 def _operations(group: dist.ProcessGroup, nbytes: int) -> Mapping[Operation, Callable[[], object]]:
@@ -274,22 +277,3 @@ def _operations(group: dist.ProcessGroup, nbytes: int) -> Mapping[Operation, Cal
         "all_reduce": lambda: dist.all_reduce(received, group=group),
         "reduce_scatter": lambda: dist.reduce_scatter_single(shard, sent, group=group),
     }
-
-
-def _transfers(network: Network, times: Times) -> list[Transfer]:
-    link = network.link
-    return [
-        Transfer(
-            operation=operation,
-            world_size=network.world_size,
-            link=network.name,
-            link_emulation="none" if link is None else "namespaces",
-            bits_per_second=None if link is None else link.bits_per_second,
-            nbytes=nbytes,
-            wire_bytes=wire_bytes(operation, nbytes, network.world_size),
-            seconds=times[f"{operation} {nbytes}"],
-        )
-        for operation in get_args(Operation)
-        for nbytes in SIZES
-        if f"{operation} {nbytes}" in times
-    ]

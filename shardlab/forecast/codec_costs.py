@@ -58,79 +58,63 @@ def codec_times(
     codecs: Iterable[tuple[str, bool]], repetitions: int, group: dist.ProcessGroup
 ) -> list[dict[str, Any]]:
     """Return the costs of one message on this rank, by codec and size."""
-    found = []
-    for spec, feedback in codecs:
-        for elements in ELEMENTS:
-            message = _Message(spec, feedback, elements)
-            calls = {"encode_s": message.encode, "decode_s": message.decode}
-            times = interleave(calls, repetitions, group)
-            found.append(
-                {
-                    "codec": spec,
-                    "error_feedback": feedback,
-                    "elements": elements,
-                    "payload_bytes": statistics.fmean(message.sizes),
-                    "variable": message.variable,
-                    **times,
-                }
-            )
-    return found
+    return [
+        {"codec": spec, "error_feedback": feedback, "elements": elements}
+        | _message_times(spec, feedback, elements, repetitions, group)
+        for spec, feedback in codecs
+        for elements in ELEMENTS
+    ]
 
 
-class _Message:
-    """A message that is encoded and decoded again and again; its size may differ each time."""
+def _message_times(
+    spec: str, feedback: bool, n: int, repetitions: int, group: dist.ProcessGroup
+) -> dict[str, Any]:
+    """Encode and decode a message again and again; its size may differ each time."""
+    codec, key = make_codec(spec), MessageKey(0, 0, "unit", 0)
+    vector, out, residual = torch.randn(n) * 1e-3, *torch.zeros(2, n)
+    payload = torch.empty(codec.payload_bytes(n), dtype=torch.uint8)
+    sizes: list[int] = []
 
-    def __init__(self, spec: str, feedback: bool, n: int) -> None:
-        self._codec, self._feedback = make_codec(spec), feedback
-        self.variable = self._codec.variable
-        self._key = MessageKey(0, 0, "unit", 0)
-        self._vector, self._out, self._residual = torch.randn(n) * 1e-3, *torch.zeros(2, n)
-        self._payload = torch.empty(self._codec.payload_bytes(n), dtype=torch.uint8)
-        self.sizes: list[int] = []
-        """bytes of the payloads so far"""
-        self.encode()
-
-    def encode(self) -> None:
-        codec, residual = self._codec, self._residual
-        if self._feedback:
-            sent = codec.encode_residual(self._vector, residual, residual, self._key, self._payload)
+    def encode() -> None:
+        if feedback:
+            sent = codec.encode_residual(vector, residual, residual, key, payload)
         else:
-            sent = codec.encode(self._vector, self._key, self._payload)
-        self.sizes.append(sent.numel())
+            sent = codec.encode(vector, key, payload)
+        sizes.append(sent.numel())
 
-    def decode(self) -> None:
-        """Decode what was encoded last."""
-        payload = self._payload[: self.sizes[-1]]
-        self._codec.decode_sum([payload], self._out, 1.0, [self._key])
+    def decode() -> None:
+        codec.decode_sum([payload[: sizes[-1]]], out, 1.0, [key])
+
+    encode()
+    times = interleave({"encode_s": encode, "decode_s": decode}, repetitions, group)
+    return {"payload_bytes": statistics.fmean(sizes), "variable": codec.variable, **times}
 
 
 def memory_times(
     operations: Sequence[MemoryOperation], repetitions: int, group: dist.ProcessGroup
 ) -> list[dict[str, Any]]:
     """Return the costs of memory operations on this rank."""
-    found = []
+    rows = []
     for n in _VECTORS:
-        every = _in_memory(n)
-        times = interleave({name: every[name] for name in operations}, repetitions, group)
-        sizes = {"update": UPDATE_BYTES * n}
-        found += [
-            {"operation": name, "nbytes": sizes.get(name, 4 * n), "seconds": seconds}
+        calls = _memory_calls(n)
+        times = interleave({name: calls[name] for name in operations}, repetitions, group)
+        sizes = {"copy": 4 * n, "update": UPDATE_BYTES * n}
+        rows += [
+            {"operation": name, "nbytes": sizes[name], "seconds": seconds}
             for name, seconds in times.items()
         ]
-    return found
+    return rows
 
 
-def _in_memory(n: int) -> Mapping[str, Callable[[], object]]:
+def _memory_calls(n: int) -> Mapping[str, Callable[[], object]]:
     source, target = torch.ones(n), torch.ones(n)
-    vectors, hyper = torch.zeros(4, n), Hyper(1e-3)
+    parameter, exp_avg, exp_avg_sq, gradient = torch.zeros(4, n)
     threads = torch.get_num_threads()
     workers = Workers(threads) if threads > 1 else None
-    parameter, exp_avg, exp_avg_sq, gradient = vectors
+    moments, hyper = (exp_avg, exp_avg_sq), Hyper(1e-3)
     return {
         "copy": lambda: target.copy_(source),
-        "update": lambda: adam_(
-            parameter, exp_avg, exp_avg_sq, [gradient], hyper, 1, workers=workers
-        ),
+        "update": lambda: adam_(parameter, *moments, [gradient], hyper, 1, workers=workers),
     }
 
 
@@ -202,10 +186,10 @@ class LocalCommunicator:
 
 
 def phased_times(
-    codecs: list[tuple[str, bool]], repetitions: int, group: dist.ProcessGroup
+    codecs: Iterable[tuple[str, bool]], repetitions: int, group: dist.ProcessGroup
 ) -> list[dict[str, Any]]:
     """Return computation and messages of one vector on this rank, by codec, collective and size."""
-    found = []
+    rows = []
     for spec, feedback in codecs:
         for elements, matrices in _sizes(spec):
             unit = unit_of(elements, matrices)
@@ -215,22 +199,19 @@ def phased_times(
             }
             calls = {name: vector.reduce for name, vector in vectors.items()}
             times = interleave(calls, repetitions, group)
-            found += [
+            rows += [
                 {
                     "codec": spec,
                     "error_feedback": feedback,
                     "operation": name,
                     "elements": elements,
                     "matrices": matrices,
-                    "messages": [
-                        {"operation": operation, "nbytes": nbytes}
-                        for operation, nbytes in vector.messages
-                    ],
+                    "messages": [{"operation": way, "nbytes": n} for way, n in vector.messages],
                     "seconds": times[name],
                 }
                 for name, vector in vectors.items()
             ]
-    return found
+    return rows
 
 
 def _sizes(codec: str) -> list[tuple[int, int]]:

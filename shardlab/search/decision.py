@@ -22,6 +22,7 @@ from shardlab.search.records import (
     Decision,
     Failure,
     Measured,
+    Outcome,
     Proposal,
     StepRatio,
     TrainingRun,
@@ -33,27 +34,9 @@ _LOSSES_DIFFER = 1e-3
 """relative difference of losses that the order of sums does not explain"""
 
 
-def race_rule(agent: Agent) -> RaceRule:
-    """Return the rule of each race, such that its errors hold over the whole search."""
-    # traces follow the steps, and a race without one arm may have to begin again
-    return RaceRule.of_search(agent.budget, agent.repetitions, agent.trial_timeout_s / 2)
-
-
 def step_times(race: Race) -> dict[str, list[float]]:
     """Return the step times of the arms that are ok, by hash."""
     return {run.run: run.step_ms for run in race.runs if run.run != NO_COMMUNICATION}
-
-
-def promising(race: Race, proposal: Proposal, agent: Agent) -> list[str]:
-    """Return the challengers that may replace the incumbent, the fastest first.
-
-    They are faster, or it does not fit in memory.
-    """
-    known = standings(step_times(race), race.incumbent, race_rule(agent))
-    return sorted(
-        (arm for arm in known if known[arm].verdict == "faster" or not proposal.fits),
-        key=lambda arm: (known[arm].ratio, arm),
-    )
 
 
 class TrialFailed(Exception):
@@ -74,14 +57,18 @@ Measure = Callable[[Candidate, int, float], Record]
 def train_promising(
     race: Race, proposal: Proposal, agent: Agent, seeds: Sequence[int], measure: Measure
 ) -> list[Measured]:
-    """Train the promising arms, the fastest first, until one has a quality that is tolerated.
+    """Train what may replace the incumbent, the fastest first, until a quality is tolerated.
+
+    Challengers may replace it that are faster, and all where it does not fit in memory.
 
     Returns:
         rows for the table of measurements.
     """
     arms = {arm.hash: arm for arm in proposal.arms}
+    known = standings(step_times(race), race.incumbent, RaceRule.of(agent))
+    promising = [key for key, state in known.items() if state.faster or not proposal.fits]
     rows: list[Measured] = []
-    for key in promising(race, proposal, agent):
+    for key in sorted(promising, key=lambda key: (float(known[key].ratio), key)):
         if arms[key].has_quality:
             break
         rows.append(_train(arms[key], proposal, agent, seeds, measure))
@@ -107,21 +94,24 @@ def _train(
                 raise TrialFailed("diverged", f"seed {seed}: {record.divergence}")
             runs.append(TrainingRun.of(record))
     except TrialFailed as failure:
-        failures = [
-            Failure(
-                source=f"round {proposal.round}",
-                link=proposal.workload.link,
-                world_size=proposal.workload.world_size,
-                outcome=failure.kind,
-                detail=failure.detail[-_LONGEST_DETAIL:],
-            )
-        ]
+        failures = [_failure(proposal, failure.kind, failure.detail[-_LONGEST_DETAIL:])]
     return Measured(
         strategy=arm.strategy,
         hash=arm.hash,
         source=f"round {proposal.round}",
         trained=[] if failures else runs,
         failures=failures,
+    )
+
+
+def _failure(proposal: Proposal, outcome: Outcome, detail: str) -> Failure:
+    load = proposal.workload
+    return Failure(
+        source=f"round {proposal.round}",
+        link=load.link,
+        world_size=load.world_size,
+        outcome=outcome,
+        detail=detail,
     )
 
 
@@ -187,27 +177,25 @@ def _with_trained(history: History, trial: Trial) -> dict[str, Measured]:
 def _with_race(history: History, proposal: Proposal, race: Race) -> dict[str, Measured]:
     """Return the table with the steps of all arms, over those of the start, and with failures."""
     times, measured = step_times(race), dict(history.measured)
-    source = f"round {proposal.round}"
-    link, world_size = history.workload.link, history.workload.world_size
+    source, load = f"round {proposal.round}", history.workload
     for arm in proposal.arms:
         raced = race.arms.get(arm.hash)
         if raced is None:
             continue
-        row = measured.get(arm.hash) or Measured(
-            strategy=arm.strategy, hash=arm.hash, source=source
-        )
+        new = Measured(strategy=arm.strategy, hash=arm.hash, source=source)
+        row = measured.get(arm.hash, new)
         outcome, detail = raced.outcome, raced.detail
         if outcome == "ok" and not _losses_agree(arm, race, history):
             # no later choice among what was measured may hold it either
             outcome = "crash"
             detail = "its losses are not those of the start, which should compute the same"
         if outcome != "ok":
-            failure = Failure(
-                source=source, link=link, world_size=world_size, outcome=outcome, detail=detail
-            )
+            failure = _failure(proposal, outcome, detail)
             row = row.model_copy(update={"failures": [*row.failures, failure]})
         elif arm.hash in times and history.start in times:
-            steps = paired_steps(times[arm.hash], times[history.start], source, link, world_size)
+            steps = paired_steps(
+                times[arm.hash], times[history.start], source, load.link, load.world_size
+            )
             row = row.model_copy(update={"steps": [*row.steps, steps]})
         measured[arm.hash] = row
     return measured
@@ -264,58 +252,59 @@ def _decide(history: History, proposal: Proposal, race: Race, agent: Agent) -> d
 
 
 def _compare(history: History, proposal: Proposal, race: Race, agent: Agent) -> list[Comparison]:
-    known = standings(step_times(race), race.incumbent, race_rule(agent))
+    known = standings(step_times(race), race.incumbent, RaceRule.of(agent))
     compared = []
     for arm in proposal.arms:
         if arm.hash == proposal.incumbent or arm.hash not in race.arms:
             continue
-        standing, row = known.get(arm.hash), history.measured[arm.hash]
+        standing, row, raced = known.get(arm.hash), history.measured[arm.hash], race.arms[arm.hash]
         quality = history.quality(arm.strategy)
-        objections = _objections(arm, standing, race, history, proposal, agent)
         compared.append(
             Comparison(
                 hash=arm.hash,
                 label=arm.label,
                 roles=arm.roles,
-                outcome=race.arms[arm.hash].outcome,
-                step=standing and _step(standing, history, proposal),
+                outcome=raced.outcome,
+                step=standing and _step(standing, proposal),
                 predicted_ms=arm.prediction.step_ms,
                 perplexity_ratio=quality.ratio if quality and quality.ratio < math.inf else None,
                 memory_peak_bytes=max((run.memory_peak_bytes for run in row.trained), default=None),
-                objections=objections,
+                objections=_objections(
+                    row, race.arms[arm.hash], standing, history, proposal, agent
+                ),
             )
         )
     return compared
 
 
-def _step(standing: Standing, history: History, proposal: Proposal) -> StepRatio:
+def _step(standing: Standing, proposal: Proposal) -> StepRatio:
+    load = proposal.workload
     return StepRatio(
         source=f"round {proposal.round}",
-        link=history.workload.link,
-        world_size=history.workload.world_size,
-        ratio=standing.ratio,
-        low=standing.low,
-        high=standing.high,
+        link=load.link,
+        world_size=load.world_size,
+        ratio=float(standing.ratio),
+        low=float(standing.low),
+        high=float(standing.high),
         repetitions=standing.repetitions,
     )
 
 
 def _objections(
-    arm: Candidate,
+    row: Measured,
+    raced: Arm,
     standing: Standing | None,
-    race: Race,
     history: History,
     proposal: Proposal,
     agent: Agent,
 ) -> list[str]:
     """Return all that speaks against holding an arm."""
-    raced, row = race.arms[arm.hash], history.measured[arm.hash]
     if raced.outcome != "ok" or standing is None:
         return [f"it ended with outcome {raced.outcome}: {raced.detail}".removesuffix(": ")]
-    if standing.verdict != "faster" and proposal.fits:
+    if not standing.faster and proposal.fits:
         return ["no gain in step time is shown" if standing.low < 1 else "it is slower"]
     objections = []
-    quality, tolerance = history.quality(arm.strategy), agent.quality_tolerance
+    quality, tolerance = history.quality(row.strategy), agent.quality_tolerance
     failure = row.failure(history.workload)
     if failure is not None:
         objections.append(f"its trial ended with outcome {failure.outcome}: {failure.detail}")

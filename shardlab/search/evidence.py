@@ -6,7 +6,7 @@ ranking here, and strategies come in the order of their hashes.
 
 from collections.abc import Mapping, Sequence
 from statistics import stdev
-from typing import Any, NamedTuple
+from typing import Any
 
 from shardlab.config.codec_table import codec_text
 from shardlab.config.machine import Gpu, Hardware
@@ -16,30 +16,25 @@ from shardlab.search.history import History, perplexity_ratio
 from shardlab.search.records import Decision, Measured, Prediction, Workload
 
 
-class Change(NamedTuple):
-    """One setting of the canonical form; codecs are written as `name:key=value`."""
-
-    key: str
-    before: Any
-    after: Any
-
-    @property
-    def aspect(self) -> str:
-        """Which of `sharding`, `gradients` and `weights` it belongs to."""
-        if self.key in ("weights", "weights_minimum_size"):
-            return "weights"
-        return "sharding" if self.key in Strategy.model_fields else "gradients"
-
-
-def changes(before: Strategy, after: Strategy) -> tuple[Change, ...]:
-    """Return the settings that differ, in the order of their keys; empty for equal meanings."""
+def changes(before: Strategy, after: Strategy) -> dict[str, tuple[Any, Any]]:
+    """Return the settings of the canonical form that differ, before and after, by key."""
     old, new = _settings(before), _settings(after)
-    return tuple(Change(key, old[key], new[key]) for key in sorted(old) if old[key] != new[key])
+    return {key: (old[key], new[key]) for key in sorted(old) if old[key] != new[key]}
 
 
-def in_words(differences: Sequence[Change]) -> str:
-    """Return `engine: fsdp2 to ddp; wrap: block to unset`."""
-    return "; ".join(f"{key}: {_word(old)} to {_word(new)}" for key, old, new in differences)
+def aspects(before: Strategy, after: Strategy) -> set[str]:
+    """Return in which of `sharding`, `gradients` and `weights` two strategies differ."""
+    weights = {"weights", "weights_minimum_size"}
+    return {
+        "weights" if key in weights else "sharding" if key in Strategy.model_fields else "gradients"
+        for key in changes(before, after)
+    }
+
+
+def in_words(before: Strategy, after: Strategy) -> str:
+    """Return the changes as `engine: fsdp2 to ddp; wrap: block to unset`."""
+    differences = changes(before, after).items()
+    return "; ".join(f"{key}: {_word(old)} to {_word(new)}" for key, (old, new) in differences)
 
 
 def _settings(strategy: Strategy) -> dict[str, Any]:

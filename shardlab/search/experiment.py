@@ -60,8 +60,8 @@ def search_parameters(params: Parameters, request: Request) -> dict[str, Any]:
     agent, strategies = params("agent"), params("strategies")
     plain = {engine: parse_strategy({"engine": engine}) for engine in ENGINES}
     start = strategies[agent.start]
-    same = (engine for engine, strategy in plain.items() if strategy.hash() == start.hash())
-    name: str = next(same, "start")  # a name that no engine has
+    same = [engine for engine, strategy in plain.items() if strategy.hash() == start.hash()]
+    name = same[0] if same else "start"  # a name that no engine has
     # the rules try codecs of unknown quality last
     coded = {
         run: strategy

@@ -202,19 +202,18 @@ def memory_limit(agent: Agent, workload: Workload) -> int:
     return workload.memory_bytes
 
 
-def hold_fastest(
-    history: History, agent: Agent, predicted: Mapping[str, int] | None = None
-) -> History:
+def hold_fastest(history: History, agent: Agent, predicted: Mapping[str, int]) -> History:
     """Return the history with the fastest admissible strategy held, if its search has no round.
 
+    The first race has to confirm it.
+
     Args:
-        predicted: peaks by hash of what has none measured, bytes of a rank; without them only
-            measured peaks are compared with the limit.
+        predicted: peaks by hash of what has none measured, bytes of a rank.
     """
     if history.own_rounds:
         return history
     limit = memory_limit(agent, history.workload)
-    best = history.fastest(agent.quality_tolerance, limit, predicted or {})
+    best = history.fastest(agent.quality_tolerance, limit, predicted)
     return history.model_copy(update={"incumbent": best.hash})
 
 
@@ -227,7 +226,7 @@ def initial_history(
 ) -> History:
     """Return the state before the first round: all that was measured of the matrix.
 
-    The fastest admissible strategy is held, and the first race has to confirm it.
+    The start is held: a proposal, which knows the memory limit, replaces it by `hold_fastest`.
 
     Args:
         records: of the matrix.
@@ -261,20 +260,20 @@ def initial_history(
         known = measured.get(row.hash)
         steps = [*known.steps, *row.steps] if known else row.steps
         measured[row.hash] = (known or row).model_copy(update={"steps": steps})
-    history = History(
+    return History(
         search=search or "",
         workload=workload,
         start=start.hash,
         incumbent=start.hash,
         measured=measured,
     )
-    return hold_fastest(history, agent)
 
 
-def load_history(path: str, results: str, first: History, agent: Agent) -> History:
+def load_history(path: str, results: str, first: History) -> History:
     """Return the state that a round starts from: `first` (the path is `results`), or a history.
 
-    Where that is of another search, this one begins with everything that was measured before.
+    Where that is of another search, this one begins with everything that was measured before, and
+    holds the start.
 
     Raises:
         UserError: the earlier history lacks something of the first, so it is out of date.
@@ -289,8 +288,8 @@ def load_history(path: str, results: str, first: History, agent: Agent) -> Histo
             )
     if history.search == first.search:
         return history
-    update = {"search": first.search, "workload": first.workload}
-    return hold_fastest(history.model_copy(update=update), agent)
+    update = {"search": first.search, "workload": first.workload, "incumbent": first.incumbent}
+    return history.model_copy(update=update)
 
 
 def perplexity_ratio(row: Measured, reference: Measured) -> float:

@@ -12,10 +12,10 @@ import json
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 import requests
@@ -25,13 +25,12 @@ from urllib3 import Retry
 from shardlab.config.schema import Agent
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, sha256_of_value, write_json
-from shardlab.search.evidence import changes, in_words, predicted
+from shardlab.search.evidence import in_words, predicted
 from shardlab.search.records import Candidate, Prediction, Verdict
 
 KEY_VARIABLE = "SHARDLAB_API_KEY"
 ABSTAIN = "abstain"
 
-_LARGEST_BODY = 1_000_000
 _LONGEST_TEXT = 500
 """characters of a reason, or of a sentence of the server"""
 _INSTRUCTIONS = (
@@ -58,75 +57,9 @@ class Question:
     candidates: list[Candidate]
 
 
-class Judge(Protocol):
-    """Chooses among the candidates of a question, or abstains, and says why.
-
-    A judge never invents a strategy: the choice of its verdict is the id of one of the candidates
-    or None. It answers equal questions equally, whatever the order of the candidates.
-    """
-
-    name: str
-
-    def choose(self, question: Question) -> Verdict:
-        """Return the verdict."""
-
-
-class RuleJudge:
-    """Judge that follows one rule, from predictions alone.
-
-    Of the candidates of the first of these kinds that there are any of, the one with the lowest
-    upper end of its predicted step:
-
-    1. the quality is known, and a shorter step than the incumbent's is expected;
-    2. the quality is unknown, and a shorter step is expected, or none can be predicted;
-    3. the quality is known, and the interval reaches below the incumbent's step.
-
-    It abstains when there is none.
-    """
-
-    name = "rules"
-
-    def choose(self, question: Question) -> Verdict:  # noqa: D102
-        held = question.incumbent.prediction.step_ms
-        limit = math.inf if held is None else held
-        kinds = [
-            [option for option in question.candidates if rule(option.prediction, limit)]
-            for rule in (_expected, _unknown, _possible)
-        ]
-        eligible = next(filter(None, kinds), [])
-        if not eligible:
-            reason = "abstains: no candidate is predicted to be faster"
-            return Verdict(choice=None, reason=reason, judge=self.name)
-        best = min(eligible, key=lambda candidate: (_high(candidate.prediction), candidate.id))
-        step, high = best.prediction.step_ms, best.prediction.high_ms
-        if step is None or best.prediction.perplexity_ratio is None:
-            reason = f"{best.label}: {best.prediction.note}"
-        else:
-            than = "" if held is None else f", and {held:.1f} ms for the incumbent"
-            reason = (
-                f"{best.label}: the lowest upper end of a predicted step, {high:.1f} ms "
-                f"({step:.1f} ms expected{than})"
-            )
-        return Verdict(choice=best.id, reason=reason, judge=self.name)
-
-
-def _expected(prediction: Prediction, held_ms: float) -> bool:
-    known = prediction.perplexity_ratio is not None
-    return known and prediction.step_ms is not None and prediction.step_ms < held_ms
-
-
-def _unknown(prediction: Prediction, held_ms: float) -> bool:
-    step_ms = prediction.step_ms
-    return step_ms is None or (prediction.perplexity_ratio is None and step_ms < held_ms)
-
-
-def _possible(prediction: Prediction, held_ms: float) -> bool:
-    known = prediction.perplexity_ratio is not None
-    return known and prediction.low_ms is not None and prediction.low_ms < held_ms
-
-
-def _high(prediction: Prediction) -> float:
-    return math.inf if prediction.high_ms is None else prediction.high_ms
+Judge = Callable[[Question], Verdict]
+"""chooses one of the candidates by its id, or abstains, and says why; equal questions get equal
+answers, whatever the order of the candidates"""
 
 
 def judge_of(agent: Agent, answers: Path) -> Judge:
@@ -136,13 +69,62 @@ def judge_of(agent: Agent, answers: Path) -> Judge:
         answers: folder in which the answers of a language model are stored.
     """
     if agent.judge == "rules":
-        return RuleJudge()
+        return choose_by_rules
     assert agent.endpoint and agent.model, "the parameters demand both with judge: http"
-    return LanguageModelJudge(agent.endpoint, agent.model, answers)
+    return LanguageModelJudge(agent.endpoint, agent.model, answers).choose
+
+
+def choose_by_rules(question: Question) -> Verdict:
+    """Choose from predictions alone.
+
+    Of the candidates of the first of these kinds that there are any of, the one with the lowest
+    upper end of its predicted step:
+
+    1. the quality is known, and a shorter step than the incumbent's is expected;
+    2. the quality is unknown, and a shorter step is expected, or none can be predicted;
+    3. the quality is known, and the interval reaches below the incumbent's step.
+
+    Abstains when there is none.
+    """
+    held = question.incumbent.prediction.step_ms
+    kinds: list[list[Candidate]] = [[], [], []]
+    for candidate in question.candidates:
+        if (kind := _kind(candidate.prediction, math.inf if held is None else held)) is not None:
+            kinds[kind].append(candidate)
+    eligible = next(filter(None, kinds), [])
+    if not eligible:
+        reason = "abstains: no candidate is predicted to be faster"
+        return Verdict(choice=None, reason=reason, judge="rules")
+
+    def upper_end(candidate: Candidate) -> tuple[float, str]:
+        high = candidate.prediction.high_ms
+        return math.inf if high is None else high, candidate.id
+
+    best = min(eligible, key=upper_end)
+    step, high = best.prediction.step_ms, best.prediction.high_ms
+    if step is None or best.prediction.perplexity_ratio is None:
+        reason = f"{best.label}: {best.prediction.note}"
+    else:
+        than = "" if held is None else f", and {held:.1f} ms for the incumbent"
+        reason = (
+            f"{best.label}: the lowest upper end of a predicted step, {high:.1f} ms "
+            f"({step:.1f} ms expected{than})"
+        )
+    return Verdict(choice=best.id, reason=reason, judge="rules")
+
+
+def _kind(prediction: Prediction, held_ms: float) -> int | None:
+    """Return the kind of `choose_by_rules`, from 0; None: of none."""
+    step_ms, low_ms = prediction.step_ms, prediction.low_ms
+    if step_ms is None or low_ms is None:
+        return 1
+    if prediction.perplexity_ratio is None:
+        return 1 if step_ms < held_ms else None
+    return 0 if step_ms < held_ms else 2 if low_ms < held_ms else None
 
 
 class LanguageModelJudge:
-    """Judge that asks a language model; where that gives no usable answer, `RuleJudge` chooses.
+    """Judge that asks a language model; where that gives no usable answer, rules choose.
 
     Args:
         url: base URL, ending in /v1.
@@ -155,12 +137,13 @@ class LanguageModelJudge:
     def __init__(
         self, url: str, model: str, answers: Path, timeout_s: float = 120, pause_s: float = 1
     ) -> None:
-        self.name = f"http: {model}"
         self._url, self._model, self._answers = url, model, answers
         self._timeout_s, self._pause_s = timeout_s, pause_s
         self._key = os.environ.get(KEY_VARIABLE, "").strip()
 
-    def choose(self, question: Question) -> Verdict:  # noqa: D102
+    def choose(self, question: Question) -> Verdict:
+        """Return the choice that the answers to both orders of the candidates agree on."""
+        name = f"http: {self._model}"
         forward = sorted(question.candidates, key=lambda candidate: candidate.id)
         prompts = [prompt(question, order) for order in (forward, forward[::-1])]
         files = [self._answers / f"{self._hash(messages)[:16]}.json" for messages in prompts]
@@ -169,8 +152,8 @@ class LanguageModelJudge:
             answers = [self._answer(*pair) for pair in zip(prompts, files, strict=True)]
             (choice, reason), (other, _) = (read_choice(answer, ids) for answer in answers)
         except UserError as error:
-            rules = RuleJudge().choose(question)
-            reason = f"{self.name} gave no usable answer ({error}); {rules.reason}"
+            rules = choose_by_rules(question)
+            reason = f"{name} gave no usable answer ({error}); {rules.reason}"
             update = {"reason": reason, "prompts": [str(file) for file in files if file.exists()]}
             return rules.model_copy(update=update)
         if choice != other:
@@ -179,7 +162,7 @@ class LanguageModelJudge:
         return Verdict(
             choice=None if choice == ABSTAIN else choice,
             reason=reason,
-            judge=self.name,
+            judge=name,
             prompts=[*map(str, files)],
         )
 
@@ -199,18 +182,21 @@ class LanguageModelJudge:
 
     def _ask(self, messages: Messages) -> str:
         try:
-            body, status = self._post({"model": self._model, "messages": messages})
+            response = self._post({"model": self._model, "messages": messages, "temperature": 0})
         except requests.Timeout:
             raise self._failure(f"no answer within {self._timeout_s:g} s") from None
         except (requests.RequestException, ValueError) as error:  # the latter of its address
             raise self._failure(type(error).__name__) from None
-        sentence = self._sentence(body)
-        if status != 200:
-            raise self._failure(f"status {status}{sentence}")
+        reply = _object(response.content)
+        error = reply.get("error")
+        words = error.get("message") if isinstance(error, dict) else error
+        sentence = f": {_line(self._without_key(words))}" if isinstance(words, str) else ""
+        if response.status_code != 200:
+            raise self._failure(f"status {response.status_code}{sentence}")
         try:
-            choice = json.loads(body)["choices"][0]
+            choice = reply["choices"][0]
             content, finish = choice["message"]["content"], choice.get("finish_reason")
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        except (LookupError, TypeError, AttributeError):
             raise self._failure(f"its reply is no chat completion{sentence}") from None
         if finish not in (None, "stop"):
             raise self._failure(f"the answer is incomplete: finish_reason {_line(str(finish))}")
@@ -219,8 +205,8 @@ class LanguageModelJudge:
         # JSON permits half of a surrogate pair, which no file can hold
         return self._without_key(content).encode(errors="replace").decode()
 
-    def _post(self, payload: dict[str, Any]) -> tuple[bytes, int]:
-        """Return body and status of the reply; a busy server is asked up to four times."""
+    def _post(self, payload: dict[str, Any]) -> requests.Response:
+        """Return the reply; a busy server is asked up to four times."""
         retry = Retry(
             3,
             read=False,
@@ -230,37 +216,19 @@ class LanguageModelJudge:
             respect_retry_after_header=False,
             raise_on_status=False,
         )
+
+        def authorize(request: requests.PreparedRequest) -> requests.PreparedRequest:
+            # as an `auth` it also keeps requests from sending a password of ~/.netrc
+            if self._key:
+                request.headers["Authorization"] = f"Bearer {self._key}"
+            return request
+
+        url = f"{self._url.rstrip('/')}/chat/completions"
         with requests.Session() as session:
             session.mount(self._url, HTTPAdapter(max_retries=retry))
-            with session.post(
-                self._url.rstrip("/") + "/chat/completions",
-                json={"temperature": 0, **payload},
-                auth=self._authorize,
-                timeout=self._timeout_s,
-                allow_redirects=False,
-                stream=True,
-            ) as response:
-                body = b""
-                for part in response.iter_content(1 << 16):
-                    body += part
-                    if len(body) > _LARGEST_BODY:
-                        break
-                return body, response.status_code
-
-    def _authorize(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        # as an `auth` it also keeps requests from sending a password of ~/.netrc
-        if self._key:
-            request.headers["Authorization"] = f"Bearer {self._key}"
-        return request
-
-    def _sentence(self, body: bytes) -> str:
-        """Return the server's own words on an error, or nothing."""
-        try:
-            error = json.loads(body)["error"]
-        except (ValueError, LookupError, TypeError, RecursionError):
-            return ""
-        words = error.get("message") if isinstance(error, dict) else error
-        return f": {_line(self._without_key(words))}" if isinstance(words, str) else ""
+            return session.post(
+                url, json=payload, auth=authorize, timeout=self._timeout_s, allow_redirects=False
+            )
 
     def _without_key(self, text: str) -> str:
         return text.replace(self._key, "[key]") if self._key else text
@@ -278,7 +246,7 @@ def prompt(question: Question, candidates: Sequence[Candidate]) -> Messages:
     """
     listed = []
     for candidate in candidates:
-        differences = in_words(changes(question.incumbent.strategy, candidate.strategy))
+        differences = in_words(question.incumbent.strategy, candidate.strategy)
         prediction = predicted(candidate.prediction)
         listed.append(f"- {candidate.id}: {candidate.label} ({differences}); {prediction}")
     user = "\n".join([question.evidence, "", "Candidates:", *listed])
@@ -315,6 +283,15 @@ def _objects(text: str) -> list[dict[str, Any]]:
             end = start + 1
         start = text.find("{", end)
     return objects
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    """Parse a reply; empty where it is no JSON object."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _line(text: str) -> str:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from shardlab.config.calibration_record import Calibration
 from shardlab.config.schema import Agent, Train
-from shardlab.config.strategy import CanonicalStrategy
 from shardlab.config.timing_record import TimedRun
 from shardlab.forecast.machine import fit_machine
 from shardlab.forecast.model import Model, Workload, fit_model, strategy_of, unpredictable
@@ -86,23 +85,20 @@ class Predictor:
         """
         ranked = []
         for feasible in strategies:
-            obstacle = self.obstacle(feasible.strategy)
-            unpredicted.update([obstacle] if obstacle else [])
-            ranked.append(Ranked(feasible, None if obstacle else self.seconds(feasible.strategy)))
+            strategy = feasible.strategy
+            if obstacle := self._model.obstacle(strategy):
+                unpredicted[obstacle] += 1
+                ranked.append(Ranked(feasible, None))
+                continue
+            units = self._shapes.units(strategy)
+            seconds = self._model.predict(strategy, units, self._workload)
+            ranked.append(Ranked(feasible, seconds))
         return sorted(ranked, key=_order)
-
-    def obstacle(self, strategy: CanonicalStrategy) -> str | None:
-        """Return why the step of a strategy cannot be predicted, or None if it can."""
-        return self._model.obstacle(strategy)
-
-    def seconds(self, strategy: CanonicalStrategy) -> float:
-        """Predict the step of a strategy without obstacle."""
-        return self._model.predict(strategy, self._shapes.units(strategy), self._workload)
 
     def predict(self, feasible: Feasible) -> Prediction:
         """Predict everything of a strategy, with the interval of its step."""
         strategy = feasible.strategy
-        quality, obstacle = self._quality(strategy), self.obstacle(strategy)
+        quality, obstacle = self._quality(strategy), self._model.obstacle(strategy)
         step = None
         if obstacle is None:
             units = self._shapes.units(strategy)
@@ -164,15 +160,14 @@ def shorten(
     return Shortlist(best[: at_most - (exploratory is not None)], exploratory, tolerated, known)
 
 
-def class_of(strategy: CanonicalStrategy) -> tuple[str, ...]:
-    """Return engine and names of the codecs."""
-    weights = strategy.weights.codec.name if strategy.weights else "none"
-    return strategy.engine, strategy.gradients.codec.name, weights
-
-
 def _is_alike(candidate: Ranked, best: Ranked) -> bool:
-    """Return whether the shorter of two predictions stands for the other, too."""
+    """Return whether the shorter of two predictions stands for the other, too: it has the same
+    engine and codecs, or only the codec of the weights differs and the predictions tie."""
     assert candidate.seconds is not None and best.seconds is not None, "it was predicted"
-    *kind, weights = class_of(candidate.feasible.strategy)
-    *other, others = class_of(best.feasible.strategy)
-    return kind == other and (weights == others or candidate.seconds <= (1 + _TIE) * best.seconds)
+    one, other = candidate.feasible.strategy, best.feasible.strategy
+    weights, others = (s.weights.codec.name if s.weights else "none" for s in (one, other))
+    return (
+        one.engine == other.engine
+        and one.gradients.codec.name == other.gradients.codec.name
+        and (weights == others or candidate.seconds <= (1 + _TIE) * best.seconds)
+    )

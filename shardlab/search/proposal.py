@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from shardlab.config.schema import Agent
 from shardlab.config.schema import Space as SpaceParameters
 from shardlab.config.strategy import CanonicalStrategy
-from shardlab.search.evidence import changes, describe
+from shardlab.search.evidence import aspects, describe
 from shardlab.search.history import History, memory_limit
 from shardlab.search.judge import Judge, Question
-from shardlab.search.prediction import Predictor, Shortlist, shorten
+from shardlab.search.prediction import Predictor, Ranked, Shortlist, shorten
 from shardlab.search.records import Candidate, Proposal, Role, Space, Verdict
 from shardlab.search.space import Feasible, Shapes, feasible, peak_of, predicted_peaks
 
@@ -67,19 +67,19 @@ class Proposer:
         """
         history, stop = self._history, reason_to_stop(self._history, self._agent)
         candidates: list[Candidate] = []
-        controls: list[Feasible] = []
+        tolerated: list[Ranked] = []
         space = None
         evidence = describe(history, self._agent, self._limit, self._facts)
         if stop is None:
             space, shortlist = self._shorten()
             candidates = self._candidates(shortlist)
-            controls = self._controls(number, shortlist)
+            tolerated = shortlist.tolerated
             stop = None if candidates else "no strategy is legal, new, tolerated and fits in memory"
         if stop is None:
             held = self._candidate(self._feasible(history.held.strategy), "the incumbent")
-            verdict = judge.choose(Question(evidence, held, candidates))
+            verdict = judge(Question(evidence, held, candidates))
         else:
-            verdict = Verdict(choice=None, reason=stop, judge=judge.name)
+            verdict = Verdict(choice=None, reason=stop, judge=self._agent.judge)
         chosen = next((option for option in candidates if option.id == verdict.choice), None)
         assert (chosen is None) == (verdict.choice is None), "a judge only chooses what is offered"
         peaks = predicted_peaks(history, self._shapes)
@@ -94,7 +94,7 @@ class Proposer:
             space=space,
             candidates=sorted(candidates, key=lambda option: option.id),
             verdict=verdict,
-            arms=self._arms(chosen.strategy, controls) if chosen else [],
+            arms=self._arms(number, chosen.strategy, tolerated) if chosen else [],
             reference=history.reference.trained,
         )
 
@@ -104,7 +104,10 @@ class Proposer:
         unpredicted: Counter[str] = Counter()
         ranks, near = self._history.workload.world_size, self._agent.candidates == "action"
         legal = feasible(self._space, self._shapes, ranks, self._peak, self._limit, count)
-        options = (option for option in legal if not near or self._is_near(option))
+        held = self._history.held.strategy
+        options = (
+            option for option in legal if not near or len(aspects(held, option.strategy)) == 1
+        )
         ranked = self._predictor.rank(options, unpredicted)
         tolerance, most = self._agent.quality_tolerance, self._agent.max_candidates
         shortlist = shorten(ranked, self._history, tolerance, most)
@@ -127,11 +130,6 @@ class Proposer:
             candidates.append(self._candidate(shortlist.exploratory.feasible, why))
         return candidates
 
-    def _is_near(self, option: Feasible) -> bool:
-        """Return whether it differs from the incumbent in one aspect."""
-        differences = changes(self._history.held.strategy, option.strategy)
-        return len({change.aspect for change in differences}) == 1
-
     def _candidate(self, option: Feasible, why: str) -> Candidate:
         quality = self._history.quality(option.strategy)
         return Candidate(
@@ -143,28 +141,31 @@ class Proposer:
             has_quality=quality is not None and quality.sure,
         )
 
-    def _controls(self, number: int, shortlist: Shortlist) -> list[Feasible]:
-        """Return the forecast's first and a random strategy; like the choice they are new.
+    def _arms(
+        self, number: int, chosen: CanonicalStrategy, tolerated: Sequence[Ranked]
+    ) -> list[Candidate]:
+        """Return what the race times: the incumbent, the start, the choice and two controls, the
+        forecast's first and a random strategy.
+
+        A strategy that is several of them is raced once, in all its roles.
 
         Args:
             number: of the round, which the random choice depends on, so that a rerun repeats it.
-        """
-        tolerated = [ranked.feasible for ranked in shortlist.tolerated]
-        return [tolerated[0], random.Random(number).choice(tolerated)] if tolerated else []
-
-    def _arms(self, chosen: CanonicalStrategy, controls: Sequence[Feasible]) -> list[Candidate]:
-        """Return what the race times: the incumbent, the start, the choice and two controls.
-
-        A strategy that is several of them is raced once, in all its roles.
+            tolerated: of the shortlist.
         """
         history = self._history
-        first = history.held.strategy, history.reference.strategy, chosen
-        raced = [*map(self._feasible, first), *controls]
-        names: tuple[Role, ...] = ("incumbent", "start", "judge", "forecast", "random")
+        raced: list[tuple[Role, Feasible]] = [
+            ("incumbent", self._feasible(history.held.strategy)),
+            ("start", self._feasible(history.reference.strategy)),
+            ("judge", self._feasible(chosen)),
+        ]
+        if tolerated:
+            drawn = random.Random(number).choice(tolerated)
+            raced += [("forecast", tolerated[0].feasible), ("random", drawn.feasible)]
         roles: dict[str, list[Role]] = {}
-        for name, option in zip(names, raced, strict=False):
-            roles.setdefault(option.hash, []).append(name)
-        arms = {option.hash: option for option in raced}
+        for role, option in raced:
+            roles.setdefault(option.hash, []).append(role)
+        arms = {option.hash: option for _, option in raced}
         return [
             self._candidate(option, "").model_copy(update={"roles": roles[key]})
             for key, option in arms.items()

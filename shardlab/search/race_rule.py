@@ -15,7 +15,7 @@ lower end only gives challengers up; its error is the chance to miss a useful ga
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +23,15 @@ from numpy.typing import NDArray
 # not scipy.stats, whose import takes half a second
 from scipy.special import stdtrit
 
+from shardlab.config.schema import Agent
 from shardlab.config.timing_record import BLOCK, Ruling
 
 SEARCH_ERROR = 0.05
 """chance that a search accepts any strategy that is not faster than its incumbent"""
+MISSED = 0.05
+"""chance to give up one challenger with a useful gain"""
+USEFUL = 0.05
+"""smallest gain worth racing for, relative"""
 _LARGEST_RACE = 4
 """challengers: the start, the judge's choice, the forecast's and a random one"""
 
@@ -39,19 +44,17 @@ class RaceRule:
 
     false_accept: float
     """of one challenger that is not faster"""
-    repetitions: int = 120
+    repetitions: int
     """at most"""
-    budget_s: float = math.inf
+    budget_s: float
     """seconds, after which the next look ends the race"""
-    missed: float = 0.05
-    """chance to give up one challenger with a useful gain"""
-    useful: float = 0.05
-    """smallest gain worth racing for, relative"""
 
     @classmethod
-    def of_search(cls, races: int, repetitions: int, budget_s: float = math.inf) -> "RaceRule":
-        """Return the rule of each of so many races, whose errors hold for all of them together."""
-        return cls(SEARCH_ERROR / (_LARGEST_RACE * races), repetitions, budget_s)
+    def of(cls, agent: Agent) -> "RaceRule":
+        """Return the rule of each race, such that its errors hold over the whole search."""
+        # traces follow the steps, and a race without one arm may have to begin again
+        budget_s = agent.trial_timeout_s / 2
+        return cls(SEARCH_ERROR / (_LARGEST_RACE * agent.budget), agent.repetitions, budget_s)
 
     @property
     def looks(self) -> list[int]:
@@ -61,26 +64,18 @@ class RaceRule:
 
 
 class Standing(NamedTuple):
-    """Challenger after the last look; ratios are of its step time over the incumbent's."""
-
-    verdict: Literal["faster", "hopeless", "open"]
-    """faster: the interval lies below 1; hopeless: above 1 - useful; the first of them stays"""
-    ratio: float
-    low: float
-    high: float
-    repetitions: int
-    """at the last look"""
-
-
-class Intervals(NamedTuple):
-    """Arrays over challengers: as in `Standing`."""
+    """Challenger after the last look, or arrays of several; the first verdict stays."""
 
     faster: NDArray[np.bool_]
+    """whether the interval lies below 1"""
     hopeless: NDArray[np.bool_]
+    """whether it lies above 1 - `USEFUL`"""
     ratio: Array
+    """of step times over the incumbent's"""
     low: Array
     high: Array
     repetitions: int
+    """at the last look"""
 
 
 def standings(
@@ -93,20 +88,11 @@ def standings(
     Args:
         step_ms: one per repetition, by arm; fewer for an arm that has left.
     """
-    if incumbent not in step_ms:
-        return {}
     logs = {arm: np.log(times) for arm, times in step_ms.items()}
-    challengers = {}
-    for arm, times in logs.items():
-        if arm == incumbent:
-            continue
-        state = intervals(times - logs[incumbent][: len(times)], rule)
-        verdict: Literal["faster", "hopeless", "open"] = (
-            "faster" if state.faster else "hopeless" if state.hopeless else "open"
-        )
-        ratio, low, high = float(state.ratio), float(state.low), float(state.high)
-        challengers[arm] = Standing(verdict, ratio, low, high, state.repetitions)
-    return challengers
+    held = logs.pop(incumbent, None)
+    if held is None:
+        return {}
+    return {arm: intervals(times - held[: len(times)], rule) for arm, times in logs.items()}
 
 
 def ruling(
@@ -121,14 +107,14 @@ def ruling(
     if incumbent not in step_ms:
         return Ruling("the incumbent diverged")
     known, repetitions = standings(step_ms, incumbent, rule), len(step_ms[incumbent])
-    hopeless = tuple(arm for arm, state in known.items() if state.verdict == "hopeless")
-    fastest = min((s.high for s in known.values() if s.verdict == "faster"), default=0.0)
-    still = {arm: state for arm, state in known.items() if state.verdict == "open"}
+    hopeless = tuple(arm for arm, state in known.items() if state.hopeless)
+    fastest = min((float(s.high) for s in known.values() if s.faster), default=0.0)
+    still = {arm: s for arm, s in known.items() if not s.faster and not s.hopeless}
     if not known:
         return Ruling("no challenger is left")
     if not still:
         return Ruling("every challenger is decided", hopeless)
-    if all(state.low > fastest > 0 for state in still.values()):
+    if all(float(state.low) > fastest > 0 for state in still.values()):
         return Ruling(f"{', '.join(still)} cannot become the fastest", hopeless)
     if repetitions >= rule.repetitions:
         return Ruling(f"all of {rule.repetitions} repetitions", hopeless)
@@ -137,7 +123,7 @@ def ruling(
     return Ruling(None, hopeless)
 
 
-def intervals(log_ratios: Array, rule: RaceRule) -> Intervals:
+def intervals(log_ratios: Array, rule: RaceRule) -> Standing:
     """Return the intervals after the last complete look.
 
     Args:
@@ -154,15 +140,15 @@ def intervals(log_ratios: Array, rule: RaceRule) -> Intervals:
         error = values.std(axis=-1, ddof=1) / math.sqrt(count)
         upper, lower = (
             stdtrit(count - 1, 1 - chance / len(rule.looks))
-            for chance in (rule.false_accept, rule.missed)
+            for chance in (rule.false_accept, MISSED)
         )
         low = np.maximum(low, np.exp(np.clip(mean - lower * error, -700, 700)))
         high = np.minimum(high, np.exp(np.clip(mean + upper * error, -700, 700)))
         faster |= ~hopeless & (high < 1)
-        hopeless |= ~faster & (low > 1 - rule.useful)
+        hopeless |= ~faster & (low > 1 - USEFUL)
     low = np.minimum(low, high)
     ratio = np.clip(np.exp(mean), low, high)
-    return Intervals(faster, hopeless, ratio, low, high, looks[-1])
+    return Standing(faster, hopeless, ratio, low, high, looks[-1])
 
 
 def block_means(log_ratios: Array) -> Array:

@@ -12,12 +12,12 @@ from shardlab.config.schema import Agent, Space, Train
 from shardlab.config.strategy import CanonicalStrategy
 from shardlab.config.timing_record import BLOCK, Arm, Race, TimedRun, UnitSize
 from shardlab.models.memory import Sizes, UnitShape
-from shardlab.search.decision import conclude, race_rule, train_promising
+from shardlab.search.decision import conclude, train_promising
 from shardlab.search.history import History, initial_history
 from shardlab.search.judge import Judge
 from shardlab.search.prediction import Ranked
 from shardlab.search.proposal import Proposer
-from shardlab.search.race_rule import ruling
+from shardlab.search.race_rule import RaceRule, ruling
 from shardlab.search.records import Candidate, Outcome, Prediction, Proposal, Trial
 from shardlab.search.space import Feasible, feasible, formula_bytes
 from tests.record_factory import FIGURES, STRATEGIES, make_record, make_records
@@ -184,7 +184,7 @@ class Machine:
         }
         running = {arm.hash: arm.strategy for arm in proposal.arms if arm.hash not in lost}
         steps: dict[str, list[float]] = {key: [] for key in running}
-        rule, racing, reason = race_rule(agent), {*running}, None
+        rule, racing, reason = RaceRule.of(agent), {*running}, None
         while reason is None:
             drift = self.rng.normal(0, 0.1, BLOCK)
             for key in racing & steps.keys():

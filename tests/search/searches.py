@@ -8,7 +8,7 @@ from shardlab.config import timing_record as race
 from shardlab.config.schema import Agent, Train
 from shardlab.config.strategy import Strategy, parse_strategy
 from shardlab.config.timing_record import TimedRun
-from shardlab.search.history import History, initial_history
+from shardlab.search.history import History, hold_fastest, initial_history
 from shardlab.search.judge import Question
 from shardlab.search.records import (
     Candidate,
@@ -39,7 +39,8 @@ INT4_KEPT = parse_strategy({**STRATEGIES["fsdp2-int4"], "reshard_after_forward":
 def begin(
     runs: list[str] | None = None, timed: Iterable[TimedRun] = (), agent: Agent = AGENT
 ) -> History:
-    return initial_history(make_records(runs, seeds=2), timed, agent, Train())
+    first = initial_history(make_records(runs, seeds=2), timed, agent, Train())
+    return hold_fastest(first, agent, {})
 
 
 def ask(*candidates: Candidate, held: Candidate | None = None) -> Question:

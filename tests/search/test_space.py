@@ -3,8 +3,6 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from shardlab.config.engine_traits import ENGINES
 from shardlab.config.schema import Space
@@ -33,15 +31,14 @@ def without_saving(strategy: CanonicalStrategy) -> CanonicalStrategy:
     return parse_strategy(form).canonical()
 
 
-@settings(max_examples=6, deadline=None)
-@given(st.sampled_from([1, 2, 3, 4, 6, 8]), st.integers(5_000_000, 60_000_000))
+@pytest.mark.parametrize(("ranks", "limit"), [(1, 20_000_000), (6, 12_000_000)])
 def test_all_that_is_feasible_is_legal_new_and_saves_only_the_memory_that_it_must(ranks, limit):
     strategies = found(ranks, limit)
     assert len({each.hash for each in strategies}) == len(strategies)
     levels = [parse_strategy({"engine": "ddp", **level}) for level in frugality(SHAPES.samples)]
     order = [tuple(getattr(each, key) for key in SAVING) for each in levels]
     plain = set()
-    for each in strategies[::9]:
+    for each in strategies[::17]:
         check_fits(each.strategy, ranks, SHAPES.samples)
         form = each.strategy.model_dump(mode="json")
         assert each.strategy == parse_strategy(form).canonical()
@@ -119,15 +116,14 @@ def test_a_model_that_a_strategy_does_not_fit_leaves_it_out():
     assert {each.strategy.engine for each in strategies} == {"ddp"}
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_what_is_spared_is_legal_so_that_the_count_is_true(ranks):
-    for document in documents(NOTHING, SHAPES.layers, ranks):
+def test_what_is_spared_is_legal_so_that_the_count_is_true():
+    for document in [*documents(NOTHING, SHAPES.layers, 4)][::3]:
         try:
-            check_fits(parse_strategy(document), ranks, SHAPES.samples)
+            check_fits(parse_strategy(document), 4, SHAPES.samples)
         except UserError:
             continue
         for level in frugality(SHAPES.samples):
-            check_fits(parse_strategy(document | level), ranks, SHAPES.samples)
+            check_fits(parse_strategy(document | level), 4, SHAPES.samples)
 
 
 def test_states_in_host_memory_need_none_of_a_gpu():
