@@ -12,11 +12,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 import torch
 import torch.distributed as dist
 
+from shardlab.comm.emulated_link import Links
 from shardlab.config.machine import CpuAffinity, format_cpus, parse_cpus
 from shardlab.core.errors import StorageError, UserError
 from shardlab.core.gpus import RankGpu, backend_of, take_gpu, why_on_cpu
@@ -122,13 +123,6 @@ _POLL_S = 0.02
 """a blocking wait of the store with a short time-out would write warnings"""
 
 
-class Interfaces(Protocol):
-    """Network interfaces of the ranks: `shardlab.comm.emulated_link.Links`, for one."""
-
-    def enter(self, rank: int) -> str:
-        """Move the process of the rank to its interface; return the name of the interface."""
-
-
 @dataclass(frozen=True)
 class Job:
     """Settings that all ranks of a run share."""
@@ -137,7 +131,7 @@ class Job:
     world_size: int
     threads: int
     timeout: timedelta
-    links: Interfaces | None
+    links: Links | None
     placement: CpuAffinity
 
     def run_forked(self, rank: int, folder: Path) -> None:
