@@ -55,10 +55,10 @@ test-long: .venv/.project
 test-cluster: .venv/.project
 	@python -m tests.cluster -p no:xdist
 
-# both resume: results of the same code on the same GPUs, in .work/gpu, are kept
 test-gpu: .venv/.project
-	@pytest -p tests.gpu.resumable --results .work/gpu/tests -m gpu
+	@pytest -m gpu
 
+# resumes: results of the same code on the same GPUs, in .work/gpu, are kept
 bench-gpu: .venv/.project
 	@python -m benchmarks.gpu
 

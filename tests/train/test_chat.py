@@ -2,13 +2,10 @@
 
 import io
 import os
-import pty
 import runpy
-import select
 import shutil
 import signal
 import sys
-import time
 import unicodedata
 
 import pytest
@@ -133,28 +130,3 @@ def test_who_reads_the_answer_may_stop(model, tmp_path):
     command = Command(tmp_path / "command", call)
     os.close(writer)
     assert (command.wait(), command.said()) == (-signal.SIGPIPE, "")
-
-
-@pytest.mark.parametrize("key", [b"\x03", b"\x04"])
-def test_ctrl_c_and_ctrl_d_at_the_prompt_end_the_conversation(model, key, tmp_path):
-    theirs, ours = pty.openpty()
-
-    def call() -> None:
-        os.close(os.open(os.ttyname(ours), os.O_RDWR))  # the controlling terminal
-        for descriptor in range(3):
-            os.dup2(ours, descriptor)
-        sys.stdin = os.fdopen(0)
-        os.chdir(ROOT)
-        sys.argv = ["stages.chat", str(model), "--tokens", "3"]
-        runpy.run_module("stages.chat", run_name="__main__", alter_sys=True)
-
-    command = Command(tmp_path / "command", call)
-    os.close(ours)
-    said, deadline = b"", time.monotonic() + 120
-    while not said.endswith(b"> "):
-        assert time.monotonic() < deadline, said
-        if select.select([theirs], [], [], 1)[0]:
-            said += os.read(theirs, 4096)
-    os.write(theirs, key)
-    assert command.wait() == 0, command.said()
-    os.close(theirs)

@@ -18,29 +18,29 @@ from shardlab.train.loop import Loop, StepEvent
 from shardlab.train.outputs import Telemetry, gather_trained, write_traces
 from shardlab.train.plans import RunPlan
 from shardlab.train.run import train_run
-from tests.deep_models import deep_model, engine_of
 from tests.ranks import on_ranks, run_ranks
+from tests.train.checkpointed import Run, plan_of, strategy_of
 
 CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp1", "fsdp2", "manual"])
 @on_ranks(2)
-def test_whole_model_is_gathered_on_rank_0_only(group, engine):
-    model = deep_model(2, 64)
-    names = sorted(name for name, _ in model.named_parameters())
-    trained = gather_trained(engine_of(model, {"engine": engine}, group), group)
-    assert sorted(trained) == (names if dist.get_rank(group) == 0 else [])
+def test_whole_model_is_gathered_on_rank_0_only(group, data, tmp_path, engine):
+    run = Run.start(plan_of(data, strategy_of(engine)), tmp_path, group)
+    names = {name for part in run.engine.whole_parameters() for name in part}
+    trained = gather_trained(run.engine, group)
+    assert trained.keys() == (names if dist.get_rank(group) == 0 else set())
 
 
-def test_diverged_replicas_are_refused():
+def test_diverged_replicas_are_refused(data, tmp_path):
     def on_rank(group):
-        engine = engine_of(deep_model(4, 64), {"engine": "ddp"}, group)
+        engine = Run.start(plan_of(data, strategy_of("ddp")), tmp_path, group).engine
         if dist.get_rank(group) == 1:
-            engine.shards()["parameter"]["transformer.h.3.ln_1.bias"][7] += 1e-6
+            engine.shards()["parameter"]["transformer.h.1.ln_1.bias"][7] += 1e-6
         gather_trained(engine, group)
 
-    expected = r"after training rank 1 holds other values of transformer\.h\.3\.ln_1\.bias"
+    expected = r"after training rank 1 holds other values of transformer\.h\.1\.ln_1\.bias"
     with pytest.raises(Exception, match=expected):
         run_ranks(2, on_rank)
 
