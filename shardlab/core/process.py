@@ -4,10 +4,7 @@ import ctypes
 import os
 import signal
 from collections.abc import Callable
-from contextlib import suppress
 from types import FrameType
-
-import psutil
 
 _PR_SET_PDEATHSIG = 1
 _END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -49,17 +46,3 @@ def on_end_signals(end: Callable[[int], None]) -> None:
 
     for number in numbers:
         signal.signal(number, once)
-
-
-def terminate_children() -> None:
-    """Send SIGTERM to every child of this process."""
-    for child in psutil.Process().children():
-        with suppress(psutil.NoSuchProcess):
-            child.terminate()
-
-
-def is_stopped(pid: int) -> bool:
-    """Return whether a signal such as SIGSTOP has stopped the process; False when there is none."""
-    with suppress(psutil.NoSuchProcess):
-        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
-    return False

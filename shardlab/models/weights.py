@@ -109,16 +109,9 @@ class RandomWeights(Weights):
 
     def _draw(self, path: str) -> dict[str, Tensor]:
         """Return parameters and buffers directly in the module, by the last part of their names."""
-        try:
-            with _memory(self._model.get_submodule(path)) as drawn, self._stream(path):
-                for module, family in self._outwards(path):
-                    family._init_weights(module)
-        except RuntimeError as error:  # of a size or a range that nobody would choose
-            reason = " ".join(str(error).split())[:150]
-            raise UserError(
-                f"model: cannot make {path} of {type(self._model).__name__}: {reason}: correct the "
-                "sizes and ranges in its config.json"
-            ) from None
+        with _memory(self._model.get_submodule(path)) as drawn, self._stream(path):
+            for module, family in self._outwards(path):
+                family._init_weights(module)
         for name, tensor in drawn.items():
             if _untouched(tensor):
                 place = f"{path}.{name}".lstrip(".")

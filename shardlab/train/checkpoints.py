@@ -229,12 +229,7 @@ class Checkpoints:
         elif self._is_chief:
             say(f"{path}: of another strategy: error feedback starts from zero")
         self._engine.ledger.load_sums(ledger)
-        try:
-            return [StepEvent(**event) for event in events]
-        except TypeError:
-            raise UserError(
-                f"{path}: another version of shardlab made it: remove it, and the run starts anew"
-            ) from None
+        return [StepEvent(**event) for event in events]
 
 
 def _rank_file(folder: Path, rank: int) -> Path:

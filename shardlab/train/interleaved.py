@@ -33,7 +33,7 @@ from shardlab.data.tokens import open_split
 from shardlab.train.launch import Worker, launch, launch_together
 from shardlab.train.launch_environment import rank_environment
 from shardlab.train.plans import TimingPlan
-from shardlab.train.timing import Alone, Runner, Turn, Turns, slowest
+from shardlab.train.timing import Runner, Turn, Turns, slowest
 
 _UNTIMED_REPETITIONS = 2
 """first steps allocate memory, and DDP rebuilds its buckets after one"""
@@ -172,7 +172,7 @@ def time_strategies(plans: Sequence[TimingPlan], output: Path) -> None:
     """
     native.library()  # says once, and not once per rank, when there are no compiled kernels
     if len(plans) == 1:
-        _time(plans[0], output, lambda rank: Alone())
+        _time(plans[0], output, lambda rank: Turn())
         return
     first, *others = (plan.name for plan in plans)
     if rank_environment(plans[0].timing.world_size) is not None:
