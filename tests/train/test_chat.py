@@ -1,10 +1,7 @@
 """Conversations with saved models: sampling, history, templates, and the prompt line."""
 
 import io
-import os
-import runpy
 import shutil
-import signal
 import sys
 import unicodedata
 
@@ -16,7 +13,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from shardlab.core.errors import UserError
 from shardlab.train.chat import Conversation, Sampling, converse, printable
-from tests.commands import ROOT, Command
 from tests.saved_model_factory import write_saved_model
 
 POSITIONS = 80
@@ -115,18 +111,3 @@ def test_an_answer_that_ends_early_ends_no_conversation(monkeypatch, capsys, err
     shown = capsys.readouterr()
     assert (prompts, shown.out) == (["first", "second?"], "some\nsome words\n")
     assert shown.err.startswith(said)
-
-
-def test_who_reads_the_answer_may_stop(model, tmp_path):
-    reader, writer = os.pipe()
-    os.close(reader)
-
-    def call() -> None:
-        sys.stdout = os.fdopen(writer, "w")
-        os.chdir(ROOT)
-        sys.argv = ["stages.chat", str(model), "--prompt", "Some"]
-        runpy.run_module("stages.chat", run_name="__main__", alter_sys=True)
-
-    command = Command(tmp_path / "command", call)
-    os.close(writer)
-    assert (command.wait(), command.said()) == (-signal.SIGPIPE, "")

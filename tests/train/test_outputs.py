@@ -12,10 +12,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Checkpoint, Train
 from shardlab.config.strategy import parse_strategy
-from shardlab.core.errors import StorageError
+from shardlab.core.errors import StorageError, UserError
 from shardlab.profiling.trace_file import read_events, read_header
 from shardlab.train.loop import Loop, StepEvent
-from shardlab.train.outputs import Telemetry, gather_trained
+from shardlab.train.outputs import Telemetry, check_equal, checksum, gather_trained
 from shardlab.train.plans import RunPlan
 from shardlab.train.run import train_run
 from tests.ranks import on_ranks, run_ranks
@@ -66,7 +66,7 @@ def test_outputs_are_probed_before_the_first_step(data, tmp_path, monkeypatch):
     """One line names what is missing where, before any step (attack 10 of the review)."""
     stepped = tmp_path / "stepped"
     # no step of the other rank ends without rank 0
-    monkeypatch.setattr(Loop, "run", lambda loop, *_: loop._rank or stepped.touch())
+    monkeypatch.setattr(Loop, "run", lambda *_: dist.get_rank() or stepped.touch())
     plan = RunPlan("a-run", 0, parse_strategy({"engine": "ddp"}), TRAIN, Model(preset="tiny"), data)
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match=r"file/run: cannot be written .*: remove what"):
@@ -100,3 +100,26 @@ def test_times_of_a_device_are_written_when_they_are_known(tmp_path):
     found = [(each.step, each.value) for each in scalars.Scalars("speed/collective_ms")]
     assert found == [(0, 5.0), (1, 6.0), (2, 7.0)]
     assert [each.step for each in scalars.Scalars("train/loss")] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_checksum_sees_every_single_bit(dtype):
+    vector = torch.randn(33).to(dtype)
+    before = checksum(vector)
+    assert checksum(vector.clone()) == before
+    for index in (0, 17, 32):
+        for bit in range(8 * vector.element_size()):
+            turned = vector.clone()
+            turned[index : index + 1].view(torch.uint8)[bit // 8] ^= 1 << bit % 8
+            assert checksum(turned) != before
+
+
+@on_ranks(4)
+def test_one_rank_of_four_is_named(group) -> None:
+    rank = dist.get_rank(group)
+    sums = {"weight [0]": 5, f"bias [{rank % 2}]": 7 + (rank == 3)}
+    check_equal({"weight [0]": 5}, "now", group)
+    for when, found in (("bias", sums), ("weight", {"weight [0]": int(rank == 2)})):
+        with pytest.raises(UserError) as refused:
+            check_equal(found, when, group)
+        assert refused.match(rf"^{when} rank {3 if when == 'bias' else 2} holds other values")

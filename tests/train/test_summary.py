@@ -98,12 +98,6 @@ def test_the_share_of_flops_is_that_of_all_ranks():
     assert found["flops_share"] == pytest.approx(2e6 * 6400 / 4e10)
 
 
-def test_memory_is_that_of_the_largest_rank():
-    memory = {"memory_peak_bytes": 7, "memory_growth_bytes": 6, "memory_reserved_bytes": 3}
-    found = summarize(PLAN, EVENTS, [rank(EVENTS), rank(EVENTS, memory=memory)])
-    assert [found[key] for key in memory] == [9, 6, 3]
-
-
 @pytest.mark.parametrize("scaled, invalid", [(False, 2), (True, 1)])
 def test_a_search_for_the_loss_scale_skips_steps_that_are_not_invalid(scaled, invalid):
     events = list(EVENTS)
