@@ -6,6 +6,7 @@ A GPU that cannot be used ends the run in one line, before there is a process gr
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,14 @@ from shardlab.core.errors import UserError
 _CHOOSE = "choose others by CUDA_VISIBLE_DEVICES"
 _INSTALLED = Path("/proc/driver/nvidia/gpus")
 """one folder per GPU; the driver makes it"""
+
+
+class RankGpu(NamedTuple):
+    """GPU of a rank, as ranks compare it with theirs."""
+
+    uuid: str
+    bf16: bool
+    """has fast products in bf16, which `auto` dtypes depend on"""
 
 
 def gpu_index(visible: int, *, forked: bool) -> int | None:
@@ -29,8 +38,8 @@ def gpu_index(visible: int, *, forked: bool) -> int | None:
     return 0 if visible and not forked else None
 
 
-def take_gpu(*, forked: bool) -> str | None:
-    """Make this rank's GPU the current one, in its process; return its UUID, or None without one.
+def take_gpu(*, forked: bool) -> RankGpu | None:
+    """Make this rank's GPU the current one, in the process of the rank; None without one.
 
     Raises:
         UserError: torch cannot compute on it.
@@ -39,8 +48,8 @@ def take_gpu(*, forked: bool) -> str | None:
     return None if index is None else usable_gpu(index)
 
 
-def usable_gpu(index: int) -> str:
-    """Make this GPU the current one; return its UUID.
+def usable_gpu(index: int) -> RankGpu:
+    """Make this GPU the current one.
 
     Raises:
         UserError: it is busy, full or too old, or the driver is.
@@ -55,25 +64,29 @@ def usable_gpu(index: int) -> str:
         raise UserError(
             f"GPU {index}: cannot be used ({line}): see what nvidia-smi says, or {_CHOOSE}"
         ) from error
-    return str(torch.cuda.get_device_properties(index).uuid)
+    bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    return RankGpu(str(torch.cuda.get_device_properties(index).uuid), bf16)
 
 
-def backend_of(gpus: Sequence[str | None]) -> str:
+def backend_of(gpus: Sequence[RankGpu | None]) -> str:
     """Return NCCL, with gloo for host memory, if every rank has its own GPU; otherwise gloo.
 
     Args:
         gpus: from `take_gpu`, of every rank.
 
     Raises:
-        UserError: there is no NCCL.
+        UserError: there is no NCCL, or dtypes would differ.
     """
-    if None in gpus or len({*gpus}) < len(gpus):
+    own = {gpu.uuid: gpu.bf16 for gpu in gpus if gpu is not None}
+    if len(own) < len(gpus):
         return "gloo"
     if not dist.is_nccl_available():
         raise UserError(
             f"torch {torch.__version__} has no NCCL, which GPUs need: install a build with it "
             "(PyPI's for Linux), or set CUDA_VISIBLE_DEVICES= to train on the CPU"
         )
+    if len({*own.values()}) > 1:
+        raise UserError(f"unequal GPUs: some have no bf16, so that dtypes differ: {_CHOOSE}")
     return "cpu:gloo,cuda:nccl"
 
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from shardlab.comm.object_collectives import gather_values, run_or_fail_together
 from shardlab.core.errors import UserError
-from shardlab.core.gpus import gpu_index, usable_gpu
+from shardlab.core.gpus import RankGpu, gpu_index, usable_gpu
 
 
 def own_gpu(device: torch.device, group: dist.ProcessGroup) -> torch.device:
@@ -25,8 +25,8 @@ def own_gpu(device: torch.device, group: dist.ProcessGroup) -> torch.device:
     Raises:
         UserError: the GPU cannot be used; or ranks share one, on all of them.
     """
-    index, uuid = run_or_fail_together(group, "GPUs cannot be used", lambda: _named(device))
-    gpus = gather_values(f"{platform.node()} {uuid}", group)
+    index, gpu = run_or_fail_together(group, "GPUs cannot be used", lambda: _named(device))
+    gpus = gather_values(f"{platform.node()} {gpu.uuid}", group)
     for name in gpus:
         ranks = [rank for rank, each in enumerate(gpus) if each == name]
         if len(ranks) > 1:
@@ -37,7 +37,7 @@ def own_gpu(device: torch.device, group: dist.ProcessGroup) -> torch.device:
     return torch.device(device.type, index)
 
 
-def _named(device: torch.device) -> tuple[int, str]:
+def _named(device: torch.device) -> tuple[int, RankGpu]:
     index = device.index
     if index is None:
         # the current one; nothing may be asked of CUDA before it is known to work

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from shardlab.comm.emulated_link import Links
 from shardlab.config.machine import CpuAffinity, format_cpus, parse_cpus
 from shardlab.core.errors import StorageError, UserError
-from shardlab.core.gpus import backend_of, take_gpu, why_on_cpu
+from shardlab.core.gpus import RankGpu, backend_of, take_gpu, why_on_cpu
 from shardlab.core.progress import say
 from shardlab.engines.cpu_placement import RankLocation, node_of_pci, place_here, read_topology
 
@@ -158,7 +158,7 @@ class Job:
         gpu = take_gpu(forked=forked)
         own = {"gpu": gpu, "location": asdict(RankLocation.here(gpu_node()))}
         store, ranks = exchange(store, rank, self.world_size, own, self.timeout)
-        backend = backend_of([each["gpu"] for each in ranks])
+        backend = backend_of([each["gpu"] and RankGpu(*each["gpu"]) for each in ranks])
         if rank == 0 and backend == "gloo" and (why := why_on_cpu(self.world_size)):
             say(why)
         first = rank - int(os.environ["LOCAL_RANK"])

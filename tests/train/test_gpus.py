@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from shardlab.core.errors import UserError
-from shardlab.core.gpus import backend_of, gpu_index, take_gpu, why_on_cpu
+from shardlab.core.gpus import RankGpu, backend_of, gpu_index, take_gpu, why_on_cpu
 from shardlab.engines import own_gpu as own_gpu_module
 from shardlab.engines.own_gpu import own_gpu
 
@@ -26,6 +26,7 @@ def machine(monkeypatch):
         "device_count": lambda: 8,
         "set_device": was_set.append,
         "current_device": lambda: 0,
+        "is_bf16_supported": lambda including_emulation: True,
         "get_device_properties": lambda n: SimpleNamespace(uuid=f"GPU-{n}"),
     }.items():
         monkeypatch.setattr(torch.cuda, name, function)
@@ -54,7 +55,7 @@ def run_alone(function):
 )
 def test_rank_takes_the_gpu_of_its_local_rank(machine, visible, forked, expected):
     assert gpu_index(visible, forked=forked) == expected
-    assert take_gpu(forked=True) == "GPU-7" and machine == [7]
+    assert take_gpu(forked=True) == RankGpu("GPU-7", True) and machine == [7]
 
 
 @pytest.mark.parametrize(("asked", "chosen"), [("cuda", 0), ("cuda", 5), ("cuda:3", 5)])
@@ -86,11 +87,14 @@ def test_what_cuda_says_becomes_one_line_with_the_fix(machine, monkeypatch):
 
 def test_every_rank_with_its_own_gpu_uses_nccl(monkeypatch):
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
-    assert backend_of(["GPU-a", "GPU-b"]) == "cpu:gloo,cuda:nccl"
-    assert backend_of(["GPU-a", "GPU-a"]) == backend_of(["GPU-a", None]) == "gloo"
+    one, two = RankGpu("GPU-a", True), RankGpu("GPU-b", True)
+    assert backend_of([one, two]) == "cpu:gloo,cuda:nccl"
+    assert backend_of([one, one]) == backend_of([one, None]) == "gloo"
+    with pytest.raises(UserError, match="unequal GPUs: some have no bf16"):
+        backend_of([one, two._replace(bf16=False)])
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
     with pytest.raises(UserError, match="has no NCCL, which GPUs need: install"):
-        backend_of(["GPU-a"])
+        backend_of([one])
 
 
 def test_a_rank_says_why_it_trains_on_the_cpu(machine):
