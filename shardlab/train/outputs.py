@@ -51,7 +51,7 @@ class Telemetry:
     """
 
     def __init__(self, folder: Path, clip: float | None, device: torch.device) -> None:
-        self._device = device
+        self._folder, self._device = folder, device
         self._clip = math.inf if clip is None else clip
         self._clipped = self._skipped = 0
         self._pending: deque[StepEvent] = deque()
@@ -88,8 +88,9 @@ class Telemetry:
         }
         if event.collective_ms is not None:
             scalars["speed/collective_ms"] = event.collective_ms
-        for name, value in scalars.items():
-            self._writer.add_scalar(name, value, event.step)
+        with writing(self._folder):
+            for name, value in scalars.items():
+                self._writer.add_scalar(name, value, event.step)
 
 
 def write_traces(folder: Path, traces: Sequence[bytes]) -> None:
