@@ -40,8 +40,8 @@ def on_end_signals(end: Callable[[int], None]) -> None:
     numbers = [n for n in _END_SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
 
     def once(number: int, frame: FrameType | None) -> None:
-        for each in numbers:  # a second one would interrupt what is put in order after the first
-            signal.signal(each, signal.SIG_IGN)
+        for ignored in numbers:  # a second one would interrupt what is put in order after the first
+            signal.signal(ignored, signal.SIG_IGN)
         end(number)
 
     for number in numbers:

@@ -55,11 +55,11 @@ class Interleaved(NamedTuple):
 
     def timed(self, mark: Mark) -> list[TimedRun]:
         """Trace some steps of all runs; return their records on rank 0, and none elsewhere."""
-        found = []
+        records = []
         for runner in self.runners:
             mark(runner.run)
-            found.append(runner.timed_run(self.contention))
-        return [each for each in found if each is not None]
+            records.append(runner.timed_run(self.contention))
+        return [record for record in records if record is not None]
 
 
 def launch_plan(
@@ -141,8 +141,8 @@ def interleave(
 
 def _ruling(runners: list[Runner], look: Look, group: dist.ProcessGroup) -> Ruling:
     """Return what rank 0 rules, on every rank."""
-    own = {runner.run: runner.step_ms for runner in runners}
-    ranks = gather_values(own, group)
+    step_ms = {runner.run: runner.step_ms for runner in runners}
+    ranks = gather_values(step_ms, group)
     ruling = None
     if dist.get_rank(group) == 0:
         ruling = look(

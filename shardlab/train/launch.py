@@ -255,14 +255,14 @@ def _cause_of_all(failure: Failure, store: dist.Store, environment: RankEnvironm
     reports: dict[str, Failure | None] = {
         f"rank {rank}": None for rank in range(environment.world_size)
     }
-    own = f"rank {environment.rank}"
-    reports[own] = failure
+    reporter = f"rank {environment.rank}"
+    reports[reporter] = failure
     patience = _TIMEOUTS_S if failure.waited else _REPORTS_S
     end = time.monotonic() + patience
     with suppress(RuntimeError):  # the store has ended with its process
         if store.check(["attempt"]):  # not the failures of an earlier one
             store = dist.PrefixStore(store.get("attempt").decode(), store)
-        store.set(f"failure of {own}", json.dumps(asdict(failure)))
+        store.set(f"failure of {reporter}", json.dumps(asdict(failure)))
         while failure.is_consequence and time.monotonic() < end:
             for name in [name for name, report in reports.items() if report is None]:
                 if store.check([f"failure of {name}"]):

@@ -153,10 +153,10 @@ def _shard(tensor: Tensor) -> list[int]:
     """Return which part of the whole tensor this rank holds."""
     if not isinstance(tensor, DTensor):
         return []
-    place = tensor.device_mesh.get_coordinate()
-    assert place is not None, "every rank is in the mesh"
-    sharded = (isinstance(each, Shard) for each in tensor.placements)
-    return [index for index, kept in zip(place, sharded, strict=True) if kept]
+    coordinate = tensor.device_mesh.get_coordinate()
+    assert coordinate is not None, "every rank is in the mesh"
+    sharded = (isinstance(placement, Shard) for placement in tensor.placements)
+    return [index for index, is_sharded in zip(coordinate, sharded, strict=True) if is_sharded]
 
 
 def checksum(tensor: Tensor) -> int:
@@ -175,13 +175,13 @@ def check_equal(checksums: Mapping[str, int], when: str, group: dist.ProcessGrou
         UserError: on all ranks: names the ranks that differ from most of them.
     """
     ranks = gather_values(dict(checksums), group)
-    for name in dict.fromkeys(name for each in ranks for name in each):
-        found = {rank: each[name] for rank, each in enumerate(ranks) if name in each}
-        (usual, _), *others = Counter(found.values()).most_common()
+    for name in dict.fromkeys(name for values in ranks for name in values):
+        by_rank = {rank: values[name] for rank, values in enumerate(ranks) if name in values}
+        (usual, _), *others = Counter(by_rank.values()).most_common()
         if others:
-            odd = [str(rank) for rank, value in found.items() if value != usual]
+            odd = [str(rank) for rank, value in by_rank.items() if value != usual]
             raise UserError(
                 f"{when} rank {', '.join(odd)} holds other values of {name.partition(' ')[0]} than "
-                f"rank {next(rank for rank, value in found.items() if value == usual)}: train "
+                f"rank {next(rank for rank, value in by_rank.items() if value == usual)}: train "
                 "again; if it repeats, try the strategy without its codec, and test the memory"
             )

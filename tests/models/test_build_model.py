@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
 from shardlab.config.model_and_data import Model
 from shardlab.core.errors import UserError
-from shardlab.models.build import build_model, preset_config
+from shardlab.models.build import PRESETS, build_model, shape_config
 from tests.families import FAMILIES, POSITIONS, VOCABULARY, config_of
 
 GPT2_VOCABULARY = 50257
@@ -32,7 +32,7 @@ def refusal(model, **fit):
 )
 def test_preset_has_the_size_in_its_name(name, millions):
     with torch.device("meta"):
-        model = GPT2LMHeadModel(preset_config(name, GPT2_VOCABULARY, 1024, 0))
+        model = GPT2LMHeadModel(shape_config(PRESETS[name], GPT2_VOCABULARY, 1024, 0))
     size = sum(parameter.numel() for parameter in model.parameters())
     assert size == pytest.approx(millions * 1e6, rel=0.06)
 
