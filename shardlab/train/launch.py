@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.multiprocessing import start_processes
 
-from shardlab.comm.emulated_link import Links
+from shardlab.comm.emulated_link import Links, Loopback
 from shardlab.config.machine import CpuAffinity
 from shardlab.core.errors import UserError
 from shardlab.core.files import temporary
@@ -49,7 +49,7 @@ def launch(
     threads: int,
     timeout_s: float,
     limit_s: float | None = None,
-    links: Links | None = None,
+    links: Links | Loopback | None = None,
     max_restarts: int = 0,
     placement: CpuAffinity = "auto",
 ) -> None:
@@ -169,13 +169,14 @@ def _watch(processes: dict[str, BaseProcess], folder: Path, deadline: float) -> 
 
     def running() -> dict[int, str]:
         """Read the failures so far; return the names of the processes that go on, by sentinel."""
-        for name, process in processes.items():
-            code, report = process.exitcode, _report(folder, name)
+        codes = {name: process.exitcode for name, process in processes.items()}
+        for name, code in codes.items():
+            report = _report(folder, name)
             if report.exists():  # before the connections of its process close
                 reports[name] = Failure(**json.loads(report.read_text()))
             elif code:
                 reports[name] = _failure(name, code)
-        return {p.sentinel: n for n, p in processes.items() if p.exitcode is None}
+        return {processes[name].sentinel: name for name, code in codes.items() if code is None}
 
     while (alive := running()) and not reports:
         if time.monotonic() >= deadline:

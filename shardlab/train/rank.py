@@ -17,7 +17,7 @@ from typing import Any, Literal, Self
 import torch
 import torch.distributed as dist
 
-from shardlab.comm.emulated_link import Links
+from shardlab.comm.emulated_link import Links, Loopback
 from shardlab.config.machine import CpuAffinity, format_cpus, parse_cpus
 from shardlab.core.errors import StorageError, UserError
 from shardlab.core.gpus import RankGpu, backend_of, take_gpu, why_on_cpu
@@ -131,7 +131,7 @@ class Job:
     world_size: int
     threads: int
     timeout: timedelta
-    links: Links | None
+    links: Links | Loopback | None
     placement: CpuAffinity
 
     def run_forked(self, rank: int, folder: Path) -> None:
