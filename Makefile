@@ -58,9 +58,15 @@ test-cluster: .venv/.project
 test-gpu: .venv/.project
 	@pytest -m gpu
 
-# resumes: results of the same code on the same GPUs, in .work/gpu, are kept
+# after `make rivals` and, for its gradients, the data stages
 bench-gpu: .venv/.project
-	@python -m benchmarks.gpu
+	@python -m benchmarks.gpu --out docs/figures/gpu
+	@python -m benchmarks.offload --world-size 1 --layers 8 24 48 96 --width 2048 --length 1024 \
+	  --out docs/figures/gpu
+	@python -m benchmarks.engines ddp ddp-int8 ddp-topk fsdp2 fsdp2-int8 fsdp2-topk manual-int8 \
+	  --world-size $$(nvidia-smi --list-gpus | wc -l) --preset 62m --samples 32 --length 1024 --steps 30 \
+	  --out docs/figures/gpu
+	@python -m benchmarks.rivals --out docs/figures/gpu
 
 # the environment as an image, by each builder that is installed
 container:

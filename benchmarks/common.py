@@ -1,34 +1,39 @@
-"""Arguments, results and tables of the benchmarks, and their work in child processes."""
+"""Command lines, timings, ranks and pages of figures of the benchmarks."""
 
 import argparse
-import hashlib
-import subprocess
+import json
+import shlex
+import sys
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from shardlab.comm.emulated_link import Links
-from shardlab.core.errors import UserError
-from shardlab.core.files import read_json, write_json
-from shardlab.core.host import describe_host, git_revision
-from shardlab.report.tables import make_table
+from shardlab.config.machine import Link
+from shardlab.core.files import write_text
+from shardlab.core.host import describe_host, git_revision, torch_version
+from shardlab.report.tables import Table, make_table
 from shardlab.train.launch import launch
 
 DATA = Path("data"), "folder of the pipeline"
-WORK = Path(".work/benchmarks"), "folder for results"
+WORK = Path(".work/benchmarks"), "folder for intermediate files"
 RIVAL_PACKAGES = Path(".work/rivals"), "folder of the packages that are compared"
 
-_CODE = "shardlab", "csrc", "benchmarks"
+_FIGURES = Path("docs/figures"), "folder of the page that is written"
 _LONGEST_WAIT_S = 1800.0
+_SPINNING_S = 0.05
 
 
 def arguments(
     doc: str | None, positional: tuple[str, str] | None = None, **options: Any
 ) -> argparse.Namespace:
-    """Parse the command line of a benchmark.
+    """Parse the command line of a benchmark; every one has `--out FOLDER`, for `publish`.
 
     Args:
         doc: docstring of the module, whose first line describes the benchmark.
@@ -40,76 +45,116 @@ def arguments(
     if positional is not None:
         name, text = positional
         parser.add_argument(name, nargs="*", metavar=name.removesuffix("s").upper(), help=text)
-    for name, given in options.items():
-        default, words = given if isinstance(given, tuple) else (given, None)
+    for name, option in {**options, "out": _FIGURES}.items():
+        default, text = option if isinstance(option, tuple) else (option, None)
         flag = f"--{name.replace('_', '-')}"
         if default is False:
-            parser.add_argument(flag, action="store_true", help=words)
+            parser.add_argument(flag, action="store_true", help=text)
             continue
         values = default if isinstance(default, list) else [default]
         kind: Any = type(values[0]) if values else str
         several = "+" if isinstance(default, list) else None
-        parser.add_argument(flag, type=kind, nargs=several, default=default, help=words)
+        parser.add_argument(flag, type=kind, nargs=several, default=default, help=text)
     return parser.parse_args()
 
 
-def choose(names: Sequence[str], known: Collection[str], default: Collection[str]) -> list[str]:
-    """Return the given names, or by default the others.
-
-    Raises:
-        UserError: a name that is not known.
-    """
-    unknown = set(names) - set(known)
-    if unknown:
-        raise UserError(f"{', '.join(sorted(unknown))}: not one of {', '.join(known)}")
-    return list(names or default)
+def text_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Return a table of texts."""
+    return make_table(title, headings, rows, layout="text")
 
 
-def code_and_gpus(*more: str) -> dict[str, str]:
-    """Return a hash of the code and the GPUs of this machine: results of other ones are outdated.
-
-    The process does not ask CUDA, so that it can fork ranks that do.
+def publish(doc: str | None, page: Path, *parts: Table | str) -> None:
+    """Print tables and sentences, and write them as Markdown, with what they were measured by.
 
     Args:
-        more: folders of code besides the library and the benchmarks.
+        doc: docstring of the benchmark, whose first line is the title.
+        page: file with the name of the benchmark; a page of an earlier run is replaced.
     """
-    digest = hashlib.sha256()
-    for file in sorted(each for folder in (*_CODE, *more) for each in Path(folder).rglob("*.*")):
-        if file.suffix in (".py", ".cpp", ".h", ".yaml"):
-            digest.update(file.as_posix().encode() + b"\0" + file.read_bytes())
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    try:
-        gpus = subprocess.run(query, capture_output=True, text=True, timeout=60).stdout
-    except FileNotFoundError:
-        gpus = ""
-    return {"code": digest.hexdigest(), "gpus": gpus.strip()}
-
-
-def write_results(path: Path, **figures: Any) -> None:
-    """Write figures as JSON, with the host and the revision of the source."""
-    write_json(path, {"host": describe_host(), "revision": git_revision(), **figures})
-
-
-def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a title and a Markdown table."""
-    table = make_table(title, headings, rows, layout="text")
-    print(f"{title}\n\n{table.markdown()}")
+    body = "\n".join(
+        f"## {part.title}\n\n{part.markdown()}" if isinstance(part, Table) else f"{part}\n"
+        for part in parts
+    )
+    print(body)
+    title = str(doc).partition("\n")[0].rstrip(".")
+    command = shlex.join(["python", "-m", f"benchmarks.{page.stem}", *sys.argv[1:]])
+    host = describe_host()
+    machine = [f"{host['cores']} cores of {host['cpu']}", f"{host['memory_bytes'] / 1e9:.0f} GB"]
+    facts = [
+        f"- Command: `{command}`, of which `benchmarks/{page.stem}.py` says what is measured",
+        f"- Revision: {git_revision()}, {time.strftime('%Y-%m-%d')}",
+        f"- Host: {', '.join([*machine, *host['gpus']])}",
+        f"- Software: Python {host['python']}, torch {torch_version()}, Linux {host['kernel']}",
+    ]
+    write_text(page, "\n".join([f"# {title}\n", *facts, "", body]))
 
 
 def on_ranks(
     world_size: int,
     function: Callable[[dist.ProcessGroup], Any],
     threads: int = 1,
-    links: Links | None = None,
+    rate: str | None = None,
 ) -> list[Any]:
     """Return the results of `function`, JSON values, by rank.
 
     Ranks are children, so that the parent stays free of threads and can fork them.
+
+    Args:
+        rate: of an emulated link between the ranks, such as 100mbit.
+
+    Raises:
+        UserError: the system does not let this process emulate a link.
     """
-    with tempfile.TemporaryDirectory(prefix="shardlab-benchmark-") as folder:
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="shardlab-benchmark-"))
+        links = rate and stack.enter_context(Links(world_size, Link(rate=rate)))
 
         def worker(group: dist.ProcessGroup) -> None:
-            write_json(Path(folder, str(dist.get_rank(group))), function(group))
+            Path(folder, str(dist.get_rank(group))).write_text(json.dumps(function(group)))
 
-        launch(worker, world_size, threads, _LONGEST_WAIT_S, links=links)
-        return [read_json(Path(folder, str(rank))) for rank in range(world_size)]
+        launch(worker, world_size, threads, _LONGEST_WAIT_S, links=links or None)
+        return [json.loads(Path(folder, str(rank)).read_text()) for rank in range(world_size)]
+
+
+def interleaved_times(
+    calls: Mapping[str, Callable[[], object]],
+    repetitions: int,
+    threads: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
+    """Return seconds of the repetitions of each call; calls take turns, the first turn is untimed.
+
+    With several threads each is a pause and two calls, of which the second is timed: torch's
+    threads spin for some 10 ms after an operation, on processors that the next call needs.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(repetitions + 1):
+        for name, call in calls.items():
+            if threads > 1:
+                time.sleep(_SPINNING_S)
+                call()
+            start = clock()
+            call()
+            seconds[name].append(clock() - start)
+    torch.set_num_threads(before)
+    return {name: values[1:] for name, values in seconds.items()}
+
+
+def best_times(
+    calls: Mapping[str, Callable[[], object]], repetitions: int, *args: Any, **options: Any
+) -> dict[str, float]:
+    """Return seconds of the fastest repetition of each call, as `interleaved_times`."""
+    seconds = interleaved_times(calls, repetitions, *args, **options)
+    return {name: min(values) for name, values in seconds.items()}
+
+
+def clock_of(device: torch.device) -> Callable[[], float]:
+    """Return a clock that waits for the device; a call then costs a launch and a wait more."""
+
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return now

@@ -1,17 +1,17 @@
 """Errors of the forecast on held-out runs of many links, ranks, engines, codecs and models.
 
     python -m benchmarks.forecast_errors [--models NAMES] [--repetitions N] [--data FOLDER]
-        [--work FOLDER]
+        [--work FOLDER] [--out FOLDER]
 
 For each model operations are calibrated, then timings take turns; the forecast is fitted on plain
 engines on one rank, on two, and on the fastest link, and predicts the rest.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from benchmarks.common import DATA, WORK, arguments, print_table, write_results
+from benchmarks.common import DATA, WORK, arguments, publish, text_table
 from shardlab.config.calibration_record import memory_operations
 from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Forecast, Space, Timing, Train
@@ -71,7 +71,7 @@ def _document(run: str) -> dict[str, object]:
 
 
 def main() -> None:
-    given = arguments(
+    args = arguments(
         __doc__,
         models=(["tiny", "small"], "presets"),
         repetitions=(12, "of every timing"),
@@ -79,18 +79,15 @@ def main() -> None:
         work=WORK,
     )
     checks = {
-        name: held_out(name, given.repetitions, given.data, given.work / f"forecast_{name}.jsonl")
-        for name in given.models
+        name: held_out(name, args.repetitions, args.data, args.work / f"forecast_{name}.jsonl")
+        for name in args.models
     }
-    rows = [
-        *([name, *_summary(found)] for name, found in checks.items()),
-        ["all", *_summary(each for found in checks.values() for each in found)],
-    ]
+    everything = {**checks, "all": [check for of_model in checks.values() for check in of_model]}
+    rows = [[name, *_summary(of_model)] for name, of_model in everything.items()]
     headings = ["model", "held out", "median, %", "worst, %", "of", "inside, %", "interval, ± %"]
-    print_table("Predicted over measured step, minus 1", headings, rows)
-    print(f"goals: {100 * _ERROR_GOAL:.0f}, {100 * _WORST_GOAL:.0f}, and 90 to 99 inside")
-    results = {name: [each.model_dump() for each in found] for name, found in checks.items()}
-    write_results(given.work / "forecast_errors.json", checks=results)
+    table = text_table("Predicted over measured step, minus 1", headings, rows)
+    goals = f"Goals: {100 * _ERROR_GOAL:.0f}, {100 * _WORST_GOAL:.0f}, and 90 to 99 inside."
+    publish(__doc__, args.out / "forecast_errors.md", table, goals)
 
 
 def held_out(model: str, repetitions: int, data: Path, output: Path) -> list[Check]:
@@ -98,7 +95,7 @@ def held_out(model: str, repetitions: int, data: Path, output: Path) -> list[Che
     documents = {run: _document(run) for run in _RUNS}
     named = {run: parse_strategy(documents[run]) for run in _RUNS}
     canonical = [each.canonical() for each in named.values()]
-    memory = dict.fromkeys(each for some in canonical for each in memory_operations(some))
+    memory = dict.fromkeys(op for strategy in canonical for op in memory_operations(strategy))
     calibration = calibrate(
         [Network(2, None)],
         codecs_of(canonical, Space(gradients=(), weights=())),
@@ -116,21 +113,20 @@ def held_out(model: str, repetitions: int, data: Path, output: Path) -> list[Che
     time_strategies(plans, output)
     timed = read_timings(output, "run the benchmark again")
     predicted = predict(calibration, timed, _FORECAST)
-    return [each for each in predicted.checks if each.held_out]
+    return [check for check in predicted.checks if check.held_out]
 
 
-def _summary(checks: Iterable[Check]) -> list[str]:
-    found = [*checks]
-    whole = summarize(found)
-    assert whole is not None, "all of them are held out"
-    worst = max(found, key=lambda each: abs(each.error))
-    half = median(each.high_ms / each.predicted_ms - 1 for each in found)
+def _summary(checks: Sequence[Check]) -> list[str]:
+    summary = summarize(checks)
+    assert summary is not None, "all of them are held out"
+    worst = max(checks, key=lambda check: abs(check.error))
+    half = median(check.high_ms / check.predicted_ms - 1 for check in checks)
     return [
-        str(len(found)),
-        fixed(100 * whole.median, 1),
+        str(len(checks)),
+        fixed(100 * summary.median, 1),
         fixed(100 * worst.error, 1),
         f"{worst.run} in {worst.timing}",
-        fixed(100 * whole.within, 0),
+        fixed(100 * summary.within, 0),
         fixed(100 * half, 0),
     ]
 

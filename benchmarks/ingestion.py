@@ -1,8 +1,8 @@
 """From a JSON array to token shards, compared with other readers and tokenizers.
 
     make rivals
-    python -m benchmarks.ingestion [--mb SIZE] [--repetitions R] [--data FOLDER] [--work FOLDER]
-                                   [--rivals FOLDER]
+    python -m benchmarks.ingestion [--mb SIZE] [--repetitions R] [--data FOLDER] [--rivals FOLDER]
+                                   [--out FOLDER]
 
 The pipeline's corpus is repeated with other titles until it is as large as asked for, and encoded
 with GPT-2's tokenizer to uint16. Every way has a process of its own and all take turns; the fastest
@@ -11,19 +11,16 @@ other work shares the CPUs, CPU seconds say more than the rate does.
 """
 
 import json
-import re
-import resource
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from benchmarks.usage import HEADINGS, fastest_usage, print_usage
 from shardlab.data.corpus_file import Document, read_corpus, write_corpus
 from shardlab.data.tokenizer import given_tokenizer
 
@@ -32,7 +29,7 @@ _DOWNLOADS = Path(".work")
 
 
 def main() -> None:
-    from benchmarks.common import DATA, RIVAL_PACKAGES, WORK, arguments, print_table, write_results
+    from benchmarks.common import DATA, RIVAL_PACKAGES, arguments, publish, text_table
     from shardlab.report.tables import figure
 
     args = arguments(
@@ -40,31 +37,22 @@ def main() -> None:
         mb=(1000.0, "size of the corpus in 10^6 bytes"),
         repetitions=3,
         data=DATA,
-        work=WORK,
         rivals=RIVAL_PACKAGES,
     )
-    best: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="shardlab-ingestion-") as folder:
         corpus = Path(folder, "large.json")
         write_corpus(corpus, repeated(args.data / "corpus.json", args.mb * 1e6))
-        for _ in range(args.repetitions):
-            for way in WAYS:
-                found = _measured(way, corpus, args.rivals)
-                if found and found["seconds"] < best.get(way, found)["seconds"] + 1e-9:
-                    best[way] = found
         size = corpus.stat().st_size / 1e6
-    write_results(args.work / "ingestion.json", mb=size, ways=best)
-    ours = best["shardlab"]["seconds"]
+        words = [str(corpus), str(args.rivals)]
+        usages = fastest_usage("benchmarks.ingestion", WAYS, words, args.repetitions)
+    ours = usages["shardlab"].seconds
     rows = [
-        [
-            way,
-            *(figure(v) for v in (size / f["seconds"], ours / f["seconds"])),
-            *(figure(f[key]) for key in ("cpu_seconds", "peak_mb")),
-        ]
-        for way, f in best.items()
+        [way, figure(size / usage.seconds), figure(ours / usage.seconds), *usage.cells()]
+        for way, usage in usages.items()
     ]
-    headings = ["way", "MB per second", "times our speed", "CPU seconds", "peak memory, MB"]
-    print_table(f"{size:.0f} MB of JSON", headings, rows)
+    headings = ["way", "MB per second", "times our speed", *HEADINGS]
+    table = text_table(f"{size:.0f} MB of JSON", headings, rows)
+    publish(__doc__, args.out / "ingestion.md", table)
 
 
 def repeated(path: Path, size: float) -> Iterator[Document]:
@@ -79,18 +67,6 @@ def repeated(path: Path, size: float) -> Iterator[Document]:
             yield later
 
 
-def _measured(way: str, corpus: Path, rivals: Path) -> dict[str, Any] | None:
-    """Return the figures of a way in a process of its own, and none if its package is absent."""
-    command = [sys.executable, "-m", "benchmarks.ingestion", "--run", way, str(corpus), str(rivals)]
-    run = subprocess.run(command, capture_output=True, text=True)
-    if "ModuleNotFoundError" in run.stderr:
-        return None
-    if run.returncode:
-        raise RuntimeError(run.stderr)
-    found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
-    return found
-
-
 def shardlab(corpus: Path, out: Path) -> None:
     """Run both data stages, with as many shards as there are CPUs."""
     from shardlab.config.model_and_data import Data, Tokenize
@@ -100,8 +76,7 @@ def shardlab(corpus: Path, out: Path) -> None:
 
     prepare(Data(source="json", path=str(corpus)), out / "corpus.json", _DOWNLOADS)
     options = Tokenize(tokenizer="gpt2", vocabulary=None, shards=usable_cores())
-    (out / "wheels").symlink_to((_DOWNLOADS / "wheels").absolute())
-    build_tokens(out / "corpus.json", 0.02, options, out, out)
+    build_tokens(out / "corpus.json", 0.02, options, _DOWNLOADS, out)
 
 
 def tokenizers(corpus: Path, out: Path) -> None:
@@ -110,26 +85,19 @@ def tokenizers(corpus: Path, out: Path) -> None:
     _write(out, (ids for batch in _texts(corpus) for ids in encode(batch)))
 
 
-def tiktoken(corpus: Path, out: Path) -> None:
-    """Read by ijson and encode by tiktoken."""
-    encode = given_tokenizer("gpt2", _DOWNLOADS).bulk_encoder()
-    _write(out, (ids for batch in _texts(corpus) for ids in encode(batch)))
-
-
 def gigatoken(corpus: Path, out: Path) -> None:
     """Read by ijson and encode by gigatoken, in threads."""
     from gigatoken import Tokenizer
 
     # without added tokens, which it would recognize inside of texts
-    found = json.loads(given_tokenizer("gpt2", _DOWNLOADS).to_json()) | {"added_tokens": []}
-    encode = Tokenizer.from_json(json.dumps(found)).encode_batch_list
+    plain = json.loads(given_tokenizer("gpt2", _DOWNLOADS).to_json()) | {"added_tokens": []}
+    encode = Tokenizer.from_json(json.dumps(plain)).encode_batch_list
     _write(out, (ids for batch in _texts(corpus) for ids in encode(batch)))
 
 
 WAYS: dict[str, Callable[[Path, Path], None]] = {
     "shardlab": shardlab,
     "ijson, tokenizers": tokenizers,
-    "ijson, tiktoken": tiktoken,
     "ijson, gigatoken": gigatoken,
 }
 
@@ -151,19 +119,9 @@ def _write(out: Path, tokens: Iterator[list[int]]) -> None:
 
 
 def _run(way: str, corpus: Path, rivals: str) -> None:
-    """Print seconds, CPU seconds and memory of the largest process as JSON."""
     sys.path.append(rivals)
     with tempfile.TemporaryDirectory(dir=corpus.parent) as folder:
-        begun = time.perf_counter()
-        WAYS[way](corpus, Path(folder))
-        seconds = time.perf_counter() - begun
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    cpu = sum(each.ru_utime + each.ru_stime for each in used)
-    # ru_maxrss of a process itself begins with that of its parent, which has imported torch
-    status = Path("/proc/self/status").read_text()
-    own = int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0])
-    peak = max(own, used[1].ru_maxrss) * 1024 / 1e6
-    print(json.dumps({"seconds": seconds, "cpu_seconds": cpu, "peak_mb": peak}))
+        print_usage(partial(WAYS[way], corpus, Path(folder)))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Device memory of `slide` and FSDP2, compared with the closed forms, for growing models.
 
     python -m benchmarks.offload [--world-size W] [--layers L ...] [--width H] [--samples S]
-                                 [--length T] [--most-layers M] [--out FILE]
+                                 [--length T] [--out FOLDER]
 
 The device is a GPU where there is one, and FSDP2 off-loads its shards to host memory there
 (`CPUOffloadPolicy`). Elsewhere it is the CPU: the device holds then what torch allocates, and the
@@ -17,174 +17,117 @@ import time
 from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from benchmarks.common import arguments, on_ranks, print_table, write_results
+from benchmarks.common import arguments, on_ranks, publish, text_table
 from shardlab.comm.object_collectives import device_of
 from shardlab.config.schema import Train
 from shardlab.config.strategy import Strategy, parse_strategy
+from shardlab.core.errors import UserError
 from shardlab.core.progress import say
 from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
-from shardlab.engines.step_space import free_bytes
 from shardlab.models.build import Shape, shape_config
-from shardlab.models.memory import Sizes, closed_form, device_memory, host_memory
+from shardlab.models.memory import closed_form, host_memory
 from shardlab.models.sizes import sizes_of
 from shardlab.models.weights import RandomWeights
-from shardlab.report.tables import figure
+from shardlab.report.tables import ABSENT, figure
+from shardlab.train.launch import RunFailed
 
 _VOCABULARY, _UNTIMED, _TIMED, _MB = 512, 2, 6, 1e6
-_USED = 0.9
-"""of the free memory, by the largest model"""
 _FULL = {"activation_checkpointing": "full"}
 _SLIDE = {"engine": "slide", **_FULL}
 STRATEGIES: dict[str, dict[str, Any]] = {
     "fsdp2": {"engine": "fsdp2", **_FULL},
     "slide": _SLIDE,
     "slide, shards": {**_SLIDE, "param_transfer": "shard", "grad_sync": "gpu_reduce"},
-    "slide, window 4": {**_SLIDE, "window": 4},
     "slide, bf16": {**_SLIDE, "param_dtype": "bf16"},
 }
-COLUMNS = {
-    "layers": "layers",
-    "parameters_m": "parameters, M",
-    "device_mb": "device, MB",
-    "closed_form_mb": "closed form, MB",
-    "ratio": "ratio",
-    "host_memory_mb": "host memory of a rank, MB",
-    "tokens_per_s": "tokens/s",
-}
+COLUMNS = [
+    *("strategy", "layers", "parameters, M", "device, MB", "closed form, MB", "ratio"),
+    *("host memory of a rank, MB", "tokens/s"),
+]
 
 
 def main() -> None:
     options = arguments(
         __doc__,
         world_size=2,
-        layers=([4, 8, 16, 32], "0: as many as fit the free memory"),
-        most_layers=400,
+        layers=[4, 8, 16, 32],
         width=256,
         samples=(4, "of a rank and step"),
         length=64,
-        out=Path(".work/benchmarks/offload.json"),
     )
     rows = []
     for layers in options.layers:
         for name in STRATEGIES:
-            found = on_ranks(options.world_size, partial(measure, options, layers, name))
-            rows.append({"strategy": name, **found[0]})
-            say(f"{name}, {layers} layers: {rows[-1]['device_mb']:.1f} MB")
-    body = [[row["strategy"], *(cell(row[column]) for column in COLUMNS)] for row in rows]
-    head = ["strategy", *COLUMNS.values()]
-    print_table(f"Of one of {options.world_size} ranks", head, body)
-    setting = {key: str(value) for key, value in vars(options).items()}
-    write_results(options.out, options=setting, rows=rows)
+            rows.append([name, str(layers), *_cells(options, layers, name)])
+            say(f"benchmarks: {name}, {layers} layers: {rows[-1][3]}")
+    title = f"Of one of {options.world_size} ranks"
+    publish(__doc__, options.out / "offload.md", text_table(title, COLUMNS, rows))
 
 
-def cell(value: float) -> str:
-    """Return a number of `measure` as tables show it."""
-    return str(value) if isinstance(value, int) else figure(value)
+def _cells(options: argparse.Namespace, layers: int, name: str) -> list[str]:
+    try:
+        ranks = on_ranks(options.world_size, partial(measure, options, layers, name))
+    except (UserError, RunFailed) as error:  # a model that does not fit is a result
+        return [str(getattr(error, "summary", error)), *[ABSENT] * 5]
+    return [figure(value) for value in ranks[0]]
 
 
 def measure(
     options: argparse.Namespace, layers: int, name: str, group: dist.ProcessGroup
-) -> dict[str, Any]:
-    """Return the figures of `COLUMNS` of a strategy, on each of its ranks.
-
-    Args:
-        layers: 0 for the most whose closed forms fit the free memory of device and host.
-    """
+) -> list[float]:
+    """Return the figures of a strategy in `COLUMNS` from its parameters on, on each rank."""
     device = device_of(group)
     off = device.type == "cuda" and name == "fsdp2"
     strategy = parse_strategy({**STRATEGIES[name], "offload": off})
-    layers = layers or _most_layers(options, strategy, device)
-    model, sizes = _sizes(options, layers, strategy, device)
-    given = strategy, sizes, options.world_size
-    form = sum(closed_form(*given).values())
-    make = partial(_engine, options, layers, strategy, device, group)
-    held, engine = _held(device, lambda: _train(make(), options))
-    seconds = [_seconds(engine, options) for _ in range(_TIMED)]
-    tokens = options.samples * options.length
-    return {
-        "layers": layers,
-        "parameters_m": sum(p.numel() for p in model.parameters()) / 1e6,
-        "device_mb": held / _MB,
-        "closed_form_mb": form / _MB,
-        "ratio": held / form,
-        "host_memory_mb": sum(host_memory(*given).values()) / _MB,
-        "tokens_per_s": tokens / statistics.median(seconds),
-    }
-
-
-def _sizes(
-    options: argparse.Namespace, layers: int, strategy: Strategy, device: torch.device
-) -> tuple[PreTrainedModel, Sizes]:
     model = _model(options, layers)
     train = Train(batch_size=options.samples, sequence_length=options.length)
-    return model, sizes_of(model, strategy, train, device)
-
-
-def _most_layers(options: argparse.Namespace, strategy: Strategy, device: torch.device) -> int:
-    """Return how many layers fit, at most `most_layers`: closed forms are linear in them."""
-    host, few, more = torch.device("cpu"), 8, 16
-    on_gpu = device != host
-
-    def needs(layers: int) -> list[int]:
-        given = strategy, _sizes(options, layers, strategy, device)[1], options.world_size
-        there = device_memory(*given, on_gpu), host_memory(*given) if on_gpu else {}
-        return [sum(each.values()) for each in there]
-
-    found: int = options.most_layers
-    for first, second, place in zip(needs(few), needs(more), (device, host), strict=True):
-        if second > first:
-            free = _USED * free_bytes(place) - first
-            found = min(found, few + int(free * (more - few) / (second - first)))
-    return max(1, found)
+    memory = strategy, sizes_of(model, strategy, train, device), options.world_size
+    form, host = (sum(parts(*memory).values()) for parts in (closed_form, host_memory))
+    trained = partial(_trained, options, layers, strategy, device, group)
+    held, engine = _held(device, trained)
+    seconds = [_step(engine, options) for _ in range(_TIMED)]
+    parameters = sum(p.numel() for p in model.parameters())
+    tokens_per_s = options.samples * options.length / statistics.median(seconds)
+    return [parameters / 1e6, held / _MB, form / _MB, held / form, host / _MB, tokens_per_s]
 
 
 def _model(options: argparse.Namespace, layers: int) -> PreTrainedModel:
+    # fused attention on GPUs has heads of at most 256 elements
+    heads = max(4, options.width // 64)
+    config = shape_config(Shape(layers, options.width, heads), _VOCABULARY, options.length, 0)
     with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(_config(options, layers))
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     return model
 
 
-def _config(options: argparse.Namespace, layers: int) -> Any:
-    # fused attention on GPUs has heads of at most 256 elements
-    heads = max(4, options.width // 64)
-    return shape_config(Shape(layers, options.width, heads), _VOCABULARY, options.length, 0)
-
-
-def _engine(
+def _trained(
     options: argparse.Namespace,
     layers: int,
     strategy: Strategy,
     device: torch.device,
     group: dist.ProcessGroup,
 ) -> Engine:
+    """Train until memory peaks: the first step allocates optimizer states, the second has all."""
     model = _model(options, layers)
     weights, optimization = RandomWeights(model, 0), Optimization(0.1, 1.0)
-    return build_engine(model, strategy, optimization, group, weights=weights, device=device)
-
-
-def _batch(options: argparse.Namespace) -> Tensor:
-    return torch.randint(_VOCABULARY, (options.samples, options.length + 1))
-
-
-def _train(engine: Engine, options: argparse.Namespace) -> Engine:
-    """Train until memory peaks: the first step allocates optimizer states, the second has all."""
+    engine = build_engine(model, strategy, optimization, group, weights=weights, device=device)
     for _ in range(_UNTIMED):
-        engine.step([_batch(options)], 1e-4)
+        _step(engine, options)
     return engine
 
 
-def _seconds(engine: Engine, options: argparse.Namespace) -> float:
-    batch, start = _batch(options), time.perf_counter()
+def _step(engine: Engine, options: argparse.Namespace) -> float:
+    """Return the seconds of a step."""
+    batch = torch.randint(_VOCABULARY, (options.samples, options.length + 1))
+    start = time.perf_counter()
     engine.step([batch], 1e-4)
     return time.perf_counter() - start
 

@@ -32,21 +32,23 @@ STAGES = (
 _ENCODING = ("timing", "calibrate", "estimate", "trial")
 """stages that make codecs of any strategy: those of users are part of their keys"""
 _BUILDER = "shardlab.engines.build"
+_KERNELS = "shardlab.codecs.native"
+"""loads the library that is built of csrc/"""
 
 
 def code_keys(params: Parameters) -> dict[str, Any]:
     """Return the key of each stage, of `train` by run, and `machine` for stages that measure it."""
-    root, graph = Path(), _graph()
+    graph = _graph()
     users = params("codecs")
     factories = {name: _module(spec.factory) for name, spec in built_in().items()}
     keys: dict[str, Any] = {}
     for stage in STAGES:
         encoding = stage in _ENCODING
         modules = [f"stages.{stage}", *(factories.values() if encoding else ())]
-        keys[stage] = _digest(root, graph, modules, users if encoding else ())
-    _cut_engines(graph)
+        keys[stage] = _digest(graph, modules, users if encoding else ())
+    engines = _cut_engines(graph)
     keys["train"] = {
-        run: _digest(root, graph, *_of_run(strategy, users))
+        run: _digest(graph, *_of_run(strategy, engines, users))
         for run, strategy in params("strategies").items()
     }
     return {**keys, "machine": machine_name(describe_host(), torch_version())}
@@ -74,21 +76,28 @@ def _graph() -> grimp.ImportGraph:
     )
 
 
-def _cut_engines(graph: grimp.ImportGraph) -> None:
-    """Remove the imports of engines by the module that makes the one of a strategy."""
-    for module in graph.find_modules_directly_imported_by(_BUILDER):
-        if module.removeprefix("shardlab.engines.").split(".")[0] in ENGINES:
-            graph.remove_import(importer=_BUILDER, imported=module)
+def _cut_engines(graph: grimp.ImportGraph) -> dict[str, str]:
+    """Remove the imports of engines by the module that makes the one of a strategy.
+
+    Returns:
+        modules by engine; an engine that others derive from is none of its own.
+    """
+    modules: dict[str, str] = {name: f"shardlab.engines.{name}" for name in ENGINES}
+    cut = {name: module for name, module in modules.items() if module in graph.modules}
+    for module in cut.values():
+        graph.remove_import(importer=_BUILDER, imported=module)
+    return cut
 
 
-def _of_run(strategy: Strategy, users: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
+def _of_run(
+    strategy: Strategy, engines: dict[str, str], users: tuple[str, ...]
+) -> tuple[list[str], tuple[str, ...]]:
     """Return the modules that training by a strategy imports, and the modules of users' codecs."""
     full = strategy.canonical()
     factories = [_module(type(codec).factory) for codec in _codecs(full)]
     own = [name for name in factories if name.startswith("shardlab.")]
-    engine = f"shardlab.engines.{full.engine}"
-    modules = ["stages.train", f"{engine}.engine" if full.engine == "slide" else engine, *own]
-    return modules, users if len(own) < len(factories) else ()
+    engine = [engines[full.engine]] if full.engine in engines else []
+    return ["stages.train", *engine, *own], users if len(own) < len(factories) else ()
 
 
 def _codecs(value: Any) -> Iterator[CodecSpec]:
@@ -106,40 +115,36 @@ def _module(factory: Any) -> str:
     return str(name.partition(":")[0])
 
 
-def _digest(
-    root: Path, graph: grimp.ImportGraph, modules: Iterable[str], users: Iterable[str]
-) -> str:
+def _digest(graph: grimp.ImportGraph, modules: Iterable[str], users: tuple[str, ...]) -> str:
     """Hash modules with all that they import, and the modules of users' codecs."""
     closure = imported(graph, modules)
-    files = {_file(root, name) for name in closure}
+    files = {_file(name) for name in closure}
     packages = {file.parent for file in files}
-    files |= {file for file in _data_files(root / "shardlab") if _package(file) in packages}
-    if any(name.startswith("shardlab.codecs.kernels") for name in closure):
-        files |= {*_sources(root / "csrc")}
-    if users := [*users]:
-        files |= {*_sources(root / FOLDER)}
-    digest = hashlib.sha256(repr(users).encode())
+    files |= {
+        file for file in _sources("shardlab") if file.suffix != ".py" and _package(file) in packages
+    }
+    if _KERNELS in closure:
+        files |= {*_sources("csrc")}
+    if users:
+        files |= {*_sources(FOLDER)}
+    digest = hashlib.sha256(repr([*users]).encode())
     for file in sorted(files):
         digest.update(f"{file} {_file_digest(file)}\n".encode())
     return digest.hexdigest()[:16]
 
 
-def _file(root: Path, module: str) -> Path:
-    path = root / Path(*module.split("."))
+def _file(module: str) -> Path:
+    path = Path(*module.split("."))
     package = path / "__init__.py"
     return package if package.exists() else path.with_suffix(".py")
 
 
-def _sources(folder: Path) -> Iterator[Path]:
+def _sources(folder: str) -> Iterator[Path]:
     """Return the files of a folder without by-products of editors, Python and compilers."""
-    for file in folder.rglob("*"):
+    for file in Path(folder).rglob("*"):
         hidden = any(part.startswith((".", "__pycache__")) for part in file.parts)
         if file.is_file() and not hidden and not file.name.endswith((".so", "~")):
             yield file
-
-
-def _data_files(folder: Path) -> Iterator[Path]:
-    return (file for file in _sources(folder) if file.suffix != ".py")
 
 
 def _package(file: Path) -> Path:

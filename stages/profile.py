@@ -68,11 +68,11 @@ def of_traces(arguments: Sequence[str]) -> None:
     parser = Parser(_COMMAND, usage=_USAGE, description=__doc__)
     parser.add_argument("traces", nargs="+", metavar="TRACE", help="of a rank or merged, also .gz")
     parser.add_argument("--csv", metavar="FILE", help="write a row per step and rank")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        job = break_down(given.traces)
-        if given.csv is not None:
-            write_rows(Path(given.csv), job.steps)
+        job = break_down(options.traces)
+        if options.csv is not None:
+            write_rows(Path(options.csv), job.steps)
     except UserError as error:
         say(f"profile: error: {error}")
         sys.exit(2)
@@ -85,10 +85,10 @@ def names_run(arguments: Sequence[str]) -> bool:
     parser.add_argument("words", nargs="*")
     parser.add_argument("--params")
     parser.add_argument("--set", action="append")
-    given, others = parser.parse_known_intermixed_args(arguments)
-    if others or len(given.words) != 1:
+    options, others = parser.parse_known_intermixed_args(arguments)
+    if others or len(options.words) != 1:
         return False
-    (word,) = given.words
+    (word,) = options.words
     return _NAME.fullmatch(word) is not None and not Path(word).is_file()
 
 

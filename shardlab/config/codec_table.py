@@ -1,4 +1,4 @@
-"""The codecs that a strategy may name: built-in ones, those of installed packages and the user's."""
+"""The codecs that a strategy may name: built-in ones, those of packages, and the user's."""
 
 import re
 import sys

@@ -1,6 +1,6 @@
 """Settings of the compression of gradients and of gathered parameters."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -101,35 +101,38 @@ class WeightCompression(Document):
         return None if self.codec.name == "none" else self
 
 
+def setting_words(document: Document, default: Document, *keys: str) -> list[str]:
+    """Return `key=value` for each of these settings that is not the default."""
+    return [
+        _setting_word(key, getattr(document, key))
+        for key in keys
+        if getattr(document, key) not in (None, getattr(default, key))
+    ]
+
+
+def _setting_word(key: str, value: Any) -> str:
+    match value:
+        case True:
+            return key
+        case False:
+            return f"{key}=false"
+        case CodecSpec():
+            return f"{key}={codec_text(value)}"
+        case tuple():
+            return f"{key}={' '.join(value)}"
+    return f"{key}={value}"
+
+
 def gradient_words(canonical: Compression) -> list[str]:
     """Return the codec and the settings that are not the default, of a canonical form."""
-    words = [codec_text(canonical.codec)]
-    if canonical.between_nodes is not None:
-        nodes = "nodes"
-        if canonical.ranks_per_node is not None:
-            nodes = f"nodes of {canonical.ranks_per_node} ranks"
-        words.append(f"{codec_text(canonical.between_nodes)} between {nodes}")
-    if canonical.plain():
-        return words + (["exchange"] if canonical.route == "exchange" else [])
-    words[-1] += _from_size(canonical)
-    if canonical.error_feedback:
-        kept = "" if canonical.residual == "fp32" else f" in {canonical.residual}"
-        words.append(f"error feedback{kept}")
-    if canonical.route == "native":
-        words.append("summed on the wire")
-    if canonical.exclude:
-        words.append(f"without {' '.join(canonical.exclude)}")
-    if canonical.warmup_steps:
-        words.append(f"after {canonical.warmup_steps} steps")
-    return words
+    nodes = canonical.between_nodes
+    default = Compression(codec=canonical.codec, between_nodes=nodes).canonical()
+    between = [] if nodes is None else [f"between_nodes={codec_text(nodes)}"]
+    others = [key for key in Compression.model_fields if key not in ("codec", "between_nodes")]
+    return [codec_text(canonical.codec), *between, *setting_words(canonical, default, *others)]
 
 
 def weight_words(canonical: WeightCompression) -> str:
     """Return the codec and the settings that are not the default, of a canonical form."""
-    return f"weights {codec_text(canonical.codec)}{_from_size(canonical)}"
-
-
-def _from_size(canonical: Compression | WeightCompression) -> str:
-    default = type(canonical).model_fields["minimum_size"].default
-    size = canonical.minimum_size
-    return "" if size == default else f" from {size} elements"
+    words = setting_words(canonical, WeightCompression(), "minimum_size")
+    return " ".join([f"weights={codec_text(canonical.codec)}", *words])

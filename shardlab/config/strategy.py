@@ -10,115 +10,21 @@ from typing import Any, Self
 
 from pydantic import ModelWrapValidatorHandler, model_validator
 
-from shardlab.config.compression import CanonicalCompression, gradient_words, weight_words
-from shardlab.config.settings import Override, Settings, canonical_overrides, ranges
+from shardlab.config.compression import (
+    CanonicalCompression,
+    gradient_words,
+    setting_words,
+    weight_words,
+)
+from shardlab.config.settings import SETTINGS, Override, Settings, canonical_overrides, ranges
 from shardlab.config.validation import check
 from shardlab.core.document import Document, validate
 from shardlab.core.files import sha256_of_value
 
-_WHERE = {"memory": "in memory", "disk": "on disk"}
-
-
-def label(canonical: Settings) -> str:
-    """Return the label of a canonical form; see `Strategy.label`."""
-    words = [canonical.engine, *gradient_words(canonical.gradients)]
-    if canonical.weights is not None:
-        words.append(weight_words(canonical.weights))
-    words += [*_sharding(canonical), *_prefetch(canonical), *_computation(canonical)]
-    return ", ".join([*words, *map(override_words, canonical.overrides)])
-
-
-def _sharding(canonical: Settings) -> list[str]:
-    words = []
-    if _is_set(canonical, "bucket_mb"):
-        words.append(f"buckets of {repr(canonical.bucket_mb).removesuffix('.0')} MiB")
-    if canonical.sharding == "no_shard":
-        words.append("nothing sharded")
-    if canonical.replicas is not None:
-        words.append(f"{canonical.replicas} replicas")
-    if canonical.wrap == "root":
-        words.append("one unit")
-    elif canonical.wrap_size is not None:
-        kind = "blocks" if canonical.wrap == "block" else "elements"
-        words.append(f"units of {canonical.wrap_size} {kind}")
-    words += _streaming(canonical)
-    if canonical.wrap != "root" and canonical.reshard_after_forward is not True:
-        words += _kept(canonical.reshard_after_forward)
-    if _is_set(canonical, "placement"):
-        words.append(f"sharded on {canonical.placement}")
-    return words
-
-
-def _is_set(canonical: Settings, key: str) -> bool:
-    """Return whether the engine has a setting, with a value that is not its default."""
-    return bool(getattr(canonical, key) != canonical.traits.defaults.get(key))
-
-
-def _streaming(canonical: Settings) -> list[str]:
-    words = [f"window of {canonical.window}"] if _is_set(canonical, "window") else []
-    if canonical.param_transfer == "shard":
-        words.append("parts gathered")
-    if canonical.grad_sync == "gpu_reduce":
-        words.append("reduced on the device")
-    if canonical.moment_dtype != "fp32":
-        words.append(f"moments in {canonical.moment_dtype}")
-    return words
-
-
-def _kept(reshard: bool | int | None) -> list[str]:
-    """Return where parameters are after forward."""
-    if reshard is None:
-        return []
-    if isinstance(reshard, bool):
-        return ["freed after forward" if reshard else "kept after forward"]
-    return [f"over {reshard} ranks after forward"]
-
-
-def _prefetch(canonical: Settings) -> list[str]:
-    words = []
-    if canonical.prefetch not in (None, canonical.default_prefetch()):
-        words.append(f"{canonical.prefetch} units ahead")
-    if canonical.prefetch_backward is not None:
-        words.append(f"{canonical.prefetch_backward} ahead in backward")
-    if canonical.async_unshard is not None:
-        words.append("asynchronous unshard" if canonical.async_unshard else "synchronous unshard")
-    if canonical.limit_all_gathers is False:
-        words.append("gathers without limit")
-    if canonical.use_orig_params:
-        words.append("original parameters")
-    return words
-
-
-def _computation(canonical: Settings) -> list[str]:
-    words = []
-    if canonical.param_dtype != "auto":
-        words.append(f"computed in {canonical.param_dtype}")
-    if canonical.reduce_dtype != "fp32":
-        words.append(f"reduced in {canonical.reduce_dtype}")
-    if canonical.output_dtype is not None:
-        words.append(f"output in {canonical.output_dtype}")
-    if canonical.activation_checkpointing != "none":
-        words.append(f"{canonical.activation_checkpointing} checkpointing")
-    if canonical.activations != "device":
-        words.append(f"activations {_WHERE[canonical.activations]}")
-    if canonical.compile:
-        words.append("compiled")
-    if canonical.accumulation is not None:
-        words.append(f"{canonical.accumulation} micro-batches")
-    if canonical.reduce_every_micro_batch:
-        words.append("each reduced")
-    if canonical.offload:
-        words.append("off-loaded")
-    return words
-
 
 def override_words(override: Override) -> str:
-    """Return an override in words, such as `layers 0-2 kept after forward`."""
-    words = _kept(override.reshard_after_forward)
-    if override.param_dtype is not None:
-        words.append(f"in {override.param_dtype}")
-    if override.activation_checkpointing is not None:
-        words.append(f"{override.activation_checkpointing} checkpointing")
+    """Return an override in words, such as `layers 0-2 reshard_after_forward=false`."""
+    words = setting_words(override, Override.model_construct(), *SETTINGS)
     where = override.module or f"layers {ranges(override.layers or ())}"
     return f"{where} {' '.join(words) or 'a unit'}"
 
@@ -144,9 +50,16 @@ class Strategy(Settings):
         """Return the strategy in a few words, for tables and prompts.
 
         Labels differ where meanings do. They always name the codec with its first option, all else
-        only where it is not the default.
+        as `key=value` where it is not the default of the engine.
         """
-        return label(self.canonical())
+        full = self.canonical()
+        apart = {"engine", "gradients", "weights", "overrides"}
+        keys = [key for key in Settings.model_fields if key not in apart]
+        words = [full.engine, *gradient_words(full.gradients)]
+        if full.weights is not None:
+            words.append(weight_words(full.weights))
+        words += setting_words(full, Strategy(engine=full.engine).canonical(), *keys)
+        return ", ".join([*words, *map(override_words, full.overrides)])
 
 
 class CanonicalStrategy(Strategy):

@@ -162,9 +162,9 @@ def summarize(times: Sequence[StepTimes]) -> Breakdown:
         return statistics.fmean(getattr(t, name) for t in times)
 
     def means(name: str) -> dict[str, float]:
-        found = [getattr(t, name) for t in times]
-        keys = sorted({key for each in found for key in each})
-        return {key: statistics.fmean(each.get(key, 0.0) for each in found) for key in keys}
+        mappings = [getattr(t, name) for t in times]
+        keys = sorted({key for mapping in mappings for key in mapping})
+        return {key: statistics.fmean(m.get(key, 0.0) for m in mappings) for key in keys}
 
     comm, exposed, backward = (mean(n) for n in ("comm_ms", "exposed_comm_ms", "backward_ms"))
     shared = Breakdown.model_fields.keys() & {field.name for field in fields(StepTimes)}
@@ -210,11 +210,11 @@ def _within(rank: int, number: int, trace: Trace, waits: _Phases) -> StepTimes:
 
 def _by(kinds: NDArray[np.str_], times: Intervals, step: Intervals) -> dict[str, float]:
     """Sum times, as they are read, by a property."""
-    found = {
+    by_kind = {
         str(kind) or OTHER: intersection(merge(times[kinds == kind]), step)
         for kind in np.unique(kinds)
     }
-    return {kind: _ms(each) for kind, each in found.items() if len(each)}
+    return {kind: _ms(within) for kind, within in by_kind.items() if len(within)}
 
 
 def _ms(times: Intervals) -> float:
@@ -240,8 +240,8 @@ def _times_of_passes(trace: Trace, step: Intervals, host: Intervals) -> dict[str
     Returns:
         None for each time if the step has no backward pass.
     """
-    forward, backward = (intersection(each, host) for each in (trace.forward, trace.backward))
-    optimizer = [intersection(each, host) for each in trace.clues.optimizer.values()]
+    forward, backward = (intersection(t, host) for t in (trace.forward, trace.backward))
+    optimizer = [intersection(calls, host) for calls in trace.clues.optimizer.values()]
     stepping = merge(np.concatenate([EMPTY, *optimizer]))
     if trace.on_device:
         first = _lasting(trace, forward)
@@ -283,14 +283,14 @@ def _phases(ranks: Mapping[int, Trace]) -> dict[int, _Phases]:
     what began outside of the steps.
     """
     keys = {rank: list(_keys(trace)) for rank, trace in ranks.items()}
-    totals = [Counter(kind for kind, _ in each) for each in keys.values()]
+    totals = [Counter(kind for kind, _ in of_rank) for of_rank in keys.values()]
     begun: dict[_Key, float] = {}
     for rank, trace in ranks.items():
         for key, start in zip(keys[rank], trace.collectives.times[:, 0], strict=True):
             begun[key] = max(begun.get(key, -np.inf), float(start))
 
     def is_matched(kind: _Kind) -> bool:
-        return kind[0] >= 0 and all(each[kind] == totals[0][kind] for each in totals)
+        return kind[0] >= 0 and all(total[kind] == totals[0][kind] for total in totals)
 
     return {
         rank: _phases_of_rank(

@@ -54,9 +54,9 @@ def covers(a: Intervals, times: NDArray[np.float64]) -> _Mask:
     return begun > ended
 
 
-def _combine(a: Intervals, b: Intervals, keep: Callable[[_Mask, _Mask], _Mask]) -> Intervals:
+def _combine(a: Intervals, b: Intervals, operation: Callable[[_Mask, _Mask], _Mask]) -> Intervals:
     """Combine sets piece by piece: membership is constant between two neighbouring bounds."""
     bounds = np.unique(np.concatenate([a.ravel(), b.ravel()]))
-    kept = np.concatenate([[False], keep(covers(a, bounds), covers(b, bounds)), [False]])
-    starts, ends = kept[1:] & ~kept[:-1], kept[:-1] & ~kept[1:]
+    inside = np.concatenate([[False], operation(covers(a, bounds), covers(b, bounds)), [False]])
+    starts, ends = inside[1:] & ~inside[:-1], inside[:-1] & ~inside[1:]
     return np.column_stack([bounds[starts[:-1]], bounds[ends[:-1]]])

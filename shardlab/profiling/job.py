@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from shardlab.core.errors import UserError
 from shardlab.profiling.breakdown import StepTimes, step_times
 from shardlab.profiling.trace import Trace
-from shardlab.profiling.trace_file import read_events, read_header, refusing
+from shardlab.profiling.trace_file import load_trace, refusing
 from shardlab.profiling.trace_reader import read_trace
 from shardlab.profiling.unlabelled import infer
 
@@ -55,37 +55,37 @@ def break_down(paths: Sequence[str | Path]) -> Job:
     ranks: dict[int, Trace] = {}
     notes: dict[str, list[int]] = defaultdict(list)
     for path, origin in zip(paths, shared, strict=True):
-        for given, read in read_trace(path, origin if same_clock else None).items():
-            rank = next(number for number in count(given) if number not in ranks)
-            if rank != given:
-                notes[f"rank: unknown: {path} is a second trace of rank {given}"].append(rank)
+        for number, trace in read_trace(path, origin if same_clock else None).items():
+            rank = next(free for free in count(number) if free not in ranks)
+            if rank != number:
+                notes[f"rank: unknown: {path} is a second trace of rank {number}"].append(rank)
             with refusing(path):
-                ranks[rank], said = infer(read)
-            for note in said:
+                ranks[rank], inferred = infer(trace)
+            for note in inferred:
                 notes[note].append(rank)
     with refusing(paths[0]):
         steps = step_times(dict(sorted(ranks.items())))
     reason = _unknown_skew(clocks, ranks, same_clock)
     if reason:
         notes[f"skew, transfer: unknown: {reason}"] = sorted(ranks)
-        steps = [replace(each, comm_skew_ms=None, comm_transfer_ms=None) for each in steps]
+        steps = [replace(step, comm_skew_ms=None, comm_transfer_ms=None) for step in steps]
     if not steps:
         raise UserError(f"{paths[0]}: no step: trace at least one step of the training")
-    return Job(steps, [f"{_named(found, ranks)}: {note}" for note, found in notes.items()])
+    return Job(steps, [f"{_names(of, ranks)}: {note}" for note, of in notes.items()])
 
 
 def _clock_of(path: str | Path) -> _Clock:
     with refusing(path):
-        header = read_header(path)
-        first = next((float(e["ts"]) for e in read_events(path) if e["ph"] == "X"), 0.0)
+        header, events = load_trace(path)
+        first = next((float(e["ts"]) for e in events if e["ph"] == "X"), 0.0)
         return _Clock(int(header.get("baseTimeNanoseconds", 0)), first, _ranks_of(header))
 
 
 def _ranks_of(header: Mapping[str, Any]) -> int:
     job = header.get("distributedInfo", {})
     # a merged trace holds that of each rank
-    jobs = [job, *(each for each in job.values() if isinstance(each, dict))]
-    return max(int(each.get("world_size", 0)) for each in jobs)
+    jobs = [job, *(value for value in job.values() if isinstance(value, dict))]
+    return max(int(job.get("world_size", 0)) for job in jobs)
 
 
 def _unknown_skew(
@@ -100,7 +100,7 @@ def _unknown_skew(
     return None if same_clock else "the clocks of the traces are more than an hour apart"
 
 
-def _named(found: Sequence[int], ranks: Mapping[int, Trace]) -> str:
-    if len(found) == len(ranks) > 1:
+def _names(numbers: Sequence[int], ranks: Mapping[int, Trace]) -> str:
+    if len(numbers) == len(ranks) > 1:
         return "all ranks"
-    return f"rank{'s' * (len(found) > 1)} {', '.join(map(str, found))}"
+    return f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"

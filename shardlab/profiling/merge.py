@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic
-from shardlab.profiling.trace_file import Event, read_events, read_header, write_trace
+from shardlab.profiling.trace_file import Event, load_trace, write_trace
 
 _FLOWS = ("s", "t", "f")
 
@@ -25,13 +25,20 @@ def merge_traces(paths: Sequence[str | Path], output: str | Path) -> None:
     Raises:
         UserError: a trace is incomplete, or is another rank's.
     """
-    headers = [read_header(path) for path in paths]
+    headers, processes = [], []
+    first = 0
+    for path in paths:
+        header, events = load_trace(path)
+        pids = sorted({event["pid"] for event in events if _is_of_process(event)})
+        # a process id that is unique in the job for every process (or device) of a rank
+        processes.append({pid: first + i for i, pid in enumerate(pids)})
+        headers.append(header)
+        first += len(pids)
     bases = [header.get("baseTimeNanoseconds", 0) for header in headers]
     jobs = [header.get("distributedInfo", {}) for header in headers]
     for rank, (path, job) in enumerate(zip(paths, jobs, strict=True)):
         if job.get("rank", rank) != rank:
             raise UserError(f"{path}: is the trace of rank {job['rank']}, not {rank}: order them")
-    processes = _processes(paths)
     header = {
         "schemaVersion": 1,
         "displayTimeUnit": "ms",
@@ -41,17 +48,6 @@ def merge_traces(paths: Sequence[str | Path], output: str | Path) -> None:
     }
     with atomic(output) as temporary:
         write_trace(temporary, header, _events(paths, bases, processes))
-
-
-def _processes(paths: Sequence[str | Path]) -> list[dict[int, int]]:
-    """Assign a new process id, unique in the job, to every process (or device) of each rank's
-    trace."""
-    processes, first = [], 0
-    for path in paths:
-        found = {event["pid"] for event in read_events(path) if _is_of_process(event)}
-        processes.append({pid: first + i for i, pid in enumerate(sorted(found))})
-        first += len(found)
-    return processes
 
 
 def _is_of_process(event: Event) -> bool:
@@ -68,7 +64,7 @@ def _events(
 ) -> Iterator[Event]:
     for rank, (path, base, pids) in enumerate(zip(paths, bases, processes, strict=True)):
         later = (base - min(bases)) / 1000
-        for event in read_events(path):
+        for event in load_trace(path).events:
             if event.get("pid") in pids:
                 yield _moved(event, rank, len(paths), pids, later)
 

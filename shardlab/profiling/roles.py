@@ -124,13 +124,13 @@ def units_of_calls(labels: Labels, calls: Sequence[tuple[float, int]]) -> list[s
     """
     units = [""] * len(calls)
     by_thread: dict[int, list[tuple[float, int]]] = defaultdict(list)
-    for place, (time, thread) in enumerate(calls):
-        by_thread[thread].append((time, place))
+    for index, (time, thread) in enumerate(calls):
+        by_thread[thread].append((time, index))
     for thread, wanted in by_thread.items():
         wanted.sort()
-        found = _innermost(sorted(labels.get(thread, ())), [time for time, _ in wanted])
-        for (_, place), unit in zip(wanted, found, strict=True):
-            units[place] = unit
+        innermost = _innermost(sorted(labels.get(thread, ())), [time for time, _ in wanted])
+        for (_, index), unit in zip(wanted, innermost, strict=True):
+            units[index] = unit
     return units
 
 
@@ -140,14 +140,14 @@ def calls_of_worker(calls: Sequence[Call], operations: Sequence[str]) -> list[Ca
     Returns:
         None where the calls are not as many, so that they cannot be matched.
     """
-    found: list[Call | None] = [None] * len(operations)
+    matched: list[Call | None] = [None] * len(operations)
     for operation in set(operations):
         of_this = sorted(c for c in calls if GLOO_OPERATIONS.get(c.name) == operation)
-        places = [i for i, name in enumerate(operations) if name == operation]
-        if len(of_this) == len(places):
-            for place, call in zip(places, of_this, strict=True):
-                found[place] = call
-    return found
+        indices = [i for i, name in enumerate(operations) if name == operation]
+        if len(of_this) == len(indices):
+            for index, call in zip(indices, of_this, strict=True):
+                matched[index] = call
+    return matched
 
 
 def _innermost(labels: Sequence[Label], times: Sequence[float]) -> Iterator[str]:

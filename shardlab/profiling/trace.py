@@ -2,7 +2,7 @@
 
 from array import array
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import NamedTuple
@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardlab.profiling.intervals import EMPTY, Intervals, covers, intersection, merge
-from shardlab.profiling.operators import Operators
 from shardlab.profiling.trace_file import Event
 
 ENGINE, OPTIMIZER, ASIDE = "engine", "optimizer", "aside"
@@ -49,8 +48,8 @@ class Clues:
     """calls of `Optimizer.step`, by annotation"""
     aside: Intervals = field(default_factory=lambda: EMPTY)
     """neither pass: `zero_grad`, loading of batches"""
-    host: Operators | None = None
-    """of the thread that runs the steps; None if no thread ran operators"""
+    host: Intervals = field(default_factory=lambda: EMPTY)
+    """when operators of the thread that runs the steps computed"""
     calls: int = 0
     """of collectives, by c10d's operators"""
     launches: int = 0
@@ -117,7 +116,8 @@ class Trace:
     copies: Launched
     """copies to, from and on devices, fills included"""
     collectives: Collectives
-    operators: Sequence[Operators]
+    on_cpu: Intervals
+    """when operators on the CPU computed, outside of gloo's threads"""
     on_device: bool
     """whether kernels compute; CPU operators then only launch them"""
     clues: Clues = field(default_factory=Clues)
@@ -125,7 +125,7 @@ class Trace:
     """the steps on the CPU, if a device runs them later"""
 
     def near(self, window: Intervals) -> "Trace":
-        """Return the trace with only the kernels, copies and collectives that overlap `window`."""
+        """Return the trace with only the work that overlaps `window`."""
         first, last = window[0, 0], window[-1, 1]
 
         def reach(times: Intervals) -> NDArray[np.bool_]:
@@ -134,6 +134,7 @@ class Trace:
 
         return replace(
             self,
+            on_cpu=self.on_cpu[reach(self.on_cpu)],
             kernels=self.kernels.only(reach(self.kernels.times)),
             copies=self.copies.only(reach(self.copies.times)),
             collectives=self.collectives.only(reach(self.collectives.times)),
@@ -146,9 +147,8 @@ class Trace:
 
     def compute(self, window: Intervals) -> Intervals:
         """Return the time within `window` in which anything computed."""
-        if self.on_device:
-            return intersection(merge(self.kernels.times), window)
-        return merge(np.concatenate([EMPTY, *(each.compute(window) for each in self.operators)]))
+        times = merge(self.kernels.times) if self.on_device else self.on_cpu
+        return intersection(times, window)
 
     def communication(self, window: Intervals) -> Intervals:
         """Return the time within `window` in which a collective ran."""
@@ -201,7 +201,7 @@ class Launches:
     def __len__(self) -> int:
         return len(self._start)
 
-    def of(self, found: Device) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    def of(self, events: Device) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Return time and thread of the launch of each event; -1 where the thread is unknown.
 
         A stream runs in the order of launches. So what ran on it without a known launch, before
@@ -209,19 +209,19 @@ class Launches:
         """
         known = np.array(self._correlation)
         order = np.argsort(known)
-        wanted, start = np.array(found.correlation), np.array(found.start)
+        wanted, start = np.array(events.correlation), np.array(events.start)
         if len(known) == 0 or len(wanted) == 0:
             return start, np.full(len(wanted), -1)
-        place = np.searchsorted(known[order], wanted).clip(max=len(known) - 1)
-        launch = order[place]
-        there = known[launch] == wanted
-        stream = np.array(found.stream)
+        index = np.searchsorted(known[order], wanted).clip(max=len(known) - 1)
+        launch = order[index]
+        is_known = known[launch] == wanted
+        stream = np.array(events.stream)
         first = np.full(stream.max() + 1, np.inf)
-        np.minimum.at(first, stream[there], start[there])
+        np.minimum.at(first, stream[is_known], start[is_known])
         before = np.isfinite(first[stream]) & (start < first[stream])
         return (
-            np.where(there, np.array(self._start)[launch], np.where(before, -np.inf, start)),
-            np.where(there, np.array(self._thread)[launch], -1),
+            np.where(is_known, np.array(self._start)[launch], np.where(before, -np.inf, start)),
+            np.where(is_known, np.array(self._thread)[launch], -1),
         )
 
 
@@ -243,32 +243,23 @@ class ClueReader:
         if self._host is None:
             self._host = thread
 
-    def finish(self, threads: Mapping[int, Operators], workers: set[int], counted: Clues) -> Clues:
+    def finish(self, compute: Mapping[int, Intervals], workers: set[int], counted: Clues) -> Clues:
         """Return the clues.
 
         Args:
-            threads: finished operators by thread.
+            compute: when operators computed, by thread.
             workers: threads that run collectives.
-            counted: what the reader of the trace has found.
+            counted: clues with the numbers of events.
         """
-        times = {key: merge(np.array(found).reshape(-1, 2)) for key, found in self._times.items()}
-        own = self.engine_threads & threads.keys()
-        others = [tid for tid in threads if tid not in workers | own]
+        times = {key: merge(np.array(pairs).reshape(-1, 2)) for key, pairs in self._times.items()}
+        engine = [compute[tid] for tid in sorted(self.engine_threads & compute.keys())]
+        aside = workers | self.engine_threads
+        others = [intervals for tid, intervals in compute.items() if tid not in aside]
+        busiest = max(others, key=len, default=EMPTY)
         return replace(
             counted,
-            engine=times.pop(ENGINE, EMPTY) if ENGINE in times else _busy(threads, sorted(own)),
+            engine=times.pop(ENGINE, merge(np.concatenate([EMPTY, *engine]))),
             aside=times.pop(ASIDE, EMPTY),
             optimizer=times,
-            host=threads[self._host] if self._host is not None else _busiest(threads, others),
+            host=busiest if self._host is None else compute[self._host],
         )
-
-
-def _busy(threads: Mapping[int, Operators], of: Sequence[int]) -> Intervals:
-    return merge(np.concatenate([EMPTY, *(threads[tid].compute(EVER) for tid in of)]))
-
-
-def _busiest(threads: Mapping[int, Operators], among: Sequence[int]) -> Operators | None:
-    """Return the operators of the thread that ran the most of them."""
-    if not among:
-        return None
-    return threads[max(among, key=lambda tid: len(threads[tid].compute(EVER)))]

@@ -1,8 +1,4 @@
-"""Reader of traces of any size, as a stream.
-
-Of operators on the CPU only the time is kept in which they compute; collectives, labels and what
-devices did are kept one by one.
-"""
+"""Reader of traces: events to one `Trace` per rank."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -11,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from shardlab.core.errors import UserError
-from shardlab.profiling.intervals import Intervals, merge
+from shardlab.profiling.intervals import EMPTY, Intervals, merge
 from shardlab.profiling.labels import BACKWARD, FORWARD, unit_of
-from shardlab.profiling.operators import Operators, OutOfOrder
+from shardlab.profiling.operators import Operators
 from shardlab.profiling.roles import (
     CALL,
     CLUE,
@@ -46,7 +42,7 @@ from shardlab.profiling.trace import (
     Trace,
     clue_of,
 )
-from shardlab.profiling.trace_file import Event, read_events, read_header, refusing
+from shardlab.profiling.trace_file import Event, load_trace, refusing
 
 _LONGEST_US = 1e12
 """between two events of a trace: eleven days"""
@@ -64,38 +60,34 @@ def read_trace(path: str | Path, origin: float | None = None) -> dict[int, Trace
         UserError: an incomplete trace, or one without events.
     """
     with refusing(path):
-        try:
-            return _read(path, origin, patient=False)
-        except OutOfOrder:
-            # only Kineto and `write_trace` guarantee the order
-            return _read(path, origin, patient=True)
+        return _read(path, origin)
 
 
-def _read(path: str | Path, origin: float | None, patient: bool) -> dict[int, Trace]:
-    header = read_header(path)
+def _read(path: str | Path, origin: float | None) -> dict[int, Trace]:
+    header, events = load_trace(path)
     of_process = {int(pid): rank for pid, rank in (header.get("ranks") or {}).items()}
     alone = int(header.get("distributedInfo", {}).get("rank", 0))
-    ranks = {rank: _Rank(patient) for rank in sorted(set(of_process.values()) or {alone})}
+    ranks = {rank: _Rank() for rank in sorted(set(of_process.values()) or {alone})}
     readers = {pid: ranks[rank].add for pid, rank in of_process.items()}
-    for event in read_events(path):
+    for event in events:
         if origin is None and event["ph"] == "X":
             # large floating-point numbers have no digits left for nanoseconds
             origin = event["ts"]
         add = readers.get(event.get("pid", -1)) if of_process else ranks[alone].add
         if add is not None:
             add(event, origin or 0.0)
-    for rank, found in ranks.items():
-        if found.empty:
+    for rank, reader in ranks.items():
+        if reader.empty:
             raise UserError(f"{path}: no timed events of rank {rank}: trace the run again")
-    return {rank: found.finish() for rank, found in ranks.items()}
+    return {rank: reader.finish() for rank, reader in ranks.items()}
 
 
 class _Rank:
     """One rank while its events are read."""
 
-    def __init__(self, patient: bool) -> None:
+    def __init__(self) -> None:
         self._first, self._last = float("inf"), -float("inf")
-        self._threads: dict[int, Operators] = defaultdict(lambda: Operators(patient))
+        self._threads: dict[int, Operators] = defaultdict(Operators)
         self._workers: set[int] = set()
         self._steps: dict[int, list[tuple[float, float]]] = defaultdict(list)
         self._passes: dict[str, list[tuple[float, float]]] = {FORWARD: [], BACKWARD: []}
@@ -127,8 +119,10 @@ class _Rank:
         end = start + event["dur"]
         if not -_LONGEST_US < start <= end < _LONGEST_US:
             raise ValueError(f"an event at {event['ts']} that lasts {event['dur']} us")
-        self._first = min(self._first, start)
-        self._last = max(self._last, end)
+        if start < self._first:
+            self._first = start
+        if end > self._last:
+            self._last = end
         if kind > RANGE:
             self._add_device(kind, event, start, end)
             return
@@ -177,8 +171,8 @@ class _Rank:
 
     def finish(self) -> Trace:
         """Return the complete trace."""
-        for operators in self._threads.values():
-            operators.finish()
+        compute = {tid: operators.compute() for tid, operators in self._threads.items()}
+        on_cpu = [times for tid, times in compute.items() if tid not in self._workers]
         return Trace(
             steps={number: merge(_intervals(t)) for number, t in sorted(self._steps.items())},
             forward=merge(_intervals(self._passes[FORWARD])),
@@ -189,12 +183,12 @@ class _Rank:
             ),
             collectives=self._all_collectives(),
             on_device=len(self._kernels.start) > 0,
-            operators=[t for tid, t in self._threads.items() if tid not in self._workers],
-            clues=self._clues.finish(self._threads, self._workers, self._counted()),
+            on_cpu=merge(np.concatenate([EMPTY, *on_cpu])),
+            clues=self._clues.finish(compute, self._workers, self._counted()),
         )
 
     def _counted(self) -> Clues:
-        work = [self._launches.of(each) for each in (self._kernels, self._copies, self._nccl)]
+        work = [self._launches.of(events) for events in (self._kernels, self._copies, self._nccl)]
         return Clues(
             whole=np.array([[self._first, self._last]]),
             calls=len(self._calls),
@@ -203,13 +197,13 @@ class _Rank:
             earlier=sum(int(np.isneginf(times).sum()) for times, _ in work),
         )
 
-    def _launched(self, found: Device) -> Launched:
-        launched, _ = self._launches.of(found)
-        return Launched(found.times, launched)
+    def _launched(self, events: Device) -> Launched:
+        launched, _ = self._launches.of(events)
+        return Launched(events.times, launched)
 
     def _all_collectives(self) -> Collectives:
-        mine = [each for each in self._collectives if each[2] not in self._workers]
-        workers = sorted(each for each in self._collectives if each[2] in self._workers)
+        mine = [c for c in self._collectives if c[2] not in self._workers]
+        workers = sorted(c for c in self._collectives if c[2] in self._workers)
         called = calls_of_worker(self._calls, [name for *_, name in workers])
         on_cpu_called = [
             *((start, tid) for start, _, tid, _ in mine),

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from shardlab.profiling.intervals import EMPTY, Intervals, difference, merge
 from shardlab.profiling.operators import RESOLUTION_US
-from shardlab.profiling.trace import EVER, Clues, Trace
+from shardlab.profiling.trace import Clues, Trace
 
 Steps = dict[int, Intervals]
 
@@ -36,7 +36,7 @@ def infer(trace: Trace) -> tuple[Trace, list[str]]:
         backward = _with_waits(trace, outside, steps, backward)
         forward = _forward(trace.clues, outside, steps, backward)
         trace = replace(trace, forward=forward, backward=backward)
-    notes += _said_of_passes(trace, labelled)
+    notes += _notes_on_passes(trace, labelled)
     if trace.on_device:
         trace, steps = replace(trace, host_steps=steps), _on_device(trace, steps)
     return replace(trace, steps=steps), [*notes, *_missing(trace)]
@@ -44,11 +44,9 @@ def infer(trace: Trace) -> tuple[Trace, list[str]]:
 
 def _outside(clues: Clues) -> Intervals:
     """Return when the thread that runs the steps computes outside of the autograd engine."""
-    if clues.host is None:
-        return EMPTY
-    found = difference(clues.host.compute(EVER), clues.engine)
+    outside = difference(clues.host, clues.engine)
     # what rounding leaves of an operator of the engine
-    return found[found[:, 1] - found[:, 0] > RESOLUTION_US]
+    return outside[outside[:, 1] - outside[:, 0] > RESOLUTION_US]
 
 
 def _backward(clues: Clues, outside: Intervals) -> Intervals:
@@ -68,7 +66,7 @@ def _steps(trace: Trace, backward: Intervals) -> tuple[Steps, list[str]]:
         return {n: np.array([[s[0, 0], s[-1, 1]]]) for n, s in trace.steps.items()}, []
     optimizer = trace.clues.optimizer
     if optimizer:
-        name = max(optimizer, key=lambda each: optimizer[each][-1, 1])
+        name = max(optimizer, key=lambda call: optimizer[call][-1, 1])
         ends, how = optimizer[name][:, 1], f"each ends with {name}"
     elif len(backward) > 1:
         ends = backward[:, 1]
@@ -92,7 +90,7 @@ def _with_waits(trace: Trace, outside: Intervals, steps: Steps, backward: Interv
     np.maximum.at(ends, of_pass[inside], trace.collectives.times[inside, 1])
     waits = np.bincount(of_pass[inside], minlength=len(ends)) > 0
     beyond = [backward[:, 0], trace.clues.aside[:, 0], *(step[:, 1] for step in steps.values())]
-    beyond += [each[:, 0] for each in trace.clues.optimizer.values()]
+    beyond += [calls[:, 0] for calls in trace.clues.optimizer.values()]
     limit = _next(np.concatenate(beyond), backward[:, 1])
     ends = np.minimum(np.where(waits, _next(outside[:, 0], ends), ends), limit)
     return np.column_stack([backward[:, 0], ends])
@@ -110,7 +108,7 @@ def _forward(clues: Clues, outside: Intervals, steps: Steps, backward: Intervals
             [
                 clues.whole[:, 0],
                 backward[:, 1],
-                *(each[:, 1] for each in clues.optimizer.values()),
+                *(calls[:, 1] for calls in clues.optimizer.values()),
                 *(step[:, 0] for step in steps.values()),
             ]
         )
@@ -134,10 +132,10 @@ def _on_device(trace: Trace, steps: Steps) -> Steps:
         number: np.maximum(step, done[np.searchsorted(launched[order], step)])
         for number, step in steps.items()
     }
-    return {number: each for number, each in bounds.items() if each[0, 0] < each[0, 1]}
+    return {number: b for number, b in bounds.items() if b[0, 0] < b[0, 1]}
 
 
-def _said_of_passes(trace: Trace, labelled: bool) -> Iterator[str]:
+def _notes_on_passes(trace: Trace, labelled: bool) -> Iterator[str]:
     if len(trace.backward) == 0:
         yield (
             "forward, backward, update: unknown: no operator of the autograd engine in the trace, "

@@ -1,62 +1,83 @@
 """Records to one row per run: mean and deviation over seeds, paired comparison of quality by seed.
 
 Two runs with the same seed start from the same weights and see the same data, so a difference is
-taken seed by seed.
+taken seed by seed. Its uncertainty is that of the differences: Student's t with n - 1 degrees of
+freedom. Perplexities and times are compared as ratios, through their logarithms.
 
 Step times are compared by a timing: training runs are minutes apart, in which a machine drifts by
 more than strategies differ.
 
 Every numeric field of a record is a measure. One that is computed from several fields is added to
 `derived`.
-
-The uncertainty of a paired comparison is that of the differences: Student's t with n - 1 degrees of
-freedom. Times and perplexities are compared as ratios, through their logarithms.
 """
 
 import json
 import math
-import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from shardlab.config.codec_table import codec_text
-from shardlab.config.contention import disturbed
 from shardlab.config.run_record import Breakdown, Joined, Record, Training, Validation
 from shardlab.config.strategy import Strategy, parse_strategy
 from shardlab.core.errors import UserError
 from shardlab.core.interval import interval_factor
 
+ENOUGH_SEEDS = 3
+"""fewer seeds cause a warning with every table"""
+KINDS = ("gradients", "weights")
+"""of messages"""
+TIMED = [
+    "repetitions",
+    "step_ms",
+    "step_ms_sd",
+    "step_ratio",
+    "step_ratio_low",
+    "step_ratio_high",
+    "tokens_per_s",
+    "disturbed",
+]
+"""columns of `timings.timing_table` that stand for the times of the training runs"""
+_NUMBERS = (int, float, int | None, float | None)
+_RECORDED = [
+    name
+    for part in (Training, Breakdown, Validation, Joined)
+    for name, field in part.model_fields.items()
+    if field.annotation in _NUMBERS
+]
 
-def paired_difference(values: pd.DataFrame, baseline: str) -> pd.DataFrame:
-    """Return the difference of every run to the baseline, row by row.
+
+def paired_difference(values: pd.DataFrame, reference: str | Mapping[str, str]) -> pd.DataFrame:
+    """Return the difference of every run to its reference, row by row.
 
     Args:
         values: one row per seed or repetition, one column per run.
+        reference: a run for all, or by run; one that is no column gives NaN.
 
     Returns:
         Indexed by run: `mean`, and `low` and `high` of its 95 % interval (NaN for a single row).
     """
+    if isinstance(reference, str):
+        reference = dict.fromkeys(values, reference)
+    others = values.reindex(columns=[reference.get(run, "") for run in values])
     # skip nothing: a value that is not finite must show in the result; inf - inf is then expected
     with np.errstate(invalid="ignore"):
-        differences = values.sub(values[baseline], axis=0)
-        n = len(differences)
+        differences = values - others.to_numpy()
         mean = differences.mean(skipna=False)
-        deviation = differences.std(ddof=1, skipna=False)
-        half = interval_factor(n) * deviation
+        half = interval_factor(len(values)) * differences.std(ddof=1, skipna=False)
     return pd.DataFrame({"mean": mean, "low": mean - half, "high": mean + half})
 
 
-def paired_ratio(values: pd.DataFrame, baseline: str) -> pd.DataFrame:
-    """Return what `paired_difference` does, for the geometric mean of ratios to the baseline.
+def paired_ratio(values: pd.DataFrame, reference: str | Mapping[str, str]) -> pd.DataFrame:
+    """Return what `paired_difference` does, for the geometric mean of ratios to the reference.
 
     Args:
         values: positive numbers.
     """
     with np.errstate(over="ignore"):
-        return np.exp(paired_difference(np.log(values), baseline))
+        return np.exp(paired_difference(np.log(values), reference))
 
 
 def verdict(low: float, high: float, none: float) -> str:
@@ -72,70 +93,31 @@ def verdict(low: float, high: float, none: float) -> str:
     return "lower" if high < none else "same"
 
 
-ENOUGH_SEEDS = 3
-"""fewer seeds cause a warning with every table"""
-
-_PARTS = (Training, Breakdown, Validation, Joined)
-_NUMBERS = (int, float, int | None, float | None)
-RECORDED = [
-    name
-    for part in _PARTS
-    for name, field in part.model_fields.items()
-    if field.annotation in _NUMBERS
-]
-"""numeric fields of a record: a new field becomes a measure of `comparison`"""
-KINDS = ("gradients", "weights")
-"""of messages"""
-TIMED = [
-    "repetitions",
-    "step_ms",
-    "step_ms_sd",
-    "step_ratio",
-    "step_ratio_low",
-    "step_ratio_high",
-    "tokens_per_s",
-    "disturbed",
-]
-"""columns of `timings.timing_table` that stand for the times of the training runs"""
-
-
-def select(records: list[Record], runs: list[str], seeds: list[int]) -> list[Record]:
+def select(records: Sequence[Record], runs: Sequence[str], seeds: Sequence[int]) -> list[Record]:
     """Return the records of runs x seeds, in this order.
 
     Raises:
-        UserError: a record of the matrix is missing or there twice.
+        UserError: a record of the matrix is missing.
     """
-    found: dict[tuple[str, int], Record] = {}
-    for record in records:
-        key = (record.run, record.seed)
-        if key in found:
-            raise UserError(
-                f"results: run {record.run!r} seed {record.seed} is there twice: "
-                "collect the results again"
-            )
-        found[key] = record
+    by_key = {(record.run, record.seed): record for record in records}
     wanted = [(run, seed) for run in runs for seed in seeds]
     for run, seed in wanted:
-        if (run, seed) not in found:
+        if (run, seed) not in by_key:
             raise UserError(
-                f"results: run {run!r} seed {seed} is missing: collect the results again"
+                f"results: run {run!r} seed {seed} is missing: run python -m stages.collect"
             )
-    return [found[key] for key in wanted]
+    return [by_key[key] for key in wanted]
 
 
 def measurements(records: Sequence[Record]) -> pd.DataFrame:
-    """Return one row per record: run, seed, `RECORDED` and `derived`, absent ones as NaN."""
-    table = pd.DataFrame(
-        {
-            "run": record.run,
-            "seed": record.seed,
-            **record.model_dump(include={*RECORDED}),
-            "val_ppl": _perplexity(record),
-            **derived(record),
-        }
+    """Return one row per record, by run and seed: all measures, absent ones as NaN."""
+    rows = [
+        {**record.model_dump(include={*_RECORDED}), "val_ppl": _perplexity(record)}
+        | derived(record)
         for record in records
-    )
-    return table.astype({name: float for name in table.columns if name not in ("run", "seed")})
+    ]
+    keys = [(record.run, record.seed) for record in records]
+    return pd.DataFrame(rows, pd.MultiIndex.from_tuples(keys, names=["run", "seed"]), dtype=float)
 
 
 def _perplexity(record: Record) -> float | None:
@@ -146,45 +128,38 @@ def _perplexity(record: Record) -> float | None:
     return math.inf if infinite else record.val_ppl
 
 
-def divergence(records: Sequence[Record]) -> str:
-    """Return at which step seeds of a run diverged; empty if none did."""
-    found = {record.seed: record.diverged_at for record in records}
-    steps = [step for step in found.values() if step is not None]
-    if not steps:
-        return ""
-    if len(found) == 1 or (len(steps) == len(found) and len(set(steps)) == 1):
-        return f"diverged at step {steps[0]}"
-    each = (f"{step} (seed {seed})" for seed, step in found.items() if step is not None)
-    return f"diverged at step {', '.join(each)}"
-
-
 def derived(record: Record) -> dict[str, float | None]:
-    """Return the measures that are computed from several fields; None where one is absent."""
-    estimate = record.memory_estimate_bytes
-    return {
-        **traffic(record),
+    """Return the measures that are computed from several fields; None where one is absent.
+
+    Bytes are per rank and step, by kind of message, from the ledger.
+    """
+    accounts = [record.ledger[kind] for kind in KINDS]
+    measures: dict[str, float | None] = {
+        "collectives": sum(account["collectives"] for account in accounts),
+        "bytes_between_nodes": sum(account["bytes_between_nodes"] for account in accounts) or None,
         "untrained_factor": _ratio(record.untrained_ppl, _perplexity(record)),
-        "memory_ratio": record.memory_growth_bytes / estimate if estimate else None,
+        "memory_ratio": _ratio(record.memory_growth_bytes, record.memory_estimate_bytes),
     }
+    for kind, account in zip(KINDS, accounts, strict=True):
+        raw, wire = account["bytes_raw"], account["bytes_wire"]
+        measures[f"{kind}_bytes_raw"], measures[f"{kind}_bytes_wire"] = raw, wire
+        measures[f"{kind}_ratio"] = _ratio(raw, wire)
+    return measures
 
 
 def _ratio(over: float | None, under: float | None) -> float | None:
-    return over / under if over is not None and under is not None else None
+    return over / under if over is not None and under else None
 
 
-def traffic(record: Record) -> dict[str, float | None]:
-    """Return bytes per rank and step and their ratio, by kind of message, from the ledger."""
-    measures: dict[str, float | None] = {}
-    accounts = [record.ledger[kind] for kind in KINDS]
-    for kind, account in zip(KINDS, accounts, strict=True):
-        raw, wire = account["bytes_raw"], account["bytes_wire"]
-        measures[f"{kind}_bytes_raw"] = raw
-        measures[f"{kind}_bytes_wire"] = wire
-        measures[f"{kind}_ratio"] = raw / wire if wire else None
-    between = sum(account["bytes_between_nodes"] for account in accounts)
-    measures["bytes_between_nodes"] = between or None
-    measures["collectives"] = sum(account["collectives"] for account in accounts)
-    return measures
+def divergence(records: Sequence[Record]) -> str:
+    """Return at which step seeds of a run diverged; empty if none did."""
+    steps = {r.seed: r.diverged_at for r in records if r.diverged_at is not None}
+    if not steps:
+        return ""
+    if len(steps) == len(records) and len(set(steps.values())) == 1:
+        return f"diverged at step {steps.popitem()[1]}"
+    by_seed = ", ".join(f"{step} (seed {seed})" for seed, step in steps.items())
+    return f"diverged at step {by_seed}"
 
 
 def codec_texts(strategy: Strategy) -> dict[str, str]:
@@ -201,9 +176,17 @@ def codec_texts(strategy: Strategy) -> dict[str, str]:
     }
 
 
-def uncompressed(records: Sequence[Record]) -> str:
-    """Return the mean number of messages per step sent uncompressed, by reason, as JSON."""
-    counts = [
+def means_by_name(mappings: Sequence[Mapping[str, float]]) -> str:
+    """Return the mean of the values of each name as JSON; a missing name counts as 0."""
+    means = pd.DataFrame(mappings).fillna(0.0).mean()
+    values = {str(name): float(f"{value:.4g}") for name, value in means.items()}
+    return json.dumps(values, sort_keys=True)
+
+
+def _description(records: Sequence[Record]) -> dict[str, Any]:
+    """Return the columns on one run that are no measures."""
+    strategy = parse_strategy(records[0].strategy)
+    uncompressed = [
         {
             f"{kind}, {reason}": count
             for kind in KINDS
@@ -211,20 +194,56 @@ def uncompressed(records: Sequence[Record]) -> str:
         }
         for record in records
     ]
-    return means_by_name(counts)
+    return {
+        "strategy": strategy.label(),
+        "engine": strategy.engine,
+        **codec_texts(strategy),
+        "seeds": len(records),
+        "divergence": divergence(records),
+        "comm_ms_by_op": means_by_name([record.comm_ms_by_op for record in records]),
+        "uncompressed": means_by_name(uncompressed),
+    }
 
 
-def means_by_name(mappings: Sequence[dict[str, float]]) -> str:
-    """Return the mean of the values of each name as JSON; a missing name counts as 0."""
-    means = pd.DataFrame(mappings).fillna(0.0).mean()
-    values = {str(name): float(f"{value:.4g}") for name, value in means.items()}
-    return json.dumps(values, sort_keys=True)
+def comparison(records: Sequence[Record], timed: pd.DataFrame, baseline: str) -> pd.DataFrame:
+    """Return one row per run, in their order, indexed by run.
+
+    Columns: strategy (its label), engine, gradients_codec, weights_codec, error_feedback, seeds,
+    divergence (words, or empty), comm_ms_by_op and uncompressed (JSON texts); `TIMED` and the
+    `flops_share` of the timed steps; for each other measure of the records its mean under its own
+    name and its standard deviation as `NAME_sd`; `ppl_ratio` to the baseline, with `_low` and
+    `_high`.
+
+    Args:
+        timed: rows of `timings.timing_table` of one timing of all runs.
+    """
+    by_run: dict[str, list[Record]] = {}
+    for record in records:
+        by_run.setdefault(record.run, []).append(record)
+    index = pd.Index(by_run, name="run")
+    steps = timed.set_index("run").loc[index]
+    table = measurements(records)
+    by_seed = table.drop(columns=["flops_share", *TIMED], errors="ignore").groupby(level="run")
+    mean, deviation = by_seed.mean(skipna=False), by_seed.std(ddof=1, skipna=False)
+    # model FLOPs per second of the timed steps over those of matrix products on all ranks
+    available = steps["world_size"] * mean["product_flops_per_s"]
+    flops_share = mean["flops_per_token"] * steps["tokens_per_s"] / available
+    perplexity = paired_ratio(table["val_ppl"].unstack("run"), baseline)
+    parts = [
+        pd.DataFrame([_description(runs) for runs in by_run.values()], index=index),
+        steps[TIMED],
+        flops_share.to_frame("flops_share"),
+        mean,
+        deviation.add_suffix("_sd"),
+        with_ends(perplexity, "ppl_ratio"),
+    ]
+    # without a copy pandas warns of a table of many blocks
+    return pd.concat([part.reindex(index) for part in parts], axis=1).copy()
 
 
-def mean_over_seeds(values: Sequence[float | None]) -> float:
-    """Return the mean; NaN if a seed has no value."""
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if len(known) == len(values) else math.nan
+def with_ends(ratios: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Rename `mean`, `low` and `high` to NAME, NAME_low and NAME_high."""
+    return ratios.set_axis([name, f"{name}_low", f"{name}_high"], axis=1)
 
 
 def seed_warning(records: Sequence[Record]) -> str | None:
@@ -239,88 +258,17 @@ def seed_warning(records: Sequence[Record]) -> str | None:
     )
 
 
-def comparison(
-    records: list[Record], timed: pd.DataFrame, runs: list[str], baseline: str
-) -> pd.DataFrame:
-    """Return one row per run, in the order of `runs`, indexed by run.
-
-    Columns: strategy (its label), engine, codec, gradients_codec, weights_codec, error_feedback,
-    seeds, divergence (words, or empty), training_disturbed (whether others used CPUs of any seed),
-    comm_ms_by_op, comm_ms_by_unit and uncompressed (JSON texts); `TIMED` and the `flops_share` of
-    the timed steps; for each other measure of the records its mean under its own name and its
-    standard deviation as `NAME_sd`; `ppl_ratio` and `bits_per_byte_difference` to the baseline,
-    each with `_low` and `_high`.
-
-    Args:
-        timed: rows of `timings.timing_table` of one timing of all runs.
-    """
-    table = measurements(records)
-    replaced = {"run", "seed", "flops_share", *TIMED}
-    measures = [name for name in table.columns if name not in replaced]
-    grouped = table.groupby("run")[measures]
-    by_run = {run: [record for record in records if record.run == run] for run in runs}
-    index = pd.Index(runs, name="run")
-    steps, mean = timed.set_index("run").loc[runs], grouped.mean(skipna=False)
-    parts = [
-        pd.DataFrame([_description(found) for found in by_run.values()], index=index),
-        steps[TIMED],
-        _flops_share(steps, mean).to_frame("flops_share"),
-    ]
-    deviation = grouped.std(ddof=1, skipna=False)
-    for name in measures:
-        parts.append(pd.DataFrame({name: mean[name], f"{name}_sd": deviation[name]}))
-    for name, compare, measure in (
-        ("ppl_ratio", paired_ratio, "val_ppl"),
-        ("bits_per_byte_difference", paired_difference, "val_bits_per_byte"),
-    ):
-        paired = compare(table.pivot(index="seed", columns="run", values=measure), baseline)
-        ends = {"mean": name, "low": f"{name}_low", "high": f"{name}_high"}
-        parts.append(paired.rename(columns=ends))
-    return pd.concat([part.reindex(runs) for part in parts], axis=1)
-
-
-def _flops_share(steps: pd.DataFrame, mean: pd.DataFrame) -> pd.Series:
-    """Return model FLOPs per second of the timed steps over those of matrix products."""
-    available = steps["world_size"] * mean["product_flops_per_s"]
-    return mean["flops_per_token"] * steps["tokens_per_s"] / available
-
-
-def _description(records: Sequence[Record]) -> dict[str, Any]:
-    """Return the columns on one run that are no measures."""
-    strategy = parse_strategy(records[0].strategy)
-    return {
-        "strategy": strategy.label(),
-        "engine": strategy.engine,
-        "codec": strategy.gradients.codec.name,
-        **codec_texts(strategy),
-        "seeds": len(records),
-        "divergence": divergence(records),
-        "training_disturbed": any(disturbed(record.contention) for record in records),
-        "comm_ms_by_op": means_by_name([record.comm_ms_by_op for record in records]),
-        "comm_ms_by_unit": means_by_name([record.comm_ms_by_unit for record in records]),
-        "uncompressed": uncompressed(records),
-    }
-
-
-def loss_curves(
-    losses: dict[str, dict[int, dict[int, float]]], diverged: set[tuple[str, int]]
-) -> pd.DataFrame:
+def loss_curves(losses: Mapping[str, Mapping[int, Mapping[int, float]]]) -> pd.DataFrame:
     """Return the training loss in long form: run, step, mean and standard deviation over seeds.
+
+    From the step on at which a seed has stopped, they are NaN.
 
     Args:
         losses: run -> seed -> step -> nats per token.
-        diverged: runs and seeds that stopped early; the mean of their run is NaN from there on.
-
-    Raises:
-        UserError: other seeds of one run with different steps.
     """
     parts = []
     for run, seeds in losses.items():
         table = pd.DataFrame(seeds).sort_index()
-        whole = [steps for seed, steps in seeds.items() if (run, seed) not in diverged]
-        if any(set(steps) != set(table.index) for steps in whole):
-            raise UserError(f"events of run {run!r}: the seeds have different steps: train again")
-        means, deviations = table.mean(axis=1, skipna=False), table.std(axis=1, skipna=False)
-        curve = {"run": run, "step": table.index, "loss": means, "sd": deviations}
-        parts.append(pd.DataFrame(curve))
+        curve = {"loss": table.mean(axis=1, skipna=False), "sd": table.std(axis=1, skipna=False)}
+        parts.append(pd.DataFrame({"run": run, "step": table.index, **curve}))
     return pd.concat(parts, ignore_index=True)

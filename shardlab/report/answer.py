@@ -7,13 +7,14 @@ import pandas as pd
 
 from shardlab.report.aggregate import verdict
 from shardlab.report.evidence import Evidence
+from shardlab.report.sections.links import fastest
 from shardlab.report.sections.scaling import bottleneck_of
 from shardlab.report.sections.search import outcome
 from shardlab.report.tables import figure, fixed, plus_minus, within
 
 
 def answer(evidence: Evidence) -> list[str]:
-    """Return sentences on speed, bytes, quality, the search, and the bottleneck."""
+    """Return sentences on speed, links, bytes, quality, the search, and the bottleneck."""
     compared, baseline = evidence.compared, evidence.baseline
     trained = compared[compared["divergence"] == ""]
     if baseline not in trained.index:
@@ -21,7 +22,7 @@ def answer(evidence: Evidence) -> list[str]:
     setting = next(record for record in evidence.records if record.run == baseline)
     return [
         _speed(trained, baseline),
-        _codecs(trained, baseline),
+        *(fastest(group, baseline) for group in evidence.crossovers),
         _bytes(trained, baseline),
         _training(compared),
         outcome(evidence.history),
@@ -37,34 +38,13 @@ def _speed(compared: pd.DataFrame, baseline: str) -> str:
     if name == baseline:
         return f"No run has a shorter step than the baseline {baseline} ({time})."
     times = within(run["step_ratio"], run["step_ratio_low"], run["step_ratio_high"], 2)
-    text = f"{name} has the shortest step: {time}, {times} times that of the baseline {baseline}"
-    judged = verdict(run["step_ratio_low"], run["step_ratio_high"], 1)
-    if judged == "same":
-        return f"{text}; the interval contains 1, so it is not shown to be faster."
-    return f"{text}." if judged == "lower" else f"{text}, in the only repetition."
-
-
-def _codecs(compared: pd.DataFrame, baseline: str) -> str:
-    """State whether codecs shortened the step, by runs of the engine of the baseline alone."""
-    engine = compared.loc[baseline, "engine"]
-    coded = compared[
-        (compared["engine"] == engine)
-        & ((compared["gradients_codec"] != "none") | (compared["weights_codec"] != "none"))
-        & (compared.index != baseline)
-    ]
-    if coded.empty:
-        return f"No {engine} run other than the baseline compresses what it sends."
-    verdicts = [
-        verdict(low, high, 1)
-        for low, high in zip(coded["step_ratio_low"], coded["step_ratio_high"], strict=True)
-    ]
-    runs = f"Of {len(coded)} {engine} runs with a codec"
-    if "unknown" in verdicts:
-        return f"{runs}, none can be compared by a single repetition."
+    ending = {
+        "same": "; the interval contains 1, so it is not shown to be faster.",
+        "unknown": ", in the only repetition.",
+    }.get(verdict(run["step_ratio_low"], run["step_ratio_high"], 1), ".")
     return (
-        f"{runs}, {verdicts.count('lower')} had a shorter step than the baseline, "
-        f"{verdicts.count('higher')} a longer one, and {verdicts.count('same')} did not differ "
-        "significantly."
+        f"{name} has the shortest step: {time}, {times} times that of the baseline "
+        f"{baseline}{ending}"
     )
 
 
@@ -77,12 +57,10 @@ def _bytes(compared: pd.DataFrame, baseline: str) -> str:
     )
     if name == baseline:
         return f"{text}; it is the baseline."
-    low, high = (100 * (run[f"ppl_ratio_{end}"] - 1) for end in ("low", "high"))
-    change = 100 * (run["ppl_ratio"] - 1)
+    change, low, high = (100 * (run[f"ppl_ratio{end}"] - 1) for end in ("", "_low", "_high"))
     if not math.isfinite(change):
         return f"{text}; its validation perplexity is not finite."
-    near, far = sorted((abs(low), abs(high)))
-    size = within(abs(change), near, far, 1, " %")
+    size = within(abs(change), min(abs(low), abs(high)), max(abs(low), abs(high)), 1, " %")
     ending = {
         "higher": f"higher than the baseline's by {size}",
         "lower": f"lower than the baseline's by {size}",

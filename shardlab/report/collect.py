@@ -30,6 +30,10 @@ from shardlab.report.quality import quality_at_time, steps_to_quality, time_to_q
 D = TypeVar("D", bound=Document)
 
 
+class Metrics(Setting, Training):
+    """metrics.json of the train stage."""
+
+
 class LossCurve(NamedTuple):
     """Training loss of one run and seed; one entry for each step."""
 
@@ -59,11 +63,11 @@ def read_estimate(path: Path, run: str) -> Estimate:
         UserError: the file is missing or damaged, or has no estimate of the run.
     """
     fix = _fix("estimate")
-    found = read_json(path, fix)
-    if run not in found:
+    estimates = read_json(path, fix)
+    if run not in estimates:
         raise UserError(f"{path}: has no run {run!r}: {fix}")
     try:
-        return validate(Estimate, found[run], str(path))
+        return validate(Estimate, estimates[run], str(path))
     except UserError as error:
         raise UserError(f"{error}: {fix}") from None
 
@@ -75,7 +79,7 @@ def read_loss_curve(results: Path, run: str, seed: int) -> LossCurve:
         UserError: the file is missing or damaged, or an event has no step, loss or time.
     """
     path = results / "train" / run / f"seed{seed}" / "events.jsonl"
-    fix = _fix(train_stage(run, seed))
+    fix = _fix(_train(run, seed))
     events = read_json_lines(path, fix)
     try:
         return LossCurve(
@@ -87,17 +91,12 @@ def read_loss_curve(results: Path, run: str, seed: int) -> LossCurve:
         raise UserError(f"{path}: not the events of a training run ({error!r}): {fix}") from None
 
 
-def train_stage(run: str, seed: int) -> str:
-    """Return the train stage of one run and seed with its arguments."""
+def _train(run: str, seed: int) -> str:
     return f"train --run {run} --seed {seed}"
 
 
 def _fix(stage: str) -> str:
     return f"run python -m stages.{stage}"
-
-
-class Metrics(Setting, Training):
-    """metrics.json of the train stage."""
 
 
 def join_record(
@@ -116,47 +115,35 @@ def join_record(
         timed: runs of all timings.
 
     Raises:
-        UserError: a file is missing, is not of its stage, or is of another run or seed.
+        UserError: a file is missing or is not of its stage.
     """
-    path, train = results / "train" / run / f"seed{seed}" / "metrics.json", train_stage(run, seed)
-    metrics = read_document(Metrics, path, train)
-    if (metrics.run, metrics.seed) != (run, seed):
-        raise UserError(
-            f"{path}: holds run {metrics.run!r} seed {metrics.seed}: "
-            f"repeat python -m stages.{train}"
-        )
-    breakdown, validation = (
-        read_document(kind, results / stage / run / f"seed{seed}.json", f"{stage} {run}")
-        for kind, stage in ((Breakdown, "profile"), (Validation, "validate"))
-    )
+    file = f"{run}/seed{seed}"
+    metrics = read_document(Metrics, results / "train" / file / "metrics.json", _train(run, seed))
+    breakdown = read_document(Breakdown, results / "profile" / f"{file}.json", f"profile {run}")
+    validation = read_document(Validation, results / "validate" / f"{file}.json", f"validate {run}")
+    efficiency = scaling_efficiency(timed, metrics.strategy_hash, metrics.world_size, metrics.link)
     joined = Joined(
         memory_estimate_bytes=estimate.total,
-        scaling_efficiency=scaling_efficiency(
-            timed, metrics.strategy_hash, metrics.world_size, metrics.link
-        ),
+        scaling_efficiency=efficiency,
         **_time_to_quality(read_loss_curve(results, run, seed), quality),
     )
-    parts = (metrics, breakdown, validation, joined)
-    values = {key: value for part in parts for key, value in part.model_dump().items()}
-    return Record(**{key: value for key, value in values.items() if key in Record.model_fields})
+    values: dict[str, Any] = {}
+    for part in (metrics, breakdown, validation, joined):
+        values |= part.model_dump()
+    return Record(**{name: value for name, value in values.items() if name in Record.model_fields})
 
 
 def _time_to_quality(curve: LossCurve, quality: Quality) -> dict[str, Any]:
     """Return the fields of `Joined` on losses that were reached, and at which time."""
     losses, seconds = curve.losses, curve.seconds
-    thresholds = {f"{loss:g}": loss for loss in quality.train_loss}
-    found = {
-        "steps_to_quality": {
-            key: steps_to_quality(losses, loss) for key, loss in thresholds.items()
-        },
+    values = {
+        "steps_to_quality": {f"{x:g}": steps_to_quality(losses, x) for x in quality.train_loss},
         "time_to_quality_s": {
-            key: time_to_quality(losses, seconds, loss) for key, loss in thresholds.items()
+            f"{x:g}": time_to_quality(losses, seconds, x) for x in quality.train_loss
         },
-        "quality_at_time": {
-            f"{moment:g}": quality_at_time(losses, seconds, moment) for moment in quality.time_s
-        },
+        "quality_at_time": {f"{t:g}": quality_at_time(losses, seconds, t) for t in quality.time_s},
     }
-    return cast(dict[str, Any], finite(found))
+    return cast(dict[str, Any], finite(values))
 
 
 def write_csv(path: str | Path, records: Sequence[Record]) -> None:

@@ -1,7 +1,7 @@
 """Evidence of a report, and what is computed from it once for all sections."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -11,9 +11,9 @@ from shardlab.config.run_record import Record
 from shardlab.config.schema import Quality
 from shardlab.config.timing_record import TimedRun
 from shardlab.forecast.results import ForecastDocument
-from shardlab.report.aggregate import comparison, loss_curves, seed_warning
+from shardlab.report.aggregate import comparison, seed_warning
 from shardlab.report.tables import Column, Section, Table, make_table
-from shardlab.report.timings import Crossover, LinkTiming, crossovers, link_timing, timing_table
+from shardlab.report.timings import crossovers, timing_table
 from shardlab.search.history import History
 
 
@@ -43,38 +43,30 @@ class Evidence:
         return list(dict.fromkeys(record.run for record in self.records))
 
     @cached_property
-    def compared(self) -> pd.DataFrame:
-        """One row per run: `aggregate.comparison`."""
-        rows = self.timing_rows
-        steps = rows[rows["timing"] == self.comparison]
-        return comparison(self.records, steps, self.runs, self.baseline)
-
-    @cached_property
-    def loss_curves(self) -> pd.DataFrame:
-        """Mean training losses: `aggregate.loss_curves`."""
-        stopped = {(r.run, r.seed) for r in self.records if r.diverged_at is not None}
-        return loss_curves(self.losses, stopped)
-
-    @cached_property
     def timing_rows(self) -> pd.DataFrame:
         """One row per timing and run: `timings.timing_table`."""
         return timing_table(self.timed, self.baseline)
 
-    @cached_property
-    def steps(self) -> LinkTiming:
-        """Timing whose step times are compared."""
-        return link_timing([run for run in self.timed if run.timing == self.comparison])
+    @property
+    def steps(self) -> pd.DataFrame:
+        """Rows of the timing whose step times are compared."""
+        return self.timing_rows[self.timing_rows["timing"] == self.comparison]
+
+    @property
+    def crossovers(self) -> list[pd.DataFrame]:
+        """Rows of timings that differ in the rate of the link alone."""
+        return crossovers(self.timing_rows)
 
     @cached_property
-    def crossovers(self) -> list[Crossover]:
-        """Timings that differ in the rate of the link alone."""
-        return crossovers(self.timed)
+    def compared(self) -> pd.DataFrame:
+        """One row per run: `aggregate.comparison`."""
+        return comparison(self.records, self.steps, self.baseline)
 
     def run_table(self, title: str, columns: Sequence[Column]) -> Table:
         """Return a table with a row per run of `compared`, and the warning of too few seeds."""
         rows = self.compared.reset_index().to_dict("records")
-        table = make_table(title, columns, rows, self.baseline)
-        return replace(table, warning=seed_warning(self.records))
+        warning = seed_warning(self.records)
+        return make_table(title, columns, rows, self.baseline, warning=warning)
 
     def timing_table(self, title: str, columns: Sequence[Column], rows: pd.DataFrame) -> Table:
         """Return a table with a line for each of `rows`, a selection of `timing_rows`."""

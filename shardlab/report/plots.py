@@ -17,10 +17,8 @@ from matplotlib.figure import Figure
 
 from shardlab.config.timing_record import NO_COMMUNICATION
 from shardlab.forecast.extrapolation import Point
-from shardlab.report.aggregate import verdict
-from shardlab.report.tables import figure as number
 from shardlab.report.tables import percent, rate_text, within
-from shardlab.report.timings import Crossover, speed_up
+from shardlab.report.timings import group_title
 
 BASELINE_COLOUR = "#000000"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7A5195", "#767676")
@@ -29,7 +27,7 @@ is hard to see on white"""
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LOG_SCALE_FROM = 4.0
-"""ratio of the largest to the smallest bar or point from which an axis is logarithmic"""
+"""ratio of the largest to the smallest point from which an axis is logarithmic"""
 
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "shardlab",
@@ -50,6 +48,10 @@ STYLE: dict[Any, Any] = {
 }
 WIDTH = 4.7
 """inches: narrow, so that the text stays readable when a phone scales the figure to its width"""
+_ACROSS = 2
+"""panels of the forecast side by side"""
+_TOP = 112
+"""upper end of its panels, %"""
 
 
 def save(figure: Figure, file: Path | TextIO, kind: Literal["svg", "png"]) -> None:
@@ -76,9 +78,32 @@ def line_styles(runs: Iterable[str], baseline: str) -> dict[str, dict[str, Any]]
     }
 
 
-def new_figure(height: float) -> Figure:
+def _figure(height: float) -> Figure:
     """Return an empty figure of the common width; the height is in inches."""
     return Figure(figsize=(WIDTH, height), layout="constrained")
+
+
+def _message(text: str) -> Figure:
+    figure = _figure(1.2)
+    figure.text(0.5, 0.5, text, ha="center", va="center")
+    return figure
+
+
+def _bars(count: int) -> tuple[Figure, Axes]:
+    """Return a figure that fits so many horizontal bars."""
+    figure = _figure(1.8 + 0.31 * max(count, 3))
+    axes = figure.subplots()
+    axes.grid(axis="y", visible=False)
+    return figure, axes
+
+
+def _legend(figure: Figure, *panels: Axes) -> None:
+    """Draw one legend for all panels."""
+    handles: dict[str, Any] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    figure.legend([*handles.values()], [*handles], loc="outside lower center", ncols=3)
 
 
 @mpl.rc_context(STYLE)
@@ -88,7 +113,7 @@ def loss_plot(losses: pd.DataFrame, runs: Sequence[str], baseline: str) -> Figur
     Args:
         losses: `aggregate.loss_curves`.
     """
-    figure = new_figure(5.2)
+    figure = _figure(5.2)
     top, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     styles = line_styles(runs, baseline)
     curves = {run: losses[losses["run"] == run].set_index("step") for run in runs}
@@ -98,22 +123,12 @@ def loss_plot(losses: pd.DataFrame, runs: Sequence[str], baseline: str) -> Figur
         band = curve["loss"] - curve["sd"], curve["loss"] + curve["sd"]
         top.fill_between(curve.index, *band, color=styles[run]["color"], alpha=0.12, linewidth=0)
         difference = curve["loss"] - curves[baseline]["loss"]
-        below.plot(
-            difference.index, difference.rolling(smooth, min_periods=1).mean(), **styles[run]
-        )
-    means = {run: curve["loss"].tail(smooth).mean() for run, curve in curves.items()}
-    ends = {run: mean for run, mean in means.items() if math.isfinite(mean)}
-    if ends:
-        best, worst = min(ends, key=ends.__getitem__), max(ends, key=ends.__getitem__)
-        top.set_title(
-            f"Loss ends between {number(ends[best])} ({best})\nand {number(ends[worst])} ({worst})"
-        )
+        smoothed = difference.rolling(smooth, min_periods=1).mean()
+        below.plot(difference.index, smoothed, **styles[run])
     top.set_ylabel("training loss, nats per token")
     below.set_ylabel(f"minus {baseline}, nats")
     below.set_xlabel(f"step (below: mean of {smooth} steps)" if smooth > 1 else "step")
-    figure.legend(
-        *top.get_legend_handles_labels(), loc="outside lower center", ncols=3, columnspacing=1.0
-    )
+    _legend(figure, top)
     return figure
 
 
@@ -136,31 +151,29 @@ def step_time_plot(compared: pd.DataFrame, baseline: str) -> Figure:
         height=0.65,
     )
     axes.axvline(ordered.loc[baseline, "step_ms"], color=BASELINE_COLOUR, linewidth=0.8)
-    fastest = ordered.index[-1]
-    row = ordered.loc[fastest]
-    ratio = within(row["step_ratio"], row["step_ratio_low"], row["step_ratio_high"], 2)
+    first = ordered.iloc[-1]
+    ratio = within(first["step_ratio"], first["step_ratio_low"], first["step_ratio_high"], 2)
     axes.set_title(
         f"{baseline} has the shortest step"
-        if fastest == baseline
-        else f"{fastest} has the shortest step:\n{ratio} times that of {baseline}"
+        if first.name == baseline
+        else f"{first.name} has the shortest step:\n{ratio} times that of {baseline}"
     )
-    axes.set_xlabel("ms per step, mean ± standard deviation over repetitions")
+    axes.set_xlabel("ms per step, mean ± sd over repetitions")
     return figure
 
 
 @mpl.rc_context(STYLE)
 def bytes_quality_plot(compared: pd.DataFrame, baseline: str) -> Figure:
     """Plot validation perplexity over the compression ratio of `aggregate.comparison`."""
-    figure = new_figure(4.4)
+    figure = _figure(4.4)
     axes = figure.subplots()
     styles = line_styles(compared.index, baseline)
-    spread = compared["compression_ratio"].max() / compared["compression_ratio"].min()
     engines = list(dict.fromkeys(compared["engine"]))
-    positions = _side_by_side(compared["compression_ratio"], spread)
     known = compared[np.isfinite(compared["val_ppl"])]
+    ratios = _side_by_side(known["compression_ratio"])
     for run, row in known.iterrows():
         axes.errorbar(
-            positions[run],
+            ratios[run],
             row["val_ppl"],
             yerr=row["val_ppl_sd"] if math.isfinite(row["val_ppl_sd"]) else None,
             color=styles[run]["color"],
@@ -171,51 +184,29 @@ def bytes_quality_plot(compared: pd.DataFrame, baseline: str) -> Figure:
             linestyle="none",
             label=run,
         )
-    if spread >= LOG_SCALE_FROM:
+    if len(known) and ratios.max() / ratios.min() >= LOG_SCALE_FROM:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     if baseline in known.index:
         axes.axhline(known.loc[baseline, "val_ppl"], color=BASELINE_COLOUR, linewidth=0.8)
-        most = known["compression_ratio"].idxmax()
-        axes.set_title(
-            f"{number(known.loc[most, 'compression_ratio'])} times fewer bytes ({most})\n"
-            f"{_cost(known.loc[most], baseline)}"
-        )
     axes.set_xlabel("compression ratio, raw / wire (equal ratios side by side)")
     axes.set_ylabel("validation perplexity, mean ± sd")
-    figure.legend(loc="outside lower center", ncols=3)
+    _legend(figure, axes)
     return figure
 
 
-def _cost(row: pd.Series, baseline: str) -> str:
-    """Return the end of a title: perplexity relative to the baseline."""
-    judged = verdict(row["ppl_ratio_low"], row["ppl_ratio_high"], 1)
-    if judged == "same":
-        most = max(abs(row[f"ppl_ratio_{end}"] - 1) for end in ("low", "high"))
-        return f"at a perplexity within {number(100 * most, 2)} % of {baseline}'s"
-    change = 100 * (row["ppl_ratio"] - 1)
-    direction = "lower" if change < 0 else "higher"
-    seeds = " (one seed)" if judged == "unknown" else ""
-    return f"at {number(abs(change), 2)} % {direction} perplexity than {baseline}{seeds}"
-
-
-def _side_by_side(ratios: pd.Series, spread: float) -> dict[str, float]:
+def _side_by_side(ratios: pd.Series) -> pd.Series:
     """Move points of nearly equal ratio apart, in the order of the runs."""
-    step = 1 + 0.025 * max(1.0, math.log2(spread)) if spread > 1 else 1.02
-    groups: dict[float, list[str]] = {}
-    for run, ratio in ratios.items():
-        groups.setdefault(round(math.log(ratio) / 0.1), []).append(str(run))
-    return {
-        run: ratios[run] * step ** (i - (len(group) - 1) / 2)
-        for group in groups.values()
-        for i, run in enumerate(group)
-    }
+    group = (np.log(ratios) / 0.1).round()
+    number = ratios.groupby(group).cumcount()
+    count = ratios.groupby(group).transform("size")
+    return ratios * 1.06 ** (number - (count - 1) / 2)
 
 
 @mpl.rc_context(STYLE)
 def breakdown_plot(compared: pd.DataFrame) -> Figure:
     """Plot compute, exposed communication, exposed copies and idle time as stacked bars."""
-    figure, axes = _bars(len(compared), legend_height=0.5)
+    figure, axes = _bars(len(compared))
     ordered = compared.iloc[::-1]
     left = pd.Series(0.0, index=ordered.index)
     for name, label, colour in (
@@ -229,30 +220,12 @@ def breakdown_plot(compared: pd.DataFrame) -> Figure:
         axes.barh(ordered.index, ordered[name], left=left, height=0.65, color=colour, label=label)
         left += ordered[name]
     share = compared["exposed_comm_ms"] / compared["profiled_step_ms"]
-    least, most = f"{100 * share.min():.0f}", f"{100 * share.max():.0f}"
     axes.set_title(
-        f"Exposed communication takes {most} %\nof a step in every run"
-        if least == most
-        else f"Exposed communication: {least} % of a step\n"
-        f"({share.idxmin()}) to {most} % ({share.idxmax()})"
+        f"Exposed communication takes up to\n{percent(share.max(), 0)} of a step ({share.idxmax()})"
     )
     axes.set_xlabel("ms per profiled step, mean over ranks and seeds")
-    figure.legend(loc="outside lower center", ncols=3)
+    _legend(figure, axes)
     return figure
-
-
-def _bars(count: int, legend_height: float = 0.0) -> tuple[Figure, Axes]:
-    """Return a figure that fits so many horizontal bars."""
-    figure = new_figure(1.3 + 0.31 * max(count, 3) + legend_height)
-    axes = figure.subplots()
-    axes.grid(axis="y", visible=False)
-    return figure, axes
-
-
-_ACROSS = 2
-"""panels side by side"""
-_TOP = 112
-"""upper end of a panel, %"""
 
 
 @mpl.rc_context(STYLE)
@@ -266,14 +239,14 @@ def scaling_plot(rows: pd.DataFrame, runs: Sequence[str], baseline: str) -> Figu
     if rows.empty:
         return _message("No timing without an emulated link.")
     styles = line_styles([*runs, *rows["run"]], baseline)
-    figure = new_figure(5.4)
+    figure = _figure(5.4)
     top, below = figure.subplots(2, 1, sharex=True)
-    for run, found in rows.sort_values("world_size", kind="stable").groupby("run", sort=False):
-        marker = "x" if run == NO_COMMUNICATION else "o"
-        style = {**styles[run], "marker": marker, "markersize": 4}
-        top.plot(found["world_size"], found["tokens_per_s"], label=run, **style)
-        if run != NO_COMMUNICATION:
-            below.plot(found["world_size"], 100 * found["backward_comm_share"], **style)
+    for run, timed in rows.sort_values("world_size", kind="stable").groupby("run", sort=False):
+        is_bound = run == NO_COMMUNICATION
+        style = {**styles[run], "marker": "x" if is_bound else "o", "markersize": 4}
+        top.plot(timed["world_size"], timed["tokens_per_s"], label=run, **style)
+        if not is_bound:
+            below.plot(timed["world_size"], 100 * timed["backward_comm_share"], **style)
     top.set_ylim(bottom=0)
     top.set_ylabel("tokens/s, all ranks")
     below.set_ylim(0, 100)
@@ -281,89 +254,47 @@ def scaling_plot(rows: pd.DataFrame, runs: Sequence[str], baseline: str) -> Figu
     below.set_xlabel("ranks")
     sizes = sorted(set(rows["world_size"]))
     below.set_xticks(sizes, [str(size) for size in sizes])
-    top.set_title(_most_ranks(rows, baseline))
     _legend(figure, top)
     return figure
 
 
-def _most_ranks(rows: pd.DataFrame, baseline: str) -> str:
-    own = rows[rows["run"] == baseline]
-    if own.empty:
-        return f"{baseline} is not timed"
-    most = own.loc[own["world_size"].idxmax()]
-    return (
-        f"{most['world_size']} ranks: {percent(1 / most['bound_ratio'], 0)} of the\n"
-        f"no-communication bound ({baseline})"
-    )
-
-
 @mpl.rc_context(STYLE)
 def crossover_plot(
-    groups: Sequence[Crossover], timed: Sequence[str], runs: Sequence[str], baseline: str
+    groups: Sequence[pd.DataFrame], timed: Iterable[str], runs: Sequence[str], baseline: str
 ) -> Figure:
-    """Plot the speed-up over the baseline by link rate, a panel per number of ranks.
+    """Plot the speed-up over the baseline by link rate, a panel per number of ranks and delay.
 
     Args:
+        groups: `timings.crossovers`.
         timed: names of timed runs, which may include others than `runs`.
         runs: in the order of their colours in all plots; others follow.
     """
     styles = line_styles([*runs, *timed], baseline)
-    groups = [group for group in groups if any(baseline in t.runs for t in group.measured)]
-    if not groups:
+    linked = [group.dropna(subset=["bits_per_second", "step_ratio"]) for group in groups]
+    linked = [group for group in linked if len(group)]
+    if not linked:
         return _message(f"No timing of {baseline} on an emulated link.")
-    figure = new_figure(1.2 + 3.4 * len(groups))
-    panels = figure.subplots(len(groups), 1, squeeze=False)[:, 0]
-    for axes, group in zip(panels, groups, strict=True):
-        _speed_ups(axes, group, styles, baseline)
+    figure = _figure(1.2 + 3.4 * len(linked))
+    panels = figure.subplots(len(linked), 1, squeeze=False)[:, 0]
+    for axes, group in zip(panels, linked, strict=True):
+        for run, rows in group.groupby("run", sort=False):
+            marker = "" if run == NO_COMMUNICATION else "o"
+            style = {**styles[run], "marker": marker, "markersize": 4}
+            rates = rows["bits_per_second"]
+            axes.plot(rates, 1 / rows["step_ratio"], label=run, **style)
+            if run != NO_COMMUNICATION:
+                ends = 1 / rows["step_ratio_low"], 1 / rows["step_ratio_high"]
+                axes.fill_between(rates, *ends, alpha=0.12, color=style["color"])
+        axes.set_xscale("log")
+        axes.set_yscale("log", base=2)
+        rates = sorted(set(group["bits_per_second"]))
+        axes.set_xticks(rates, [rate_text(rate) for rate in rates])
+        axes.set_xticks([], minor=True)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.set_ylabel(f"times as fast as {baseline}")
-        axes.set_title(_slowest(group, baseline))
+        axes.set_title(group_title(group))
     panels[-1].set_xlabel("link rate")
     _legend(figure, *panels)
-    return figure
-
-
-def _slowest(group: Crossover, baseline: str) -> str:
-    """Return the speed-up on the slowest link, on which compression can gain most."""
-    timing = next(timing for timing in group.measured if baseline in timing.runs)
-    best = timing.fastest()
-    gain = speed_up(timing.ratio(best, baseline))["mean"]
-    than = f"{number(gain)} times as fast as {baseline}" if best != baseline else "the baseline"
-    return f"{group.title}, {timing.link}: {best}\nis fastest, {than}"
-
-
-def _speed_ups(
-    axes: Axes, group: Crossover, styles: dict[str, dict[str, Any]], baseline: str
-) -> None:
-    for run in group.runs:
-        gains = pd.DataFrame([speed_up(t.ratio(run, baseline)) for t in group.measured])
-        if gains["mean"].isna().all():
-            continue  # timed without an emulated link alone
-        rates = [timing.bits_per_second for timing in group.measured]
-        marker = "" if run == NO_COMMUNICATION else "o"
-        axes.plot(rates, gains["mean"], label=run, marker=marker, markersize=4, **styles[run])
-        if run != NO_COMMUNICATION and gains["low"].notna().all():
-            colour = styles[run]["color"]
-            axes.fill_between(rates, gains["low"], gains["high"], alpha=0.12, color=colour)
-    axes.set_xscale("log")
-    axes.set_yscale("log", base=2)
-    rates = sorted({timing.bits_per_second for timing in group.measured})
-    axes.set_xticks(rates, [rate_text(rate) for rate in rates])
-    axes.set_xticks([], minor=True)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-
-
-def _legend(figure: Figure, *axes: Axes) -> None:
-    """Draw one legend for all panels."""
-    found: dict[str, Any] = {}
-    for each in axes:
-        for handle, label in zip(*each.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=2)
-
-
-def _message(text: str) -> Figure:
-    figure = new_figure(1.2)
-    figure.text(0.5, 0.5, text, ha="center", va="center")
     return figure
 
 
@@ -378,7 +309,7 @@ def forecast_plot(points: Sequence[Point], runs: Sequence[str], baseline: str) -
     links = [*dict.fromkeys(point.link for point in points)]
     sizes = sorted({point.ranks for point in points})
     down = -(-len(links) // _ACROSS)
-    figure = new_figure(1.2 + 1.7 * down)
+    figure = _figure(1.2 + 1.7 * down)
     panels = figure.subplots(down, _ACROSS, sharex=True, sharey=True, squeeze=False).flatten()
     for axes, link in zip(panels, links, strict=False):
         for run in dict.fromkeys(point.run for point in points):
@@ -392,7 +323,7 @@ def forecast_plot(points: Sequence[Point], runs: Sequence[str], baseline: str) -
     for axes in panels[: len(links)][-_ACROSS:]:
         axes.set_xlabel("ranks")
     figure.supylabel("% of a rank without communication", fontsize=9)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    _legend(figure, panels[0])
     return figure
 
 

@@ -9,6 +9,8 @@ import bisect
 import statistics
 from collections.abc import Sequence
 
+import numpy as np
+
 _SHARE = 20
 
 
@@ -46,11 +48,7 @@ def time_to_quality(
         times: when each step ended, ascending.
     """
     steps = steps_to_quality(losses, threshold)
-    if steps is None:
-        return None
-    whole = int(steps)
-    before, after = times[whole - 1], times[min(whole, len(times) - 1)]
-    return before + (steps - whole) * (after - before)
+    return None if steps is None else float(np.interp(steps, range(1, len(times) + 1), times))
 
 
 def quality_at_time(losses: Sequence[float], times: Sequence[float], moment: float) -> float | None:

@@ -1,4 +1,4 @@
-"""Sections of the report, their tables of text cells and their figures, also as Markdown."""
+"""Numbers as text, tables of text cells, figures and sections; also as Markdown."""
 
 import math
 import re
@@ -10,37 +10,32 @@ import matplotlib.figure
 
 from shardlab.config.contention import THRESHOLD
 
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 Cell = Callable[[Row], str]
-
 Layout = Literal["figures", "text", "facts"]
 """figures: a row per run; text: cells that wrap; facts: name and value, without headings"""
 
-MB = 1e-6
-KB = 1e-3
-
+_SCALES = {"MB": 1e-6, "kB": 1e-3, "%": 100.0}
+"""by the first word of a unit: rows hold bytes, and fractions between 0 and 1"""
 ABSENT = "\N{EN DASH}"
-_MINUS = "\N{MINUS SIGN}"
-NOT_FINITE, INFINITE = "not finite", "infinite"
 DISTURBED = "\N{DAGGER}"
+_MINUS = "\N{MINUS SIGN}"
+_INFINITE = "infinite"
 _RATES = ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"), (1.0, "bit/s"))
 
 
-def figure(value: float, digits: int = 3) -> str:
+def figure(value: float | None, digits: int = 3) -> str:
     """Format to `digits` significant digits, thousands separated, without an exponent."""
-    return fixed(value, decimals(value, digits))
+    return ABSENT if value is None else fixed(value, decimals(value, digits))
 
 
 def fixed(value: float, places: int) -> str:
-    """Format with `places` decimals; `not finite` for a run that diverged."""
-    if value == math.inf:
-        return INFINITE
+    """Format with `places` decimals; a dash for NaN, `infinite` for infinity."""
     if not math.isfinite(value):
-        return NOT_FINITE
+        return ABSENT if math.isnan(value) else _INFINITE
     text = f"{value:,.{places}f}"
-    return (
-        text.removeprefix("-") if float(text.replace(",", "")) == 0 else text.replace("-", _MINUS)
-    )
+    is_zero = float(text.replace(",", "")) == 0
+    return text.removeprefix("-") if is_zero else text.replace("-", _MINUS)
 
 
 def decimals(value: float, digits: int) -> int:
@@ -48,11 +43,6 @@ def decimals(value: float, digits: int) -> int:
     if not math.isfinite(value) or value == 0:
         return 0
     return max(0, digits - 1 - math.floor(math.log10(abs(value))))
-
-
-def optional(value: float, digits: int = 3) -> str:
-    """Format like `figure`, or as a dash where the value is NaN: the run has no such measure."""
-    return ABSENT if math.isnan(value) else figure(value, digits)
 
 
 def scientific(value: float) -> str:
@@ -77,21 +67,16 @@ def within(mean: float, low: float, high: float, places: int, unit: str = "") ->
     return f"{text} ({fixed(low, places)} to {fixed(high, places)})"
 
 
-def ratio(mean: float, low: float, high: float, *, places: int) -> str:
-    """Format a ratio with its interval; 1 alone for the reference itself, a dash for NaN."""
-    if math.isnan(mean):
-        return ABSENT
-    return "1" if mean == low == high == 1 else within(mean, low, high, places)
-
-
-def percent(fraction: float, places: int = 1) -> str:
+def percent(fraction: float | None, places: int = 1) -> str:
     """Format a fraction between 0 and 1 in percent."""
-    return f"{fixed(100 * fraction, places)} %" if math.isfinite(fraction) else NOT_FINITE
+    if fraction is None or not math.isfinite(fraction):
+        return figure(fraction)
+    return f"{fixed(100 * fraction, places)} %"
 
 
 def rate_text(bits_per_second: float) -> str:
     """Format a rate with its unit, as in `1 Gbit/s`."""
-    size, unit = next((each for each in _RATES if bits_per_second >= each[0]), _RATES[-1])
+    size, unit = next((rate for rate in _RATES if bits_per_second >= rate[0]), _RATES[-1])
     text = figure(bits_per_second / size)
     return f"{text.rstrip('0').rstrip('.') if '.' in text else text} {unit}"
 
@@ -101,54 +86,27 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def plain(name: str, digits: int = 3, scale: float = 1) -> Cell:
-    """Show a measure that every run has; NaN means that the run diverged."""
-    return lambda row: figure(row[name] * scale, digits)
-
-
-def or_divergence(cell: Cell) -> Cell:
-    """Show at which step a run diverged in place of its quality."""
-    return lambda row: row["divergence"] or cell(row)
-
-
-def or_disturbed(cell: Cell, name: str = "disturbed") -> Cell:
-    """Mark a time during which others used the CPUs of the ranks, as column `name` says."""
-    return lambda row: f"{cell(row)} {DISTURBED}" if row[name] else cell(row)
-
-
-def where_known(name: str, digits: int = 3, scale: float = 1) -> Cell:
-    """Show a measure that not every run has; NaN is a dash."""
-    return lambda row: optional(row[name] * scale, digits)
-
-
-def spread(name: str, digits: int = 3, scale: float = 1) -> Cell:
+def spread(name: str, digits: int = 3) -> Cell:
     """Show a measure ± its standard deviation, which is in the column `NAME_sd`."""
-    return lambda row: plus_minus(row[name] * scale, row[f"{name}_sd"] * scale, digits)
-
-
-def share(name: str, places: int = 1) -> Cell:
-    """Show a fraction between 0 and 1 in percent with so many decimals; NaN is a dash."""
-    return lambda row: ABSENT if math.isnan(row[name]) else fixed(100 * row[name], places)
+    return lambda row: plus_minus(row[name], row[f"{name}_sd"], digits)
 
 
 def interval(name: str, places: int = 2) -> Cell:
     """Show a ratio with the interval `NAME_low` to `NAME_high`; 1 alone for the reference."""
 
-    return lambda row: ratio(*(row[f"{name}{end}"] for end in ("", "_low", "_high")), places=places)
+    def cell(row: Row) -> str:
+        ratio, low, high = (row[f"{name}{end}"] for end in ("", "_low", "_high"))
+        return "1" if ratio == low == high == 1 else within(ratio, low, high, places)
+
+    return cell
 
 
-def words(name: str) -> Cell:
-    """Show a value as text."""
-    return lambda row: str(row[name])
-
-
-_MEANINGS = {
-    ABSENT: "not applicable to this run",
-    NOT_FINITE: "the run diverged",
-    INFINITE: "beyond the largest number",
+_MARKS = {
+    ABSENT: "not applicable to this run, or not finite as the run diverged",
+    _INFINITE: "beyond the largest number",
     DISTURBED: f"others used more than {percent(THRESHOLD, 0)} of its CPUs meanwhile",
 }
-"""of cells and headings, and of their last words"""
+"""meanings of cells and headings, and of their last words"""
 
 
 @dataclass(frozen=True)
@@ -157,23 +115,29 @@ class Column:
 
     title: str
     unit: str
-    cell: Cell
-    meaning: str
+    value: str | Cell
+    """name of a value of the row, which is a text or a number, or function that formats a row"""
+    meaning: str = ""
     """definition, for the section Definitions; empty where the title says all"""
     numeric: bool = True
-
-    @staticmethod
-    def of_texts(heading: str) -> "Column":
-        """Return a column whose cells are texts already."""
-        return Column(heading, "", lambda row: "", "", numeric=False)
+    digits: int = 3
+    """significant digits of a number"""
 
     @property
     def heading(self) -> str:
         """Title and unit in one line."""
         return f"{self.title}, {self.unit}" if self.unit else self.title
 
+    def cell(self, row: Row) -> str:
+        """Return the cell of a row; a dash where the number is NaN."""
+        if callable(self.value):
+            return self.value(row)
+        value = row[self.value]
+        scale = _SCALES.get(re.split("[/ ]", self.unit)[0], 1.0)
+        return figure(value * scale, self.digits) if isinstance(value, float) else str(value)
 
-RUN = Column("run", "", words("run"), "name of the strategy in params.yaml", False)
+
+RUN = Column("run", "", "run", "name of the strategy in params.yaml", numeric=False)
 
 
 @dataclass(frozen=True)
@@ -190,19 +154,17 @@ class Table:
     """shown with the table"""
 
     @property
-    def note(self) -> str | None:
+    def note(self) -> str:
         """Explanation of the marks that the cells and headings use."""
-        cells = {cell for row in self.rows for cell in row}
-        cells |= {text for column in self.columns for text in (column.title, column.unit)}
-        marks = cells | {cell.rpartition(" ")[2] for cell in cells}
-        return "; ".join(f"{mark}: {text}" for mark, text in _MEANINGS.items() if mark in marks)
+        texts = {cell for row in self.rows for cell in row}
+        texts |= {text for column in self.columns for text in (column.title, column.unit)}
+        marks = texts | {text.rpartition(" ")[2] for text in texts}
+        return "; ".join(f"{mark}: {meaning}" for mark, meaning in _MARKS.items() if mark in marks)
 
     def markdown(self) -> str:
         """Return a GitHub table; text cells are escaped."""
-        headings, *rows = (
-            [escape(cell) for cell in line]
-            for line in ([column.heading for column in self.columns], *self.rows)
-        )
+        lines = [[column.heading for column in self.columns], *self.rows]
+        headings, *rows = ([escape(cell) for cell in line] for line in lines)
         ruler = ["---:" if column.numeric else "---" for column in self.columns]
         return "".join(f"| {' | '.join(line)} |\n" for line in (headings, ruler, *rows))
 
@@ -218,42 +180,50 @@ def make_table(
     rows: Iterable[Row | Sequence[str]],
     baseline: str = "",
     layout: Layout = "figures",
+    warning: str | None = None,
 ) -> Table:
     """Return a table with a line for each row.
 
     Args:
         columns: a text is the heading of a column of texts.
-        rows: values by name, which the cells of the columns show; or texts, one for each column.
+        rows: values by name, which the columns show; or texts, one for each column.
         baseline: rows whose value `run` is this one stand out.
     """
-    shown = [Column.of_texts(name) if isinstance(name, str) else name for name in columns]
+    shown = [
+        Column(column, "", "", numeric=False) if isinstance(column, str) else column
+        for column in columns
+    ]
     lines: list[list[str]] = []
     highlighted: list[int] = []
     for number, row in enumerate(rows):
-        if not isinstance(row, dict):
+        if not isinstance(row, Mapping):
             lines.append(list(row))
             continue
         is_baseline = row.get("run", "") == baseline
         lines.append([column.cell({**row, "is_baseline": is_baseline}) for column in shown])
         highlighted += [number] * is_baseline
-    return Table(title, shown, lines, highlighted, layout)
+    return Table(title, shown, lines, highlighted, layout, warning)
 
 
-def facts(tree: Mapping[str, Any], path: str = "") -> list[tuple[str, str]]:
+def facts_table(title: str, facts: Iterable[Sequence[str]]) -> Table:
+    """Return a table of names and values."""
+    return make_table(title, ["name", "value"], facts, layout="facts")
+
+
+def flatten(tree: Mapping[str, Any], path: str = "") -> list[tuple[str, str]]:
     """Flatten a tree of plain values into names and values."""
     lines: list[tuple[str, str]] = []
     for key, value in tree.items():
         name = " · ".join(filter(None, [path, key.replace("_", " ")]))
         if isinstance(value, dict):
-            lines += facts(value, name)
-        elif isinstance(value, list):
-            lines.append((name, ", ".join(map(_fact, value)) or ABSENT))
+            lines += flatten(value, name)
         else:
-            lines.append((name, _fact(value)))
+            values = value if isinstance(value, list) else [value]
+            lines.append((name, ", ".join(map(_plain, values)) or ABSENT))
     return lines
 
 
-def _fact(value: Any) -> str:
+def _plain(value: Any) -> str:
     if value is None:
         return ABSENT
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -313,8 +283,8 @@ class Section:
             parts.append(table.markdown().rstrip("\n"))
             parts += [escape(text) for text in (table.warning, table.note) if text]
         parts += map(escape, self.notes)
-        below = [each.markdown(level + 1) for each in (*self.sections, *self.details)]
-        return "\n\n".join([*parts, *below])
+        parts += [below.markdown(level + 1) for below in (*self.sections, *self.details)]
+        return "\n\n".join(parts)
 
 
 def tables_of(sections: Sequence[Section]) -> list[Table]:

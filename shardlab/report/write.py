@@ -18,67 +18,54 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from shardlab.core.files import atomic, write_json, write_json_lines, write_text
-from shardlab.report.aggregate import seed_warning
+from shardlab.report.aggregate import loss_curves, seed_warning
 from shardlab.report.answer import answer
 from shardlab.report.evidence import Builder, Evidence
 from shardlab.report.plots import save
-from shardlab.report.sections.appendix import (
-    data,
-    definitions,
-    environment,
-    regenerate,
-    setting_line,
-)
+from shardlab.report.sections import appendix, runs
 from shardlab.report.sections.forecast import forecast
-from shardlab.report.sections.links import links
-from shardlab.report.sections.measures import (
-    codec_statistics,
-    efficiency,
-    traffic,
-)
-from shardlab.report.sections.quality import time_to_quality
-from shardlab.report.sections.runs import breakdown, comparison, headline, headline_table, plots
+from shardlab.report.sections.links import links, time_to_quality
 from shardlab.report.sections.scaling import scaling
 from shardlab.report.sections.search import search
 from shardlab.report.tables import Section, escape, figures_of, tables_of
 
 SECTIONS: tuple[Builder, ...] = (
-    headline,
-    plots,
-    comparison,
-    breakdown,
-    traffic,
-    codec_statistics,
-    efficiency,
+    runs.headline,
+    runs.plots,
+    runs.comparison,
+    runs.breakdown,
+    runs.traffic,
+    runs.codec_statistics,
+    runs.efficiency,
     time_to_quality,
     scaling,
     links,
     forecast,
     search,
-    data,
-    environment,
-    regenerate,
+    appendix.data,
+    appendix.environment,
+    appendix.regenerate,
 )
 """in the order of the page"""
 
 _TITLE = "Sharding and communication compression compared"
-_SUMMARY = {
-    "step_ms": "step_ms",
-    "step_ratio": "step_ratio",
-    "step_ratio_low": "step_ratio_low",
-    "step_ratio_high": "step_ratio_high",
-    "tokens_per_s": "tokens_per_s",
-    "bytes_wire": "bytes_wire",
-    "compression_ratio": "compression_ratio",
-    "val_ppl": "val_ppl",
-    "val_bits_per_byte": "val_bits_per_byte",
-}
+_SUMMARY = [
+    "step_ms",
+    "step_ratio",
+    "step_ratio_low",
+    "step_ratio_high",
+    "tokens_per_s",
+    "bytes_wire",
+    "compression_ratio",
+    "val_ppl",
+    "val_bits_per_byte",
+]
 
 
 def report_sections(evidence: Evidence, builders: Sequence[Builder] = SECTIONS) -> list[Section]:
     """Return all sections; the last one defines the columns of the others."""
     sections = [section for build in builders if (section := build(evidence)) is not None]
-    return [*sections, definitions(tables_of(sections))]
+    return [*sections, appendix.definitions(tables_of(sections))]
 
 
 def write_report(evidence: Evidence, folder: Path, builders: Sequence[Builder] = SECTIONS) -> None:
@@ -93,7 +80,7 @@ def write_report(evidence: Evidence, folder: Path, builders: Sequence[Builder] =
         with atomic(folder / "plots" / f"{figure.name}.png") as temporary:
             save(figure.drawing, temporary, "png")
     _write_csv(evidence.compared.reset_index(), folder / "comparison.csv")
-    _write_csv(evidence.loss_curves, folder / "loss.csv")
+    _write_csv(loss_curves(evidence.losses), folder / "loss.csv")
     _write_csv(evidence.timing_rows, folder / "timings.csv")
     write_json_lines(folder / "comparison.jsonl", comparison_rows(evidence.compared))
     write_json(folder / "summary.json", summary(evidence))
@@ -104,9 +91,10 @@ def write_report(evidence: Evidence, folder: Path, builders: Sequence[Builder] =
 
 def headline_markdown(evidence: Evidence) -> str:
     """Return the headline table with its setting in one line below it."""
-    table = headline_table(evidence)
+    table = runs.headline_table(evidence)
     note = f"{table.note}." if table.note else ""
-    line = " ".join(filter(None, [setting_line(evidence), seed_warning(evidence.records), note]))
+    parts = [appendix.setting_line(evidence), seed_warning(evidence.records), note]
+    line = " ".join(filter(None, parts))
     return f"{table.markdown()}\n{escape(line)}\n"
 
 
@@ -115,7 +103,7 @@ def summary(evidence: Evidence) -> dict[str, Any]:
     history = evidence.history
     return {
         "runs": {
-            str(run): {name: _number(row[column]) for name, column in _SUMMARY.items()}
+            str(run): {name: _number(row[name]) for name in _SUMMARY}
             for run, row in evidence.compared.iterrows()
         },
         "agent": {

@@ -22,10 +22,7 @@ def test_our_step_matches_torch(way):
     assert torch.equal(vectors.mirror, theirs)
 
 
-def test_table_has_the_ratio_of_every_implementation():
-    ways = adam.calls(adam.Vectors(256), Workers(1))
-    for call in ways.values():
-        call()
-    table = adam._table({"0.1M, 1": {way: 1e6 * (1 + i) for i, way in enumerate(ways)}})
-    assert "| float32 | 3 (3.00) 1.50x |" in table
-    assert "| sum of 4 | 11 1.10x |" in table
+def test_cells_have_the_share_of_the_ceiling_and_the_ratio_to_torch():
+    rates = {"ceiling": 8e6, "torch float32": 2e6, "float32": 4e6}
+    assert adam.cell("float32", rates) == "4.00 (0.50) 2.00x"
+    assert adam.cell("torch float32", rates) == "2.00"

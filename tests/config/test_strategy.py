@@ -139,12 +139,12 @@ def test_the_label_names_what_is_not_the_default() -> None:
     }
     weights = {"codec": "int8", "minimum_size": 4096}
     assert parse_strategy({"gradients": gradients, "weights": weights}).label() == (
-        "fsdp2, int4:group=64,levels=nf4 from 0 elements, error feedback in bf16, "
-        "without *.bias *norm*, after 20 steps, weights int8:group=128 from 4096 elements"
+        "fsdp2, int4:group=64,levels=nf4, error_feedback, residual=bf16, minimum_size=0, "
+        "exclude=*.bias *norm*, warmup_steps=20, weights=int8:group=128 minimum_size=4096"
     )
     nodes = {"codec": "int8", "between_nodes": "int4", "ranks_per_node": 4}
     assert parse_strategy({"gradients": nodes}).label() == (
-        "fsdp2, int8:group=128, int4:group=128 between nodes of 4 ranks"
+        "fsdp2, int8:group=128, between_nodes=int4:group=128, ranks_per_node=4"
     )
 
 

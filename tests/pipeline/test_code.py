@@ -65,7 +65,7 @@ CHANGES: dict[str, tuple[str, str, str, set[str]]] = {
         {"report", "collect", "forecast"},
     ),
     "a module of one engine": (
-        *("shardlab/engines/slide/schedule.py", "import ", "import os, "),
+        *("shardlab/engines/slide_schedule.py", "import ", "import os, "),
         {*TIMED, "train/slide"},
     ),
     "a codec that a registry loads": (
@@ -76,7 +76,7 @@ CHANGES: dict[str, tuple[str, str, str, set[str]]] = {
         *("user_codecs/ternary.py", "import torch\n", "import torch, os\n"),
         {*ENCODING, "train/mine"},
     ),
-    "a kernel": ("csrc/int8.cpp", "\n", "\n\n", {*ENCODING, "train/*"}),
+    "a kernel": ("csrc/integers.cpp", "\n", "\n\n", {*ENCODING, "train/*"}),
 }
 
 

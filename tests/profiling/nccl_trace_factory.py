@@ -45,19 +45,20 @@ class MadeTrace:
         self.label(f"nccl:{reported}", launched - 0.5, launched + 2, thread)
         self._add("gpu_user_annotation", f"nccl:{reported}", start, end, self.device, NCCL_STREAM)
         return self._launch(
-            "kernel", kernel, start, end, NCCL_STREAM, launched, thread,
-            {
-                "Collective name": reported, "In msg nelems": 1024, "Out msg nelems": 2048,
-                "Group size": 2, "dtype": "Float", "In split size": "[]", "Out split size": "[]",
-                "Process Group Name": "0", "Process Group Description": "default_pg",
-                "Process Group Ranks": "[0, 1]",
-            },
-        )  # fmt: skip
+            "kernel",
+            kernel,
+            start,
+            end,
+            NCCL_STREAM,
+            launched,
+            thread,
+            {"Collective name": reported, "Group size": 2, "Process Group Ranks": "[0, 1]"},
+        )
 
     def _launch(self, cat, name, start, end, stream, launched, thread, more=None):
         number = next(self._correlations)
-        known = {"device": self.device, "context": 1, "stream": stream, "correlation": number}
-        self._add(cat, name, start, end, self.device, stream, {**known, **(more or {})})
+        args = {"device": self.device, "context": 1, "stream": stream, "correlation": number}
+        self._add(cat, name, start, end, self.device, stream, {**args, **(more or {})})
         if self._launches:
             args = {"cbid": 211, "correlation": number}
             call = "cudaLaunchKernel" if cat == "kernel" else "cudaMemcpyAsync"

@@ -1,5 +1,3 @@
-import gzip
-
 import pytest
 
 from shardlab.core.errors import UserError
@@ -17,8 +15,6 @@ def merged(tmp_path, *ranks):
 
 
 NO_COMPUTE = (
-    "RegisterPostBackwardFunctionBackward",
-    "torch::autograd::AccumulateGrad",
     "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad",
     "c10d::allreduce_",
     "_c10d_functional::wait_tensor",
@@ -40,10 +36,6 @@ STEPS = {
             "backward_comm_ms": 0.1,
         },
     ),
-    "a collective during one operator is fully overlapped": (
-        [event("aten::mm", 0, 900), label("gloo:all_reduce", 100, 800, WORKER)],
-        {"compute_ms": 0.9, "exposed_comm_ms": 0},
-    ),
     "wrappers of a blocking collective are not compute": (
         [
             event("autograd::engine::evaluate_function: AddmmBackward0", 0, 900),
@@ -63,19 +55,6 @@ STEPS = {
         )
         for wrapper in NO_COMPUTE
     },
-    "an operator around a labelled range is not compute": (
-        [
-            event("custom::layer", 0, 900),
-            event("aten::mm", 10, 60),
-            label("FSDP::all_gather", 100, 800),
-            label("gloo:all_gather", 100, 800, WORKER),
-        ],
-        {"compute_ms": 0.05},
-    ),
-    "an operator around operators is compute": (
-        [event("aten::mm", 0, 300), event("aten::as_strided", 10, 12)],
-        {"compute_ms": 0.3},
-    ),
     "operators on threads of gloo are not compute": (
         [
             label("gloo:all_reduce", 100, 500, WORKER),
@@ -126,15 +105,6 @@ STEPS = {
         ],
         {"comm_ms_by_unit": {"root": 0.01, "h.0@nodes": 0.02, "h.1": 0.01, "other": 0.005}},
     ),
-    "kernels are the compute and nccl the communication on a device": (
-        [
-            event("aten::mm", 0, 1000),
-            event("ampere_sgemm", 100, 400, 7, "kernel", pid=0),
-            event("ncclDevKernel_AllGather_RING_LL(nccl)", 300, 600, 20, "kernel", pid=0),
-            event("Memcpy HtoD", 700, 800, 7, "gpu_memcpy", pid=0),
-        ],
-        {"compute_ms": 0.3, "comm_ms_by_op": {"nccl:AllGather": 0.3}, "exposed_comm_ms": 0.2},
-    ),
 }
 
 
@@ -146,45 +116,37 @@ def test_a_step_is_divided(tmp_path, events, expected):
     }
 
 
-def test_operator_next_to_a_launch_does_not_contain_it(tmp_path):
-    """Times of this size have no digits left for nanoseconds, so neighbours seem to overlap."""
-    begin = now = 4_379_783_536_780_984
+@pytest.mark.parametrize("wrapper", [False, True])
+def test_neighbours_and_wrappers_are_distinguished_at_large_times(tmp_path, wrapper):
+    """Times of this size have no digits left for nanoseconds: neighbours seem to overlap, and the
+    ends of a range and of the operator around it seem to pass each other."""
+    start = now = 4_379_783_536_780_984
     events = []
     for i in range(200):
+        if wrapper:
+            events += [event("custom::layer", now / 1000, 0), label("wait", now / 1000 + 4e-4, 0)]
+            events[-1]["dur"] = events[-2]["dur"] = 3.999
+            now += 4003
+            continue
         for name, nanoseconds in (("aten::mm", 4001 + 37 * i), ("c10d::allreduce_", 1003)):
-            events.append(event(name, now / 1000, now / 1000))
+            events.append(event(name, now / 1000, 0))
             events[-1]["dur"] = nanoseconds / 1000
             now += nanoseconds
-    events += [label("ProfilerStep#1", begin / 1000, now / 1000)]
-    events += [label("shardlab::backward", begin / 1000, now / 1000)]
+    for name in ("ProfilerStep#1", "shardlab::backward"):
+        events.append(label(name, start / 1000, now / 1000))
     (times,) = read_steps(merged(tmp_path, events))
-    assert times.step_ms - times.compute_ms == pytest.approx(200 * 1003e-6, rel=1e-3)
-
-
-def test_range_as_long_as_its_operator_is_contained_in_it(tmp_path):
-    """Times of this size have no digits left for nanoseconds, so ends seem to pass each other."""
-    start = 4_379_783_536_780_984 / 1000
-    events = [label("ProfilerStep#1", start, start + 1000)]
-    events += [label("shardlab::backward", start, start + 1000)]
-    for i in range(200):
-        begin = start + 4.003 * i
-        events += [event("custom::layer", begin, begin), label("wait", begin, begin)]
-        events[-1]["dur"] = events[-2]["dur"] = 3.999
-        events[-1]["ts"] += 0.0004
-    (times,) = read_steps(merged(tmp_path, events))
-    assert times.compute_ms == 0
+    if wrapper:
+        assert times.compute_ms == 0
+    else:
+        assert times.step_ms - times.compute_ms == pytest.approx(200 * 1003e-6, rel=1e-3)
 
 
 def test_events_may_come_in_any_order(tmp_path):
-    events = [event(f"aten::op{i % 7}", 10 * i, 10 * i + 3 + i % 5) for i in range(12_000)]
-    events += [event("c10d::send", 10 * i + 1, 10 * i + 2) for i in range(0, 12_000, 9)]
-    whole = step(1, 0, 120_000)
-    in_order = sorted(whole + events, key=lambda e: (e["ts"], -e["dur"]))
-    results = []
-    for place, given in enumerate((in_order, in_order[::-1])):
-        results.append(analyse(write_rank(tmp_path / f"{place}.json", given)))
-    assert results[0] == results[1]
-    assert 0 < results[0].compute_ms < 60
+    events = [event(f"aten::op{i % 7}", 10 * i, 10 * i + 3 + i % 5) for i in range(100)]
+    events += [event("c10d::send", 10 * i + 1, 10 * i + 2) for i in range(0, 100, 9)]
+    events += step(1, 0, 1000)
+    in_order = write_rank(tmp_path / "0.json", sorted(events, key=lambda e: e["ts"]))
+    assert analyse(in_order) == analyse(write_rank(tmp_path / "1.json", events[::-1]))
 
 
 def test_events_across_steps_are_split_at_the_border(tmp_path):
@@ -211,11 +173,8 @@ def test_the_breakdown_is_the_mean_over_steps_and_ranks(tmp_path):
     assert result.exposed_comm_ms == pytest.approx(0.15)
     assert result.idle_ms == pytest.approx((0.2 + 1.5) / 2)
     assert result.backward_comm_share == pytest.approx(0.3 / 2.0)
-
-
-def test_a_job_without_communication_has_share_and_overlap_zero(tmp_path):
-    result = analyse(merged(tmp_path, [*step(1, 0, 1000), event("aten::mm", 0, 500)]))
-    assert (result.comm_share, result.overlap, result.comm_ms_by_op) == (0, 0, {})
+    alone = analyse(merged(tmp_path, [*step(1, 0, 1000), event("aten::mm", 0, 500)]))
+    assert (alone.comm_share, alone.overlap, alone.comm_ms_by_op) == (0, 0, {})
 
 
 @pytest.mark.parametrize(
@@ -232,20 +191,6 @@ def test_an_empty_trace_is_refused_in_one_line(tmp_path, events, message):
         analyse(path)
     assert str(refusal.value).startswith(f"{path}: ")
     assert "\n" not in str(refusal.value)
-
-
-def test_a_broken_file_is_refused_in_one_line(tmp_path):
-    path = merged(tmp_path, [*step(1, 0, 1000)])
-    whole = path.read_bytes()
-    contents = [whole[:-20], gzip.compress(b'{"ranks": {"0": 0}, "traceEvents": ['), b"[nonsense"]
-    for content in contents:
-        path.write_bytes(content)
-        with pytest.raises(UserError, match="not a whole trace") as refusal:
-            analyse(path)
-        assert "\n" not in str(refusal.value)
-    path.unlink()
-    with pytest.raises(UserError, match="no such trace"):
-        analyse(path)
 
 
 def test_unmerged_trace_of_one_rank_gives_the_same_breakdown(tmp_path):

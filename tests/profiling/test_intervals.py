@@ -4,13 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardlab.profiling.intervals import (
-    EMPTY,
     difference,
     intersection,
     length,
     merge,
     union,
 )
+from shardlab.profiling.operators import Operators
 
 SPAN = 64
 RAW = st.lists(st.tuples(st.integers(0, SPAN), st.integers(0, SPAN)).map(sorted), max_size=12).map(
@@ -53,18 +53,29 @@ def test_operations_equal_those_of_a_bitmap(operation, law, a, b):
     assert (bitmap(result) == law(bitmap(a), bitmap(b))).all()
 
 
-@given(RAW, RAW)
-def test_lengths_obey_inclusion_and_exclusion(a, b):
-    a, b = merge(a), merge(b)
-    both = length(intersection(a, b))
-    assert length(union(a, b)) == length(a) + length(b) - both
-    assert length(difference(a, b)) == length(a) - both
+@st.composite
+def nested(draw, first=0, last=SPAN, depth=0):
+    """Events of one thread in the order of their start: start, end, whether it computes."""
+    events, now = [], first
+    while now < last - 1 and draw(st.booleans()):
+        start = draw(st.integers(now, last - 1))
+        end = draw(st.integers(start + 1, last))
+        events.append((start, end, draw(st.booleans())))
+        if depth < 3:
+            events += draw(nested(start, end, depth + 1))
+        now = end
+    return events
 
 
-@given(RAW)
-def test_empty_set_is_neutral_and_self_difference_is_empty(a):
-    a = merge(a)
-    assert (union(a, EMPTY) == a).all()
-    assert len(intersection(a, EMPTY)) == 0
-    assert (difference(a, EMPTY) == a).all()
-    assert len(difference(a, a)) == 0
+@given(nested(), st.randoms())
+def test_operators_compute_unless_they_contain_other_events(events, chance):
+    leaves = [
+        (start, end)
+        for start, end, computes in events
+        if computes and not any(start <= s and e <= end for s, e, c in events if not c)
+    ]
+    operators = Operators()
+    chance.shuffle(events)
+    for start, end, computes in events:
+        operators.add(float(start), float(end), computes)
+    assert (bitmap(operators.compute()) == bitmap(leaves)).all()

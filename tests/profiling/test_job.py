@@ -1,4 +1,4 @@
-"""Traces of devices that nobody labelled, and what is said to be unknown of them."""
+"""Traces of devices that nobody labelled, and what is unknown of them."""
 
 import json
 
@@ -63,11 +63,11 @@ def test_gap_with_operators_separates_backward_passes(tmp_path):
         for start in (40, 60):
             events += [event(NODE, 100 * i + start, 100 * i + start + 10)]
             events += [event("aten::mm", 100 * i + start + 1, 100 * i + start + 9)]
-    found = break_down([write_rank(tmp_path / "0.json", events)])
-    assert [(s.forward_ms, s.backward_ms) for s in found.steps] == [
+    job = break_down([write_rank(tmp_path / "0.json", events)])
+    assert [(s.forward_ms, s.backward_ms) for s in job.steps] == [
         (pytest.approx(0.04), pytest.approx(0.03))
     ] * 2
-    assert "each ends with a backward pass" in found.notes[0]
+    assert "each ends with a backward pass" in job.notes[0]
     whole = [label("ProfilerStep#1", 0, 200), *events]
     (step,) = break_down([write_rank(tmp_path / "0.json", whole)]).steps
     assert (step.forward_ms, step.backward_ms) == pytest.approx((0.08, 0.06))
@@ -103,22 +103,19 @@ MISSING = {
 
 
 @pytest.mark.parametrize("note", MISSING)
-def test_what_is_unknown_is_said(note, tmp_path):
-    found = break_down([MISSING[note].write(tmp_path / "0.json")])
-    assert any(note in each for each in found.notes), found.notes
+def test_what_is_unknown_is_noted(note, tmp_path):
+    notes = break_down([MISSING[note].write(tmp_path / "0.json")]).notes
+    assert any(note in text for text in notes), notes
 
 
-def test_unknown_times_are_no_numbers(tmp_path):
-    path = MadeTrace().kernel(0, 9, 0).write(tmp_path / "0.json")
-    (step,) = break_down([path, path]).steps[1:]
-    assert (step.rank, step.forward_ms, step.update_ms, step.optimizer_ms) == (1, None, None, None)
-    shown = "\n".join(render(break_down([path, path])))
-    assert f"  {UNKNOWN}  " in shown and "is a second trace of rank 0" in shown
-
-
-def test_text_of_a_trace_is_printed_without_control_characters(tmp_path):
-    made = MadeTrace().nccl(0, 9, 0, "Generic", reported="\x1b[2J\n\u202e" + "x" * 1000)
-    made.copy(10, 20, 1, name="Memcpy \x1b").label("Optimizer.step#\x1b]0;\n", 30, 40)
-    lines = list(render(break_down([made.write(tmp_path / "0.json")])))
+def test_unknown_times_are_no_numbers_and_text_is_printable(tmp_path):
+    made = MadeTrace().kernel(0, 9, 0).copy(10, 20, 1, name="Memcpy \x1b")
+    made.nccl(0, 9, 0, "Generic", reported="\x1b[2J\n\u202e" + "x" * 1000)
+    path = made.label("Optimizer.step#\x1b]0;\n", 30, 40).write(tmp_path / "0.json")
+    job = break_down([path, path])
+    (step,) = job.steps[1:]
+    assert (step.rank, step.forward_ms, step.update_ms) == (1, None, None)
+    lines = list(render(job))
     assert all(line.isprintable() and len(line) < 400 for line in lines)
-    assert any("nccl:\\x1b" in line for line in lines)
+    for text in (f"  {UNKNOWN}  ", "is a second trace of rank 0", "nccl:\\x1b"):
+        assert any(text in line for line in lines)

@@ -1,61 +1,33 @@
-import gzip
-import json
-
 import pytest
 
 from shardlab.core.errors import UserError
 from shardlab.profiling.merge import merge_traces
+from shardlab.profiling.trace_file import load_trace
 from tests.trace_factory import event, step, write_rank
 
 
-def load(path):
-    return json.loads(gzip.decompress(path.read_bytes()))
+def flow(phase, time):
+    times = {"id": 7, "pid": 10, "tid": 10, "ts": time}
+    return {"ph": phase, "cat": "fwdbwd", "name": "fwdbwd", **times}
 
 
-def flow(phase, number, time):
-    return {"ph": phase, "cat": "fwdbwd", "name": "fwdbwd", "id": number, "pid": 10, "tid": 10} | {
-        "ts": time
-    }
-
-
-def test_each_rank_is_a_named_process(tmp_path):
-    paths = [write_rank(tmp_path / f"{r}.json", step(1, 0, 10), r) for r in range(2)]
-    merge_traces(paths, tmp_path / "all.json.gz")
-    trace = load(tmp_path / "all.json.gz")
-    names = {
-        e["pid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"
-    }
-    assert sorted(names.values()) == ["rank 0", "rank 1"]
-    assert {f"rank {rank}" for rank in trace["ranks"].values()} == set(names.values())
-    assert {str(pid): name for pid, name in names.items()} == {
-        pid: f"rank {rank}" for pid, rank in trace["ranks"].items()
-    }
-    assert trace["distributedInfo"]["1"]["rank"] == 1
-
-
-def test_clocks_with_different_bases_are_aligned(tmp_path):
+def test_ranks_are_named_processes_with_one_clock_and_distinct_arrows(tmp_path):
+    arrow = [flow("s", 1), flow("f", 2)]
     paths = [
-        write_rank(tmp_path / "0.json", [event("late", 100, 150)], 0, base=5_000_000_000),
-        write_rank(tmp_path / "1.json", [event("early", 100, 150)], 1, base=4_000_000_000),
+        write_rank(tmp_path / f"{rank}.json", [*arrow, event(name, 100, 150)], rank, base=base)
+        for rank, name, base in ((0, "late", 5_000_000_000), (1, "early", 4_000_000_000))
     ]
     merge_traces(paths, tmp_path / "all.json.gz")
-    trace = load(tmp_path / "all.json.gz")
-    times = {e["name"]: e["ts"] for e in trace["traceEvents"] if e["ph"] == "X"}
-    assert trace["baseTimeNanoseconds"] == 4_000_000_000
+    header, events = load_trace(tmp_path / "all.json.gz")
+    names = {str(e["pid"]): e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert names == {pid: f"rank {rank}" for pid, rank in header["ranks"].items()}
+    assert sorted(names.values()) == ["rank 0", "rank 1"]
+    assert header["distributedInfo"]["1"]["rank"] == 1
+    times = {e["name"]: e["ts"] for e in events if e["ph"] == "X"}
+    assert header["baseTimeNanoseconds"] == 4_000_000_000
     assert times["late"] - times["early"] == pytest.approx(1e6)
-
-
-def test_flow_arrows_of_ranks_have_distinct_ids(tmp_path):
-    arrow = [flow("s", 7, 1), flow("f", 7, 2)]
-    paths = [write_rank(tmp_path / f"{r}.json", arrow, r) for r in range(2)]
-    merge_traces(paths, tmp_path / "all.json.gz")
-    by_process = {}
-    for e in load(tmp_path / "all.json.gz")["traceEvents"]:
-        if e["ph"] in "sf":
-            by_process.setdefault(e["pid"], set()).add(e["id"])
-    first, second = by_process.values()
-    assert len(first) == len(second) == 1
-    assert first != second
+    arrows = {(e["pid"], e["id"]) for e in events if e["ph"] in "sf"}
+    assert len(arrows) == len({number for _, number in arrows}) == 2
 
 
 def test_equal_traces_merge_to_equal_files(tmp_path):

@@ -59,15 +59,11 @@ def test_work_without_launch_belongs_to_the_pass_in_which_it_began(tmp_path):
     assert times.comm_ms_by_unit == pytest.approx({OTHER: 0.44})
 
 
-def test_label_of_communication_hooks_names_the_unit(tmp_path):
+def test_labels_name_the_unit_and_metadata_a_generic_kernel(tmp_path):
     made = fsdp_step().label("shardlab::comm h.1", 218, 225)
-    times = only_step(tmp_path, made.nccl(920, 930, 220, collective="SendRecv"))
+    times = only_step(tmp_path, made.nccl(920, 930, 220, "Generic_4", reported="allreduce"))
     assert times.comm_ms_by_unit == pytest.approx({"h.0": 0.44, "h.1": 0.01})
-
-
-def test_generic_nccl_kernel_is_named_by_its_metadata(tmp_path):
-    made = fsdp_step().nccl(920, 930, 220, collective="Generic_4", reported="allreduce")
-    assert only_step(tmp_path, made).comm_ms_by_op["nccl:allreduce"] == pytest.approx(0.01)
+    assert times.comm_ms_by_op["nccl:allreduce"] == pytest.approx(0.01)
 
 
 def test_skew_and_transfer_are_separated_across_ranks(tmp_path):

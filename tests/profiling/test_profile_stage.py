@@ -1,7 +1,6 @@
 """The profile stage: a row for each step and rank, and their mean, which the record holds."""
 
 import csv
-import runpy
 from pathlib import Path
 
 import pytest
@@ -11,8 +10,7 @@ from shardlab.config.run_record import Breakdown
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
 from shardlab.profiling.merge import merge_traces
-from stages.profile import main, names_run
-from tests.commands import Command
+from stages.profile import main, names_run, of_traces
 from tests.trace_factory import WORKER, event, label, step, write_rank
 
 
@@ -48,37 +46,27 @@ def test_rows_hold_every_step_of_every_rank_and_the_breakdown_their_means(params
     assert breakdown.overlap == pytest.approx(0.3 / 0.4)
 
 
-def test_files_in_place_of_a_run_are_broken_down(tmp_path, monkeypatch):
+def test_files_in_place_of_a_run_are_broken_down(tmp_path, monkeypatch, capsys):
     """As in a folder without an experiment: nothing is read or written but what is named."""
     monkeypatch.chdir(tmp_path)
     write_rank(tmp_path / "0.json", [label("ProfilerStep#1", 0, 1000), event("aten::mm", 0, 500)])
-
-    def typed(*arguments):
-        monkeypatch.setattr("sys.argv", ["profile", *arguments])
-        runpy.run_module("stages.profile", run_name="__main__")
-
     Path("trace").symlink_to("0.json")
-    every = (["./0.json"], ["trace"], ["--csv", "rows.csv", "0.json"])
-    for number, arguments in enumerate(every):
-        command = Command(tmp_path / f"said{number}", lambda given=arguments: typed(*given))
-        assert command.wait() == 0, command.said()
-        assert "50.0" in command.said() and "update: unknown" in command.said()
+    for arguments in (["./0.json"], ["trace"], ["--csv", "rows.csv", "0.json"]):
+        of_traces(arguments)
+        shown = capsys.readouterr().out
+        assert "50.0" in shown and "update: unknown" in shown
     with Path("rows.csv").open(newline="") as file:
         (row,) = csv.DictReader(file)
     assert (row["compute_ms"], row["forward_ms"]) == ("0.5", "")
-    command = Command(tmp_path / "refused", lambda: typed("none.json"))
-    assert command.wait() == 2
-    assert command.said() == (
-        "profile: error: none.json: no such file: give traces of torch.profiler, or RUN\n"
-    )
-    command = Command(tmp_path / "mistyped", lambda: typed("0.json", "--cvs", "rows.csv"))
-    assert command.wait() == 2
-    assert command.said() == (
-        "profile: error: unrecognized arguments: --cvs rows.csv; "
-        "see python -m stages.profile --help\n"
-    )
-    left = {path.name for path in tmp_path.iterdir() if path.is_file()}
-    assert left == {"0.json", "rows.csv", "trace"}
+    for arguments, error in (
+        (["none.json"], "none.json: no such file: give traces of torch.profiler, or RUN"),
+        (["0.json", "--cvs", "rows.csv"], "unrecognized arguments: --cvs rows.csv; see python -m "),
+    ):
+        with pytest.raises(SystemExit) as end:
+            of_traces(arguments)
+        assert end.value.code == 2
+        assert capsys.readouterr().err.startswith(f"profile: error: {error}")
+    assert {path.name for path in tmp_path.iterdir()} == {"0.json", "rows.csv", "trace"}
 
 
 @pytest.mark.parametrize(

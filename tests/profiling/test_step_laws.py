@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardlab.profiling.breakdown import step_times
-from shardlab.profiling.intervals import EMPTY, length, merge
-from shardlab.profiling.operators import Operators
+from shardlab.profiling.intervals import merge
 from shardlab.profiling.trace import Collectives, Launched, Trace
 
 STEP = np.array([[0.0, 300.0]])
@@ -29,10 +28,6 @@ def launched(draw):
 def traces(draw):
     moved = times(draw(PIECES))
     names = [draw(st.sampled_from("ab")) for _ in moved]
-    operators = Operators()
-    for start, end in merge(times(draw(PIECES))):
-        operators.add(start, end, True)
-    operators.finish()
     middle = draw(st.integers(20, 250))
     return Trace(
         steps={1: STEP},
@@ -46,7 +41,7 @@ def traces(draw):
             np.array(names, dtype=np.str_),
             np.array(names, dtype=np.str_),
         ),
-        operators=[operators],
+        on_cpu=merge(times(draw(PIECES))),
         on_device=draw(st.booleans()),
     )
 
@@ -60,29 +55,22 @@ def test_parts_of_a_step_sum_to_the_step(trace):
     assert sum(t.comm_ms_by_unit.values()) >= t.comm_ms - 1e-9
 
 
-@given(traces())
-def test_single_rank_has_no_skew(trace):
-    (t,) = step_times({0: trace})
-    begun = trace.collectives.times[:, 0] < 300
-    assert t.comm_skew_ms == 0
-    matched = length(merge(trace.collectives.times[begun].clip(0, 300))) / 1000
-    assert t.comm_transfer_ms == pytest.approx(matched)
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.lists(traces(), min_size=2, max_size=4))
 def test_skew_and_transfer_are_parts_of_communication(ranks):
     for t in step_times(dict(enumerate(ranks))):
         assert t.comm_skew_ms >= 0 and t.comm_transfer_ms >= 0
         assert t.comm_skew_ms + t.comm_transfer_ms <= t.comm_ms + 1e-9
+    (alone,) = step_times({0: ranks[0]})
+    assert alone.comm_skew_ms == 0
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(traces(), min_size=2, max_size=4), st.integers(0, 3))
 def test_skew_is_invariant_under_permutation_of_ranks(ranks, by):
-    def waits(given_ranks):
-        found = step_times(dict(enumerate(given_ranks)))
-        return [(t.comm_skew_ms, t.comm_transfer_ms, t.comm_ms) for t in found]
+    def waits(ranks):
+        steps = step_times(dict(enumerate(ranks)))
+        return [(t.comm_skew_ms, t.comm_transfer_ms, t.comm_ms) for t in steps]
 
     by %= len(ranks)
     turned, straight = waits(ranks[by:] + ranks[:by]), waits(ranks)
@@ -102,13 +90,3 @@ def test_skew_and_transfer_sum_to_communication_if_all_collectives_match(trace, 
     ranks = [Trace(**{**vars(trace), "collectives": late(by)}) for by in (0, *delays)]
     for t in step_times(dict(enumerate(ranks))):
         assert t.comm_skew_ms + t.comm_transfer_ms == pytest.approx(t.comm_ms)
-
-
-def test_a_step_without_any_work_is_idle():
-    nothing = Launched(EMPTY, np.empty(0))
-    none = np.array([], dtype=np.str_)
-    moved = Collectives(EMPTY, np.empty(0), none, none)
-    half = np.array([[0.0, 100.0]])
-    trace = Trace({1: STEP}, half, half + 100, nothing, nothing, moved, [], False)
-    (t,) = step_times({0: trace})
-    assert (t.idle_ms, t.update_ms, t.comm_skew_ms) == pytest.approx((0.3, 0.1, 0.0))

@@ -2,12 +2,17 @@
 
 import gzip
 import json
+import random
 
 import pytest
 
 from shardlab.core.errors import UserError
-from shardlab.profiling.trace_file import read_events, read_header, write_trace
-from tests.trace_factory import event
+from shardlab.profiling.breakdown import analyse
+from shardlab.profiling.job import break_down
+from shardlab.profiling.merge import merge_traces
+from shardlab.profiling.table import render
+from shardlab.profiling.trace_file import load_trace, write_trace
+from tests.trace_factory import WORKER, event, label, step, write_rank
 
 NAMES = ["aten::mm", 'a "quoted" }, {\n  },\n  { name', "\\", "ü", "}"]
 HEADER = {"schemaVersion": 1, "distributedInfo": {"rank": 3, "pg_config": [{"ranks": [0, 1]}]}}
@@ -41,8 +46,9 @@ def test_every_layout_is_read_like_json(layout, count, tmp_path):
     plain.write_text(text)
     compressed.write_bytes(gzip.compress(text.encode()))
     for path in (plain, compressed):
-        assert list(read_events(path)) == json.loads(text)["traceEvents"]
-        assert read_header(path)["distributedInfo"] == HEADER["distributedInfo"]
+        header, events = load_trace(path)
+        assert events == json.loads(text)["traceEvents"]
+        assert header["distributedInfo"] == HEADER["distributedInfo"]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -52,12 +58,65 @@ def test_truncated_trace_is_refused(layout, tmp_path):
     for length in (0, 30, len(whole) // 2, len(whole) - 1):
         path.write_text(whole[:length])
         with pytest.raises(UserError, match="not a whole trace") as refusal:
-            list(read_events(path))
+            load_trace(path)
         assert "\n" not in str(refusal.value)
+    path.unlink()
+    with pytest.raises(UserError, match="no such trace"):
+        load_trace(path)
 
 
 def test_written_trace_is_read_back(tmp_path):
     trace = made(500)
     write_trace(tmp_path / "trace.json.gz", HEADER, trace["traceEvents"])
-    assert list(read_events(tmp_path / "trace.json.gz")) == trace["traceEvents"]
-    assert read_header(tmp_path / "trace.json.gz") == HEADER
+    assert load_trace(tmp_path / "trace.json.gz") == (HEADER, trace["traceEvents"])
+
+
+EVENTS = [*step(1, 0, 1000), event("aten::mm", 0, 500), label("gloo:all_reduce", 1, 9, WORKER)]
+VALUES = [None, "text", [], {}, [{}], True, -1, -1e3, 1e308]
+
+
+@pytest.fixture
+def trace(tmp_path):
+    path = tmp_path / "trace.json.gz"
+    merge_traces([write_rank(tmp_path / "0.json", EVENTS)], path)
+    return path
+
+
+def refusal(path):
+    """One line, or nothing where the change means nothing."""
+    message = None
+    for read in (lambda path: list(render(break_down([path]))), analyse):
+        try:
+            read(path)
+        except UserError as error:
+            message = str(error).replace(str(path), "trace")
+            assert "\n" not in message and len(message) <= 300
+    return message
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_any_value_of_a_trace_may_be_wrong(tmp_path, trace, value):
+    whole = json.loads(gzip.decompress(trace.read_bytes()))
+    path = tmp_path / "x.json"
+    for key in whole:
+        path.write_text(json.dumps({**whole, key: value}))
+        assert refusal(path) is not None or key != "traceEvents"
+    for i, changed in enumerate(whole["traceEvents"]):
+        for key in changed:
+            events = [*whole["traceEvents"]]
+            events[i] = {**changed, key: value}
+            path.write_text(json.dumps({**whole, "traceEvents": events}))
+            is_duration = key == "dur" and not isinstance(value, bool)
+            assert refusal(path) is not None or not is_duration
+
+
+def test_every_torn_and_flipped_trace_is_one_line(trace):
+    whole, chance = trace.read_bytes(), random.Random(0)
+    for number in range(200):
+        torn = bytearray(whole)
+        if number % 3 == 0:
+            del torn[chance.randrange(len(torn)) :]
+        else:
+            torn[chance.randrange(10, len(torn))] ^= 1 << chance.randrange(8)
+        trace.write_bytes(torn)
+        assert refusal(trace) is not None

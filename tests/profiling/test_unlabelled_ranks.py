@@ -1,7 +1,6 @@
 """Real traces by torch.profiler alone: without labels the breakdown is that of the labelled run."""
 
 import json
-import statistics
 
 import pytest
 import torch
@@ -63,11 +62,11 @@ def without(folder, names):
 def test_passes_without_labels_are_those_with_labels(folder, names, first):
     merge_traces([folder / f"{rank}.json" for rank in range(2)], folder / "merged.json.gz")
     labelled = read_steps(folder / "merged.json.gz")
-    found = break_down(without(folder, names)[::-1])
-    assert [(s.rank, s.step) for s in found.steps] == [
+    job = break_down(without(folder, names)[::-1])
+    assert [(s.rank, s.step) for s in job.steps] == [
         (r, first + n) for r in (0, 1) for n in range(STEPS)
     ]
-    for step in found.steps:
+    for step in job.steps:
         parts = step.compute_ms + step.exposed_comm_ms + step.exposed_copy_ms + step.idle_ms
         assert parts == pytest.approx(step.step_ms)
         passes = step.forward_ms + step.backward_ms + step.update_ms
@@ -76,12 +75,6 @@ def test_passes_without_labels_are_those_with_labels(folder, names, first):
         assert step.optimizer_ms < step.update_ms
     if first == 2:  # inferred steps begin and end some events earlier or later
         for name in ("comm_ms", "compute_ms", "idle_ms", "comm_skew_ms"):
-            times = [[getattr(step, name) for step in steps] for steps in (found.steps, labelled)]
+            times = [[getattr(step, name) for step in steps] for steps in (job.steps, labelled)]
             assert times[0] == pytest.approx(times[1])
-    ratios = [
-        (inferred.backward_ms / inferred.forward_ms) / (known.backward_ms / known.forward_ms)
-        for inferred, known in zip(found.steps, labelled, strict=True)
-    ]
-    # some other process may stop a rank between a label and what it holds, in one step or another
-    assert statistics.median(ratios) == pytest.approx(1, abs=0.15)
-    assert "all ranks: forward, backward: inferred from the operators of" in "".join(found.notes)
+    assert "all ranks: forward, backward: inferred from the operators of" in "".join(job.notes)

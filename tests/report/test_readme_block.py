@@ -29,15 +29,6 @@ def test_only_the_block_changes(project):
     assert written.encode().strip() == text[len(before) : len(text) - len(after)]
 
 
-def test_unchanged_block_is_not_written_again(project):
-    readme = project / "README.md"
-    readme.write_text(f"{BEGIN}{END}")
-    main(Parameters())
-    first = readme.stat()
-    main(Parameters())
-    assert (readme.stat().st_mtime_ns, readme.stat().st_ino) == (first.st_mtime_ns, first.st_ino)
-
-
 @pytest.mark.parametrize(
     "text", ["none", BEGIN, END, f"{END} {BEGIN}", f"{BEGIN}{END}{BEGIN}{END}"]
 )

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.resume import Outcome, interrupt, run_straight
 from shardlab.config.schema import Checkpoint
 from shardlab.core.errors import StorageError, UserError
 from shardlab.core.files import read_json, read_json_lines
 from shardlab.train.run import train_run
 from tests.train.checkpointed import INT4, plan_of, strategy_of
+from tests.train.interrupted_runs import Outcome, interrupt, run_straight
 
 FORMATS = {
     "ddp": {"format": "sharded", "asynchronous": True},

@@ -10,7 +10,6 @@ import pytest
 import torch.distributed as dist
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from benchmarks.resume import Outcome
 from shardlab.config.machine import Link
 from shardlab.config.schema import Checkpoint
 from shardlab.core.files import read_json, read_json_lines
@@ -20,6 +19,7 @@ from shardlab.train.loop import Loop
 from shardlab.train.run import train_run
 from tests.commands import Command
 from tests.train.checkpointed import INT4, plan_of, strategy_of
+from tests.train.interrupted_runs import Outcome
 
 RATE = "20mbit"
 """at which a step of the tiny model takes long enough to see the link"""

@@ -13,7 +13,7 @@ from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Checkpoint, Train
 from shardlab.config.strategy import parse_strategy
 from shardlab.core.errors import StorageError, UserError
-from shardlab.profiling.trace_file import read_events, read_header
+from shardlab.profiling.trace_file import load_trace
 from shardlab.train.loop import Loop, StepEvent
 from shardlab.train.outputs import Telemetry, check_equal, checksum, gather_trained
 from shardlab.train.plans import RunPlan
@@ -58,8 +58,9 @@ def test_a_run_leaves_scalars_and_traces_for_tensorboard(data, tmp_path):
     workers = {match[1]: path for path in folder.iterdir() if (match := WORKER.match(path.name))}
     assert workers.keys() == {"rank0", "rank1"}
     for worker, path in workers.items():
-        assert f"rank{read_header(path)['distributedInfo']['rank']}" == worker
-        assert any(event["name"].startswith("ProfilerStep#") for event in read_events(path))
+        header, events = load_trace(path)
+        assert f"rank{header['distributedInfo']['rank']}" == worker
+        assert any(event["name"].startswith("ProfilerStep#") for event in events)
 
 
 def test_outputs_are_probed_before_the_first_step(data, tmp_path, monkeypatch):

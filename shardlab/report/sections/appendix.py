@@ -6,7 +6,7 @@ from typing import Any
 from shardlab.config.run_record import Record
 from shardlab.config.timing_record import machines
 from shardlab.report.evidence import Evidence
-from shardlab.report.tables import Section, Table, facts, make_table, plural
+from shardlab.report.tables import Section, Table, facts_table, flatten, make_table, plural
 
 _MANY = 4
 """distinct values up to this number are listed one by one"""
@@ -14,62 +14,39 @@ _MANY = 4
 
 def data(evidence: Evidence) -> Section:
     """Show source, licence and statistics of the corpus."""
-    return Section(
-        "Data",
-        tables=[
-            make_table("Source", ["name", "value"], facts(evidence.source), layout="facts"),
-            make_table(
-                "Statistics of the corpus",
-                ["name", "value"],
-                facts(evidence.statistics),
-                layout="facts",
-            ),
-        ],
-    )
+    statistics = facts_table("Statistics of the corpus", flatten(evidence.statistics))
+    return Section("Data", tables=[facts_table("Source", flatten(evidence.source)), statistics])
 
 
 def environment(evidence: Evidence) -> Section:
     """Show host, versions and setting."""
-    found = machines(evidence.timed)
-    mixed = "; ".join(f"{', '.join(timings)} on {machine}" for machine, timings in found.items())
+    by_machine = machines(evidence.timed)
+    names = "; ".join(f"{', '.join(timings)} on {name}" for name, timings in by_machine.items())
+    several = f"Timings of {len(by_machine)} machines, which differ in speed: {names}."
     return Section(
         "Environment",
-        sentences=[f"Timings of {len(found)} machines, which differ in speed: {mixed}."]
-        if len(found) > 1
-        else [],
-        tables=[
-            make_table("Environment", ["name", "value"], setting(evidence.records), layout="facts")
-        ],
+        sentences=[several] if len(by_machine) > 1 else [],
+        tables=[facts_table("Environment", setting(evidence.records))],
     )
 
 
 def regenerate(evidence: Evidence) -> Section:
     """Show the commands that regenerate the report."""
+    commands = [("Snakemake", "snakemake --cores all"), ("DVC", "dvc repro")]
     return Section(
         "Regenerate",
         sentences=[
             "params.yaml describes the experiment. Either tool runs the stages that a change "
             "affects."
         ],
-        tables=[
-            make_table(
-                "Regenerate",
-                ["name", "value"],
-                [("Snakemake", "snakemake --cores all"), ("DVC", "dvc repro")],
-                layout="facts",
-            )
-        ],
+        tables=[facts_table("Regenerate", commands)],
     )
 
 
 def definitions(tables: Iterable[Table]) -> Section:
     """Define the columns of all tables, each once."""
-    meanings = {
-        column.heading: column.meaning
-        for table in tables
-        for column in table.columns
-        if column.meaning
-    }
+    columns = [column for table in tables for column in table.columns if column.meaning]
+    meanings = {column.heading: column.meaning for column in columns}
     return Section(
         "Definitions",
         sentences=[
@@ -82,45 +59,39 @@ def definitions(tables: Iterable[Table]) -> Section:
     )
 
 
-def distinct(values: Iterable[Any]) -> str:
+def _distinct(values: Iterable[Any]) -> str:
     """Return the different values in their order, the first few by name."""
     texts = list(dict.fromkeys(str(value) for value in values))
-    if len(texts) <= _MANY:
-        return ", ".join(texts)
-    return f"{', '.join(texts[:_MANY])} and {len(texts) - _MANY} more"
+    more = f" and {len(texts) - _MANY} more" if len(texts) > _MANY else ""
+    return ", ".join(texts[:_MANY]) + more
 
 
 def setting(records: Sequence[Record]) -> list[tuple[str, str]]:
     """Return names and values of the setting; several values where the records differ."""
 
     def of(name: str) -> str:
-        return distinct(getattr(record, name) for record in records)
+        return _distinct(getattr(record, name) for record in records)
 
     def host(name: str) -> str:
-        return distinct(record.host[name] for record in records)
+        return _distinct(record.host[name] for record in records)
 
+    tokens = (r.world_size * r.batch_size * r.accumulation * r.sequence_length for r in records)
     return [
         ("CPU", host("cpu")),
         ("cores", host("cores")),
-        ("memory", distinct(f"{r.host['memory_bytes'] / 2**30:.1f} GiB" for r in records)),
+        ("memory", _distinct(f"{r.host['memory_bytes'] / 2**30:.1f} GiB" for r in records)),
         ("kernel", host("kernel")),
         ("Python", host("python")),
         ("torch", of("torch")),
         ("kernels", of("kernels")),
         ("ranks", of("world_size")),
         ("link", of("link")),
-        ("model", distinct(f"{r.model} ({r.parameters:,} parameters)" for r in records)),
+        ("model", _distinct(f"{r.model} ({r.parameters:,} parameters)" for r in records)),
         ("data", of("dataset")),
         ("steps", of("steps")),
-        (
-            "tokens per step",
-            distinct(
-                f"{r.world_size * r.batch_size * r.accumulation * r.sequence_length:,}"
-                for r in records
-            ),
-        ),
+        ("tokens per step", _distinct(f"{count:,}" for count in tokens)),
         ("sequence length", of("sequence_length")),
-        ("seeds", ", ".join(map(str, dict.fromkeys(r.seed for r in records)))),
+        ("seeds", ", ".join(dict.fromkeys(str(r.seed) for r in records))),
         ("revision", of("revision")),
     ]
 
@@ -129,18 +100,12 @@ def setting_line(evidence: Evidence) -> str:
     """Return one line: host, seeds, steps, model, data, versions, and what was measured how."""
     values = dict(setting(evidence.records))
     repetitions = plural(int(evidence.compared["repetitions"].max()), "repetition")
-    parts = [
-        f"{values['CPU']} ({values['cores']} cores, {values['ranks']} ranks)",
-        f"seed {values['seeds']}" if values["seeds"].isdigit() else f"seeds {values['seeds']}",
-        f"{values['steps']} steps of {values['tokens per step']} tokens",
-        values["model"],
-        values["data"],
-        f"torch {values['torch']}",
-        f"revision {values['revision']}",
-    ]
     return (
-        f"Measured on {'; '.join(parts)}. Step times are of interleaved steps (timing "
-        f"{evidence.comparison}, {repetitions}), bytes and quality of the training runs; ± is the "
-        "standard deviation over repetitions or seeds, brackets hold the 95 % confidence interval "
-        "of the paired comparison with the baseline."
+        f"Measured on {values['CPU']} ({values['cores']} cores, {values['ranks']} ranks); "
+        f"{'seed' if values['seeds'].isdigit() else 'seeds'} {values['seeds']}; "
+        f"{values['steps']} steps of {values['tokens per step']} tokens; {values['model']}; "
+        f"{values['data']}; torch {values['torch']}; revision {values['revision']}. Step times are "
+        f"of interleaved steps (timing {evidence.comparison}, {repetitions}), bytes and quality of "
+        "the training runs; ± is the standard deviation over repetitions or seeds, brackets hold "
+        "the 95 % confidence interval of the paired comparison with the baseline."
     )

@@ -1,14 +1,13 @@
 """Section on the forecast: validation errors, and predictions for clusters."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from shardlab.config.timing_record import NO_COMMUNICATION
-from shardlab.core.document import Document
 from shardlab.forecast.extrapolation import Point
 from shardlab.forecast.results import ForecastDocument
+from shardlab.report.columns import LINK, RANKS
 from shardlab.report.evidence import Evidence
 from shardlab.report.plots import forecast_plot
-from shardlab.report.sections.scaling import LINK, RANKS
 from shardlab.report.tables import (
     RUN,
     Column,
@@ -19,12 +18,9 @@ from shardlab.report.tables import (
     fixed,
     make_table,
     percent,
-    plain,
     plural,
     rate_text,
-    share,
     within,
-    words,
 )
 
 _MEDIAN_GOAL, _WORST_GOAL = 0.08, 0.20
@@ -56,13 +52,12 @@ CHECKS = [
         lambda row: fixed(row["measured_ms"], 1),
         "median over the repetitions of a timing that the model was not fitted on",
     ),
-    Column("error", "%", share("error"), "predicted over measured step, minus 1"),
+    Column("error", "%", "error", "predicted over measured step, minus 1"),
 ]
-
 BREAK_EVEN = [
     RUN,
-    Column("codecs", "", words("codec"), "codecs of gradients, and of weights", False),
-    Column("payload / raw", "", plain("ratio"), "payload bytes over raw bytes"),
+    Column("codecs", "", "codec", "codecs of gradients, and of weights", numeric=False),
+    Column("payload / raw", "", "ratio", "payload bytes over raw bytes"),
     Column(
         "exposed collective",
         "up to",
@@ -73,19 +68,24 @@ BREAK_EVEN = [
         "whole step",
         "up to",
         _pays_up_to,
-        "link rate up to which the codecs shorten the simulated step, relative to the same "
+        "link rate up to which the codecs shorten the predicted step, relative to the same "
         "strategy without codecs",
     ),
 ]
-
-PRESET = Column("preset", "", words("link"), "assumed cluster", False)
 
 
 def forecast(evidence: Evidence) -> Section:
     """Show the errors on held-out timings, and predictions with their assumptions."""
     predicted = evidence.predicted
-    held_out = [each for each in predicted.checks if each.held_out]
-    largest_first = sorted(held_out, key=lambda each: -abs(each.error))
+    held_out = [check for check in predicted.checks if check.held_out]
+    checks = [c.model_dump() for c in sorted(held_out, key=lambda check: -abs(check.error))]
+    break_even = [row.model_dump() for row in predicted.break_even]
+    rates = make_table("Predicted break-even rates", BREAK_EVEN, break_even)
+    note = "For two ranks, each with cores that no other rank uses."
+    assumptions = [
+        *predicted.assumptions,
+        *(f"{name}: {source}." for name, source in predicted.links.items()),
+    ]
     return Section(
         "Forecast",
         sentences=[accuracy(predicted)],
@@ -102,65 +102,47 @@ def forecast(evidence: Evidence) -> Section:
                 forecast_plot(predicted.points, evidence.runs, evidence.baseline),
             )
         ],
-        tables=[_table("Validation on held-out timings", CHECKS, largest_first)],
+        tables=[make_table("Validation on held-out timings", CHECKS, checks)],
         sections=[
-            Section(
-                "Assumptions",
-                items=[
-                    *predicted.assumptions,
-                    *(f"{name}: {source}." for name, source in predicted.links.items()),
-                ],
-            ),
-            *_break_even(predicted),
+            Section("Assumptions", items=assumptions),
+            *([Section(rates.title, [note], tables=[rates])] if break_even else []),
         ],
-        details=[Section("Predicted throughput", tables=[_scaling(predicted.points)])],
+        details=[Section("Predicted throughput", tables=[_throughput(predicted.points)])],
     )
-
-
-def _break_even(predicted: ForecastDocument) -> list[Section]:
-    if not predicted.break_even:
-        return []
-    table = _table("Predicted break-even rates", BREAK_EVEN, predicted.break_even)
-    sentence = "For two ranks, each with cores that no other rank uses."
-    return [Section(table.title, [sentence], tables=[table])]
 
 
 def accuracy(predicted: ForecastDocument) -> str:
     """Return a sentence with the errors on held-out runs, and whether each goal is met."""
-    bounds = sum(each.endswith(f"/{NO_COMMUNICATION}") for each in predicted.fitted_on)
+    bounds = sum(name.endswith(f"/{NO_COMMUNICATION}") for name in predicted.fitted_on)
     runs = plural(len(predicted.fitted_on) - bounds, "timed run")
     fitted = f"The model is fitted on {runs} and {plural(bounds, 'no-communication bound')}"
-    found = predicted.summary
-    if found is None:
+    errors = predicted.summary
+    if errors is None:
         return f"{fitted}; no other run is timed, so its error is unknown."
     return (
-        f"{fitted} and predicts the step time of {found.runs} held-out runs with a median error of "
-        f"{_against(found.median, _MEDIAN_GOAL)} and a worst of "
-        f"{_against(found.worst, _WORST_GOAL)}. {percent(found.within, 0)} of the measurements are "
-        "inside their 95 % prediction interval."
+        f"{fitted} and predicts the step time of {errors.runs} held-out runs with a median error "
+        f"of {_with_goal(errors.median, _MEDIAN_GOAL)} and a worst of "
+        f"{_with_goal(errors.worst, _WORST_GOAL)}. {percent(errors.within, 0)} of the measurements "
+        "are inside their 95 % prediction interval."
     )
 
 
-def _against(error: float, goal: float) -> str:
+def _with_goal(error: float, goal: float) -> str:
     return f"{percent(error)} (goal {percent(goal, 0)}: {'met' if error <= goal else 'missed'})"
 
 
-def _table(title: str, columns: Sequence[Column], rows: Iterable[Document]) -> Table:
-    return make_table(title, columns, [row.model_dump() for row in rows])
-
-
-def _scaling(points: Sequence[Point]) -> Table:
+def _throughput(points: Sequence[Point]) -> Table:
     """Return the throughput by run and cluster, with a column for every number of ranks."""
-    sizes = sorted({point.ranks for point in points})
-    found = {(p.run, p.link, p.ranks): percent(p.efficiency) for p in points}
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    for point in sorted(points, key=lambda point: point.ranks):
+        rows.setdefault((point.run, point.link), {})[str(point.ranks)] = percent(point.efficiency)
     meaning = "predicted throughput of a rank relative to one without communication"
+    sizes = sorted({point.ranks for point in points})
     columns = [
         RUN,
-        PRESET,
-        *(Column(f"{n:,} ranks", "", words(str(n)), meaning) for n in sizes),
+        Column("preset", "", "link", "assumed cluster", numeric=False),
+        *(Column(f"{n:,} ranks", "", str(n), meaning) for n in sizes),
     ]
-    rows: list[Row] = [
-        {"run": run, "link": link, **{str(n): found[run, link, n] for n in sizes}}
-        for run, link in dict.fromkeys((p.run, p.link) for p in points)
-    ]
-    return make_table("Predicted throughput", columns, rows)
+    order = dict.fromkeys((point.run, point.link) for point in points)
+    lines = [{"run": run, "link": link, **rows[run, link]} for run, link in order]
+    return make_table("Predicted throughput", columns, lines)

@@ -1,20 +1,26 @@
-"""Section on links: the fastest run at each rate, and the break-even rate of each codec.
+"""Sections on links: the fastest run at each rate, break-even rates of codecs, time to quality.
 
 A codec pays while the step is shorter than that of the same strategy without a codec. The rate at
 which it stops to pay is interpolated between two measured rates: logarithm of the ratio of step
 times over logarithm of the rate.
+
+Time to quality is the number of steps until a loss of the training runs times the step time of a
+timing. A link changes the time of a step and not its loss, and the training runs are minutes apart:
+their own times would compare the drift of the machine.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
-from shardlab.config.strategy import Strategy
+import numpy as np
+import pandas as pd
+
+from shardlab.config.timing_record import NO_COMMUNICATION
+from shardlab.report.columns import TIMED
 from shardlab.report.evidence import Evidence
 from shardlab.report.plots import crossover_plot
-from shardlab.report.sections.quality import quality_tables
-from shardlab.report.sections.scaling import TIMED
+from shardlab.report.quality import quality_at_time, steps_to_quality
 from shardlab.report.tables import (
     ABSENT,
     RUN,
@@ -25,17 +31,20 @@ from shardlab.report.tables import (
     Section,
     Table,
     figure,
+    interval,
     make_table,
-    plus_minus,
     rate_text,
-    ratio,
-    words,
+    spread,
+    within,
 )
-from shardlab.report.timings import Crossover, LinkTiming, speed_up, step_sd
+from shardlab.report.timings import group_title, link_headings
+
+Curves = Mapping[str, Sequence[Sequence[float]]]
+"""losses by run and seed"""
 
 
 def links(evidence: Evidence) -> Section:
-    """Show speed-ups by link rate, break-even rates of codecs, and time to quality by link."""
+    """Show speed-ups by link rate, and break-even rates of codecs."""
     baseline = evidence.baseline
     everything = evidence.timing_table("All timings", TIMED, evidence.timing_rows)
     return Section(
@@ -43,9 +52,7 @@ def links(evidence: Evidence) -> Section:
         sentences=[
             "A codec pays while a step is shorter than that of the same strategy without a codec. "
             "The rate at which it stops paying is interpolated between measured rates on "
-            "logarithmic scales; its interval is that of the ratios of step times. Time to a loss "
-            "is the number of steps times the step time, with the smoothed losses of the training "
-            "runs; a run that is over keeps its last loss.",
+            "logarithmic scales; its interval is that of the ratios of step times.",
         ],
         figures=[
             Figure(
@@ -59,9 +66,13 @@ def links(evidence: Evidence) -> Section:
         ],
         sections=[
             Section(
-                title=f"Links of {group.title}",
+                title=f"Links of {group_title(group)}",
                 sentences=[fastest(group, baseline)],
-                tables=_tables(group, evidence),
+                tables=[
+                    table
+                    for table in (step_table(group, baseline), codec_table(group))
+                    if table.rows
+                ],
             )
             for group in evidence.crossovers
         ],
@@ -69,136 +80,176 @@ def links(evidence: Evidence) -> Section:
     )
 
 
-def _tables(group: Crossover, evidence: Evidence) -> list[Table]:
-    codecs = codec_table(group)
-    # losses of the training runs hold for their number of ranks alone
-    trained = group.world_size == evidence.records[0].world_size
-    return [
-        step_table(group, evidence.baseline),
-        *([codecs] if codecs.rows else []),
-        *(quality_tables(group, evidence) if trained else []),
+def fastest(group: pd.DataFrame, baseline: str) -> str:
+    """Return a sentence that names the run with the shortest step on each link."""
+    parts = []
+    for timing, link in link_headings(group).items():
+        rows = group[(group["timing"] == timing) & (group["run"] != NO_COMMUNICATION)]
+        best = rows.loc[rows["step_ms"].idxmin()]
+        gain = 1 / best["step_ratio"]
+        other = best["run"] != baseline and math.isfinite(gain)
+        than = f", {figure(gain)} times as fast as {baseline}" if other else ""
+        parts.append(f"{link}: {best['run']} ({figure(best['step_ms'])} ms{than})")
+    return f"Shortest step on {group_title(group)}, by link: {'; '.join(parts)}."
+
+
+def step_table(group: pd.DataFrame, baseline: str) -> Table:
+    """Return the step time of every run on every link, and its ratio to the baseline."""
+    columns = [RUN]
+    for timing, link in link_headings(group).items():
+        columns += [
+            Column(link, "ms", _in_timing(group, timing, spread("step_ms"))),
+            Column("/ baseline", link, _in_timing(group, timing, interval("step_ratio", 3))),
+        ]
+    rows = [{"run": run} for run in group["run"].unique()]
+    return make_table(f"Step time by link, {group_title(group)}", columns, rows, baseline)
+
+
+def codec_table(group: pd.DataFrame) -> Table:
+    """Return the speed-up of each codec on each link, and its break-even rate."""
+    rows: list[Row] = [
+        {"run": run, "reference": reference, "stop": stops_paying(group, run)}
+        for run, reference in group[["run", "reference"]].drop_duplicates("run").to_numpy()
+        if reference
     ]
+    columns = [
+        RUN,
+        Column("relative to", "", "reference", numeric=False),
+        *(
+            Column("speed-up", link, _in_timing(group, timing, _codec_speed_up))
+            for timing, link in link_headings(group).items()
+        ),
+        Column("stops paying at", "", "stop", numeric=False),
+    ]
+    return make_table(f"Where codecs stop paying, {group_title(group)}", columns, rows)
 
 
-def references(group: Crossover) -> dict[str, str]:
-    """Return for every run with a codec the run to beat: the same strategy without a codec.
-
-    An all-to-all route is preferred: gloo's reduce-scatter sends twice the bytes, and beating it is
-    no merit of a codec. Runs without a counterpart are left out.
-    """
-    strategies = group.strategies()
-    without = sorted(
-        (run for run, strategy in strategies.items() if _uncompressed(strategy)),
-        key=lambda run: strategies[run].gradients.route != "exchange",
-    )
-    found = {}
-    for run, strategy in strategies.items():
-        same = [other for other in without if _rest(strategies[other]) == _rest(strategy)]
-        if not _uncompressed(strategy) and same:
-            found[run] = same[0]
-    return found
+def _in_timing(group: pd.DataFrame, timing: str, cell: Cell) -> Cell:
+    """Show what a run has in one timing; a dash where it was not timed."""
+    rows = {row["run"]: row for row in group[group["timing"] == timing].to_dict("records")}
+    return lambda row: cell(rows[row["run"]]) if row["run"] in rows else ABSENT
 
 
-def _uncompressed(strategy: Strategy) -> bool:
-    weights = strategy.weights
-    return strategy.gradients.plain() and (weights is None or weights.codec.name == "none")
+def _codec_speed_up(row: Row) -> str:
+    mean, low, high = (1 / row[f"codec_ratio{end}"] for end in ("", "_high", "_low"))
+    return within(mean, low, high, places=2)
 
 
-def _rest(strategy: Strategy) -> dict[str, Any]:
-    """Return the strategy without its codecs and routes."""
-    return strategy.model_dump(mode="json", exclude={"gradients", "weights"})
-
-
-def crossing(curve: Sequence[tuple[float, float]]) -> float:
+def crossing(rates: Sequence[float], ratios: Sequence[float]) -> float:
     """Return the rate at which a ratio of step times reaches 1, from lower rates.
 
     Args:
-        curve: rates in bits per second, ascending, each with the ratio there.
+        rates: bits per second, ascending.
+        ratios: those there.
 
     Returns:
-        0 below all of them, infinity above.
+        0 below all rates, infinity above.
     """
-    if curve[-1][1] < 1:
+    if ratios[-1] < 1:
         return math.inf
-    for (rate, before), (next_rate, after) in reversed([*pairwise(curve)]):
+    curve = pairwise(zip(rates, ratios, strict=True))
+    for (rate, before), (next_rate, after) in reversed([*curve]):
         if before < 1:
             fraction = math.log(before) / (math.log(before) - math.log(after))
             return float(rate * (next_rate / rate) ** fraction)
     return 0.0
 
 
-def stops_paying(group: Crossover, run: str, reference: str) -> str:
+def stops_paying(group: pd.DataFrame, run: str) -> str:
     """Return the break-even rate of a codec with its interval, as text."""
-    at = [(t.bits_per_second, t.ratio(run, reference)) for t in group.measured]
-    known = [(rate, found) for rate, found in at if math.isfinite(found["mean"])]
-    if not known:
+    rows = group[group["run"] == run].dropna(subset=["bits_per_second", "codec_ratio"])
+    if rows.empty:
         return ABSENT
-    lowest, highest = known[0][0], known[-1][0]
+    rates = rows["bits_per_second"].tolist()
 
-    def text_of(key: str) -> str:
-        rate = crossing([(rate, float(found[key])) for rate, found in known])
+    def text_of(column: str) -> str:
+        rate = crossing(rates, rows[column].tolist())
         if rate == 0:
-            return f"below {rate_text(lowest)}"
-        return f"above {rate_text(highest)}" if math.isinf(rate) else rate_text(rate)
+            return f"below {rate_text(rates[0])}"
+        return f"above {rate_text(rates[-1])}" if math.isinf(rate) else rate_text(rate)
 
-    text = text_of("mean")
-    if not all(math.isfinite(found["low"]) for _, found in known):
+    text = text_of("codec_ratio")
+    if rows["codec_ratio_low"].isna().any():
         return text
     # the upper end of the ratio gives the lower end of the rate
-    ends = text_of("high"), text_of("low")
+    ends = text_of("codec_ratio_high"), text_of("codec_ratio_low")
     return text if ends == (text, text) else f"{text} ({ends[0]} to {ends[1]})"
 
 
-def fastest(group: Crossover, baseline: str) -> str:
-    """Return a sentence that names the run with the shortest step on each link."""
-    parts = []
-    for timing in group.timings:
-        best = timing.fastest()
-        gain = 1 / timing.ratio(best, baseline)["mean"]
-        other = best != baseline and math.isfinite(gain)
-        than = f", {figure(gain)} times as fast as {baseline}" if other else ""
-        parts.append(f"{timing.link}: {best} ({figure(timing.step_ms(best))} ms{than})")
-    return f"Shortest step on {group.title}, by link: {'; '.join(parts)}."
+def time_to_quality(evidence: Evidence) -> Section | None:
+    """Show time to each loss and loss at each time on every link; None if nobody asks for them.
 
-
-def step_table(group: Crossover, baseline: str) -> Table:
-    """Return the step time of every run on every link, and its ratio to the baseline."""
-    columns = [RUN]
-    for timing in group.timings:
-        columns += [
-            Column(timing.link, "ms", _step(timing), ""),
-            Column("/ baseline", timing.link, _step_ratio(timing, baseline), ""),
-        ]
-    rows: list[Row] = [{"run": run} for run in group.runs]
-    return make_table(f"Step time by link, {group.title}", columns, rows, baseline)
-
-
-def _step(timing: LinkTiming) -> Cell:
-    def cell(row: Row) -> str:
-        run = timing.runs.get(row["run"])
-        return ABSENT if run is None else plus_minus(timing.step_ms(run.run), step_sd(run))
-
-    return cell
-
-
-def _step_ratio(timing: LinkTiming, baseline: str) -> Cell:
-    return lambda row: ratio(*timing.ratio(row["run"], baseline), places=3)
-
-
-def _speed_up(timing: LinkTiming) -> Cell:
-    return lambda row: ratio(*speed_up(timing.ratio(row["run"], row["reference"])), places=2)
-
-
-def codec_table(group: Crossover) -> Table:
-    """Return the speed-up of each codec on each link, and its break-even rate."""
-    rows: list[Row] = [
-        {"run": run, "reference": reference, "stop": stops_paying(group, run, reference)}
-        for run, reference in references(group).items()
+    Means over seeds; absent if a seed does not reach the loss.
+    """
+    rows = evidence.timing_rows
+    # losses of the training runs hold for their number of ranks alone
+    rows = rows[rows["world_size"] == evidence.records[0].world_size]
+    runs = [run for run in rows["run"].unique() if run in evidence.losses]
+    curves = {
+        run: [[seed[step] for step in sorted(seed)] for seed in evidence.losses[run].values()]
+        for run in runs
+    }
+    titles = {
+        "Time to a training loss": _times(rows, curves, evidence.quality.train_loss),
+        "Training loss at equal time": _losses(rows, curves, evidence.quality.time_s),
+    }
+    tables = [
+        make_table(title, [RUN, *columns], [{"run": run} for run in runs], evidence.baseline)
+        for title, columns in titles.items()
+        if columns
     ]
-    columns = [
-        RUN,
-        Column("relative to", "", words("reference"), "", False),
-        *(Column("speed-up", timing.link, _speed_up(timing), "") for timing in group.timings),
-        Column("stops paying at", "", words("stop"), "", False),
-    ]
-    return make_table(f"Where codecs stop paying, {group.title}", columns, rows)
+    sentence = (
+        "Steps until the training loss, smoothed over a twentieth of the run, is reached; the "
+        "same times the step time of each timing; and the smoothed loss of the last step that "
+        "ended by a time. A loss that a seed does not reach has no time, and a run that is over "
+        "keeps its last loss."
+    )
+    return Section("Time to quality", [sentence], tables=tables) if tables else None
+
+
+def _times(rows: pd.DataFrame, curves: Curves, losses: Sequence[float]) -> list[Column]:
+    columns = []
+    for loss in losses:
+        steps = {
+            run: _mean([steps_to_quality(seed, loss) for seed in seeds])
+            for run, seeds in curves.items()
+        }
+        columns.append(_by_run(f"loss {loss:g}", "steps", steps))
+        for timing, link in link_headings(rows).items():
+            seconds = {
+                run: steps[run] * step for run, step in _step_s(rows, timing, curves).items()
+            }
+            columns.append(_by_run(f"loss {loss:g}", f"s, {link}", seconds))
+    return columns
+
+
+def _losses(rows: pd.DataFrame, curves: Curves, moments: Sequence[float]) -> list[Column]:
+    columns = []
+    for moment in moments:
+        for timing, link in link_headings(rows).items():
+            losses = {
+                run: _mean([_loss_after(moment, seed, step) for seed in curves[run]])
+                for run, step in _step_s(rows, timing, curves).items()
+            }
+            columns.append(_by_run(f"after {moment:g} s", link, losses))
+    return columns
+
+
+def _step_s(rows: pd.DataFrame, timing: str, curves: Curves) -> dict[str, float]:
+    """Return the step time of each trained run in a timing."""
+    steps = rows[rows["timing"] == timing].set_index("run")["step_ms"] / 1e3
+    return {run: float(step) for run, step in steps.items() if run in curves}
+
+
+def _loss_after(moment: float, losses: Sequence[float], step_s: float) -> float | None:
+    return quality_at_time(losses, [step_s * (i + 1) for i in range(len(losses))], moment)
+
+
+def _mean(values: Sequence[float | None]) -> float:
+    """Return the mean over seeds; NaN if one has no value."""
+    return float(np.mean([math.nan if value is None else value for value in values]))
+
+
+def _by_run(title: str, unit: str, values: Mapping[str, float]) -> Column:
+    """Return a column with a number for each run; a dash where there is none."""
+    return Column(title, unit, lambda row: figure(values.get(row["run"], math.nan)))

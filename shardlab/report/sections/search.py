@@ -1,5 +1,7 @@
 """Section on the search: what was predicted, raced and decided, round by round."""
 
+import math
+
 from shardlab.report.evidence import Evidence
 from shardlab.report.tables import (
     ABSENT,
@@ -12,7 +14,7 @@ from shardlab.report.tables import (
     within,
 )
 from shardlab.search.history import History
-from shardlab.search.records import Candidate, Decision, Prediction, Space, StepRatio
+from shardlab.search.records import Candidate, Comparison, Decision, Space, StepRatio
 
 _ROLES = {
     "incumbent": "incumbent",
@@ -23,18 +25,14 @@ _ROLES = {
 }
 
 
-_NOTHING = "found nothing within the memory limit and keeps"
-
-
 def search(evidence: Evidence) -> Section:
     """Show the result of the search and all its rounds."""
     history = evidence.history
-    searches = _searches(history)
-    questions = [_question(last or history, name) for name, last in searches.items()]
+    questions = [_question(last or history, name) for name, last in _searches(history).items()]
     return Section(
         "Strategy search",
         sentences=[*questions, outcome(history)],
-        sections=[_round(entry) for entry in history.rounds],
+        sections=[_round(decision) for decision in history.rounds],
     )
 
 
@@ -45,58 +43,52 @@ def outcome(history: History) -> str:
 
 def _searches(history: History) -> dict[str, Decision | None]:
     """Return the last decision of every search, by name."""
-    return {history.search: None} | {entry.search: entry for entry in history.rounds}
+    return {history.search: None} | {decision.search: decision for decision in history.rounds}
 
 
 def _outcome(history: History, name: str, last: Decision | None) -> str:
-    own = [entry for entry in history.rounds if entry.search == name]
-    accepted = sum(entry.decision == "accept" for entry in own)
-    result = "recommends" if last is None or last.fits else _NOTHING
-    held = history.measured[last.held] if last else history.held
-    load = history.workload
+    decisions = [decision.decision for decision in history.rounds if decision.search == name]
+    fits = last is None or last.fits
+    result = "recommends" if fits else "found nothing within the memory limit and keeps"
+    held, load = history.held, history.workload
     if last:
+        held = history.measured[last.held]
         load = load.model_copy(update={"link": last.link, "world_size": last.world_size})
+    step = held.step(load)
+    gain = f", step {_interval(step)} times the start's in {step.source}" if step else ""
     return (
-        f"After {plural(len(own), 'round')}, {accepted} of which changed the incumbent, "
-        f"the strategy search{_named(name)} {result}: {held.strategy.label()} "
-        f"({held.source}){_of_start(held.step(load))}."
+        f"After {plural(len(decisions), 'round')}, {decisions.count('accept')} of which changed "
+        f"the incumbent, the strategy search{name and f' {name}'} {result}: "
+        f"{held.strategy.label()} ({held.source}){gain}."
     )
-
-
-def _named(search: str) -> str:
-    return f" {search}" if search else ""
 
 
 def _question(last: Decision | History, name: str) -> str:
-    place = last if isinstance(last, Decision) else last.workload
+    setting = last if isinstance(last, Decision) else last.workload
     return (
-        f"Which strategy has the shortest step on {plural(place.world_size, 'rank')} with "
-        f"link {place.link}? The search{_named(name)} predicts every legal strategy, races "
-        "a few and holds the fastest whose perplexity is tolerated."
+        f"Which strategy has the shortest step on {plural(setting.world_size, 'rank')} with "
+        f"link {setting.link}? The search{name and f' {name}'} predicts every legal strategy, "
+        "races a few and holds the fastest whose perplexity is tolerated."
     )
 
 
-def _of_start(step: StepRatio | None) -> str:
-    return f", step {_interval(step)} times the start's in {step.source}" if step else ""
-
-
-def _round(entry: Decision) -> Section:
+def _round(decision: Decision) -> Section:
+    number, verdict = decision.round, decision.verdict
+    sentences = [_narrowed(decision.space)] if decision.space else []
+    sentences.append(f"Judge {verdict.judge}: {verdict.reason}.")
+    if verdict.prompts:
+        prompts = ", ".join(verdict.prompts)
+        sentences.append(f"Prompts to a language model, with the answers: {prompts}.")
+    if decision.compared:
+        stopped = decision.stopped
+        sentences.append(f"The trial took {decision.seconds:.0f} s; the race ended: {stopped}.")
+    sentences += [f"Decision: {decision.decision}. {decision.reason}.", *decision.warnings]
+    shortlist = Section(f"Shortlist of round {number}", tables=[_shortlist(decision)])
     return Section(
-        f"Round {entry.round}{f' of {entry.search}' if entry.search else ''}: {entry.decision}",
-        sentences=[
-            *([_narrowed(entry.space)] if entry.space else []),
-            f"Judge {entry.verdict.judge}: {entry.verdict.reason}.",
-            *([_prompts(entry)] if entry.verdict.prompts else []),
-            *([_raced(entry)] if entry.compared else []),
-            f"Decision: {entry.decision}. {entry.reason}.",
-            *entry.warnings,
-        ],
-        tables=[_race_table(entry)] if entry.compared else [],
-        details=[
-            Section(f"Shortlist of round {entry.round}", tables=[_shortlist(entry)]),
-        ]
-        if entry.candidates
-        else [],
+        f"Round {number}{f' of {decision.search}' if decision.search else ''}: {decision.decision}",
+        sentences=sentences,
+        tables=[_race(decision)] if decision.compared else [],
+        details=[shortlist] if decision.candidates else [],
     )
 
 
@@ -110,62 +102,55 @@ def _narrowed(space: Space) -> str:
     )
 
 
-def _prompts(entry: Decision) -> str:
-    return f"Prompts to a language model, with the answers: {', '.join(entry.verdict.prompts)}."
-
-
-def _raced(entry: Decision) -> str:
-    return f"The trial took {entry.seconds:.0f} s; the race ended: {entry.stopped}."
-
-
-def _race_table(entry: Decision) -> Table:
-    rows = [
-        [
-            each.label,
-            ", ".join(_ROLES[role] for role in each.roles),
-            ABSENT if each.predicted_ms is None else f"{figure(each.predicted_ms)} ms",
-            ABSENT if each.step is None else _interval(each.step),
-            ABSENT if each.step is None else str(each.step.repetitions),
-            ABSENT if each.perplexity_ratio is None else percent(each.perplexity_ratio - 1),
-            "; ".join(each.objections) or "faster, and as good",
-        ]
-        for each in entry.compared
-    ]
+def _race(decision: Decision) -> Table:
     headings = [
         "strategy",
         "raced as",
-        "predicted step",
+        "predicted step, ms",
         "step over the incumbent's",
         "repetitions",
         "perplexity from the start's",
         "result",
     ]
-    return make_table(f"Race of round {entry.round}", headings, rows, layout="text")
+    rows = map(_arm, decision.compared)
+    return make_table(f"Race of round {decision.round}", headings, rows, layout="text")
 
 
-def _shortlist(entry: Decision) -> Table:
-    rows = [
-        [each.label, _step(each.prediction), _quality(each.prediction), each.why]
-        for each in sorted(entry.candidates, key=_by_step)
+def _arm(arm: Comparison) -> list[str]:
+    ratio = arm.perplexity_ratio
+    return [
+        arm.label,
+        ", ".join(_ROLES[role] for role in arm.roles),
+        figure(arm.predicted_ms),
+        _interval(arm.step) if arm.step else ABSENT,
+        str(arm.step.repetitions) if arm.step else ABSENT,
+        percent(None if ratio is None else ratio - 1),
+        "; ".join(arm.objections) or "faster, and as good",
     ]
+
+
+def _shortlist(decision: Decision) -> Table:
+    rows = sorted(decision.candidates, key=_by_step)
     headings = ["strategy", "predicted step", "perplexity from the start's", "why"]
-    return make_table(f"Shortlist of round {entry.round}", headings, rows, layout="text")
+    title = f"Shortlist of round {decision.round}"
+    return make_table(title, headings, map(_candidate, rows), layout="text")
 
 
-def _by_step(each: Candidate) -> tuple[float, str]:
-    step = each.prediction.step_ms
-    return float("inf") if step is None else step, each.id
+def _by_step(candidate: Candidate) -> tuple[float, str]:
+    step = candidate.prediction.step_ms
+    return float("inf") if step is None else step, candidate.id
 
 
-def _step(prediction: Prediction) -> str:
-    if prediction.step_ms is None or prediction.low_ms is None or prediction.high_ms is None:
-        return f"{ABSENT} ({prediction.note})"
-    return within(prediction.step_ms, prediction.low_ms, prediction.high_ms, 1, " ms")
-
-
-def _quality(prediction: Prediction) -> str:
-    ratio = prediction.perplexity_ratio
-    return f"{ABSENT if ratio is None else percent(ratio - 1)} ({prediction.note})"
+def _candidate(candidate: Candidate) -> list[str]:
+    prediction, ratio = candidate.prediction, candidate.prediction.perplexity_ratio
+    step = prediction.step_ms, prediction.low_ms, prediction.high_ms
+    mean, low, high = (math.nan if value is None else value for value in step)
+    return [
+        candidate.label,
+        within(mean, low, high, 1, " ms"),
+        f"{percent(None if ratio is None else ratio - 1)} ({prediction.note})",
+        candidate.why,
+    ]
 
 
 def _interval(step: StepRatio) -> str:

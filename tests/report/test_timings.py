@@ -1,0 +1,293 @@
+"""Timings: paired over repetitions, relative to one rank and to the bound, and by link."""
+
+import math
+
+import pytest
+
+from shardlab.config.contention import Contention
+from shardlab.config.schema import Quality
+from shardlab.config.strategy import parse_strategy
+from shardlab.config.timing_record import NO_COMMUNICATION
+from shardlab.report.plots import crossover_plot, forecast_plot
+from shardlab.report.sections.forecast import forecast
+from shardlab.report.sections.links import (
+    codec_table,
+    crossing,
+    fastest,
+    links,
+    step_table,
+    stops_paying,
+    time_to_quality,
+)
+from shardlab.report.sections.scaling import (
+    bottleneck,
+    bottleneck_of,
+    cores_note,
+    scaling,
+    scaling_rows,
+)
+from shardlab.report.tables import ABSENT, DISTURBED, rate_text, tables_of
+from shardlab.report.timings import crossovers, group_title, link_headings, timing_table
+from shardlab.report.write import write_report
+from tests.evidence_factory import make_evidence, make_forecast
+from tests.record_factory import BASELINE, BUSY, STRATEGIES, make_losses, make_record, make_records
+from tests.timed_run_factory import make_timed, make_timings
+
+DRIFT = [20.0, 40.0, 25.0, 90.0]
+QUALITY = Quality(train_loss=(7.0, 1.0), time_s=(2.0,))
+
+
+def pair(times: float):
+    """The baseline and its no-communication bound, so many times as fast in every repetition."""
+    return [
+        make_timed(run=BASELINE, step_ms=[times * step for step in DRIFT]),
+        make_timed(run=NO_COMMUNICATION, step_ms=DRIFT),
+    ]
+
+
+def row_of(timed, run=BASELINE, timing="slow"):
+    table = timing_table(timed, BASELINE)
+    return table[(table["run"] == run) & (table["timing"] == timing)].iloc[0]
+
+
+def timed(rate, ranks=2, delay=0.0, **steps):
+    """A timing on a link with given steps by run."""
+    names = {"int8": "fsdp2-int8", "exchange": "fsdp2-exchange", "none": NO_COMMUNICATION}
+    facts = {"bits_per_second": int(rate), "delay_ms": delay, "link": rate_text(rate)}
+    return [
+        make_timed(
+            f"at {rate} {ranks} {delay}", names.get(run, run), ranks, step_ms=step_ms, **facts
+        )
+        for run, step_ms in steps.items()
+    ]
+
+
+def groups_of(timed):
+    return crossovers(timing_table(timed, BASELINE))
+
+
+def test_drift_common_to_all_runs_cancels_in_a_ratio():
+    row = row_of(pair(1.5))
+    assert [row[f"bound_ratio{end}"] for end in ("", "_low", "_high")] == pytest.approx([1.5] * 3)
+    assert row["step_ms_sd"] > 0.4 * row["step_ms"]
+
+
+def test_efficiency_is_throughput_per_rank_against_one_rank():
+    alone = make_timed("one-rank", world_size=1, step_ms=[30.0])
+    four = make_timed("four-ranks", world_size=4, step_ms=[40.0])
+    row = row_of([alone, four], timing="four-ranks")
+    assert row["efficiency"] == pytest.approx(0.75)
+    per_rank = row["tokens_per_s"] / 4
+    assert per_rank / row_of([alone], timing="one-rank")["tokens_per_s"] == pytest.approx(0.75)
+    assert math.isnan(row_of([four], timing="four-ranks")["efficiency"])
+
+
+def test_frame_headers_are_not_counted_as_interface_excess():
+    run = make_timed(bytes_wire=1e6, interface_bytes=1.02e6 + 66 * 700, interface_frames=700.0)
+    assert row_of([run])["interface_excess"] == pytest.approx(0.02)
+    assert math.isnan(row_of([make_timed("two-ranks")], timing="two-ranks")["interface_excess"])
+
+
+@pytest.mark.parametrize(
+    ("times", "exposed", "sentence"),
+    [
+        (3.0, 0.6, "communication is the bottleneck of fsdp2"),
+        (1.5, 0.2, "communication is not the bottleneck of fsdp2"),
+        (3.0, 0.2, "it is not clear whether communication is the bottleneck of fsdp2"),
+        (1.5, 0.6, "it is not clear whether communication is the bottleneck of fsdp2"),
+    ],
+)
+def test_the_bottleneck_is_judged_by_steps_and_trace(times, exposed, sentence):
+    runs = pair(times)
+    traced = {"profiled_step_ms": 100.0, "exposed_comm_ms": 100 * exposed}
+    breakdown = runs[0].breakdown.model_copy(update=traced)
+    runs[0] = runs[0].model_copy(update={"breakdown": breakdown})
+    (text,) = bottleneck(timing_table(runs, BASELINE), BASELINE)
+    assert text.startswith(f"On 2 ranks (link: 100mbit) {sentence}: its step takes {times:.2f} (")
+    assert f"{100 * exposed:.0f} %" in text
+    single = [run.model_copy(update={"step_ms": run.step_ms[:1]}) for run in runs]
+    (text,) = bottleneck(timing_table(single, BASELINE), BASELINE)
+    assert "a single repetition cannot show" in text
+
+
+def test_bottleneck_of_the_training_setting_is_stated():
+    table = timing_table(make_timings(), BASELINE)
+    assert bottleneck_of(table, make_record()).startswith("On 2 ranks (link: loopback)")
+    assert "is unknown" in bottleneck_of(table, make_record(world_size=8))
+    assert "is unknown" in bottleneck_of(table, make_record(link="10gbit"))
+    assert "does not communicate" in bottleneck_of(table, make_record(world_size=1))
+
+
+def test_order_of_timings_does_not_matter():
+    """As in params.yaml, where they are named."""
+    runs = make_timings()
+    by_name = sorted(runs, key=lambda run: run.timing)
+    assert runs != by_name
+    ours, theirs = (
+        [section(make_evidence(make_records(), timed=order)) for section in (scaling, links)]
+        for order in (runs, by_name)
+    )
+    assert [t.rows for t in tables_of(ours)] == [t.rows for t in tables_of(theirs)]
+    assert ours[0].items == theirs[0].items
+    assert [s.sentences for s in ours[1].sections] == [s.sentences for s in theirs[1].sections]
+
+
+def test_scaling_leaves_out_emulated_links_and_says_where_ranks_share_cores():
+    assert cores_note(timing_table(make_timings(), BASELINE)) == []
+    (note,) = cores_note(timing_table([make_timed(world_size=4)], BASELINE))
+    assert note.startswith("4 ranks of 1 thread shared 2 cores")
+    rows = scaling_rows(timing_table(make_timings(["ddp", "fsdp2"]), BASELINE))
+    assert rows[["run", "world_size"]].to_numpy().tolist() == [
+        [run, ranks] for run in ("ddp", "fsdp2", NO_COMMUNICATION) for ranks in (1, 2)
+    ]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("timing", ["two-ranks", "slow"])
+def test_report_accepts_a_single_timing(without_png, tmp_path, timing):
+    runs = [make_timed(timing, run) for run in ("ddp", NO_COMMUNICATION)]
+    write_report(make_evidence(make_records(["fsdp2", "ddp"]), timed=runs), tmp_path)
+    assert "Is communication the bottleneck?" in (tmp_path / "report.html").read_text()
+    assert (tmp_path / "plots/crossover.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("rates", "ratios", "rate"),
+    [
+        ([1e8, 1e9], [0.5, 2.0], math.sqrt(1e8 * 1e9)),
+        ([1e8, 1e9], [0.5, 1.0], 1e9),
+        ([1e8, 3e8, 1e9], [0.5, 0.5, 2.0], math.sqrt(3e8 * 1e9)),
+        ([1e8, 1e9], [0.5, 0.9], math.inf),
+        ([1e8, 1e9], [1.1, 2.0], 0.0),
+        ([1e8], [0.5], math.inf),
+        ([1e8], [1.5], 0.0),
+        # noise: what counts is where it stays above
+        ([1e8, 3e8, 1e9], [0.9, 1.1, 0.8], math.inf),
+    ],
+)
+def test_crossing_is_interpolated_on_logarithmic_scales(rates, ratios, rate):
+    assert crossing(rates, ratios) == pytest.approx(rate)
+
+
+def test_interval_of_the_break_even_rate_is_that_of_the_ratios():
+    slow = timed(1e8, exchange=[100.0, 100.0, 100.0], int8=[40.0, 50.0, 62.5])
+    fast = timed(1e9, exchange=[100.0, 100.0, 100.0], int8=[160.0, 200.0, 250.0])
+    rate, _, ends = stops_paying(groups_of(slow + fast)[0], "fsdp2-int8").partition(" (")
+    assert rate == "316 Mbit/s"
+    # not extrapolated
+    assert stops_paying(groups_of(slow)[0], "fsdp2-int8") == "above 100 Mbit/s"
+    assert stops_paying(groups_of(fast)[0], "fsdp2-int8") == "below 1 Gbit/s"
+    low, high = ends.rstrip(")").split(" to ")
+    assert float(low.split()[0]) < 316 < float(high.split()[0])
+
+
+def test_codec_is_compared_with_the_same_strategy_without_codec():
+    rows = codec_table(groups_of(make_timings())[0]).rows
+    assert {row[0]: row[1] for row in rows} == {
+        "ddp-int8": "ddp",
+        **{f"fsdp2-{codec}": "fsdp2-exchange" for codec in ("bf16", "int8", "int4", "topk")},
+    }
+    # not with one of other sharding
+    other = parse_strategy({**STRATEGIES["fsdp2-int8"], "reshard_after_forward": False})
+    runs = timed(1e8, exchange=[50.0], int8=[25.0])
+    runs[1] = runs[1].model_copy(update={"strategy": other.canonical().model_dump(mode="json")})
+    assert codec_table(groups_of(runs)[0]).rows == []
+
+
+def test_links_are_compared_at_equal_ranks_and_delay():
+    runs = timed(1e9, fsdp2=[1.0]) + timed(1e8, fsdp2=[2.0]) + timed(1e8, 4, fsdp2=[3.0])
+    runs += [*timed(1e8, 2, 5.0, fsdp2=[4.0]), make_timed("two-ranks")]
+    groups = groups_of(runs)
+    assert [group_title(group) for group in groups] == [
+        "2 ranks",
+        "2 ranks, 5 ms of delay",
+        "4 ranks",
+    ]
+    # slowest first, without an emulated link last
+    assert [*link_headings(groups[0]).values()] == ["100 Mbit/s", "1 Gbit/s", "loopback"]
+    assert groups_of([make_timed("two-ranks"), make_timed("one-rank", world_size=1)]) == []
+
+
+def test_fastest_run_is_never_the_no_communication_bound():
+    runs = timed(1e8, fsdp2=[60.0], int8=[20.0], none=[1.0]) + timed(1e9, fsdp2=[10.0], int8=[11.0])
+    text = fastest(groups_of(runs)[0], BASELINE)
+    assert "fsdp2-int8 (20.0 ms, 3.00 times as fast as fsdp2); " in text
+    assert text.endswith("fsdp2 (10.0 ms).")
+
+
+def test_run_not_timed_on_a_link_is_absent():
+    runs = timed(1e8, fsdp2=[60.0], int8=[20.0]) + timed(1e9, fsdp2=[10.0])
+    rows = {row[0]: row[1:] for row in step_table(groups_of(runs)[0], BASELINE).rows}
+    assert rows["fsdp2-int8"] == ["20.0", "0.333", ABSENT, ABSENT]
+
+
+def by_quality(runs, losses):
+    facts = {"losses": losses, "timed": runs, "quality": QUALITY, "comparison": runs[0].timing}
+    return time_to_quality(make_evidence(make_records([BASELINE]), **facts)).tables
+
+
+def test_time_to_a_loss_is_steps_times_the_step_time_of_the_link():
+    losses = {run: {0: make_losses(run, 0)} for run in ("fsdp2", "fsdp2-int8")}
+    runs = timed(1e8, fsdp2=[1000.0], int8=[500.0]) + timed(1e8, 4, fsdp2=[60.0])
+    reached, after = by_quality(runs, losses)
+    # other ranks than those of the training have other losses
+    assert [column.heading for column in reached.columns][1:3] == [
+        "loss 7, steps",
+        "loss 7, s, 100 Mbit/s",
+    ]
+    rows = {row[0]: row[1:] for row in reached.rows}
+    steps, seconds, never, _ = rows["fsdp2"]
+    assert float(steps) == pytest.approx(float(seconds), rel=0.01)
+    assert float(rows["fsdp2-int8"][1]) == pytest.approx(float(rows["fsdp2-int8"][0]) / 2, rel=0.01)
+    assert never == ABSENT
+    # twice the steps in the same time
+    assert float(dict(after.rows)["fsdp2-int8"]) < float(dict(after.rows)["fsdp2"])
+
+
+def test_time_to_quality_is_interpolated_and_absent_if_a_seed_does_not_reach_it():
+    losses = {BASELINE: {0: {0: 8.0, 1: 7.0, 2: 6.0}, 1: {0: 8.0, 1: 7.0, 2: 6.5}}}
+    reached, after = by_quality(timed(1e8, fsdp2=[400.0, 600.0]), losses)
+    assert reached.rows == [[BASELINE, "2.00", "1.00", ABSENT, ABSENT]]
+    assert after.rows == [[BASELINE, "6.25"]]
+
+
+def test_crossover_plot_lists_runs_timed_on_links():
+    runs = [make_timed("two-ranks", run) for run in (BASELINE, "ddp", NO_COMMUNICATION)]
+    for rate in (1e8, 1e9):
+        runs += timed(rate, fsdp2=[2.0, 2.1], int8=[1.0, 1.1], none=[0.5, 0.6])
+    figure = crossover_plot(groups_of(runs), [run.run for run in runs], [BASELINE], BASELINE)
+    named = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert named == [BASELINE, "fsdp2-int8", NO_COMMUNICATION]
+
+
+def test_a_disturbed_timing_is_marked_in_all_headings():
+    busy = {"contention": Contention(**BUSY)}
+    runs = timed(1e8, ddp=[10.0, 10.0], int8=[5.0, 5.0])
+    runs += [run.model_copy(update=busy) for run in timed(1e9, ddp=[5.0, 5.0])]
+    [group] = groups_of(runs)
+    table = step_table(group, BASELINE)
+    headings = [column.heading for column in table.columns]
+    assert headings[1::2] == ["100 Mbit/s, ms", f"1 Gbit/s {DISTURBED}, ms"]
+    assert "others used more than" in table.note
+    assert "others used" not in step_table(groups_of(runs[:2])[0], BASELINE).note
+    assert f"1 Gbit/s {DISTURBED}: ddp" in fastest(group, BASELINE)
+
+
+def test_interval_down_to_0_ms_is_clipped_to_its_panel():
+    points = [p.model_copy(update={"low_ms": 0.0}) for p in make_forecast().points]
+    figure = forecast_plot(points, [*STRATEGIES], BASELINE)
+    bands = [(axes, band) for axes in figure.axes for band in axes.collections]
+    assert bands
+    for axes, band in bands:
+        highest = max(float(path.vertices[:, 1].max()) for path in band.get_paths())
+        assert highest == pytest.approx(axes.get_ylim()[1])
+
+
+def test_forecast_says_how_many_runs_it_is_fitted_on_and_whether_its_goals_are_met():
+    fitted = ["one/ddp", f"one/{NO_COMMUNICATION}", "two/fsdp2", f"two/{NO_COMMUNICATION}"]
+    errors = make_forecast().summary.model_copy(update={"median": 0.081, "worst": 0.199})
+    predicted = make_forecast(fitted_on=fitted, summary=errors)
+    (sentence,) = forecast(make_evidence(make_records(), predicted=predicted)).sentences
+    assert sentence.startswith("The model is fitted on 2 timed runs and 2 no-communication bounds ")
+    errors = "a median error of 8.1 % (goal 8 %: missed) and a worst of 19.9 % (goal 20 %: met)."
+    assert errors in sentence
