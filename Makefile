@@ -55,9 +55,8 @@ test-long: .venv/.project
 test-cluster: .venv/.project
 	@python -m tests.cluster -p no:xdist
 
-# it resumes: results of the same code on the same GPUs, in .work/gpu, are kept
 test-gpu: .venv/.project
-	@pytest -p tests.gpu.resumable --results .work/gpu/tests -m gpu
+	@pytest -m gpu
 
 # after `make rivals` and, for its gradients, the data stages
 bench-gpu: .venv/.project

@@ -33,9 +33,8 @@ OnRank = Callable[[dist.ProcessGroup], dict[str, Tensor] | None]
 _TIMEOUT_S = 60.0
 _KEPT = 4
 """sizes of groups that are kept at a time: idle ranks take memory"""
-_MOST_THREADS = 100
-"""of a rank that is kept: each process group that a function has made has three, one of which
-wakes 100 times a second (gloo/transport/tcp/loop.cc) while the rank runs"""
+_MOST_CALLS = 30
+"""of ranks that are kept: each process group that a function has made leaves threads"""
 _ENDING_S = 2.0
 """longest wait for a thread of an engine that is gone"""
 fresh = False
@@ -53,7 +52,6 @@ def run_ranks(
     function: OnRank,
     timeout_s: float = _TIMEOUT_S,
     links: Links | None = None,
-    clean_heap: bool = False,
 ) -> list[dict[str, Tensor]]:
     """Run `function` on every rank; return the tensors of each, in rank order.
 
@@ -61,17 +59,13 @@ def run_ranks(
     Their seed is the rank each time. `function` is copied to them: what it changes in the test's
     own objects is lost, as with forked ranks. Ranks that it leaves in another state are not used
     again. Ranks are started for this call alone where it has a timeout or links of its own, and in
-    tests that `needs_fresh_ranks` names. With `clean_heap` they are forked from a process that has
-    imported the library and run nothing: to measure the memory by which they grow.
+    tests that `needs_fresh_ranks` names.
 
     Raises:
         Exception: what `launch` raises for a rank that failed; kept ranks then end.
     """
     with tempfile.TemporaryDirectory() as folder:
         message = None
-        if clean_heap:
-            _run_in_clean_process(function, folder, world_size)
-            return _results(folder, world_size)
         if not (fresh or links or timeout_s != _TIMEOUT_S):
             message = _copy(function, folder)
         if message is None:
@@ -83,7 +77,7 @@ def run_ranks(
         else:
             ranks = _kept_ranks(world_size)
             ranks.run(message)
-            if not ranks.unchanged:
+            if not ranks.unchanged or ranks.calls >= _MOST_CALLS:
                 _KEPT_RANKS.pop(world_size).close()
         return _results(folder, world_size)
 
@@ -132,35 +126,6 @@ def _results(folder: str, world_size: int) -> list[dict[str, Tensor]]:
     return [load_file(Path(folder, f"{rank}.safetensors")) for rank in range(world_size)]
 
 
-# Free blocks between live ones stay in the heap of a worker of pytest, and its forked ranks inherit
-# them: malloc uses them before it maps new memory, and never gives them back to the system.
-_CLEAN = multiprocessing.get_context("forkserver")
-_CLEAN.set_forkserver_preload(["tests.deep_models"])
-
-
-def _run_in_clean_process(function: OnRank, folder: str, world_size: int) -> None:
-    ours, theirs = _CLEAN.Pipe()
-    message = cloudpickle.dumps((function, folder, world_size, {**os.environ}))
-    process = _CLEAN.Process(target=_launch_copy, args=(message, theirs))
-    process.start()
-    theirs.close()
-    error = ours.recv()
-    process.join()
-    if error is not None:
-        raise error
-
-
-def _launch_copy(message: bytes, pipe: Connection) -> None:
-    function, folder, world_size, environment = cloudpickle.loads(message)
-    os.environ.update(environment)
-    error = None
-    try:
-        launch(lambda group: _run(function, group, folder), world_size, 1, _TIMEOUT_S)
-    except BaseException as raised:  # the process of the test raises it again
-        error = raised
-    pipe.send(error)
-
-
 def _state() -> tuple[object, ...]:
     """Settings of this process that the next function would inherit."""
     gc.collect()  # engines that are in reference cycles end their threads and files
@@ -188,6 +153,7 @@ class _Ranks:
         self._ours = [ours for ours, _ in pipes]
         self._error: BaseException | None = None
         self._pids: list[int] = []
+        self.calls = 0
         self.unchanged = True
         """whether the functions have left the ranks as they were"""
         theirs = [each for _, each in pipes]
@@ -199,9 +165,7 @@ class _Ranks:
                 function, folder = cloudpickle.loads(message)
                 _run(function, group, folder)
                 del function
-                same = _state() == before
-                same &= len([*Path("/proc/self/task").iterdir()]) <= _MOST_THREADS
-                pipe.send((os.getpid(), same))
+                pipe.send((os.getpid(), _state() == before))
 
         def start() -> None:
             try:
@@ -218,6 +182,7 @@ class _Ranks:
         return self._thread.is_alive()
 
     def run(self, message: bytes) -> None:
+        self.calls += 1
         self._send(message)
         waiting = list(self._ours)
         while waiting and self.alive:

@@ -7,7 +7,7 @@ from transformers import GPT2LMHeadModel
 
 from shardlab.data.sources import generate
 from shardlab.data.tokenizer import train_tokenizer
-from shardlab.models.build import preset_config
+from shardlab.models.build import PRESETS, shape_config
 from shardlab.train.evaluation import save_model
 
 
@@ -17,5 +17,5 @@ def write_saved_model(folder: Path, positions: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(tokenizer.to_json())
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(preset_config("tiny", tokenizer.vocabulary, positions, 0))
+    model = GPT2LMHeadModel(shape_config(PRESETS["tiny"], tokenizer.vocabulary, positions, 0))
     save_model(model, model.state_dict(), folder / "tokenizer.json", folder / "final_model")

@@ -26,7 +26,7 @@ _MESSAGE = 300
 def shorten(text: str) -> str:
     """Return a message as one line of at most 300 printable characters, without its middle."""
     line = " ".join(text.split())
-    line = "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in line)
+    line = "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in line)
     if len(line) <= _MESSAGE:
         return line
     # the beginning says where the mistake is, the end how to fix it

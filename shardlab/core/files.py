@@ -170,9 +170,9 @@ def _parse(where: str | Path, text: bytes, fix: str) -> Any:
 def finite(value: Any) -> Any:
     """Return a JSON value with null in place of numbers that are not finite."""
     if isinstance(value, dict):
-        return {key: finite(each) for key, each in value.items()}
+        return {key: finite(inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [finite(each) for each in value]
+        return [finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

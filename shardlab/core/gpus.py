@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 
 from shardlab.core.errors import UserError
-from shardlab.core.progress import say
 
 _CHOOSE = "choose others by CUDA_VISIBLE_DEVICES"
 _INSTALLED = Path("/proc/driver/nvidia/gpus")
@@ -23,8 +22,6 @@ class RankGpu(NamedTuple):
     """GPU of a rank, as ranks compare it with theirs."""
 
     uuid: str
-    name: str
-    memory_bytes: int
     bf16: bool
     """has fast products in bf16, which `auto` dtypes depend on"""
 
@@ -67,9 +64,8 @@ def usable_gpu(index: int) -> RankGpu:
         raise UserError(
             f"GPU {index}: cannot be used ({line}): see what nvidia-smi says, or {_CHOOSE}"
         ) from error
-    properties = torch.cuda.get_device_properties(index)
     bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-    return RankGpu(str(properties.uuid), properties.name, properties.total_memory, bf16)
+    return RankGpu(str(torch.cuda.get_device_properties(index).uuid), bf16)
 
 
 def backend_of(gpus: Sequence[RankGpu | None]) -> str:
@@ -79,9 +75,9 @@ def backend_of(gpus: Sequence[RankGpu | None]) -> str:
         gpus: from `take_gpu`, of every rank.
 
     Raises:
-        UserError: the GPUs cannot compute together, or there is no NCCL.
+        UserError: there is no NCCL, or dtypes would differ.
     """
-    own = {gpu.uuid: gpu for gpu in gpus if gpu is not None}
+    own = {gpu.uuid: gpu.bf16 for gpu in gpus if gpu is not None}
     if len(own) < len(gpus):
         return "gloo"
     if not dist.is_nccl_available():
@@ -89,12 +85,8 @@ def backend_of(gpus: Sequence[RankGpu | None]) -> str:
             f"torch {torch.__version__} has no NCCL, which GPUs need: install a build with it "
             "(PyPI's for Linux), or set CUDA_VISIBLE_DEVICES= to train on the CPU"
         )
-    kinds = {f"{gpu.name}, {gpu.memory_bytes / 1e9:.0f} GB" for gpu in own.values()}
-    if len(kinds) > 1:
-        unequal = f"unequal GPUs ({'; '.join(sorted(kinds))})"
-        if len({gpu.bf16 for gpu in own.values()}) > 1:
-            raise UserError(f"{unequal}: some have no bf16, so that dtypes differ: {_CHOOSE}")
-        say(f"{unequal}: the slowest sets the pace, and the smallest the largest model")
+    if len({*own.values()}) > 1:
+        raise UserError(f"unequal GPUs: some have no bf16, so that dtypes differ: {_CHOOSE}")
     return "cpu:gloo,cuda:nccl"
 
 

@@ -58,8 +58,8 @@ def _memory_of_groups() -> Iterator[tuple[int, int]]:
                 most = int((group / limit).read_text())
                 lines = (group / "memory.stat").read_text().splitlines()
                 fields = {key: int(value) for key, value in map(str.split, lines)}
-                kept = fields[f"{prefix}inactive_file"] + fields[f"{prefix}active_file"]
-                yield most, int((group / usage).read_text()) - kept
+                cached = fields[f"{prefix}inactive_file"] + fields[f"{prefix}active_file"]
+                yield most, int((group / usage).read_text()) - cached
 
 
 _GROUP_FILES = {
@@ -126,10 +126,10 @@ def torch_version() -> str:
     Raises:
         UserError: there is no torch.
     """
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
         raise UserError("no torch here: run make")
-    text = Path(found.origin).with_name("version.py").read_text()
+    text = Path(spec.origin).with_name("version.py").read_text()
     return text.partition("__version__ = '")[2].partition("'")[0]
 
 
@@ -172,9 +172,9 @@ def total(times: Sequence[CpuTimes]) -> CpuTimes:
     """Return the sum of one rank's times over several parts of a run, one or more."""
     return {
         **times[-1],
-        **{key: sum(each[key] for each in times) for key in ("seconds", "own")},
+        **{key: sum(part[key] for part in times) for key in ("seconds", "own")},
         **{
-            key: {cpu: sum(each[key].get(cpu, 0.0) for each in times) for cpu in times[-1][key]}
+            key: {cpu: sum(part[key].get(cpu, 0.0) for part in times) for cpu in times[-1][key]}
             for key in ("busy", "stolen")
         },
     }

@@ -32,6 +32,6 @@ def paired_ratio(values: Sequence[float], others: Sequence[float]) -> Ratio:
     """Return values over others, pair by pair: Student's interval of the mean of the logarithms."""
     logs = [math.log(one / other) for one, other in zip(values, others, strict=True)]
     mean = sum(logs) / len(logs)
-    square = sum((each - mean) ** 2 for each in logs) / max(len(logs) - 1, 1)
+    square = sum((log - mean) ** 2 for log in logs) / max(len(logs) - 1, 1)
     half = interval_factor(len(logs)) * math.sqrt(square)
     return Ratio(*map(math.exp, (mean, mean - half, mean + half)))

@@ -4,10 +4,7 @@ import ctypes
 import os
 import signal
 from collections.abc import Callable
-from contextlib import suppress
 from types import FrameType
-
-import psutil
 
 _PR_SET_PDEATHSIG = 1
 _END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -43,23 +40,9 @@ def on_end_signals(end: Callable[[int], None]) -> None:
     numbers = [n for n in _END_SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
 
     def once(number: int, frame: FrameType | None) -> None:
-        for each in numbers:  # a second one would interrupt what is put in order after the first
-            signal.signal(each, signal.SIG_IGN)
+        for ignored in numbers:  # a second one would interrupt what is put in order after the first
+            signal.signal(ignored, signal.SIG_IGN)
         end(number)
 
     for number in numbers:
         signal.signal(number, once)
-
-
-def terminate_children() -> None:
-    """Send SIGTERM to every child of this process."""
-    for child in psutil.Process().children():
-        with suppress(psutil.NoSuchProcess):
-            child.terminate()
-
-
-def is_stopped(pid: int) -> bool:
-    """Return whether a signal such as SIGSTOP has stopped the process; False when there is none."""
-    with suppress(psutil.NoSuchProcess):
-        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
-    return False

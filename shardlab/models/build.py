@@ -40,11 +40,6 @@ PRESETS = {
 }
 
 
-def preset_config(name: str, vocabulary: int, positions: int, end_of_text: int) -> GPT2Config:
-    """Return the configuration of preset `name`."""
-    return shape_config(PRESETS[name], vocabulary, positions, end_of_text)
-
-
 def shape_config(shape: Shape, vocabulary: int, positions: int, end_of_text: int) -> GPT2Config:
     """Return the configuration of a GPT-2 of any shape.
 
@@ -161,7 +156,7 @@ def build_model(
     """
     config: PretrainedConfig
     if model.preset is not None:
-        config = preset_config(model.preset, vocabulary, positions, end_of_text)
+        config = shape_config(PRESETS[model.preset], vocabulary, positions, end_of_text)
     else:
         key = "pretrained" if model.pretrained is not None else "config"
         config = _huggingface_config(key, model.name, vocabulary, positions, end_of_text)

@@ -242,9 +242,9 @@ _INPUTS_LEFT = 3
 def device_memory(strategy: Strategy, sizes: Sizes, world_size: int, on_gpu: bool) -> Categories:
     """Return the bytes that a step of a rank needs of its GPU, or of the host where it computes on
     a CPU: states that are off-loaded or streamed included."""
-    given = strategy, sizes, world_size
-    rest = {"workspace": CUBLAS_WORKSPACE} if on_gpu else host_memory(*given)
-    return closed_form(*given) | rest
+    arguments = strategy, sizes, world_size
+    rest = {"workspace": CUBLAS_WORKSPACE} if on_gpu else host_memory(*arguments)
+    return closed_form(*arguments) | rest
 
 
 def closed_form(strategy: Strategy, sizes: Sizes, world_size: int) -> Categories:
@@ -254,7 +254,7 @@ def closed_form(strategy: Strategy, sizes: Sizes, world_size: int) -> Categories
     """
     full = strategy.canonical()
     moments = _moments(full, sizes, device_states(full, sizes, world_size), world_size)
-    fullest = max(moments, key=lambda each: sum(each.values()))
+    fullest = max(moments, key=lambda moment: sum(moment.values()))
     return {name: size for name, size in fullest.items() if size}
 
 

@@ -98,10 +98,10 @@ def _units(
 
 
 def _shape(plan: UnitPlan) -> UnitShape:
-    own = {p for module in plan.modules for p in module.parameters()}
+    parameters = {p for module in plan.modules for p in module.parameters()}
     return UnitShape(
-        elements=_elements(own),
-        trained=_trained(own),
+        elements=_elements(parameters),
+        trained=_trained(parameters),
         kept=not plan.reshard_after_forward,
         element_bytes=plan.param_dtype.itemsize,
     )

@@ -30,7 +30,7 @@ def dtype_of(name: str, device: torch.device) -> torch.dtype:
 
 def uses_fp16(strategy: CanonicalStrategy, device: torch.device) -> bool:
     """Return whether some layer computes in fp16."""
-    names = [strategy.param_dtype, *(each.param_dtype for each in strategy.overrides)]
+    names = [strategy.param_dtype, *(override.param_dtype for override in strategy.overrides)]
     return any(dtype_of(name, device) is torch.float16 for name in names if name is not None)
 
 
@@ -55,9 +55,9 @@ def parameter_names(model: nn.Module) -> dict[int, list[str]]:
     """Return all names of each parameter by its `id`; tied parameters have several."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        known = names.setdefault(id(parameter), [])
-        if plain(name) not in known:
-            known.append(plain(name))
+        aliases = names.setdefault(id(parameter), [])
+        if plain(name) not in aliases:
+            aliases.append(plain(name))
     return names
 
 
@@ -73,12 +73,12 @@ def matching(patterns: Sequence[str], names: Iterable[Sequence[str]]) -> frozens
     matched: set[str] = set()
     every = list(names)
     for pattern in patterns:
-        found = {known[0] for known in every if fnmatch.filter(known, pattern)}
-        if not found:
-            hint = nearest(pattern, [name for known in every for name in known])
+        first_names = {aliases[0] for aliases in every if fnmatch.filter(aliases, pattern)}
+        if not first_names:
+            hint = nearest(pattern, [name for aliases in every for name in aliases])
             hint = hint if len(hint) < 300 else f"{hint[:300]} ..."
             raise UserError(f"exclude: no parameter matches {pattern!r}; {hint}")
-        matched |= found
+        matched |= first_names
     return frozenset(matched)
 
 
@@ -168,9 +168,9 @@ def owned_parameters(
     paths = {module: plain(name) for name, module in model.named_modules()}
     units = []
     for plan in plans:
-        own = {names[p]: p for m in plan.modules for p in m.parameters() if p in names}
-        units.append((paths[plan.modules[0]], own))
-        for parameter in own.values():
+        parameters = {names[p]: p for m in plan.modules for p in m.parameters() if p in names}
+        units.append((paths[plan.modules[0]], parameters))
+        for parameter in parameters.values():
             del names[parameter]
     return [("root", {name: parameter for parameter, name in names.items()}), *units]
 
@@ -202,7 +202,7 @@ def _bucket_sizes(model: nn.Module, bucket_mb: float) -> list[UnitSize]:
     limit = int(bucket_mb * 2**20)
     places, _ = dist._compute_bucket_assignment_by_size(backwards, [limit])
     return [
-        _unit_size(f"bucket{number}", [backwards[place] for place in bucket])
+        _unit_size(f"bucket{number}", [backwards[index] for index in bucket])
         for number, bucket in enumerate(places)
     ]
 
@@ -212,8 +212,8 @@ def _in_order(model: nn.Module, own: set[nn.Parameter]) -> list[torch.Tensor]:
 
 
 def _unit_size(name: str, parameters: Sequence[torch.Tensor]) -> UnitSize:
-    rows = [each.shape[0] if each.dim() else 1 for each in parameters]
-    shapes = [(n, each.numel() // n) for n, each in zip(rows, parameters, strict=True)]
+    rows = [parameter.shape[0] if parameter.dim() else 1 for parameter in parameters]
+    shapes = [(n, parameter.numel() // n) for n, parameter in zip(rows, parameters, strict=True)]
     return UnitSize(name=name, elements=sum(n * m for n, m in shapes), matrices=shapes)
 
 
@@ -223,14 +223,16 @@ def layer_settings(strategy: CanonicalStrategy, layers: int) -> dict[int, dict[s
     Raises:
         UserError: a layer that the model does not have.
     """
-    found = {n: each.settings() for each in strategy.overrides for n in each.layers or ()}
-    beyond = [number for number in found if number >= layers]
+    settings = {
+        n: override.settings() for override in strategy.overrides for n in override.layers or ()
+    }
+    beyond = [number for number in settings if number >= layers]
     if beyond:
         raise UserError(
             f"overrides: layer {min(beyond)}: the model has {layers} blocks, the last is "
             f"{layers - 1}"
         )
-    return found
+    return settings
 
 
 def checkpointing_modes(model: nn.Module, strategy: CanonicalStrategy) -> dict[nn.Module, str]:
@@ -239,13 +241,13 @@ def checkpointing_modes(model: nn.Module, strategy: CanonicalStrategy) -> dict[n
     Raises:
         UserError: see `layer_settings`; or the model has no blocks, and they are asked for.
     """
-    modes = {each.activation_checkpointing for each in strategy.overrides}
+    modes = {override.activation_checkpointing for override in strategy.overrides}
     if modes | {strategy.activation_checkpointing} <= {None, "none"}:
         return {}  # also for models without blocks
     blocks = transformer_blocks(model)
-    own = layer_settings(strategy, len(blocks))
+    settings = layer_settings(strategy, len(blocks))
     key, default = "activation_checkpointing", strategy.activation_checkpointing
-    return {block: own.get(n, {}).get(key) or default for n, block in enumerate(blocks)}
+    return {block: settings.get(n, {}).get(key) or default for n, block in enumerate(blocks)}
 
 
 def prepare(model: nn.Module, strategy: CanonicalStrategy) -> None:
@@ -297,7 +299,7 @@ def _common(numbers: Sequence[int], settings: dict[int, dict[str, Any]]) -> dict
         {k: v for k, v in settings.get(n, {}).items() if k != "activation_checkpointing"}
         for n in numbers
     ]
-    if any(each != of_unit[0] for each in of_unit):
+    if any(other != of_unit[0] for other in of_unit):
         raise UserError(
             f"overrides: layers {numbers[0]} to {numbers[-1]} are one unit by wrap_size: give them "
             "the same settings"
@@ -309,10 +311,10 @@ def _plan(
     strategy: CanonicalStrategy,
     device: torch.device,
     modules: Sequence[nn.Module],
-    own: dict[str, Any],
+    settings: dict[str, Any],
 ) -> UnitPlan:
-    reshard = own.get("reshard_after_forward", strategy.reshard_after_forward)
-    dtype = dtype_of(own.get("param_dtype", strategy.param_dtype), device)
+    reshard = settings.get("reshard_after_forward", strategy.reshard_after_forward)
+    dtype = dtype_of(settings.get("param_dtype", strategy.param_dtype), device)
     return UnitPlan(tuple(modules), reshard, dtype)
 
 
@@ -320,21 +322,23 @@ def _with_ends(
     model: nn.Module, plans: list[UnitPlan], strategy: CanonicalStrategy, device: torch.device
 ) -> list[UnitPlan]:
     """Add units of the embedding and the head, where overrides ask for them."""
-    own = {each.module: each.settings() for each in strategy.overrides if each.module}
-    if not own:
+    overrides = {
+        override.module: override.settings() for override in strategy.overrides if override.module
+    }
+    if not overrides:
         return plans
     parts = model_parts(model)
     ends = {"embedding": parts.embedding, "head": parts.head}
     if parts.tied:
-        if len(own) == 2 and own["embedding"] != own["head"]:
+        if len(overrides) == 2 and overrides["embedding"] != overrides["head"]:
             raise UserError(
                 "overrides: embedding and head share their weight: give them the same settings"
             )
         modules = [module for module in ends.values() if module is not None]
-        both = _plan(strategy, device, modules, next(iter(own.values())))
+        both = _plan(strategy, device, modules, next(iter(overrides.values())))
         # used first and last, it is needed all the time
         return [both._replace(reshard_after_forward=False), *plans]
-    for name, settings in own.items():
+    for name, settings in overrides.items():
         module = ends[name]
         if module is None:
             raise UserError(f"overrides: {type(model).__name__} has no {name}: remove it")

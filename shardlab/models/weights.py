@@ -109,21 +109,14 @@ class RandomWeights(Weights):
 
     def _draw(self, path: str) -> dict[str, Tensor]:
         """Return parameters and buffers directly in the module, by the last part of their names."""
-        try:
-            with _memory(self._model.get_submodule(path)) as drawn, self._stream(path):
-                for module, family in self._outwards(path):
-                    family._init_weights(module)
-        except RuntimeError as error:  # of a size or a range that nobody would choose
-            reason = " ".join(str(error).split())[:150]
-            raise UserError(
-                f"model: cannot make {path} of {type(self._model).__name__}: {reason}: correct the "
-                "sizes and ranges in its config.json"
-            ) from None
+        with _memory(self._model.get_submodule(path)) as drawn, self._stream(path):
+            for module, family in self._outwards(path):
+                family._init_weights(module)
         for name, tensor in drawn.items():
             if _untouched(tensor):
-                place = f"{path}.{name}".lstrip(".")
+                full_name = f"{path}.{name}".lstrip(".")
                 raise UserError(
-                    f"model: {type(self._model).__name__} does not say how {place} begins: "
+                    f"model: {type(self._model).__name__} does not say how {full_name} begins: "
                     "give its weights by model.pretrained"
                 )
         return {name: tensor.data for name, tensor in drawn.items()}
@@ -164,14 +157,14 @@ def _all_names(model: nn.Module) -> dict[str, list[str]]:
 def _memory(module: nn.Module) -> Iterator[dict[str, Tensor]]:
     """Allocate the direct parameters and buffers of the module while the block runs."""
     # private dicts, replaced as a whole, so that the module gets back its own (tied) tensors
-    kept = module._parameters, module._buffers
-    parameters = {n: p if p is None else nn.Parameter(_blank(p)) for n, p in kept[0].items()}
-    buffers = {n: b if b is None else _blank(b) for n, b in kept[1].items()}
+    before = module._parameters, module._buffers
+    parameters = {n: p if p is None else nn.Parameter(_blank(p)) for n, p in before[0].items()}
+    buffers = {n: b if b is None else _blank(b) for n, b in before[1].items()}
     module._parameters, module._buffers = parameters, buffers
     try:
         yield {n: t for n, t in {**parameters, **buffers}.items() if t is not None}
     finally:
-        module._parameters, module._buffers = kept
+        module._parameters, module._buffers = before
 
 
 def _blank(tensor: Tensor) -> Tensor:
@@ -348,12 +341,12 @@ def _files(source: str) -> dict[str, str]:
 def _path(source: str, name: str) -> Path | None:
     """Return a file of a folder, or of a name on the hub (fetched when it is not cached)."""
     try:
-        found = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
+        path = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
     except OSError as error:
         raise UserError(
             f"model.pretrained: cannot load {source!r}: {' '.join(str(error).split())}"
         ) from None
-    return None if found is None else Path(found)
+    return None if path is None else Path(path)
 
 
 @contextmanager

@@ -130,7 +130,7 @@ class Conversation:
             return ids
         *before, last = self._messages
         ends = {"user": "", "assistant": "\n"}
-        whole = "".join(each["content"] + ends[each["role"]] for each in before) + last["content"]
+        whole = "".join(turn["content"] + ends[turn["role"]] for turn in before) + last["content"]
         # what looks like a special token is text, as in training
         ids = self._tokenizer(whole, return_tensors="pt", split_special_tokens=True)["input_ids"]
         if not ids.shape[1]:  # a document begins after the end of another

@@ -157,8 +157,8 @@ class Manifest(Document):
         Raises:
             UserError: it cannot; says what differs.
         """
-        there, here = self._meaning(), run._meaning()
-        differ = [key for key in {**there, **here} if there.get(key) != here.get(key)]
+        saved, wanted = self._meaning(), run._meaning()
+        differ = [key for key in {**saved, **wanted} if saved.get(key) != wanted.get(key)]
         fixed = [key for key in differ if key.partition(".")[0] not in ("train", "strategy")]
         if not (fixed if elastic else differ):
             return
@@ -167,8 +167,8 @@ class Manifest(Document):
         if not fixed:
             fix += ", or set train.checkpoint.elastic: true to go on all the same"
         raise UserError(
-            f"{path}: made with {key} {json.dumps(there.get(key))}, now it is "
-            f"{json.dumps(here.get(key))}: {fix}"
+            f"{path}: made with {key} {json.dumps(saved.get(key))}, now it is "
+            f"{json.dumps(wanted.get(key))}: {fix}"
         )
 
     def _meaning(self) -> dict[str, Any]:
@@ -194,6 +194,8 @@ def damage_in(path: Path, share: slice = slice(None)) -> str | None:
 
 def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
-    for key, each in value.items():
-        flat |= _flat(each, f"{prefix}{key}.") if isinstance(each, dict) else {prefix + key: each}
+    for key, inner in value.items():
+        flat |= (
+            _flat(inner, f"{prefix}{key}.") if isinstance(inner, dict) else {prefix + key: inner}
+        )
     return flat

@@ -110,8 +110,8 @@ class Checkpoints:
         events = self._load_rank(path, manifest)
         self._loop.step, self._loop.sample = manifest.step, manifest.sample
         if self._is_chief:
-            known = manifest.made_by() == self._manifest.made_by()
-            who = "" if known else f", made by {manifest.made_by()}"
+            same_versions = manifest.made_by() == self._manifest.made_by()
+            who = "" if same_versions else f", made by {manifest.made_by()}"
             run = f"{self._plan.run} seed {self._plan.seed}"
             say(f"{run}: continues after step {step} ({path}{who})")
         # loading may have taken longer than the timeout of a step: wait in this group
@@ -210,7 +210,7 @@ class Checkpoints:
 
     def _load_rank(self, path: Path, manifest: Manifest) -> list[StepEvent]:
         """Load the state of this rank, or merge those of another number of ranks."""
-        known = manifest.strategy.hash() == self._plan.strategy.hash()
+        same_strategy = manifest.strategy.hash() == self._plan.strategy.hash()
         count = manifest.train.world_size
         if count == self._world_size:
             state, events, ledger = _read_rank(path, self._rank)
@@ -220,21 +220,16 @@ class Checkpoints:
                 *(_read_rank(path, r) for r in range(count)), strict=True
             )
             events, ledger = merge_events(all_events), mean_ledger(ledgers, 1)
-            communication = [each["communication"] for each in states]
+            communication = [state["communication"] for state in states]
             state = {"extra": states[0]["extra"]}
-            if known:
+            if same_strategy:
                 state["communication"] = merge_states(communication, self._world_size, self._rank)
-        if known:
+        if same_strategy:
             self._engine.load_rank_state(state)
         elif self._is_chief:
             say(f"{path}: of another strategy: error feedback starts from zero")
         self._engine.ledger.load_sums(ledger)
-        try:
-            return [StepEvent(**event) for event in events]
-        except TypeError:
-            raise UserError(
-                f"{path}: another version of shardlab made it: remove it, and the run starts anew"
-            ) from None
+        return [StepEvent(**event) for event in events]
 
 
 def _rank_file(folder: Path, rank: int) -> Path:
@@ -310,8 +305,8 @@ def load_sharded(folder: Path, shards: State) -> None:
     saved = storage.read_metadata().state_dict_metadata
     for kind, tensors in shards.items():
         for name, tensor in tensors.items():
-            known = saved.get(f"{kind}.{name}")
-            if not isinstance(known, TensorStorageMetadata) or known.size != tensor.shape:
+            metadata = saved.get(f"{kind}.{name}")
+            if not isinstance(metadata, TensorStorageMetadata) or metadata.size != tensor.shape:
                 raise UserError(
                     f"{folder}: holds no {kind} {name!r} of shape {list(tensor.shape)}: a sharded "
                     "checkpoint serves the units that it was made of: go on with the engine and "

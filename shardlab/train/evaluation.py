@@ -102,12 +102,12 @@ def evaluate(model: nn.Module, split: TokenSplit, sequence_length: int, batch: i
     return Quality(nats / tokens, tokens, nats / (math.log(2) * split.text_bytes))
 
 
-def _why(found: Quality, which: str = "") -> str | None:
+def _why(quality: Quality, which: str = "") -> str | None:
     """Return why figures of a model are not finite; None if they are."""
-    if not math.isfinite(found.loss):
+    if not math.isfinite(quality.loss):
         return f"{which}validation loss is not finite"
-    if not math.isfinite(found.perplexity):
-        return f"{which}perplexity is infinite: the exponential of {found.loss:.4g} nats"
+    if not math.isfinite(quality.perplexity):
+        return f"{which}perplexity is infinite: the exponential of {quality.loss:.4g} nats"
     return None
 
 

@@ -33,7 +33,7 @@ from shardlab.data.tokens import open_split
 from shardlab.train.launch import Worker, launch, launch_together
 from shardlab.train.launch_environment import rank_environment
 from shardlab.train.plans import TimingPlan
-from shardlab.train.timing import Alone, Runner, Turn, Turns, slowest
+from shardlab.train.timing import Runner, Turn, Turns, slowest
 
 _UNTIMED_REPETITIONS = 2
 """first steps allocate memory, and DDP rebuilds its buckets after one"""
@@ -55,11 +55,11 @@ class Interleaved(NamedTuple):
 
     def timed(self, mark: Mark) -> list[TimedRun]:
         """Trace some steps of all runs; return their records on rank 0, and none elsewhere."""
-        found = []
+        records = []
         for runner in self.runners:
             mark(runner.run)
-            found.append(runner.timed_run(self.contention))
-        return [each for each in found if each is not None]
+            records.append(runner.timed_run(self.contention))
+        return [record for record in records if record is not None]
 
 
 def launch_plan(
@@ -141,8 +141,8 @@ def interleave(
 
 def _ruling(runners: list[Runner], look: Look, group: dist.ProcessGroup) -> Ruling:
     """Return what rank 0 rules, on every rank."""
-    own = {runner.run: runner.step_ms for runner in runners}
-    ranks = gather_values(own, group)
+    step_ms = {runner.run: runner.step_ms for runner in runners}
+    ranks = gather_values(step_ms, group)
     ruling = None
     if dist.get_rank(group) == 0:
         ruling = look(
@@ -172,7 +172,7 @@ def time_strategies(plans: Sequence[TimingPlan], output: Path) -> None:
     """
     native.library()  # says once, and not once per rank, when there are no compiled kernels
     if len(plans) == 1:
-        _time(plans[0], output, lambda rank: Alone())
+        _time(plans[0], output, lambda rank: Turn())
         return
     first, *others = (plan.name for plan in plans)
     if rank_environment(plans[0].timing.world_size) is not None:

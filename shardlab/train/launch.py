@@ -24,18 +24,21 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.multiprocessing import start_processes
 
+from shardlab.comm.emulated_link import Links, Loopback
 from shardlab.config.machine import CpuAffinity
 from shardlab.core.errors import UserError
 from shardlab.core.files import temporary
 from shardlab.core.process import begin_fork, die_with_parent
 from shardlab.core.progress import say
 from shardlab.train.launch_environment import RankEnvironment, rank_environment
-from shardlab.train.rank import Failure, Interfaces, Job, RunFailed, Worker, cause_of
+from shardlab.train.rank import Failure, Job, RunFailed, Worker, cause_of
 
-__all__ = ["Interfaces", "RunFailed", "Worker", "launch", "launch_together"]
+__all__ = ["RunFailed", "Worker", "launch", "launch_together"]
 
 _REPORTS_S = 0.5
-"""a rank that is killed breaks the connections of others within milliseconds"""
+"""a rank of another process that fails reports it before its connections close"""
+_END_S = 10.0
+"""a killed rank closes its connections before the kernel shows its end, on a busy machine long"""
 _TIMEOUTS_S = 3.0
 """ranks that wait for the same one time out one after the other, as they began to wait"""
 
@@ -46,7 +49,7 @@ def launch(
     threads: int,
     timeout_s: float,
     limit_s: float | None = None,
-    links: Interfaces | None = None,
+    links: Links | Loopback | None = None,
     max_restarts: int = 0,
     placement: CpuAffinity = "auto",
 ) -> None:
@@ -162,40 +165,38 @@ def _report(folder: Path, name: str) -> Path:
 
 def _watch(processes: dict[str, BaseProcess], folder: Path, deadline: float) -> Failure | None:
     """Return None when all processes are done, else the cause of the first failure."""
-    reports: dict[str, Failure | None] = dict.fromkeys(processes)
+    reports: dict[str, Failure] = {}
 
     def running() -> dict[int, str]:
+        """Read the failures so far; return the names of the processes that go on, by sentinel."""
         codes = {name: process.exitcode for name, process in processes.items()}
         for name, code in codes.items():
-            if code and reports[name] is None:
-                reports[name] = _failure(name, code, _report(folder, name))
+            report = _report(folder, name)
+            if report.exists():  # before the connections of its process close
+                reports[name] = Failure(**json.loads(report.read_text()))
+            elif code:
+                reports[name] = _failure(name, code)
         return {processes[name].sentinel: name for name, code in codes.items() if code is None}
 
-    while (alive := running()) and not any(reports.values()):
+    while (alive := running()) and not reports:
         if time.monotonic() >= deadline:
             return Failure("timeout", "not done in time")
         wait(alive, None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
-    failures = [failure for failure in reports.values() if failure is not None]
-    if not failures:
+    if not reports:
         return None
     # the cause may be a rank whose end the kernel has not shown yet
-    patience = _TIMEOUTS_S if failures[0].waited else _REPORTS_S
-    end = time.monotonic() + patience
-    while (
-        alive
-        and time.monotonic() < end
-        and all(each is None or each.is_consequence for each in reports.values())
-    ):
+    waited = any(failure.waited for failure in reports.values())
+    end = time.monotonic() + (_TIMEOUTS_S if waited else _END_S)
+    while alive and all(failure.is_consequence for failure in reports.values()):
+        if time.monotonic() >= end:
+            break
         wait(alive, max(0.0, end - time.monotonic()))
         alive = running()
-    ended = {name: report for name, report in reports.items() if report or name in alive.values()}
-    return cause_of(ended)
+    return cause_of(reports | {name: None for name in alive.values() if name not in reports})
 
 
-def _failure(name: str, code: int, report: Path) -> Failure:
-    """Return what a process has reported, or how it ended with an exit code other than 0."""
-    if report.exists():
-        return Failure(**json.loads(report.read_text()))
+def _failure(name: str, code: int) -> Failure:
+    """Return how a process ended that has reported nothing."""
     if code > 0:
         return Failure("crash", f"{name} ended with exit code {code}")
     killed = -code == signal.SIGKILL
@@ -255,14 +256,14 @@ def _cause_of_all(failure: Failure, store: dist.Store, environment: RankEnvironm
     reports: dict[str, Failure | None] = {
         f"rank {rank}": None for rank in range(environment.world_size)
     }
-    own = f"rank {environment.rank}"
-    reports[own] = failure
+    reporter = f"rank {environment.rank}"
+    reports[reporter] = failure
     patience = _TIMEOUTS_S if failure.waited else _REPORTS_S
     end = time.monotonic() + patience
     with suppress(RuntimeError):  # the store has ended with its process
         if store.check(["attempt"]):  # not the failures of an earlier one
             store = dist.PrefixStore(store.get("attempt").decode(), store)
-        store.set(f"failure of {own}", json.dumps(asdict(failure)))
+        store.set(f"failure of {reporter}", json.dumps(asdict(failure)))
         while failure.is_consequence and time.monotonic() < end:
             for name in [name for name, report in reports.items() if report is None]:
                 if store.check([f"failure of {name}"]):

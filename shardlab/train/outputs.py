@@ -16,12 +16,9 @@ from torch.utils.tensorboard import SummaryWriter
 from shardlab.comm.object_collectives import gather_values
 from shardlab.core.errors import StorageError, UserError
 from shardlab.core.files import atomic, writing
-from shardlab.core.progress import say
 from shardlab.engines.base import Engine
 from shardlab.engines.state_files import in_host_memory
-from shardlab.train.loop import (
-    StepEvent,
-)
+from shardlab.train.loop import StepEvent
 from shardlab.train.utilization import peak_memory
 
 
@@ -45,11 +42,12 @@ def gather_trained(engine: Engine, group: dist.ProcessGroup) -> dict[str, Tensor
 class Telemetry:
     """Writer of the scalars of every step, into a folder that `tensorboard --logdir` shows.
 
-    A log: where it cannot be written, training goes on without it and says so.
-
     Args:
         clip: gradient norm from which a step counts as clipped.
         device: that computes.
+
+    Raises:
+        StorageError: the folder cannot be written.
     """
 
     def __init__(self, folder: Path, clip: float | None, device: torch.device) -> None:
@@ -57,70 +55,52 @@ class Telemetry:
         self._clip = math.inf if clip is None else clip
         self._clipped = self._skipped = 0
         self._pending: deque[StepEvent] = deque()
-        """steps that a device has not done: their time in collectives is written later"""
-        # scalars of an earlier run of the same name would be drawn into the same curve
-        shutil.rmtree(folder, ignore_errors=True)
-        self._writer: SummaryWriter | None = None
-        try:
+        """steps that a device has not done: their time in collectives is not yet known"""
+        with writing(folder):
+            # scalars of an earlier run of the same name would be drawn into the same curve
+            shutil.rmtree(folder, ignore_errors=True)
             self._writer = SummaryWriter(str(folder))
-        except OSError as error:
-            self._give_up(error)
 
     def write(self, event: StepEvent) -> None:
         """Add one step."""
-        self._clipped += event.gradient_norm > self._clip
-        self._skipped += not event.applied
-        self._scalars(
-            event.step,
-            {
-                "train/loss": event.loss,
-                "train/learning_rate": event.learning_rate,
-                "train/gradient_norm": event.gradient_norm,
-                "train/clipped_steps": self._clipped,
-                "train/invalid_steps": self._skipped,
-                "speed/step_ms": event.step_ms,
-                "speed/tokens_per_s": event.tokens / event.step_ms * 1e3,
-                "memory/peak_bytes": peak_memory(self._device),
-            },
-        )
         self._pending.append(event)
-        while self._pending and (ms := self._pending[0].collective_ms) is not None:
-            self._scalars(self._pending.popleft().step, {"speed/collective_ms": ms})
+        while self._pending and self._pending[0].collective_ms is not None:
+            self._write(self._pending.popleft())
 
     def close(self) -> None:
-        """Close the file, after the times in collectives of the last steps."""
+        """Write the last steps and close the file."""
         for event in self._pending:
-            if event.collective_ms is not None:
-                self._scalars(event.step, {"speed/collective_ms": event.collective_ms})
-        if self._writer is not None:
-            self._writer.close()
+            self._write(event)
+        self._writer.close()
 
-    def _scalars(self, step: int, scalars: Mapping[str, float]) -> None:
-        if self._writer is None:
-            return
-        try:
+    def _write(self, event: StepEvent) -> None:
+        self._clipped += event.gradient_norm > self._clip
+        self._skipped += not event.applied
+        scalars = {
+            "train/loss": event.loss,
+            "train/learning_rate": event.learning_rate,
+            "train/gradient_norm": event.gradient_norm,
+            "train/clipped_steps": self._clipped,
+            "train/invalid_steps": self._skipped,
+            "speed/step_ms": event.step_ms,
+            "speed/tokens_per_s": event.tokens / event.step_ms * 1e3,
+            "memory/peak_bytes": peak_memory(self._device),
+        }
+        if event.collective_ms is not None:
+            scalars["speed/collective_ms"] = event.collective_ms
+        with writing(self._folder):
             for name, value in scalars.items():
-                self._writer.add_scalar(name, value, step)
-        except OSError as error:
-            self._give_up(error)
-
-    def _give_up(self, error: OSError) -> None:
-        say(f"{self._folder}: no scalars for TensorBoard from here on: {error}")
-        self._writer = None
+                self._writer.add_scalar(name, value, event.step)
 
 
 def write_traces(folder: Path, traces: Sequence[bytes]) -> None:
     """Write the compressed traces of all ranks where TensorBoard's profiler plugin finds them.
 
     The plugin (torch-tb-profiler) looks for this suffix; what precedes it is the worker's name.
-    They are copies: where they cannot be written, the run says so and succeeds.
     """
-    try:
-        for rank, content in enumerate(traces):
-            with atomic(folder / f"rank{rank}.pt.trace.json.gz") as temporary:
-                temporary.write_bytes(content)
-    except StorageError as error:
-        say(str(error))
+    for rank, content in enumerate(traces):
+        with atomic(folder / f"rank{rank}.pt.trace.json.gz") as temporary:
+            temporary.write_bytes(content)
 
 
 def check_space(expected: Mapping[Path, int]) -> None:
@@ -173,10 +153,10 @@ def _shard(tensor: Tensor) -> list[int]:
     """Return which part of the whole tensor this rank holds."""
     if not isinstance(tensor, DTensor):
         return []
-    place = tensor.device_mesh.get_coordinate()
-    assert place is not None, "every rank is in the mesh"
-    sharded = (isinstance(each, Shard) for each in tensor.placements)
-    return [index for index, kept in zip(place, sharded, strict=True) if kept]
+    coordinate = tensor.device_mesh.get_coordinate()
+    assert coordinate is not None, "every rank is in the mesh"
+    sharded = (isinstance(placement, Shard) for placement in tensor.placements)
+    return [index for index, is_sharded in zip(coordinate, sharded, strict=True) if is_sharded]
 
 
 def checksum(tensor: Tensor) -> int:
@@ -195,13 +175,13 @@ def check_equal(checksums: Mapping[str, int], when: str, group: dist.ProcessGrou
         UserError: on all ranks: names the ranks that differ from most of them.
     """
     ranks = gather_values(dict(checksums), group)
-    for name in dict.fromkeys(name for each in ranks for name in each):
-        found = {rank: each[name] for rank, each in enumerate(ranks) if name in each}
-        (usual, _), *others = Counter(found.values()).most_common()
+    for name in dict.fromkeys(name for values in ranks for name in values):
+        by_rank = {rank: values[name] for rank, values in enumerate(ranks) if name in values}
+        (usual, _), *others = Counter(by_rank.values()).most_common()
         if others:
-            odd = [str(rank) for rank, value in found.items() if value != usual]
+            odd = [str(rank) for rank, value in by_rank.items() if value != usual]
             raise UserError(
                 f"{when} rank {', '.join(odd)} holds other values of {name.partition(' ')[0]} than "
-                f"rank {next(rank for rank, value in found.items() if value == usual)}: train "
+                f"rank {next(rank for rank, value in by_rank.items() if value == usual)}: train "
                 "again; if it repeats, try the strategy without its codec, and test the memory"
             )

@@ -23,7 +23,7 @@ from shardlab.train.interleaved import Look, interleave, launch_plan
 from shardlab.train.launch import RunFailed
 from shardlab.train.launch_environment import rank_environment
 from shardlab.train.plans import TimingPlan
-from shardlab.train.timing import Alone
+from shardlab.train.timing import Turn
 
 _LAST_LOOK = 0.75
 """share of the time of a race after which no look comes: the rest is for traces, since a race that
@@ -112,8 +112,8 @@ class _Marks:
         Args:
             ranks: those that share this memory.
         """
-        known = self._ranks[ranks]
-        _, run, since = known[known[:, 0].argmin()]
+        marks = self._ranks[ranks]
+        _, run, since = marks[marks[:, 0].argmin()]
         return self._runs[int(run)], (time.monotonic_ns() - int(since)) / 1e9
 
 
@@ -142,10 +142,10 @@ def _blamed(
     Raises:
         RunFailed, UserError: no further attempt is possible.
     """
-    here = rank_environment(plan.timing.world_size)
-    if here is not None:
+    environment = rank_environment(plan.timing.world_size)
+    if environment is not None:
         # ranks of torchrun or srun are not this command's to start again
-        run, _ = marks.behind(slice(here.rank, here.rank + 1))
+        run, _ = marks.behind(slice(environment.rank, environment.rank + 1))
         arm = _failed_arm(error)
         kind = error.kind if isinstance(error, RunFailed) else "crash"
         raise RunFailed(kind, str(error), f"{run}: {arm.detail}") if run else error
@@ -181,7 +181,7 @@ def _work(
     group: dist.ProcessGroup,
 ) -> None:
     mark = partial(marks.mark, dist.get_rank(group))
-    whole = interleave(plan, link, BLOCK, look, mark, Alone(), group)
+    whole = interleave(plan, link, BLOCK, look, mark, Turn(), group)
     arms = {
         runner.run: Arm(
             outcome="diverged" if runner.diverged else "ok",

@@ -12,11 +12,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 import torch
 import torch.distributed as dist
 
+from shardlab.comm.emulated_link import Links, Loopback
 from shardlab.config.machine import CpuAffinity, format_cpus, parse_cpus
 from shardlab.core.errors import StorageError, UserError
 from shardlab.core.gpus import RankGpu, backend_of, take_gpu, why_on_cpu
@@ -122,13 +123,6 @@ _POLL_S = 0.02
 """a blocking wait of the store with a short time-out would write warnings"""
 
 
-class Interfaces(Protocol):
-    """Network interfaces of the ranks: `shardlab.comm.emulated_link.Links`, for one."""
-
-    def enter(self, rank: int) -> str:
-        """Move the process of the rank to its interface; return the name of the interface."""
-
-
 @dataclass(frozen=True)
 class Job:
     """Settings that all ranks of a run share."""
@@ -137,7 +131,7 @@ class Job:
     world_size: int
     threads: int
     timeout: timedelta
-    links: Interfaces | None
+    links: Links | Loopback | None
     placement: CpuAffinity
 
     def run_forked(self, rank: int, folder: Path) -> None:
@@ -162,14 +156,14 @@ class Job:
         keep_freed_memory()
         torch.set_num_threads(self.threads)
         gpu = take_gpu(forked=forked)
-        own = {"gpu": gpu, "location": asdict(RankLocation.here(gpu_node()))}
-        store, ranks = exchange(store, rank, self.world_size, own, self.timeout)
-        backend = backend_of([each["gpu"] and RankGpu(*each["gpu"]) for each in ranks])
+        facts = {"gpu": gpu, "location": asdict(RankLocation.here(gpu_node()))}
+        store, ranks = exchange(store, rank, self.world_size, facts, self.timeout)
+        backend = backend_of([facts["gpu"] and RankGpu(*facts["gpu"]) for facts in ranks])
         if rank == 0 and backend == "gloo" and (why := why_on_cpu(self.world_size)):
             say(why)
         first = rank - int(os.environ["LOCAL_RANK"])
-        here = ranks[first : first + int(os.environ["LOCAL_WORLD_SIZE"])]
-        bind_cpus(self.placement, [RankLocation(**each["location"]) for each in here])
+        local = ranks[first : first + int(os.environ["LOCAL_WORLD_SIZE"])]
+        bind_cpus(self.placement, [RankLocation(**facts["location"]) for facts in local])
         if self.links is not None:
             if backend != "gloo":
                 raise UserError("emulated links are for gloo, and GPUs use NCCL: remove the link")
@@ -208,10 +202,10 @@ def exchange(
     """
     deadline = time.monotonic() + timeout.total_seconds()
     token = uuid.uuid4().hex
-    mine = json.dumps([token, value])
+    message = json.dumps([token, value])
     if rank == 0:
         attempt = dist.PrefixStore(token, store)
-        attempt.set("rank 0", mine)
+        attempt.set("rank 0", message)
         store.set("attempt", token)
         names = [f"rank {other}" for other in range(world_size)]
         while missing := [name for name in names if not attempt.check([name])]:
@@ -224,7 +218,7 @@ def exchange(
         if store.check(["attempt"]) and (latest := store.get("attempt").decode()) != name:
             name = latest
             attempt = dist.PrefixStore(name, store)
-            attempt.set(f"rank {rank}", mine)
+            attempt.set(f"rank {rank}", message)
         if name and attempt.check(["joined"]):
             joined = json.loads(attempt.get("joined"))
             if joined[rank][0] == token:

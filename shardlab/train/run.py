@@ -17,7 +17,7 @@ from shardlab.core.device import compute_deterministically
 from shardlab.core.files import read_json, refuse_damage, write_json, write_json_lines
 from shardlab.core.host import CpuMeter, CpuTimes
 from shardlab.core.progress import say
-from shardlab.data.tokens import MANIFEST, open_split
+from shardlab.data.tokens import MANIFEST, TokenSplit, open_split
 from shardlab.models.units import dtype_of
 from shardlab.train.checkpoint_folder import Folder
 from shardlab.train.checkpoints import Checkpoints
@@ -106,11 +106,7 @@ def _train(plan: RunPlan, folders: _Folders, link: Emulation, group: dist.Proces
     memory = MemoryMeter(device)
 
     # data and model; what is needed after the steps is checked before them
-    dataset = read_json(plan.data / "source.json", "run python -m stages.prepare")["name"]
-    split = open_split(plan.data / "tokens", "train", slice(rank, None, world_size))
-    if is_chief:
-        tokenizer = {"tokenizer.json": split.tokenizer_sha256}
-        refuse_damage(plan.data, tokenizer, "run python -m stages.tokenize")
+    dataset, split = _open_data(plan.data, rank, world_size)
     built = build_loop(plan.model, plan.strategy, train, split, plan.seed, link.throttle, group)
     engine, loop = built.engine, built.loop
     if is_chief:
@@ -159,6 +155,16 @@ def _train(plan: RunPlan, folders: _Folders, link: Emulation, group: dist.Proces
     if is_chief:
         setting = describe(plan, dataset, built.parameters, link.kind, placement)
         _write(plan, folders, setting, ranks, traces)
+
+
+def _open_data(data: Path, rank: int, world_size: int) -> tuple[str, TokenSplit]:
+    """Return the name of the data set and its tokens to train on; ranks share the verification."""
+    dataset = read_json(data / "source.json", "run python -m stages.prepare")["name"]
+    split = open_split(data / "tokens", "train", slice(rank, None, world_size))
+    if rank == 0:
+        tokenizer = {"tokenizer.json": split.tokenizer_sha256}
+        refuse_damage(data, tokenizer, "run python -m stages.tokenize")
+    return dataset, split
 
 
 def _expected_bytes(plan: RunPlan, folders: _Folders, parameters: int) -> dict[Path, int]:
@@ -244,10 +250,10 @@ def _write(
     events = merge_events([rank.events for rank in ranks])
     write_json_lines(folders.run / "events.jsonl", with_rates(events))
     write_trace_of(traces, folders.run / "trace.json.gz")
-    # last: a run without it is not finished
-    write_json(folders.run / "metrics.json", {**setting, **summarize(plan, events, ranks)})
     if folders.telemetry is not None:
         write_traces(folders.telemetry, traces)
+    # last: a run without it is not finished
+    write_json(folders.run / "metrics.json", {**setting, **summarize(plan, events, ranks)})
     if folders.checkpoints is not None:
         Folder(folders.checkpoints).remove()
 

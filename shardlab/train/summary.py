@@ -149,11 +149,13 @@ def mean_ledger(ledgers: Sequence[dict[str, Any]], steps: int) -> dict[str, dict
         accounts = [ledger[kind] for ledger in ledgers]
         result[kind] = {
             **{
-                key: value if key in ratios else _mean([each[key] for each in accounts], steps)
+                key: value
+                if key in ratios
+                else _mean([account[key] for account in accounts], steps)
                 for key, value in first.items()
                 if key != "uncompressed"
             },
-            "uncompressed": _mean_counts([each["uncompressed"] for each in accounts], steps),
+            "uncompressed": _mean_counts([account["uncompressed"] for account in accounts], steps),
         }
     return result
 
@@ -203,8 +205,8 @@ def _mean(sums: Sequence[float], steps: int) -> float:
 
 def _mean_counts(counts: Sequence[dict[str, int]], steps: int) -> dict[str, float]:
     """Return means by reason; a reason that a rank lacks counts as zero."""
-    reasons = sorted({reason for each in counts for reason in each})
-    return {reason: _mean([each.get(reason, 0) for each in counts], steps) for reason in reasons}
+    reasons = sorted({reason for count in counts for reason in count})
+    return {reason: _mean([count.get(reason, 0) for count in counts], steps) for reason in reasons}
 
 
 def _root_of_squares(norms: Sequence[float | None]) -> float | None:

@@ -5,7 +5,7 @@ import multiprocessing
 import statistics
 from collections.abc import Sequence
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,35 +33,6 @@ from shardlab.train.summary import mean_ledger
 _ABSENT = -1.0
 
 
-class Turn(Protocol):
-    """Turns of one timing, on each of its ranks."""
-
-    shown: bool
-    """whether its progress is shown: one bar for all"""
-
-    def wait(self, done: float) -> None:
-        """End a turn and wait for the next; all ranks call it, after a barrier.
-
-        Args:
-            done: share of the repetitions that the timing has done.
-        """
-
-    def leave(self) -> None:
-        """Have no more turns; all ranks call it, after a barrier."""
-
-
-class Alone:
-    """Turns of a timing that has the machine to itself."""
-
-    shown = True
-
-    def wait(self, done: float) -> None:
-        """Go on."""
-
-    def leave(self) -> None:
-        """Go on."""
-
-
 class Turns:
     """Turns of several timings, created before their ranks are forked.
 
@@ -77,9 +48,9 @@ class Turns:
         self._gates = [fork.Semaphore(0) for _ in ranks]
         self._done = fork.Array("d", [_ABSENT] * len(ranks))
 
-    def of(self, timing: int, rank: int) -> Turn:
+    def of(self, timing: int, rank: int) -> "Turn":
         """Return the turns of a timing, on one of its ranks."""
-        return _Shared(self, timing, rank)
+        return Turn(self, timing, rank)
 
     def wait(self, timing: int) -> None:
         """Wait for the turn of a timing, on one of its ranks."""
@@ -100,19 +71,31 @@ class Turns:
                     self._gates[following].release()
 
 
-class _Shared:
-    def __init__(self, turns: Turns, timing: int, rank: int) -> None:
+class Turn:
+    """Turns of one timing, on one of its ranks; without others it has the machine to itself."""
+
+    def __init__(self, turns: Turns | None = None, timing: int = 0, rank: int = 0) -> None:
         self._turns, self._timing, self._rank = turns, timing, rank
         self.shown = timing == 0
+        """whether its progress is shown: one bar for all"""
 
     def wait(self, done: float) -> None:
-        if self._rank == 0:
-            self._turns.pass_on(self._timing, done)
-        self._turns.wait(self._timing)
+        """End a turn and wait for the next; all ranks call it, after a barrier.
+
+        Args:
+            done: share of the repetitions that the timing has done.
+        """
+        self._end(done)
+        if self._turns is not None:
+            self._turns.wait(self._timing)
 
     def leave(self) -> None:
-        if self._rank == 0:
-            self._turns.pass_on(self._timing, math.inf)
+        """Have no more turns; all ranks call it, after a barrier."""
+        self._end(math.inf)
+
+    def _end(self, done: float) -> None:
+        if self._turns is not None and self._rank == 0:
+            self._turns.pass_on(self._timing, done)
 
 
 _SEED = 0

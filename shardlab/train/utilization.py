@@ -118,8 +118,8 @@ def placements(group: dist.ProcessGroup) -> list[str]:
     rank, local_rank = dist.get_rank(group), int(os.environ["LOCAL_RANK"])
     first = rank - local_rank
     everywhere = gather_values(asdict(RankLocation.here(gpu_node())), group)
-    here = everywhere[first : first + int(os.environ["LOCAL_WORLD_SIZE"])]
-    mine = place_here([RankLocation(**each) for each in here])[local_rank]
+    local = everywhere[first : first + int(os.environ["LOCAL_WORLD_SIZE"])]
+    mine = place_here([RankLocation(**location) for location in local])[local_rank]
     line = (
         f"CPUs {format_cpus(everywhere[rank]['cpus'])} (control {format_cpus(mine.control)}, "
         f"workers {format_cpus(mine.workers)})"

@@ -15,9 +15,3 @@ from shardlab.search.records import Candidate
 def test_a_renamed_key_is_refused_with_its_new_name(document: type, old: str, new: str) -> None:
     with pytest.raises(UserError, match=f"^history.json.{old}: renamed: write {new}"):
         validate(document, {old: "x"}, "history.json")
-
-
-def test_a_message_shows_the_beginning_of_a_long_value() -> None:
-    with pytest.raises(UserError) as caught:
-        validate(int, "7" * 5000, "documents")
-    assert "(found '777" in str(caught.value) and len(str(caught.value)) < 200

@@ -87,19 +87,6 @@ def test_a_killed_writer_leaves_the_old_file_and_what_the_next_one_removes(
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_unfinished_files_of_a_living_process_and_of_the_user_stay(tmp_path: Path) -> None:
-    (tmp_path / ".corpus.json.backup-of-mine").mkdir()
-    process = writer(tmp_path / "corpus.json")
-    files.write_text(tmp_path / "corpus.json", "whole")
-    assert len(list(tmp_path.glob(".corpus.json.*/corpus.json"))) == 1
-    killed(process)
-    files.write_text(tmp_path / "corpus.json", "again")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        ".corpus.json.backup-of-mine",
-        "corpus.json",
-    ]
-
-
 @given(JSON)
 def test_json_round_trips(tmp_path_factory: pytest.TempPathFactory, value: object) -> None:
     target = tmp_path_factory.mktemp("json") / "value.json"
@@ -137,12 +124,6 @@ def test_a_damaged_json_file_is_one_line_with_the_fix(tmp_path, read, content, w
 def test_the_order_of_keys_does_not_change_the_hash(value: dict[str, int]) -> None:
     turned = dict(reversed(value.items()))
     assert files.sha256_of_value(turned) == files.sha256_of_value(value)
-
-
-def test_the_hash_of_a_file_is_that_of_its_bytes(tmp_path: Path) -> None:
-    (tmp_path / "abc").write_bytes(b"abc")
-    expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-2, B.1
-    assert files.sha256_of_file(tmp_path / "abc") == expected
 
 
 def test_damaged_files_are_named(tmp_path: Path) -> None:

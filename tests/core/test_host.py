@@ -1,16 +1,12 @@
 """Revision, memory and processor of the host, and who used its CPUs."""
 
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from shardlab.config.contention import Contention
 from shardlab.core.host import (
-    CpuMeter,
     describe_host,
     free_memory_bytes,
     git_revision,
@@ -71,25 +67,3 @@ def test_gpus_are_those_of_the_driver(tmp_path: Path) -> None:
 
 def test_the_version_of_torch_is_read_without_importing_it() -> None:
     assert torch_version() == torch.__version__
-
-
-BUSY = "import sys, time\nprint(flush=True)\nwhile time.process_time() < {0}: pass\n"
-
-
-def test_children_count_as_own_while_they_run_and_when_they_ended() -> None:
-    def start(seconds: float) -> subprocess.Popen[bytes]:
-        """A process that computes for so many CPU seconds, and ends."""
-        command = [sys.executable, "-c", BUSY.format(seconds)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE)
-        assert process.stdout is not None
-        process.stdout.readline()
-        return process
-
-    meter = CpuMeter()
-    ended, running = start(0.2), start(60)
-    ended.wait()
-    while meter.read()["own"] < 0.5:  # its share of a machine that others use
-        time.sleep(0.01)
-    running.kill()
-    running.wait()
-    assert Contention.of([meter.read()]) is not None

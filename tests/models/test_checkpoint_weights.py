@@ -6,16 +6,13 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from shardlab.config.model_and_data import Model
 from shardlab.core.errors import UserError
-from shardlab.models.build import build_model, model_parts
+from shardlab.models.build import build_model
 from tests.families import FAMILIES, POSITIONS, VOCABULARY, config_of
-from tests.models.live_memory import LiveMemory
 
 TOKENS = torch.arange(POSITIONS)[None]
 FILE = "model.safetensors"
@@ -66,28 +63,6 @@ def test_logits_match_from_pretrained_bit_for_bit(saved):
     assert torch.equal(logits(build(saved).whole()), logits(expected))
 
 
-@pytest.fixture(scope="module")
-def values(saved):
-    """All values, requested together."""
-    built = build(saved)
-    parameters = built.module.named_parameters(remove_duplicate=False)
-    return built.weights.values([*dict(parameters), *dict(built.module.named_buffers())])
-
-
-@settings(max_examples=10)
-@given(data=st.data())
-def test_value_does_not_depend_on_order_or_other_names(saved, values, data):
-    names = data.draw(st.lists(st.sampled_from(sorted(values)), min_size=1, unique=True))
-    found = build(saved).weights.values(names)
-    assert found.keys() == set(names)
-    assert all(torch.equal(found[name], values[name]) for name in names)
-
-
-def test_whole_model_has_these_values(saved, values):
-    for name, tensor in build(saved).whole().named_parameters(remove_duplicate=False):
-        assert torch.equal(tensor, values[name]), name
-
-
 @pytest.mark.parametrize("family", ["gpt2-tied", "llama-tied", "mixtral-untied"])
 def test_checkpoint_in_several_files(family, tmp_path):
     model = random_model(family)
@@ -121,36 +96,6 @@ def test_half_precision_becomes_float32(llama):
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     expected = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
     assert torch.equal(logits(model), logits(expected))
-
-
-def test_model_is_independent_of_the_file_after_loading(llama):
-    model = build(llama).whole()
-    expected = logits(model)
-    with (llama / FILE).open("r+b") as file:
-        size = file.seek(0, 2)
-        file.seek(size // 10)
-        file.write(bytes(size - size // 10))
-    assert torch.equal(logits(model), expected)
-    assert not torch.equal(logits(build(llama).whole()), expected)
-
-
-def test_only_requested_tensors_are_allocated(tmp_path):
-    random_model("llama-untied", num_hidden_layers=12).save_pretrained(tmp_path)
-    built = build(tmp_path)
-    parts = model_parts(built.module)
-    largest = total = 0
-    with LiveMemory() as memory:
-        for unit, path in [*zip(parts.blocks, parts.paths, strict=True), (built.module, "")]:
-            before = memory.now()
-            built.weights.materialize(unit, path)
-            size = memory.now() - before
-            largest, total = max(largest, size), total + size
-            for parameter in unit.parameters():  # what a rank keeps
-                parameter.data = parameter.data.flatten()[:1].clone()
-    assert total > 5 * largest
-    # what is read is for a moment there twice, mapped and copied
-    biggest = max(4 * parameter.numel() for parameter in random_model("llama-untied").parameters())
-    assert memory.highest < 1.1 * (largest + biggest)
 
 
 @pytest.mark.long

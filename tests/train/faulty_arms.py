@@ -11,7 +11,7 @@ from torch import nn
 from shardlab.config.strategy import Strategy
 from shardlab.core.errors import UserError
 from shardlab.engines.base import Engine, StepOutcome
-from shardlab.train import timing as runner
+from shardlab.train import loop
 
 Fault = Callable[[int, nn.Module], None]
 """called before each step of the faulty arm, with the number of the step and the model"""
@@ -20,7 +20,7 @@ Fault = Callable[[int, nn.Module], None]
 @pytest.fixture
 def faulty(monkeypatch: pytest.MonkeyPatch) -> Callable[[Strategy, Fault], None]:
     """A function that gives the engine of a strategy a fault."""
-    build = runner.build_engine
+    build = loop.build_engine
 
     def give(strategy: Strategy, fault: Fault) -> None:
         def built(model: nn.Module, built_for: Strategy, *arguments: Any) -> Engine:
@@ -35,7 +35,7 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> Callable[[Strategy, Fault], None]
                 monkeypatch.setattr(engine, "step", faulty_step)
             return engine
 
-        monkeypatch.setattr(runner, "build_engine", built)
+        monkeypatch.setattr(loop, "build_engine", built)
 
     return give
 
@@ -54,10 +54,6 @@ def raises() -> None:
 
 def refuses() -> None:
     raise UserError("too large on purpose")
-
-
-def memory() -> None:
-    raise MemoryError("too much on purpose")
 
 
 @torch.no_grad()

@@ -1,14 +1,8 @@
 """Conversations with saved models: sampling, history, templates, and the prompt line."""
 
 import io
-import os
-import pty
-import runpy
-import select
 import shutil
-import signal
 import sys
-import time
 import unicodedata
 
 import pytest
@@ -19,7 +13,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from shardlab.core.errors import UserError
 from shardlab.train.chat import Conversation, Sampling, converse, printable
-from tests.commands import ROOT, Command
 from tests.saved_model_factory import write_saved_model
 
 POSITIONS = 80
@@ -118,43 +111,3 @@ def test_an_answer_that_ends_early_ends_no_conversation(monkeypatch, capsys, err
     shown = capsys.readouterr()
     assert (prompts, shown.out) == (["first", "second?"], "some\nsome words\n")
     assert shown.err.startswith(said)
-
-
-def test_who_reads_the_answer_may_stop(model, tmp_path):
-    reader, writer = os.pipe()
-    os.close(reader)
-
-    def call() -> None:
-        sys.stdout = os.fdopen(writer, "w")
-        os.chdir(ROOT)
-        sys.argv = ["stages.chat", str(model), "--prompt", "Some"]
-        runpy.run_module("stages.chat", run_name="__main__", alter_sys=True)
-
-    command = Command(tmp_path / "command", call)
-    os.close(writer)
-    assert (command.wait(), command.said()) == (-signal.SIGPIPE, "")
-
-
-@pytest.mark.parametrize("key", [b"\x03", b"\x04"])
-def test_ctrl_c_and_ctrl_d_at_the_prompt_end_the_conversation(model, key, tmp_path):
-    theirs, ours = pty.openpty()
-
-    def call() -> None:
-        os.close(os.open(os.ttyname(ours), os.O_RDWR))  # the controlling terminal
-        for descriptor in range(3):
-            os.dup2(ours, descriptor)
-        sys.stdin = os.fdopen(0)
-        os.chdir(ROOT)
-        sys.argv = ["stages.chat", str(model), "--tokens", "3"]
-        runpy.run_module("stages.chat", run_name="__main__", alter_sys=True)
-
-    command = Command(tmp_path / "command", call)
-    os.close(ours)
-    said, deadline = b"", time.monotonic() + 120
-    while not said.endswith(b"> "):
-        assert time.monotonic() < deadline, said
-        if select.select([theirs], [], [], 1)[0]:
-            said += os.read(theirs, 4096)
-    os.write(theirs, key)
-    assert command.wait() == 0, command.said()
-    os.close(theirs)

@@ -88,26 +88,6 @@ def test_a_full_checkpoint_serves_every_engine(group, data, tmp_path, source) ->
         torch.testing.assert_close(losses(run), losses(straight), rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("format", ["full", pytest.param("sharded", marks=pytest.mark.long)])
-@on_ranks(2)
-def test_moments_are_converted_between_storage_and_dtypes(group, data, tmp_path, format) -> None:
-    places = [{"engine": "slide", "moment_dtype": dtype} for dtype in ("fp32", "bf16")] + (
-        [] if format == "sharded" else [strategy_of("ddp")]
-    )
-    for source, strategy in enumerate(places):
-        plan, target = (plan_of(data, each) for each in (strategy, places[source - 1]))
-        folder = tmp_path / str(source)
-        straight = Run.start(plan, folder, group, every=2, keep=2, format=format).to(2)
-        saved = straight.whole()
-        straight.to(3)
-        run = Run.start(target, folder, group, elastic=True, format=format)
-        found = run.whole()
-        converted = {key: saved[key].to(tensor.dtype) for key, tensor in found.items()}
-        assert not differing(found, converted)
-        run.to(3)
-        torch.testing.assert_close(losses(run), losses(straight), rtol=1e-3, atol=0)
-
-
 @on_ranks(2)
 def test_error_feedback_is_reset_for_another_strategy(group, data, tmp_path) -> None:
     Run.start(plan_of(data, strategy_of("fsdp2", **INT8)), tmp_path, group, every=2).to(2)

@@ -13,9 +13,7 @@ import torch.distributed as dist
 
 from shardlab.config.model_and_data import Model
 from shardlab.core.errors import UserError
-from shardlab.train import checkpoints
 from shardlab.train.checkpoint_folder import Folder, damage_in
-from shardlab.train.loop import StepEvent
 from tests.ranks import run_ranks
 from tests.train.checkpointed import FORMATS, Run, plan_of, strategy_of
 
@@ -54,7 +52,6 @@ def refusal(plan, root, **options) -> str:
 
 FILES = [
     ("full", "optimizer.safetensors"),
-    ("full", "rank-00001.json"),
     ("sharded", "sharded/shard-00002-model-00001-of-00001.safetensors"),
 ]
 
@@ -117,16 +114,12 @@ def test_training_goes_on_while_an_asynchronous_checkpoint_is_written(data, tmp_
     run_ranks(1, on_rank)
 
 
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [(None, ": no such file"), ("{", ": damaged"), ("{}", ".format: field required")],
-)
-def test_a_damaged_checkpoint_json_is_named(data, saved, tmp_path, text, what):
+def test_a_damaged_checkpoint_json_is_named(data, saved, tmp_path):
     root = shutil.copytree(saved / "full", tmp_path / "root")
     manifest = root / "step-00000004/checkpoint.json"
-    manifest.unlink() if text is None else manifest.write_text(text)
+    manifest.write_text("{")
     found = damage_in(manifest.parent)
-    assert found is not None and found.startswith(f"{manifest}{what}") and "\n" not in found
+    assert found is not None and found.startswith(f"{manifest}: damaged") and "\n" not in found
     assert resumed_step(plan_of(data, INT4_FSDP2), root) == 2
 
 
@@ -159,13 +152,8 @@ def test_a_checkpoint_of_another_experiment_is_refused(data, saved, tmp_path):
         )
 
 
-def test_settings_without_effect_on_steps_may_differ(data, saved):
-    plan = plan_of(data, INT4_FSDP2, timeout_s=30.0, audit_steps=0, profiled_steps=1)
-    assert resumed_step(plan, saved / "full", every=7, keep=1) == 4
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", ["full", "asynchronous"])
 def test_full_disk_keeps_the_previous_checkpoint(data, tmp_path, name):
     """Files beyond a size cannot be written by one rank, from step 4 on."""
     options = FORMATS[name]
@@ -184,14 +172,3 @@ def test_full_disk_keeps_the_previous_checkpoint(data, tmp_path, name):
     assert Folder(tmp_path).steps() == [2]
     assert damage_in(tmp_path / "step-00000002") is None
     assert resumed_step(plan, tmp_path) == 2
-
-
-def test_checkpoint_of_another_version_is_refused(saved, data, tmp_path, monkeypatch):
-    @dataclasses.dataclass
-    class OfALaterVersion(StepEvent):
-        figure: float
-
-    root = shutil.copytree(saved / "sharded", tmp_path / "sharded")
-    monkeypatch.setattr(checkpoints, "StepEvent", OfALaterVersion)
-    said = refusal(plan_of(data, INT4_FSDP2), root, format="sharded")
-    assert "another version of shardlab made it: remove it" in said

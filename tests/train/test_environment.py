@@ -93,7 +93,6 @@ def test_one_command_starts_all_ranks_without_a_task_for_each(srun, variables):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"STEP_NUM_TASKS": 8, "PROCID": 5}, r"srun started 8 ranks, train\.world_size says 4"),
         # distributed cyclically; two and one
         ({"PROCID": 1, "NODEID": 1, "LOCALID": 0}, "give --ntasks-per-node and --distribution="),
         ({"STEP_NUM_TASKS": 3, "PROCID": 2, "LOCALID": 0}, "give --ntasks-per-node and --dist"),
@@ -108,9 +107,7 @@ def test_unequal_or_cyclic_task_distribution_is_refused(srun, changes, message):
 @pytest.mark.parametrize(
     ("nodes", "host"),
     [
-        ("node7", "node7"),
         ("gpu[03-07,9],login1", "gpu03"),
-        ("gpu[3,5]", "gpu3"),
         ("rack1-n[01-02]-ib,x", "rack1-n01-ib"),
         ("a,b[1-2]", "a"),
     ],

@@ -1,51 +1,16 @@
-"""GPU of each rank, and errors about one that a rank cannot train on, before training."""
-
-import importlib
-from types import SimpleNamespace
+"""GPU of each rank, the backend that all of them allow, and errors before training."""
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from shardlab.core.errors import UserError
-from shardlab.core.gpus import RankGpu, backend_of, gpu_index, take_gpu, why_on_cpu
+from shardlab.core.gpus import RankGpu, backend_of, gpu_index, usable_gpu
 from shardlab.engines import own_gpu as own_gpu_module
 from shardlab.engines.own_gpu import own_gpu
+from tests.ranks import on_ranks
 
-H200 = RankGpu("GPU-a", "H200", 141 * 10**9, True)
-
-
-@pytest.fixture
-def machine(monkeypatch):
-    """Local rank 7 of 8, on a machine of 8 GPUs; the list will hold the one that is set."""
-    monkeypatch.setenv("LOCAL_RANK", "7")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    was_set = []
-    tensor = SimpleNamespace(add_=lambda _: SimpleNamespace(item=lambda: 2.0))
-    monkeypatch.setattr(torch, "ones", lambda *_, **__: tensor)
-    for name, function in {
-        "init": lambda: None,
-        "is_initialized": lambda: True,
-        "device_count": lambda: 8,
-        "set_device": was_set.append,
-        "current_device": lambda: 0,
-        "is_bf16_supported": lambda including_emulation: True,
-        "get_device_properties": lambda n: SimpleNamespace(
-            uuid=f"GPU-{n}", name="H200", total_memory=141 * 10**9
-        ),
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, function)
-    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
-    return was_set
-
-
-def run_alone(function):
-    """Call a function with a process group of this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        return function(dist.group.WORLD)
-    finally:
-        dist.destroy_process_group()
+ONE, TWO = RankGpu("GPU-a", True), RankGpu("GPU-b", True)
 
 
 @pytest.mark.parametrize(
@@ -58,66 +23,32 @@ def run_alone(function):
         (0, False, None),
     ],
 )
-def test_rank_takes_the_gpu_of_its_local_rank(machine, visible, forked, expected):
+def test_a_rank_takes_the_gpu_of_its_local_rank(monkeypatch, visible, forked, expected):
+    monkeypatch.setenv("LOCAL_RANK", "7")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     assert gpu_index(visible, forked=forked) == expected
-    assert take_gpu(forked=True) == H200._replace(uuid="GPU-7") and machine == [7]
 
 
-@pytest.mark.parametrize("chosen", [0, 5])
-@pytest.mark.parametrize("asked", ["cuda", "cuda:3"])
-def test_a_gpu_is_that_of_the_local_rank_unless_the_program_says_otherwise(
-    machine, monkeypatch, chosen, asked
-):
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: chosen)
-    device = run_alone(lambda group: own_gpu(torch.device(asked), group))
-    expected = 3 if asked == "cuda:3" else chosen or 7
-    assert device == torch.device("cuda", expected) and machine == [expected]
+@on_ranks(2)
+def test_ranks_that_share_a_gpu_are_refused(group, monkeypatch):
+    monkeypatch.setattr(own_gpu_module, "usable_gpu", lambda index: ONE)
+    with pytest.raises(UserError, match=r"ranks 0, 1 share GPU .*: start one rank for each GPU"):
+        own_gpu(torch.device("cuda", 0), group)
 
 
-def test_ranks_that_share_a_gpu_are_refused(machine, monkeypatch):
-    monkeypatch.setattr(own_gpu_module, "gather_values", lambda own, group: [own, "another", own])
-    with pytest.raises(UserError, match=r"ranks 0, 2 share GPU .*: start one rank for each GPU"):
-        run_alone(lambda group: own_gpu(torch.device("cuda"), group))
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_what_cuda_says_becomes_one_line_with_the_fix():
+    with pytest.raises(UserError, match=r"^GPU 7: cannot be used \(.*\): see what nvidia") as error:
+        usable_gpu(7)
+    assert "\n" not in str(error.value)
 
 
-def test_what_cuda_says_becomes_one_line_with_the_fix(machine, monkeypatch):
-    def fail(*_, **__):
-        raise RuntimeError("CUDA error: out of memory\nCUDA kernel errors")
-
-    monkeypatch.setattr(torch, "ones", fail)
-    with pytest.raises(
-        UserError, match=r"^GPU 7: .*\(CUDA error: out of memory\): see what nvidia"
-    ):
-        take_gpu(forked=True)
-
-
-def test_gpus_that_cannot_compute_together_are_refused(machine, monkeypatch, capsys):
-    smaller = H200._replace(uuid="GPU-b", name="A100", memory_bytes=40 * 10**9)
-    assert backend_of([H200, smaller]) == "cpu:gloo,cuda:nccl"
-    assert "unequal GPUs (A100, 40 GB; H200, 141 GB): the slowest" in capsys.readouterr().err
-    with pytest.raises(UserError, match=r"unequal GPUs .*: some have no bf16"):
-        backend_of([H200, smaller._replace(bf16=False)])
+def test_every_rank_with_its_own_gpu_uses_nccl(monkeypatch):
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    assert backend_of([ONE, TWO]) == "cpu:gloo,cuda:nccl"
+    assert backend_of([ONE, ONE]) == backend_of([ONE, None]) == "gloo"
+    with pytest.raises(UserError, match="unequal GPUs: some have no bf16"):
+        backend_of([ONE, TWO._replace(bf16=False)])
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
     with pytest.raises(UserError, match="has no NCCL, which GPUs need: install"):
-        backend_of([H200])
-
-
-def test_a_rank_says_why_it_trains_on_the_cpu(machine):
-    assert why_on_cpu(9) == "9 ranks share 8 GPUs: they train on the CPU"
-
-
-@pytest.mark.parametrize("package", ["stages", "benchmarks"])
-def test_ranks_can_be_forked_where_a_library_has_asked_for_a_gpu(monkeypatch, package):
-    """The package, which each of its commands imports first, keeps torch from the driver."""
-
-    def asked():
-        raise AssertionError("the driver was asked")
-
-    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "")
-    monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK")
-    monkeypatch.setattr(torch._C, "_cuda_getDeviceCount", asked, raising=False)
-    monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: 2)
-    with pytest.raises(AssertionError, match="asked"):
-        torch.cuda.is_available()
-    importlib.reload(importlib.import_module(package))
-    assert torch.cuda.is_available()
+        backend_of([ONE])

@@ -47,24 +47,16 @@ def test_values_and_bytes_are_gathered_in_rank_order(group) -> None:
     assert gather_bytes(b"x" * rank, group) == [b"", b"x", b"xx"]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_first_error_is_reported(rank):
-    with pytest.raises(RunFailed, match="wrong sum on purpose") as caught:
-        launch(one_raises(rank, ArithmeticError("wrong sum on purpose")), 3, 1, timeout_s=30)
-    assert caught.value.kind == "crash"
-    assert caught.value.detail.startswith(f"rank {rank}: Traceback")
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(ArithmeticError("on purpose"), "crash"), (MemoryError("on purpose"), "memory")],
+)
+def test_the_first_error_is_reported(error, kind):
+    with pytest.raises(RunFailed, match="on purpose") as caught:
+        launch(one_raises(1, error), 3, 1, timeout_s=30)
+    assert caught.value.kind == kind
+    assert caught.value.detail.startswith("rank 1: Traceback")
     assert "onnection" not in caught.value.detail
-
-
-def test_memory_error_is_reported_as_memory():
-    with pytest.raises(RunFailed) as caught:
-        launch(one_raises(1, MemoryError()), 2, 1, timeout_s=30)
-    assert caught.value.kind == "memory"
-
-
-def test_a_mistake_of_the_user_stays_one_line():
-    with pytest.raises(UserError, match=r"^train.steps: too many$"):
-        launch(mistaken, 2, 1, timeout_s=30)
 
 
 def test_silent_exit_is_reported():
@@ -82,32 +74,16 @@ def test_silent_exit_is_reported():
     [
         (signal.SIGKILL, "memory", r"rank 1 was killed by signal 9 \(SIGKILL, out of memory\?\)"),
         (signal.SIGTERM, "crash", r"rank 1 was killed by signal 15 \(SIGTERM\)"),
-        (signal.SIGQUIT, "crash", r"rank 1 was killed by signal 3 \(SIGQUIT\)"),
     ],
 )
 def test_a_killed_rank_is_named_with_its_signal(number, kind, message):
     before = signal.signal(signal.SIGTERM, lambda *_: None)  # a handler that ranks must not have
-    ending = signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # a background shell ignores it
     try:
         with pytest.raises(RunFailed, match=message) as caught:
             launch(one_dies(1, number), 3, 1, timeout_s=60)
     finally:
         signal.signal(signal.SIGTERM, before)
-        signal.signal(signal.SIGQUIT, ending)
     assert caught.value.kind == kind
-
-
-def test_a_rank_says_where_it_was_when_its_memory_was_damaged(tmp_path):
-    def stumbles(group):
-        if dist.get_rank(group) == 1:  # two at once would write between each other's words
-            os.abort()  # as the C library does where it finds its heap damaged
-        time.sleep(60)
-
-    command = launching(tmp_path, stumbles, 2)
-    assert command.wait() == 1
-    assert "was killed by signal 6 (SIGABRT)" in command.said()
-    assert "Fatal Python error: Aborted" in command.said()
-    assert "in stumbles" in command.said()
 
 
 def test_run_over_its_time_limit_is_ended_without_restart():
@@ -116,20 +92,10 @@ def test_run_over_its_time_limit_is_ended_without_restart():
     assert caught.value.kind == "timeout"
 
 
-def test_killed_rank_ends_the_others(tmp_path):
-    command = launching(tmp_path, sleeps(tmp_path), 3)
-    wait_for(lambda: pids(tmp_path, 3) is not None)
-    os.kill(pids(tmp_path, 3)[2], signal.SIGKILL)
-    assert command.wait() == 1
-    assert "rank 2 was killed by signal 9" in command.said()
-    command.leaves_nothing()
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_no_rank_outlives_a_killed_command(tmp_path, number):
     command = launching(tmp_path, sleeps(tmp_path), 2)
     wait_for(lambda: pids(tmp_path, 2) is not None)
-    assert len(command.family()) == 3
     os.kill(command.pid, number)
     assert command.wait() != 0
     wait_for(lambda: not command.family())
@@ -164,12 +130,10 @@ def test_commands_run_together_until_one_fails(tmp_path):
 
 @pytest.mark.fresh_ranks
 @on_ranks(2)
-def test_named_cpus_bind_every_thread_of_a_rank(group):
+def test_named_cpus_bind_a_rank(group):
     ranks = [RankLocation([0, 1])] * 2
     bind_cpus(("0", "1"), ranks)
-    rank = dist.get_rank(group)
-    threads = [int(task.name) for task in Path("/proc/self/task").iterdir()]
-    assert all(os.sched_getaffinity(thread) == {rank} for thread in threads)
+    assert os.sched_getaffinity(0) == {dist.get_rank(group)}
     for way, message in [(("0",), "CPUs for 1 of the 2 ranks"), (("99", "99"), "not use CPU 99")]:
         with pytest.raises(UserError, match=message):
             bind_cpus(way, ranks)
@@ -189,7 +153,10 @@ def test_restarts_are_limited(tmp_path):
     assert sorted(name.partition(".")[0] for name in files(tmp_path)) == ["0", "0", "1", "1"]
 
 
-def test_user_error_is_not_retried(capfd):
-    with pytest.raises(UserError):
-        launch(mistaken, 2, 1, 30, max_restarts=5)
-    assert "restart 1" not in capfd.readouterr().err
+def test_a_mistake_of_the_user_is_one_line_and_not_retried(tmp_path):
+    def worker(group):
+        (tmp_path / str(dist.get_rank(group))).touch(exist_ok=False)
+        mistaken(group)
+
+    with pytest.raises(UserError, match=r"^train.steps: too many$"):
+        launch(worker, 2, 1, 30, max_restarts=5)

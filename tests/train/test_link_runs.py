@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 from dataclasses import replace
-from functools import partial
 from unittest.mock import patch
 
 import pytest
@@ -13,14 +12,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from shardlab.config.machine import Link
 from shardlab.config.schema import Checkpoint
-from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, read_json_lines
 from shardlab.profiling.breakdown import analyse
 from shardlab.train.launch import RunFailed
 from shardlab.train.loop import Loop
 from shardlab.train.run import train_run
-from tests.commands import Command, wait_for
-from tests.namespaces import held, opened_by
+from tests.commands import Command
 from tests.train.checkpointed import INT4, plan_of, strategy_of
 from tests.train.interrupted_runs import Outcome
 
@@ -34,9 +31,8 @@ def linked(data, strategy, **train):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("engine", ["fsdp2", "manual"])
-def test_link_in_namespaces_changes_times_only(permitted, data, tmp_path, engine):
-    plan, on_link = linked(data, strategy_of(engine))
+def test_link_in_namespaces_changes_times_only(permitted, data, tmp_path):
+    plan, on_link = linked(data, strategy_of("fsdp2"))
     train_run(plan, tmp_path / "loopback")
     train_run(on_link, tmp_path / "link", telemetry=tmp_path / "scalars")
     assert Outcome.read(tmp_path / "link") == Outcome.read(tmp_path / "loopback")
@@ -76,38 +72,6 @@ def test_in_process_link_changes_times_only(data, tmp_path, monkeypatch, capfd):
     assert metrics["step_ms_p50"] >= metrics["bytes_wire"] * 8 / 20e6 * 1e3
     # in traces the waiting for the link is communication
     assert analyse(tmp_path / "link/trace.json.gz").comm_ms_by_op["shardlab::link"] > 0
-
-
-def test_link_is_refused_under_torchrun(data, tmp_path, monkeypatch):
-    _, on_link = linked(data, strategy_of("ddp"))
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("MASTER_ADDR", "localhost")
-    monkeypatch.setenv("MASTER_PORT", "1")
-    with pytest.raises(
-        UserError, match=r"^links are emulated between the ranks of one command: [^\n]*$"
-    ):
-        train_run(on_link, tmp_path)
-
-
-@pytest.mark.long
-def test_concurrent_runs_are_isolated_and_a_killed_one_leaves_no_namespace(
-    permitted, data, tmp_path
-):
-    _, plan = linked(data, strategy_of("manual"))
-    endless = replace(plan, train=plan.train.model_copy(update={"steps": 100_000}))
-    killed, *others = (
-        Command(tmp_path / name, partial(train_run, each, tmp_path / name / "run"))
-        for name, each in (("killed", endless), ("one", plan), ("other", plan))
-    )
-    wait_for(lambda: len(opened_by(killed.pid)) == 3)
-    namespaces = opened_by(killed.pid)
-    assert [other.wait(60) for other in others] == [0, 0]
-    killed.kill()
-    wait_for(lambda: not killed.family())
-    wait_for(lambda: not held(namespaces))
-    one, other = (Outcome.read(tmp_path / name / "run") for name in ("one", "other"))
-    assert one == other
 
 
 def stopped_at_step_5(plan, target, root):

@@ -1,7 +1,6 @@
 """Ranks of several nodes join, fail and restart together, under torchrun's agents or srun."""
 
 import os
-import signal
 import socket
 
 import pytest
@@ -9,19 +8,17 @@ import pytest
 from tests.commands import (
     Command,
     agents,
-    forked,
     free_port,
     launching,
-    torchrun,
     wait_for,
 )
 from tests.train.workers import (
     adds_up,
     dies_at_first,
     mistaken,
-    one_dies,
     one_raises,
     pids,
+    sleeps,
     sums_for_ever,
 )
 
@@ -34,37 +31,19 @@ def join(commands: list[Command]) -> list[int]:
     return codes
 
 
-def assert_attempts(folder, world_size):
-    """There were two attempts, by all ranks."""
-    found = sorted(path.name for path in folder.glob("?.?"))
-    assert found == [f"{attempt}.{rank}" for attempt in range(2) for rank in range(world_size)]
-
-
-@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.long)])
-def test_nodes_form_one_process_group(tmp_path, count):
-    commands = agents(tmp_path, adds_up(tmp_path), 2 * count, count)
-    assert join(commands) == [0] * count, commands[0].said()
-    total = sum(range(2 * count))
-    results = [(tmp_path / str(rank)).read_text() for rank in range(2 * count)]
+def test_nodes_form_one_process_group(tmp_path):
+    commands = agents(tmp_path, adds_up(tmp_path), 4)
+    assert join(commands) == [0, 0], commands[0].said()
+    results = [(tmp_path / str(rank)).read_text() for rank in range(4)]
     # agents become nodes in the order in which they come
-    assert results == [f"{total} 0/2", f"{total} 1/2"] * count
+    assert results == ["6 0/2", "6 1/2"] * 2
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.long), 3])
-def test_an_error_ends_all_nodes_and_is_named(tmp_path, rank):
-    commands = agents(tmp_path, one_raises(rank, ValueError("on purpose")), 4)
+def test_an_error_ends_all_nodes_and_is_named(tmp_path):
+    commands = agents(tmp_path, one_raises(3, ValueError("on purpose")), 4)
     assert join(commands) == [1, 1]
     output = "".join(command.said() for command in commands)
-    assert f"rank {rank}: ValueError: on purpose" in output
-
-
-@pytest.mark.long
-def test_killed_and_stopped_ranks_are_named_by_the_others(tmp_path):
-    for number in (signal.SIGKILL, signal.SIGSTOP):
-        commands = agents(tmp_path / str(number), one_dies(1, number), 2, timeout_s=2)
-        join(commands)
-        output = "".join(command.said() for command in commands)
-        assert "no report from rank 1: rank 0: RuntimeError" in output
+    assert "rank 3: ValueError: on purpose" in output
 
 
 @pytest.mark.long
@@ -79,7 +58,15 @@ def test_nodes_end_with_a_killed_node(tmp_path):
 def test_nodes_restart_together(tmp_path):
     commands = agents(tmp_path, dies_at_first(3, tmp_path), 4, max_restarts=2)
     assert join(commands) == [0, 0], commands[0].said()
-    assert_attempts(tmp_path, 4)
+    found = sorted(path.name for path in tmp_path.glob("?.?"))
+    assert found == [f"{attempt}.{rank}" for attempt in range(2) for rank in range(4)]
+
+
+def test_no_rank_outlives_a_killed_agent(tmp_path):
+    [agent] = agents(tmp_path, sleeps(tmp_path), 2, count=1)
+    wait_for(lambda: pids(tmp_path, 2) is not None)
+    agent.kill()
+    join([agent])
 
 
 def srun(folder, worker, tasks_of_nodes: list[int], timeout_s: float = 30) -> list[Command]:
@@ -106,28 +93,19 @@ def srun(folder, worker, tasks_of_nodes: list[int], timeout_s: float = 30) -> li
     return commands
 
 
-@pytest.mark.parametrize(("tasks", "ranks_here"), [([1, 1], 1), ([2, 2], 2), ([3], 3)])
-def test_tasks_of_srun_join(tmp_path, tasks, ranks_here):
-    commands = srun(tmp_path, adds_up(tmp_path), tasks)
-    assert join(commands) == [0] * len(commands), commands[0].said()
-    total = sum(range(len(commands)))
-    results = [(tmp_path / str(rank)).read_text() for rank in range(len(commands))]
-    expected = [f"{total} {rank % ranks_here}/{ranks_here}" for rank in range(len(commands))]
-    assert results == expected
-
-
-@pytest.mark.long
-def test_tasks_of_srun_end_with_the_first_error(tmp_path):
-    commands = srun(tmp_path, one_raises(0, ValueError("on purpose")), [1, 1])
-    assert join(commands) == [1, 1]
-    assert "RunFailed: crash: rank 0: Traceback" in commands[0].said()
+def test_tasks_of_srun_join(tmp_path):
+    commands = srun(tmp_path, adds_up(tmp_path), [2, 2])
+    assert join(commands) == [0] * 4, commands[0].said()
+    results = [(tmp_path / str(rank)).read_text() for rank in range(4)]
+    assert results == ["6 0/2", "6 1/2"] * 2
 
 
 def test_a_mistake_of_the_user_is_one_line(tmp_path):
     commands = srun(tmp_path, mistaken, [1, 1])
     assert 2 in join(commands)
-    for command in commands:
-        assert command.said() in ("error: train.steps: too many\n", "")
+    said = "".join(command.said() for command in commands)
+    # torch may say that a connection was lost
+    assert "error: train.steps: too many\n" in said and "Traceback" not in said
 
 
 def environment_of(rank: int, world_size: int, port: int | None = None) -> dict[str, str]:
@@ -149,34 +127,3 @@ def test_a_port_in_use_is_reported(tmp_path):
         command = launching(tmp_path, mistaken, 2, 30, environment_of(0, 2, port))
         assert join([command]) == [2]
     assert f"error: port {port} is in use: choose another in MASTER_PORT\n" in command.said()
-
-
-ONE = ("--standalone", "--nproc-per-node=2")
-
-
-def test_ranks_of_two_nodes_join(tmp_path):
-    """With a fixed address, which needs no rendezvous between the agents."""
-    port = str(free_port())
-    options = ["--nnodes=2", "--nproc-per-node=2", "--master-addr=127.0.0.1", "--master-port", port]
-    lines = [
-        torchrun(tmp_path, "workers.adds_up(folder)", 4, *options, f"--node-rank={node}")
-        for node in range(2)
-    ]
-    commands = [forked(tmp_path / f"node{node}", line) for node, line in enumerate(lines)]
-    assert join(commands) == [0, 0], [command.said() for command in commands]
-    sums = [(tmp_path / str(rank)).read_text() for rank in range(4)]
-    assert sums == ["6 0/2", "6 1/2", "6 0/2", "6 1/2"]
-
-
-def test_torchrun_restarts_after_a_killed_rank(tmp_path):
-    worker = "workers.dies_at_first(1, folder)"
-    agent = forked(tmp_path / "agent", torchrun(tmp_path, worker, 2, *ONE, "--max-restarts=1"))
-    assert join([agent]) == [0], agent.said()
-    assert_attempts(tmp_path, 2)
-
-
-def test_no_rank_outlives_a_killed_torchrun(tmp_path):
-    agent = forked(tmp_path / "agent", torchrun(tmp_path, "workers.sleeps(folder)", 2, *ONE))
-    wait_for(lambda: pids(tmp_path, 2) is not None)
-    agent.kill()
-    join([agent])

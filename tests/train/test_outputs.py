@@ -12,35 +12,35 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Checkpoint, Train
 from shardlab.config.strategy import parse_strategy
-from shardlab.core.errors import StorageError
+from shardlab.core.errors import StorageError, UserError
 from shardlab.profiling.trace_file import load_trace
 from shardlab.train.loop import Loop, StepEvent
-from shardlab.train.outputs import Telemetry, gather_trained, write_traces
+from shardlab.train.outputs import Telemetry, check_equal, checksum, gather_trained
 from shardlab.train.plans import RunPlan
 from shardlab.train.run import train_run
-from tests.deep_models import deep_model, engine_of
 from tests.ranks import on_ranks, run_ranks
+from tests.train.checkpointed import Run, plan_of, strategy_of
 
 CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp1", "fsdp2", "manual"])
 @on_ranks(2)
-def test_whole_model_is_gathered_on_rank_0_only(group, engine):
-    model = deep_model(2, 64)
-    names = sorted(name for name, _ in model.named_parameters())
-    trained = gather_trained(engine_of(model, {"engine": engine}, group), group)
-    assert sorted(trained) == (names if dist.get_rank(group) == 0 else [])
+def test_whole_model_is_gathered_on_rank_0_only(group, data, tmp_path, engine):
+    run = Run.start(plan_of(data, strategy_of(engine)), tmp_path, group)
+    names = {name for part in run.engine.whole_parameters() for name in part}
+    trained = gather_trained(run.engine, group)
+    assert trained.keys() == (names if dist.get_rank(group) == 0 else set())
 
 
-def test_diverged_replicas_are_refused():
+def test_diverged_replicas_are_refused(data, tmp_path):
     def on_rank(group):
-        engine = engine_of(deep_model(4, 64), {"engine": "ddp"}, group)
+        engine = Run.start(plan_of(data, strategy_of("ddp")), tmp_path, group).engine
         if dist.get_rank(group) == 1:
-            engine.shards()["parameter"]["transformer.h.3.ln_1.bias"][7] += 1e-6
+            engine.shards()["parameter"]["transformer.h.1.ln_1.bias"][7] += 1e-6
         gather_trained(engine, group)
 
-    expected = r"after training rank 1 holds other values of transformer\.h\.3\.ln_1\.bias"
+    expected = r"after training rank 1 holds other values of transformer\.h\.1\.ln_1\.bias"
     with pytest.raises(Exception, match=expected):
         run_ranks(2, on_rank)
 
@@ -63,22 +63,11 @@ def test_a_run_leaves_scalars_and_traces_for_tensorboard(data, tmp_path):
         assert any(event["name"].startswith("ProfilerStep#") for event in events)
 
 
-def test_scalars_and_traces_are_best_effort(tmp_path, capsys):
-    """A log that fails is named once, and the run goes on."""
-    (tmp_path / "file").touch()
-    telemetry = Telemetry(tmp_path / "file/logs", None, CPU)
-    telemetry.write(StepEvent(0, 1.0, 1.0, 1.0, 1.0, True, 1, None, None))
-    telemetry.close()
-    write_traces(tmp_path / "file/logs", [b"trace"])
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.partition(": ")[2][:10] for line in lines] == ["no scalars", "cannot be "]
-
-
 def test_outputs_are_probed_before_the_first_step(data, tmp_path, monkeypatch):
     """One line names what is missing where, before any step (attack 10 of the review)."""
     stepped = tmp_path / "stepped"
     # no step of the other rank ends without rank 0
-    monkeypatch.setattr(Loop, "run", lambda loop, *_: loop._rank or stepped.touch())
+    monkeypatch.setattr(Loop, "run", lambda *_: dist.get_rank() or stepped.touch())
     plan = RunPlan("a-run", 0, parse_strategy({"engine": "ddp"}), TRAIN, Model(preset="tiny"), data)
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match=r"file/run: cannot be written .*: remove what"):
@@ -112,3 +101,26 @@ def test_times_of_a_device_are_written_when_they_are_known(tmp_path):
     found = [(each.step, each.value) for each in scalars.Scalars("speed/collective_ms")]
     assert found == [(0, 5.0), (1, 6.0), (2, 7.0)]
     assert [each.step for each in scalars.Scalars("train/loss")] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_checksum_sees_every_single_bit(dtype):
+    vector = torch.randn(33).to(dtype)
+    before = checksum(vector)
+    assert checksum(vector.clone()) == before
+    for index in (0, 17, 32):
+        for bit in range(8 * vector.element_size()):
+            turned = vector.clone()
+            turned[index : index + 1].view(torch.uint8)[bit // 8] ^= 1 << bit % 8
+            assert checksum(turned) != before
+
+
+@on_ranks(4)
+def test_one_rank_of_four_is_named(group) -> None:
+    rank = dist.get_rank(group)
+    sums = {"weight [0]": 5, f"bias [{rank % 2}]": 7 + (rank == 3)}
+    check_equal({"weight [0]": 5}, "now", group)
+    for when, found in (("bias", sums), ("weight", {"weight [0]": int(rank == 2)})):
+        with pytest.raises(UserError) as refused:
+            check_equal(found, when, group)
+        assert refused.match(rf"^{when} rank {3 if when == 'bias' else 2} holds other values")

@@ -27,10 +27,7 @@ SMALL = {
 GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
 FAMILIES = {
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32, "vocab_size": 64},
-    "gpt_neox": SMALL,
     "llama": {**SMALL, **GROUPED},
-    "mistral": {**SMALL, **GROUPED},
-    "qwen2": {**SMALL, **GROUPED},
     "qwen3": {**SMALL, **GROUPED},
 }
 

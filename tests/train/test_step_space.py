@@ -54,13 +54,6 @@ def test_the_host_of_a_gpu_has_a_limit_too(group, monkeypatch, strategy) -> None
         refuse_too_large(model, strategy, TRAIN, GPU, group)
 
 
-def test_free_is_also_what_torch_keeps_of_earlier_tensors(monkeypatch) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 1000))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 70)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 30)
-    assert free_bytes(GPU) == 140
-
-
 def test_ranks_share_the_free_memory_of_the_host(monkeypatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     monkeypatch.setattr(space, "free_memory_bytes", lambda: 100)

@@ -91,23 +91,11 @@ def test_bandwidth_is_bytes_over_the_time_of_collectives():
     assert found["extra_collective_ms"] == pytest.approx(0.5)
 
 
-def test_bandwidth_is_absent_without_traffic():
-    events = [event(step, collective_ms=0.0) for step in range(STEPS)]
-    found = summarize(PLAN, events, [rank(events)])
-    assert found["effective_bandwidth_raw"] is found["effective_bandwidth_wire"] is None
-
-
 def test_the_share_of_flops_is_that_of_all_ranks():
     ranks = [rank(EVENTS, product_flops_per_s=speed) for speed in (1e10, 3e10)]
     found = summarize(PLAN, EVENTS, ranks)
     assert found["product_flops_per_s"] == 2e10
     assert found["flops_share"] == pytest.approx(2e6 * 6400 / 4e10)
-
-
-def test_memory_is_that_of_the_largest_rank():
-    memory = {"memory_peak_bytes": 7, "memory_growth_bytes": 6, "memory_reserved_bytes": 3}
-    found = summarize(PLAN, EVENTS, [rank(EVENTS), rank(EVENTS, memory=memory)])
-    assert [found[key] for key in memory] == [9, 6, 3]
 
 
 @pytest.mark.parametrize("scaled, invalid", [(False, 2), (True, 1)])

@@ -52,36 +52,18 @@ def test_every_run_has_a_step_of_every_repetition(runs):
     assert all(run.contention is not None for run in runs.values())
 
 
-def test_timed_runs_hold_their_strategies(runs):
-    for name, strategy in STRATEGIES.items():
-        assert runs[name].strategy_hash == strategy.hash()
-        assert parse_strategy(runs[name].strategy).canonical() == strategy.canonical()
-    assert runs[NO_COMMUNICATION].strategy is None
-
-
 def test_ledger_of_a_run_holds_the_steps_of_its_repetitions(runs):
     """It has neither the traffic of untimed and traced steps nor that of other runs."""
     gradients = runs["ddp"].ledger["gradients"]
     assert gradients["collectives"] == 1
     # at two ranks an all-reduce sends each element once
     assert gradients["bytes_raw"] == runs["ddp"].bytes_wire == 4 * runs["ddp"].parameters
+    assert runs[NO_COMMUNICATION].bytes_raw == runs[NO_COMMUNICATION].bytes_wire == 0
     coded = runs["manual-int8"]
     assert coded.bytes_raw / coded.bytes_wire > 3.5
     for run in runs.values():
         assert run.bytes_wire == sum(kind["bytes_wire"] for kind in run.ledger.values())
         assert run.interface_bytes is None
-
-
-def test_no_communication_run_sends_nothing(runs):
-    bound = runs[NO_COMMUNICATION]
-    assert bound.bytes_raw == bound.bytes_wire == 0
-
-
-def test_parts_of_traced_steps_sum_to_the_step(runs):
-    for run in runs.values():
-        parts = run.breakdown
-        whole = parts.compute_ms + parts.exposed_comm_ms + parts.idle_ms
-        assert whole == pytest.approx(parts.profiled_step_ms, rel=1e-6)
 
 
 def test_units_sum_to_the_model(runs):
@@ -90,11 +72,6 @@ def test_units_sum_to_the_model(runs):
     names = [unit.name for unit in runs["fsdp2"].units]
     assert names == ["root", "transformer.h.0", "transformer.h.1"]
     assert [unit.name for unit in runs["ddp"].units] == ["bucket0"]
-
-
-def test_one_rank_is_timed_too(data, tmp_path):
-    runs = timed(data, tmp_path, world_size=1, runs=("fsdp2",), repetitions=1)
-    assert runs["fsdp2"].bytes_wire == 0
 
 
 @pytest.mark.long

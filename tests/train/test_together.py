@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from shardlab.config.machine import Link
 from shardlab.config.schema import Timing
 from shardlab.config.timing_record import NO_COMMUNICATION, read_timing
 from shardlab.core.errors import UserError
 from shardlab.train.interleaved import time_strategies
 from shardlab.train.launch import launch_together
 from shardlab.train.timing import Turns
-from tests.train.test_timing import STRATEGIES, plan
+from tests.train.test_timing import plan
 
 WHOLE = Timing(
     runs=("ddp", "fsdp2"),
@@ -50,11 +49,6 @@ def test_each_timing_has_its_records_in_one_file(data, tmp_path):
     assert by_name["slow", "ddp"].bytes_wire == by_name["two", "ddp"].bytes_wire
 
 
-def test_another_order_of_the_file_changes_nothing(data):
-    others = dict(reversed(WHOLE.interleaved.items()))
-    assert plans_of(data, WHOLE.model_copy(update={"interleaved": others})) == plans_of(data)
-
-
 def test_an_error_in_one_is_that_of_all(data, tmp_path):
     output = tmp_path / "two.jsonl"
     output.write_text("before\n")
@@ -72,12 +66,6 @@ def test_ranks_of_torchrun_take_no_turns(data, tmp_path, monkeypatch):
         monkeypatch.setenv(name, str(value))
     with pytest.raises(UserError, match=r"timings.two.interleaved: .* move one, slow to timings"):
         time_strategies(plans_of(data), tmp_path / "two.jsonl")
-
-
-def test_a_link_is_of_the_timing_that_names_it():
-    assert WHOLE.parts("two")["slow"].link == Link(rate="200mbit")
-    assert WHOLE.parts("two")["two"].link is None
-    assert {*WHOLE.runs} < {*STRATEGIES}
 
 
 def take_turns(turns: Turns, path: Path, number: int, repetitions: int) -> None:
