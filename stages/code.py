@@ -83,7 +83,9 @@ def _cut_engines(graph: grimp.ImportGraph) -> dict[str, str]:
         modules by engine; an engine that others derive from is none of its own.
     """
     modules = {name: f"shardlab.engines.{name}" for name in ENGINES}
-    cut = {name: module for name, module in modules.items() if module in graph.modules}
+    cut: dict[str, str] = {
+        name: module for name, module in modules.items() if module in graph.modules
+    }
     for module in cut.values():
         graph.remove_import(importer=_BUILDER, imported=module)
     return cut
