@@ -82,8 +82,10 @@ def _cut_engines(graph: grimp.ImportGraph) -> dict[str, str]:
     Returns:
         modules by engine; an engine that others derive from is none of its own.
     """
-    modules: dict[str, str] = {name: f"shardlab.engines.{name}" for name in ENGINES}
-    cut = {name: module for name, module in modules.items() if module in graph.modules}
+    modules = {name: f"shardlab.engines.{name}" for name in ENGINES}
+    cut: dict[str, str] = {
+        name: module for name, module in modules.items() if module in graph.modules
+    }
     for module in cut.values():
         graph.remove_import(importer=_BUILDER, imported=module)
     return cut

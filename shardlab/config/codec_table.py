@@ -1,11 +1,10 @@
-"""The codecs that a strategy may name: built-in ones, those of packages, and the user's."""
+"""Codecs that a strategy may name: built-in ones, and those that modules of users register."""
 
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Union
@@ -17,10 +16,6 @@ from pydantic_core import PydanticCustomError
 from shardlab.config import codec_options
 from shardlab.config.codec_options import CodecSpec
 from shardlab.core.errors import UserError, nearest
-
-ENTRY_POINTS = "shardlab.codecs"
-"""group of entry points by which an installed package announces codecs: `NAME = "module"`, whose
-import registers NAME"""
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
@@ -73,45 +68,14 @@ def built_in() -> Mapping[str, type[CodecSpec]]:
     return _BUILT_IN
 
 
-def registered() -> Mapping[str, type[CodecSpec]]:
-    """Return the specs that users registered so far by name, as a copy."""
-    return dict(_registered)
-
-
 def all_specs() -> dict[str, type[CodecSpec]]:
-    """Return the specs of all codecs by name: built-in, registered, and of installed packages."""
-    for entry in entry_points(group=ENTRY_POINTS):
-        find(entry.name)
+    """Return the specs of all codecs by name: built-in and registered."""
     return {**_BUILT_IN, **_registered}
 
 
-def find(name: Any) -> type[CodecSpec] | None:
-    """Return the spec of a name; None if there is none.
-
-    Installed packages are imported only when a codec of theirs is asked for.
-    """
-    found = _BUILT_IN.get(name) or _registered.get(name)
-    if found is None and isinstance(name, str):
-        for entry in entry_points(group=ENTRY_POINTS, name=name):
-            _load(entry)
-            found = _registered.get(name)
-    return found
-
-
-def _load(entry: EntryPoint) -> None:
-    package = entry.dist.name if entry.dist else entry.value
-    try:
-        entry.load()
-    except Exception as error:
-        raise UserError(
-            f"codec {entry.name!r}: package {package} cannot be imported: "
-            f"{type(error).__name__}: {error}: repair or remove the package"
-        ) from error
-    if entry.name not in _registered:
-        raise UserError(
-            f"codec {entry.name!r}: {entry.value} of package {package} does not register it: "
-            "repair or remove the package"
-        )
+def find(name: str) -> type[CodecSpec] | None:
+    """Return the spec of a name; None if there is none."""
+    return _BUILT_IN.get(name) or _registered.get(name)
 
 
 def _parse(value: Any) -> CodecSpec:
@@ -121,15 +85,15 @@ def _parse(value: Any) -> CodecSpec:
     if isinstance(value, str):
         value = split_text(value)
     name = value.get("name") if isinstance(value, dict) else None
-    if name is None:
+    if not isinstance(name, str):
         raise PydanticCustomError(
             "no_codec", "a codec is its name, or a mapping with `name` and options"
         )
     spec = find(name)
     if spec is None:
-        names = {*_BUILT_IN, *_registered, *entry_points(group=ENTRY_POINTS).names}
-        hint = nearest(str(name), names)
-        if not get_close_matches(str(name), names, cutoff=0.7):  # more than a slip of the pen
+        names = all_specs()
+        hint = nearest(name, names)
+        if not get_close_matches(name, names, cutoff=0.7):  # more than a slip of the pen
             hint += "; if it is your own, list its module under `codecs` in params.yaml"
         raise PydanticCustomError(
             "unknown_codec", "unknown codec {name}; {hint}", {"name": repr(name), "hint": hint}
@@ -224,7 +188,7 @@ def load_codecs(entries: Iterable[str], where: str = "codecs") -> None:
 
 def _load_module(entry: str, where: str) -> None:
     name = entry.removesuffix(".py").replace("/", ".")
-    before = registered()
+    before = dict(_registered)
     try:
         module = import_module(name)
     except UserError as error:
@@ -238,7 +202,7 @@ def _load_module(entry: str, where: str) -> None:
     except Exception as error:
         raise _failure(error, entry, where) from error
     _check_folder(module, entry, where)
-    new = registered().keys() - before.keys()
+    new = _registered.keys() - before.keys()
     # a module that was imported before has registered its codecs then
     if not new and not any(spec.__module__ == name for spec in before.values()):
         raise UserError(

@@ -2,9 +2,9 @@
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import yaml
 
@@ -14,10 +14,10 @@ from shardlab.config.schema import (
     ALL,
     MATRIX,
     Agent,
+    Forecast,
     Params,
     Repetitions,
     RoundPlan,
-    Timing,
     Train,
     each_timing,
 )
@@ -26,13 +26,9 @@ from shardlab.config.validation import check_fits
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError, nearest, shorten
 
-_ONE_OF = {
-    "rounds": RoundPlan,
-    "strategies": Strategy,
-    "timed_strategies": Strategy,
-    "timings": Timing,
-}
-"""sections that map names to values of one type"""
+_T = TypeVar("_T", bound=Repetitions)
+_Values = dict[str, Any]
+"""validated sections by name"""
 
 
 class Parameters:
@@ -53,18 +49,19 @@ class Parameters:
         overrides = list(overrides)
         self.arguments = [f"--params={path}", *(f"--set={each}" for each in overrides)]
         """of a stage that is to have these parameters"""
-        self._tree = read_tree(path)
+        tree = read_tree(path)
         try:
             for override in overrides:
-                _override(self._tree, override)
-            _name_runs(self._tree)
-            _fill_names(self._tree)
-            _check_tree(self._tree)
+                _override(tree, override)
+            self._values = _validated(tree)
+            _name_runs(self._values)
+            _name_defaults(self._values)
+            _check_references(self._values)
         except UserError as error:
             raise UserError(shorten(str(error))) from None
 
     def __call__(self, *keys: str) -> Any:
-        """Return the validated values of dotted keys: one value, or a list of them.
+        """Return sections, or items of them such as `strategies.ddp`: one value, or a list of them.
 
         A stage names here just the keys that dvc.yaml and the rules declare for it. An absent
         section has its default.
@@ -76,28 +73,26 @@ class Parameters:
         return values[0] if len(values) == 1 else values
 
     def _read(self, key: str) -> Any:
-        node: Any = self._tree
-        for part in key.split("."):
-            if not isinstance(node, dict) or part not in node:
-                if key == "comparison" and isinstance(self._tree.get("timings"), dict):
-                    raise UserError(
-                        "comparison: no timing has all runs of the matrix, with the ranks and the "
-                        "link of train: add one to timings"
-                    )
-                if key in Params.model_fields and not Params.model_fields[key].is_required():
-                    return Params.model_fields[key].get_default(call_default_factory=True)
-                valid = list(node) if isinstance(node, dict) else []
-                raise UserError(f"{key}: missing from {self._path}; {nearest(part, valid)}")
-            node = node[part]
-        section, *rest = key.split(".")
-        annotation = _ONE_OF[section] if rest else None
-        value = validate(annotation or _annotation(section), node, key)
-        if key == "comparison":
+        section, _, item = key.partition(".")
+        values: Any = self._values
+        if section not in values:
+            if section == "comparison" and "timings" in values:
+                raise UserError(
+                    "comparison: no timing has all runs of the matrix, with the ranks and the link "
+                    "of train: add one to timings"
+                )
+            field = Params.model_fields[section]
+            if not field.is_required():
+                return field.get_default(call_default_factory=True)
+        for part in filter(None, (section, item)):
+            if part not in values:
+                raise UserError(f"{key}: missing from {self._path}; {nearest(part, values)}")
+            values = values[part]
+        if section == "comparison":
             # not with the references that every stage checks: `--set train.link.rate=1gbit` and
             # the like for a single run leave the comparison as it is
-            known = [each for each in ("strategies", "timings", "train") if each in self._tree]
-            _check_comparison(value, {each: self._read(each) for each in known})
-        return value
+            _check_comparison(values, self._values)
+        return values
 
     def complete(self) -> Params:
         """Return all sections.
@@ -196,165 +191,125 @@ def _override(tree: dict[str, Any], override: str) -> None:
             raise UserError(f"--set {key}: {text!r} is neither YAML nor JSON") from None
 
 
-def _name_runs(tree: dict[str, Any]) -> None:
+def _validated(tree: dict[str, Any]) -> _Values:
+    """Return the sections that are there, each validated for itself."""
+    _check_finite(tree)
+    # first, since strategies are validated by the codecs that are known by then
+    if "codecs" in tree:
+        load_codecs(_section("codecs", tree["codecs"]))
+    return {key: _section(key, value) for key, value in tree.items()}
+
+
+def _section(key: str, value: Any) -> Any:
+    if key in Params.renamed:
+        raise UserError(f"{key}: renamed: write {Params.renamed[key]}")
+    if key not in Params.model_fields:
+        raise UserError(f"{key}: unknown key; {nearest(str(key), Params.model_fields)}")
+    field = Params.model_fields[key]
+    return validate(Annotated[field.annotation, field], value, key)
+
+
+def _name_runs(values: _Values) -> None:
     """Put the names of strategies in place of the words for them, sorted: the order in the file
     changes no timing."""
-    sections = [tree.get(key, {}) for key in ("strategies", "timed_strategies", "timings")]
-    if not sections[0] or not all(isinstance(each, dict) for each in sections):
+    if not {"strategies", "timings"} <= values.keys():
         return
-    runs, timed, timings = sections
-    named = {MATRIX: [*runs], ALL: [*runs, *timed]}
-    for name, timing in timings.items():
-        _name_runs_of(f"timings.{name}", timing, named)
-        others = timing.get("interleaved") if isinstance(timing, dict) else None
-        if isinstance(others, dict):
-            for other, part in others.items():
-                _name_runs_of(f"timings.{name}.interleaved.{other}", part, named)
+    runs = sorted(values["strategies"])
+    words = {MATRIX: runs, ALL: sorted([*runs, *values.get("timed_strategies", ())])}
+
+    def named(timing: _T) -> _T:
+        names = words[timing.runs] if isinstance(timing.runs, str) else timing.runs
+        return timing.model_copy(update={"runs": tuple(names)})
+
+    for name, timing in values["timings"].items():
+        others = {other: named(part) for other, part in timing.interleaved.items()}
+        values["timings"][name] = named(timing).model_copy(update={"interleaved": others})
 
 
-def _name_runs_of(key: str, timing: Any, named: dict[str, list[str]]) -> None:
-    word = timing.get("runs", MATRIX) if isinstance(timing, dict) else None
-    if not isinstance(word, str):
-        return
-    if word not in named:
-        raise UserError(
-            f"{key}.runs: expected names of strategies, {MATRIX} or {ALL} (found {word!r})"
-        )
-    timing["runs"] = sorted(map(str, named[word]))
-
-
-def _fill_names(tree: dict[str, Any]) -> None:
+def _name_defaults(values: _Values) -> None:
     """Put the names that defaults stand for into complete parameters: the baseline is where the
     search starts and what the forecast is fitted on; a timing of all runs of the matrix, on the
     ranks and link of `train`, is the one that is compared, by name the first of several.
     """
-    runs, timings = tree.get("strategies"), tree.get("timings")
-    if not (isinstance(runs, dict) and isinstance(timings, dict) and runs and timings):
+    if not {"strategies", "timings", "baseline"} <= values.keys():
         return
-    if not isinstance(tree.get("baseline"), str):
-        return
-    if "comparison" not in tree and (found := _comparable(runs, timings, tree.get("train"))):
-        tree["comparison"] = found[0]
-    forecast, agent = (tree.setdefault(name, {}) for name in ("forecast", "agent"))
-    if isinstance(forecast, dict) and isinstance(agent, dict):
-        forecast.setdefault("timings", [tree.get("comparison", min(map(str, timings)))])
-        forecast.setdefault("runs", [tree["baseline"]])
-        agent.setdefault("start", tree["baseline"])
-
-
-def _comparable(runs: dict[str, Any], timings: dict[str, Any], train: Any) -> list[str]:
-    """Return the names of timings of all runs, on the ranks and link of `train`."""
-
-    def place(part: dict[str, Any]) -> tuple[Any, Any]:
-        return part.get("world_size", Train.model_fields["world_size"].default), part.get("link")
-
-    parts: dict[str, Any] = {}
-    for name, timing in timings.items():
-        if isinstance(timing, dict):
-            others = timing.get("interleaved")
-            parts |= {name: timing} | (others if isinstance(others, dict) else {})
-    here = place(train if isinstance(train, dict) else {})
-    return sorted(
+    baseline, train = values["baseline"], values.get("train", Train())
+    comparable = sorted(
         name
-        for name, part in parts.items()
-        if isinstance(part, dict)
-        and isinstance(part.get("runs"), list)
-        and all(run in part["runs"] for run in runs)
-        and place(part) == here
+        for name, timing in each_timing(values["timings"]).items()
+        if {*values["strategies"]} <= {*timing.runs}
+        and (timing.world_size, timing.link) == (train.world_size, train.link)
     )
+    if comparable:
+        values.setdefault("comparison", comparable[0])
+    first = values.get("comparison", min(values["timings"]))
+    forecast, agent = values.get("forecast", Forecast()), values.get("agent", Agent())
+    named = {"timings": forecast.timings or (first,), "runs": forecast.runs or (baseline,)}
+    values["forecast"] = forecast.model_copy(update=named)
+    if "start" not in agent.model_fields_set:
+        agent = agent.model_copy(update={"start": baseline})
+    values["agent"] = agent
 
 
-def _annotation(section: str) -> Any:
-    field = Params.model_fields[section]
-    return Annotated[field.annotation, field]
-
-
-def _check_tree(tree: dict[str, Any]) -> None:
-    _check_finite(tree)
-    values = {}
-    # first, since strategies are validated by the codecs that are known by then
-    if "codecs" in tree:
-        load_codecs(validate(_annotation("codecs"), tree["codecs"], "codecs"))
-    for key, value in tree.items():
-        if key in Params.renamed:
-            raise UserError(f"{key}: renamed: write {Params.renamed[key]}")
-        if key not in Params.model_fields:
-            raise UserError(f"{key}: unknown key; {nearest(str(key), Params.model_fields)}")
-        values[key] = validate(_annotation(key), value, key)
-    _check_references(values)
-
-
-def _check_references(values: dict[str, Any]) -> None:
+def _check_references(values: _Values) -> None:
     """Check references from one key to another, where both are present."""
-
-    def refuse(key: str, name: str, valid: list[str], kind: str) -> None:
-        if name not in valid:
-            raise UserError(f"{key}: {name!r} is no {kind}; {nearest(name, valid)}")
-
-    runs, timed = values.get("strategies"), values.get("timed_strategies", {})
-    if runs is not None:
-        if "baseline" in values:
-            refuse("baseline", values["baseline"], list(runs), "run")
-        if "agent" in values:
-            refuse("agent.start", values["agent"].start, list(runs), "run")
-        for name in timed:
-            if name in runs:
-                raise UserError(f"timed_strategies.{name}: {name!r} is one of strategies, too")
-    strategies = {**runs, **timed} if runs is not None else None
-    timings = values.get("timings")
-    _check_timings(timings or {}, strategies, values.get("train"))
-    named = [] if timings is None else [*each_timing(timings)]
-    if "comparison" in values and timings is not None:
-        refuse("comparison", values["comparison"], named, "timing")
-    if "forecast" in values:
-        known = values["forecast"]
-        for i, name in enumerate(known.timings if timings is not None else ()):
-            refuse(f"forecast.timings.{i}", name, named, "timing")
-        for i, name in enumerate(known.runs):
-            if strategies is not None:
-                refuse(f"forecast.runs.{i}", name, list(strategies), "strategy")
+    if "strategies" in values:
+        _check_strategies(values)
+    if "timings" in values:
+        _check_timings(values)
     if "tokenize" in values and "model" in values:
         values["tokenize"].for_model(values["model"])
-    if "train" in values:
-        for name, strategy in (runs or {}).items():
-            _check_fits(f"strategies.{name}", strategy, values["train"])
     seeds = values.get("seeds", [])
     if len(set(seeds)) < len(seeds):
         raise UserError("seeds: a seed is named twice")
-    _check_chain(list(values.get("rounds", {}).items()))
-    if "rounds" in values and "agent" in values:
-        for name, plan in values["rounds"].items():
-            if plan.search not in (None, *values["agent"].searches):
-                raise UserError(
-                    f"rounds.{name}.search: {plan.search!r} is no search: add it to agent.searches"
-                )
+    _check_rounds(values.get("rounds", {}), values.get("agent", Agent()))
 
 
-def _check_timings(
-    timings: dict[str, Timing], strategies: dict[str, Strategy] | None, train: Train | None
-) -> None:
+def _check_name(key: str, name: str, valid: Collection[str], kind: str) -> None:
+    if name not in valid:
+        raise UserError(f"{key}: {name!r} is no {kind}; {nearest(name, valid)}")
+
+
+def _check_strategies(values: _Values) -> None:
+    runs, timed = values["strategies"], values.get("timed_strategies", {})
+    if "baseline" in values:
+        _check_name("baseline", values["baseline"], runs, "run")
+    if "agent" in values:
+        _check_name("agent.start", values["agent"].start, runs, "run")
+    for name in timed:
+        if name in runs:
+            raise UserError(f"timed_strategies.{name}: {name!r} is one of strategies, too")
+    for i, name in enumerate(values["forecast"].runs if "forecast" in values else ()):
+        _check_name(f"forecast.runs.{i}", name, {**runs, **timed}, "strategy")
+    if "train" in values:
+        for name, strategy in runs.items():
+            _check_fits(f"strategies.{name}", strategy, values["train"])
+
+
+def _check_timings(values: _Values) -> None:
     keys: dict[str, str] = {}
-    for name, whole in timings.items():
+    for name, whole in values["timings"].items():
         for part, timing in whole.parts(name).items():
             key = f"timings.{name}" + ("" if part == name else f".interleaved.{part}")
             if part in keys:
                 raise UserError(f"{key}: {keys[part]} has the same name: choose another")
             keys[part] = key
-            _check_timing(key, timing, strategies, train)
+            if "strategies" in values:
+                _check_timing(key, timing, values)
+    if "comparison" in values:
+        _check_name("comparison", values["comparison"], keys, "timing")
+    for i, name in enumerate(values["forecast"].timings if "forecast" in values else ()):
+        _check_name(f"forecast.timings.{i}", name, keys, "timing")
 
 
-def _check_timing(
-    key: str, timing: Repetitions, strategies: dict[str, Strategy] | None, train: Train | None
-) -> None:
+def _check_timing(key: str, timing: Repetitions, values: _Values) -> None:
+    strategies = {**values["strategies"], **values.get("timed_strategies", {})}
     for i, run in enumerate(timing.runs):
         if run in timing.runs[:i]:
             raise UserError(f"{key}.runs.{i}: {run!r} is named twice")
-        if strategies is None:
-            continue
-        if run not in strategies:
-            raise UserError(f"{key}.runs.{i}: {run!r} is no strategy; {nearest(run, strategies)}")
-        if train is not None:
-            there = train.model_copy(update={"world_size": timing.world_size})
+        _check_name(f"{key}.runs.{i}", run, strategies, "strategy")
+        if "train" in values:
+            there = values["train"].model_copy(update={"world_size": timing.world_size})
             _check_fits(f"{key}.runs.{i}", strategies[run], there)
 
 
@@ -391,14 +346,18 @@ def _check_fits(key: str, strategy: Strategy, train: Train) -> None:
         raise UserError(f"{key}: {error}") from None
 
 
-def _check_chain(rounds: list[tuple[str, RoundPlan]]) -> None:
+def _check_rounds(rounds: dict[str, RoundPlan], agent: Agent) -> None:
     before = "results/results.jsonl"
-    searches = [plan.search for _, plan in rounds]
-    for number, (name, plan) in enumerate(rounds, start=1):
+    searches = [plan.search for plan in rounds.values()]
+    for number, (name, plan) in enumerate(rounds.items(), start=1):
         if name != str(number):
             raise UserError(f"rounds.{name}: expected round '{number}' here: count up from '1'")
         if plan.after != before:
             raise UserError(f"rounds.{name}.after: expected {before!r} (found {plan.after!r})")
+        if plan.search not in (None, *agent.searches):
+            raise UserError(
+                f"rounds.{name}.search: {plan.search!r} is no search: add it to agent.searches"
+            )
         if plan.search in searches[: number - 1] and plan.search != searches[number - 2]:
             raise UserError(f"rounds.{name}.search: put the rounds of a search one after another")
         before = f"results/rounds/{name}/history.json"

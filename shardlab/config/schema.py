@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, StringConstraints, TypeAdapter, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from shardlab.config.codec_options import Int8Spec
 from shardlab.config.compression import Compression, WeightCodec
@@ -195,15 +195,12 @@ class Train(Document):
 
 
 MATRIX, ALL = "matrix", "all"
-"""stand for names of strategies; `shardlab.config.parameters` puts these in their place"""
-_OR_WORD = WithJsonSchema(
-    {
-        "anyOf": [
-            {"enum": [MATRIX, ALL]},
-            {"type": "array", "items": TypeAdapter(Name).json_schema(), "minItems": 1},
-        ],
-    }
-)
+
+
+def _names_or_word(value: Any) -> Any:
+    if isinstance(value, str) and value not in (MATRIX, ALL):
+        raise ValueError(f"expected names of strategies, {MATRIX} or {ALL}")
+    return value
 
 
 class Repetitions(Document):
@@ -211,11 +208,12 @@ class Repetitions(Document):
 
     renamed: ClassVar[dict[str, str]] = {"rounds": "repetitions"}
 
-    runs: Annotated[tuple[Name, ...], AS_TUPLE, _OR_WORD] = Field(
-        (), min_length=1, json_schema_extra={"default": MATRIX}
-    )
-    """names of strategies; matrix, the default: those of `strategies`; all: those of
-    `timed_strategies`, too"""
+    runs: Annotated[
+        Annotated[tuple[Name, ...], AS_TUPLE, Field(min_length=1)] | Literal["matrix", "all"],
+        BeforeValidator(_names_or_word),
+    ] = "matrix"
+    """names of strategies; matrix: those of `strategies`; all: those of `timed_strategies`, too.
+    `Parameters` puts names in place of the words"""
     world_size: WorldSize = 2
     link: Link | None = None
     """emulated link between ranks of this machine; null: none"""
@@ -230,17 +228,12 @@ class Timing(Repetitions):
     interleaved: dict[Name, Repetitions] = {}
     """timings of other links or numbers of ranks, by name; their ranks are on one machine"""
 
-    def alone(self) -> Repetitions:
-        """Return the timing without those that it is interleaved with."""
-        # validated already, but for the default of `runs`, which the names of strategies replace
-        values = {name: getattr(self, name) for name in Repetitions.model_fields}
-        return Repetitions.model_construct(**values)
-
     def parts(self, name: str) -> dict[str, Repetitions]:
         """Return all timings by name, which is this one's first; the order of the others in the
         file has no meaning."""
         others = {other: self.interleaved[other] for other in sorted(self.interleaved)}
-        return {name: self.alone(), **others}
+        alone = Repetitions(**{key: getattr(self, key) for key in Repetitions.model_fields})
+        return {name: alone, **others}
 
 
 def each_timing(timings: Mapping[str, Timing]) -> dict[str, Repetitions]:

@@ -167,16 +167,12 @@ class Settings(Document):
         """Traits of the engine."""
         return ENGINES[self.engine]
 
-    def default_prefetch(self) -> int:
-        """Return the number of units gathered ahead in forward where `prefetch` is not set."""
-        several_gathered = self.wrap != "root" and self.sharding != "no_shard"
-        return self.traits.prefetch if several_gathered else 0
-
     def depths(self) -> tuple[int, int]:
         """Return the number of units gathered ahead in forward and in backward."""
         forward, backward = self.prefetch, self.prefetch_backward
         if forward is None:
-            forward = self.default_prefetch()
+            several_gathered = self.wrap != "root" and self.sharding != "no_shard"
+            forward = self.traits.prefetch if several_gathered else 0
         if backward is None:
             backward = self.traits.prefetch_backward
         return forward, forward if backward is None else backward

@@ -41,6 +41,8 @@ def save_model(
     end_of_text = Tokenizer.from_file(str(tokenizer)).id_to_token(model.config.eos_token_id)
     with atomic(folder) as temporary:
         model.save_pretrained(temporary, state_dict=parameters)
+        # transformers reads the same from config.json; the other files are the outputs of the DAG
+        (temporary / "generation_config.json").unlink(missing_ok=True)
         PreTrainedTokenizerFast(
             tokenizer_file=str(tokenizer),
             eos_token=end_of_text,

@@ -52,7 +52,7 @@ def race(plan: TimingPlan, output: Path, look: Look, limit_s: float) -> None:
     """
     native.library()  # says once, and not once per rank, when there are no compiled kernels
     elapsed = stopwatch()
-    incumbent, *challengers = plan.timing.runs
+    incumbent, *challengers = list(plan.timing.runs)
     failed: dict[str, Arm] = {}
     finished, reason = None, ""
     with (

@@ -164,23 +164,3 @@ def test_a_factory_that_does_not_fit_is_refused(no_other, factory, words):
     register("halves", HalvesSpec, factory)
     with pytest.raises(UserError, match=words):
         make_codec("halves")
-
-
-def test_an_installed_package_announces_a_codec(no_other, monkeypatch, tmp_path):
-    (tmp_path / "halving.py").write_text(
-        "import shardlab\n"
-        "from tests.codecs.test_registry import Halves, HalvesSpec\n"
-        "shardlab.register('halves', HalvesSpec, Halves)\n"
-    )
-    (tmp_path / "silent.py").write_text("")
-    metadata = tmp_path / "halving-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: halving\nVersion: 1.0\n")
-    entries = metadata / "entry_points.txt"
-    entries.write_text("[shardlab.codecs]\nhalves = halving\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert "halves" in codec_table.all_specs()
-    assert make_codec("halves:digits=2").digits == 2
-    entries.write_text("[shardlab.codecs]\nquarters = silent\n")
-    with pytest.raises(UserError, match="silent of package halving does not register it"):
-        make_codec("quarters")

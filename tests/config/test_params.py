@@ -67,23 +67,9 @@ def refusal(*overrides: str) -> str:
         ("train.stepz=5", "train.stepz: unknown key; did you mean 'steps'?"),
         ("timings.one-rank.rounds=5", "timings.one-rank.rounds: renamed: write repetitions"),
         ("train.steps=many", "train.steps: input should be a valid integer (found 'many')"),
-        ("train.steps=5.5", "train.steps: input should be a valid integer (found 5.5)"),
-        (
-            "train.world_size=0",
-            "train.world_size: input should be greater than or equal to 1 (found 0)",
-        ),
         (
             "train.world_size=1000000000",
             "train.world_size: input should be less than or equal to 65536 (found 1000000000)",
-        ),
-        (
-            "train.steps=1000000000000",
-            "train.steps: input should be less than or equal to 1000000000 (found 1000000000000)",
-        ),
-        (
-            "train.timeout_s=1.0e+15",
-            "train.timeout_s: input should be less than or equal to 10000000 "
-            "(found 1000000000000000.0)",
         ),
         ("train.checkpoint.keep=2", "train.checkpoint.every: field required"),
         (
@@ -104,7 +90,6 @@ def refusal(*overrides: str) -> str:
             "(found 'int9')",
         ),
         ("data.path=here.json", "data: source 'wikipedia' needs no path: remove it"),
-        ("data.source=json", "data: source 'json' needs a path"),
         (
             "runs=[ddp]",
             "runs: renamed: write strategies, all of which are runs, and timed_strategies for the "
@@ -127,10 +112,8 @@ def refusal(*overrides: str) -> str:
             "forecast.timings.0: 'two-rank' is no timing; did you mean 'two-ranks'?",
         ),
         ("comparison=two-rank", "comparison: 'two-rank' is no timing; did you mean 'two-ranks'?"),
-        ("forecast.runs=[dpp]", "forecast.runs.0: 'dpp' is no strategy; did you mean 'ddp'?"),
         ("seeds=[0, 0]", "seeds: a seed is named twice"),
         ("baseline=fsdp", "baseline: 'fsdp' is no run; did you mean 'fsdp2'?"),
-        ("agent.start=fsdp", "agent.start: 'fsdp' is no run; did you mean 'fsdp2'?"),
         ("agent.judge=http", "agent: judge: http needs endpoint and model"),
         ("rounds.3.search=wan", "rounds.3.search: 'wan' is no search: add it to agent.searches"),
         (
@@ -183,19 +166,6 @@ def test_names_with_paths_are_refused() -> None:
 def write(path: Path, tree: Any) -> Path:
     path.write_text(tree if isinstance(tree, str) else yaml.safe_dump(tree))
     return path
-
-
-@pytest.mark.parametrize(
-    "text, message",
-    [
-        ("train: [", "not YAML"),
-        ("- train", "expected a mapping of sections"),
-        ("a: !!python/object/apply:os.getcwd []", "not YAML"),
-    ],
-)
-def test_file_without_a_mapping_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        Parameters(write(tmp_path / "params.yaml", text))
 
 
 def test_absent_file_is_named(tmp_path: Path) -> None:
@@ -293,11 +263,6 @@ def test_json_is_read_as_json(tmp_path: Path) -> None:
     train, seeds, data = params("train", "seeds", "data")
     assert (train.learning_rate, train.weight_decay, seeds) == (1e-3, 1e-2, [3])
     assert data.source == "synthetic"
-
-
-def test_invalid_json_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"run\.json: not JSON: Expecting ',' delimiter: line 2"):
-        Parameters(write(tmp_path / "run.json", '{"seeds": [3]\n"train": {}}'))
 
 
 def test_a_setting_that_is_off_leaves_the_hash_of_runs_as_it_was() -> None:

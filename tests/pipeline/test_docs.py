@@ -98,12 +98,6 @@ def test_the_tree_of_the_readme_is_that_of_the_repository() -> None:
     assert set(re.findall(r"^  (\w+/)", tree, re.M)) == packages
 
 
-@pytest.mark.parametrize("block", fenced("py"))
-def test_quoted_code_is_in_the_file_that_it_names(block: str) -> None:
-    first, _, code = block.partition("\n")
-    assert code in (ROOT / first.removeprefix("# ")).read_text()
-
-
 def test_commands_tested_elsewhere_are_documented_ones() -> None:
     assert set(TESTED_ELSEWHERE) <= set(commands())
     ci = (ROOT / ".ci/run").read_text()

@@ -90,4 +90,4 @@ def test_a_changed_text_repeats_what_reads_it_in_both_tools(tmp_path: Path) -> N
     assert "other" in (root / "data/corpus.json").read_text()
     text.unlink()
     done = run(root, "snakemake", "--cores", "1", "data/corpus.json", check=False)
-    assert done.returncode != 0 and f"inputs.mine: {text}: no such file" in done.stdout
+    assert done.returncode != 0 and f"data.path '{text}': no such file" in done.stdout

@@ -65,4 +65,3 @@ rule decide:
         parameters=parameters("rounds.{round}", "timings", "train.link"),
     shell:
         "exec python -m stages.decide {wildcards.round:q}"
-

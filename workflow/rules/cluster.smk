@@ -64,7 +64,10 @@ def calibrated(wildcards):
     train = config["train"]
     if nodes_of(train) > 1:
         return train
-    return {"world_size": max(ranks for ranks, _ in config["calibration"]["networks"]), "link": None}
+    return {
+        "world_size": max(ranks for ranks, _ in config["calibration"]["networks"]),
+        "link": None,
+    }
 
 
 def threads_of(job):

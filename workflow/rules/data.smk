@@ -20,7 +20,7 @@ rule params:
         "logs/params.log",
     params:
         code=CODE,
-        parameters=dict(config),
+        parameters=VALUES,
     shell:
         "exec python -m stages.params"
 

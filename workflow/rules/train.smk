@@ -72,10 +72,7 @@ rule timing:
         "logs/timing/{timing}.log",
     priority: 1
     # all cores of this machine: no other job disturbs it
-    threads:
-        lambda wildcards: max(
-            threads_of(most_ranks(wildcards)), workflow.resource_settings.cores or 1
-        )
+    threads: lambda wildcards: max(threads_of(most_ranks(wildcards)), workflow.resource_settings.cores or 1)
     resources:
         **placed(most_ranks),
         timing=1,
