@@ -105,8 +105,6 @@ def _computation(canonical: Settings) -> list[str]:
         words.append("compiled")
     if canonical.accumulation is not None:
         words.append(f"{canonical.accumulation} micro-batches")
-    if canonical.reduce_every_micro_batch:
-        words.append("each reduced")
     if canonical.offload:
         words.append("off-loaded")
     return words

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +12,6 @@ from shardlab.comm.background import Background, Running
 from shardlab.comm.collective import REPLICAS, Collective
 from shardlab.engines.flat import named_parts
 from shardlab.engines.scheduling import ParameterUnit, UnitSchedule, VectorPool
-
-Reduced = Literal["nothing", "shards", "all"]
-"""what a unit reduces when its gradients are there: `all` in the last backward pass of a step, and
-before it nothing, or the shards of this copy of the model"""
 
 
 class FlatUnit(ParameterUnit):
@@ -175,7 +171,8 @@ class Schedule(UnitSchedule):
     ) -> None:
         self.root = root
         self.units = units
-        self.reducing: Reduced = "all"
+        self.reducing = True
+        """whether this is the last backward pass of a step"""
         self._collectives = collectives
         self._ahead, self._ahead_backward = ahead
         self._backward = False
@@ -185,7 +182,6 @@ class Schedule(UnitSchedule):
         self._pending: dict[str, Running] = {}
         self._vectors = VectorPool(reduce_dtype, device)
         self._missing = MissingGradients()
-        self._summed: set[str] = set()
 
     def begin(self) -> None:
         """Prepare the forward pass of the model."""
@@ -221,7 +217,6 @@ class Schedule(UnitSchedule):
             if self._missing.give_up(unit):  # of parameters that the model did not use
                 self._complete(unit)
         self._vectors.drain()
-        self._summed.clear()
         for unit in (self.root, *self.units):
             unit.shard.grad = unit.gradient
 
@@ -261,34 +256,29 @@ class Schedule(UnitSchedule):
 
     def _complete(self, unit: FlatUnit) -> None:
         """Free a unit that has all its gradients, and start their reduction."""
-        if unit is not self.root or self.reducing != "nothing":
+        if unit is not self.root or self.reducing:
             self._wait(unit)  # a unit that the model did not use may still be on its way
             unit.free()
-        if self.reducing == "nothing":
+        if not self.reducing:
             return
         vector = self._vectors.acquire(unit.full.numel())
         unit.collect(vector)
-        last = self.reducing == "all"
-        running = self._reductions.start(self._reduce, unit, vector, last)
+        running = self._reductions.start(self._reduce, unit, vector)
         self._vectors.release_after(running, vector)
 
-    def _reduce(self, unit: FlatUnit, vector: Tensor, last: bool) -> None:
-        """Add the mean over ranks of a vector of gradients to the gradient of the shard."""
-        collective, first = self._collectives.reduce, unit.name not in self._summed
-        self._summed.add(unit.name)
-        total = unit.gradient
-        if not first or total.dtype != vector.dtype:
-            total = torch.empty_like(unit.gradient, dtype=vector.dtype)
+    def _reduce(self, unit: FlatUnit, vector: Tensor) -> None:
+        """Set the gradient of the shard to the mean over ranks of a vector of gradients."""
+        collective, mean = self._collectives.reduce, unit.gradient
+        if mean.dtype != vector.dtype:
+            mean = torch.empty_like(unit.gradient, dtype=vector.dtype)
         if collective.world_size == 1:
-            total.copy_(vector)
+            mean.copy_(vector)
         else:
-            collective.reduce_scatter(total, vector, 1 / collective.world_size, unit.message)
-        if not first:
-            unit.gradient.add_(total)
-        elif total is not unit.gradient:
-            unit.gradient.copy_(total)
+            collective.reduce_scatter(mean, vector, 1 / collective.world_size, unit.message)
+        if mean is not unit.gradient:
+            unit.gradient.copy_(mean)
         average = self._collectives.average
-        if last and average is not None:
+        if average is not None:
             average.all_reduce(unit.gradient, 1 / average.world_size, _of_replicas(unit))
 
 
