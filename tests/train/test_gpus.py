@@ -9,8 +9,6 @@ import torch.distributed as dist
 
 from shardlab.core.errors import UserError
 from shardlab.core.gpus import RankGpu, backend_of, gpu_index, take_gpu, why_on_cpu
-from shardlab.engines import own_gpu as own_gpu_module
-from shardlab.engines.own_gpu import own_gpu
 
 H200 = RankGpu("GPU-a", "H200", 141 * 10**9, True)
 
@@ -39,15 +37,6 @@ def machine(monkeypatch):
     return was_set
 
 
-def run_alone(function):
-    """Call a function with a process group of this process alone."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        return function(dist.group.WORLD)
-    finally:
-        dist.destroy_process_group()
-
-
 @pytest.mark.parametrize(
     ("visible", "forked", "expected"),
     [
@@ -61,23 +50,6 @@ def run_alone(function):
 def test_rank_takes_the_gpu_of_its_local_rank(machine, visible, forked, expected):
     assert gpu_index(visible, forked=forked) == expected
     assert take_gpu(forked=True) == H200._replace(uuid="GPU-7") and machine == [7]
-
-
-@pytest.mark.parametrize("chosen", [0, 5])
-@pytest.mark.parametrize("asked", ["cuda", "cuda:3"])
-def test_a_gpu_is_that_of_the_local_rank_unless_the_program_says_otherwise(
-    machine, monkeypatch, chosen, asked
-):
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: chosen)
-    device = run_alone(lambda group: own_gpu(torch.device(asked), group))
-    expected = 3 if asked == "cuda:3" else chosen or 7
-    assert device == torch.device("cuda", expected) and machine == [expected]
-
-
-def test_ranks_that_share_a_gpu_are_refused(machine, monkeypatch):
-    monkeypatch.setattr(own_gpu_module, "gather_values", lambda own, group: [own, "another", own])
-    with pytest.raises(UserError, match=r"ranks 0, 2 share GPU .*: start one rank for each GPU"):
-        run_alone(lambda group: own_gpu(torch.device("cuda"), group))
 
 
 def test_what_cuda_says_becomes_one_line_with_the_fix(machine, monkeypatch):
