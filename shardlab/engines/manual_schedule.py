@@ -105,35 +105,6 @@ class FlatUnit(ParameterUnit):
         return [*named_parts(vector, self.shapes).values()]
 
 
-class MissingGradients:
-    """Number of parameters of each unit that have no gradient yet in a backward pass."""
-
-    def __init__(self) -> None:
-        self._left: dict[str, int] = {}
-
-    def expect(self, units: Iterable[FlatUnit]) -> None:
-        """Begin a backward pass: all trained parameters are missing."""
-        self._left = {
-            unit.name: sum(p.requires_grad for p in unit.parameters.values()) for unit in units
-        }
-
-    def arrived(self, unit: FlatUnit) -> bool:
-        """Count one gradient; return whether none of the unit is missing any more."""
-        self._left[unit.name] -= 1
-        assert self._left[unit.name] >= 0, f"{unit.name}: a gradient after its backward"
-        return self._left[unit.name] == 0
-
-    def of(self, unit: FlatUnit) -> bool:
-        """Return whether some of a unit are missing."""
-        return self._left[unit.name] > 0
-
-    def give_up(self, unit: FlatUnit) -> bool:
-        """Expect no more of a unit; return whether some were missing."""
-        some = self.of(unit)
-        self._left[unit.name] = 0
-        return some
-
-
 class Collectives(NamedTuple):
     """Collectives of the vectors, each over another process group."""
 
@@ -181,12 +152,16 @@ class Schedule(UnitSchedule):
         self._reductions = Background("reduce", device, beside=self._gathers)
         self._pending: dict[str, Running] = {}
         self._vectors = VectorPool(reduce_dtype, device)
-        self._missing = MissingGradients()
+        self._missing: dict[str, int] = {}
+        """parameters of each unit that have no gradient yet in this backward pass"""
 
     def begin(self) -> None:
         """Prepare the forward pass of the model."""
         self._backward = False
-        self._missing.expect((self.root, *self.units))
+        self._missing = {
+            unit.name: sum(p.requires_grad for p in unit.parameters.values())
+            for unit in (self.root, *self.units)
+        }
         self._start(self.root)
         self._start_all(range(self._ahead))
         self._wait(self.root)
@@ -208,13 +183,16 @@ class Schedule(UnitSchedule):
 
     def accumulated(self, unit: FlatUnit) -> None:
         """Note that one more parameter of a unit has its gradient."""
-        if self._missing.arrived(unit):
+        self._missing[unit.name] -= 1
+        assert self._missing[unit.name] >= 0, f"{unit.name}: a gradient after its backward"
+        if self._missing[unit.name] == 0:
             self._complete(unit)
 
     def finish(self) -> None:
         """Return when the gradients of all shards are there, after a step's last backward pass."""
         for unit in (*reversed(self.units), self.root):
-            if self._missing.give_up(unit):  # of parameters that the model did not use
+            if self._missing[unit.name] > 0:  # parameters that the model did not use
+                self._missing[unit.name] = 0
                 self._complete(unit)
         self._vectors.drain()
         for unit in (self.root, *self.units):
