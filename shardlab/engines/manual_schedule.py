@@ -11,10 +11,10 @@ from shardlab.codecs.base import Block, Unit
 from shardlab.comm.background import Background, Running
 from shardlab.comm.collective import REPLICAS, Collective
 from shardlab.engines.flat import named_parts
-from shardlab.engines.scheduling import ParameterUnit, UnitSchedule, VectorPool
+from shardlab.engines.scheduling import UnitSchedule, VectorPool
 
 
-class FlatUnit(ParameterUnit):
+class FlatUnit:
     """Parameters as one flat vector, of which every rank keeps 1/W.
 
     The parameters lie one after another, then zeros up to W equal chunks; the shard is one chunk.
@@ -45,7 +45,7 @@ class FlatUnit(ParameterUnit):
         needed_in_backward: bool = True,
         device: torch.device | None = None,
     ) -> None:
-        super().__init__(name, parameters)
+        self.name, self.parameters = name, dict(parameters)
         self.kept = kept
         self.needed_in_backward = needed_in_backward
         self.shapes = {name: parameter.shape for name, parameter in parameters.items()}

@@ -297,7 +297,7 @@ def test_nonfinite_gradient_without_clipping_ends_the_run(group) -> None:
 @on_ranks(2)
 def test_host_memory_that_does_not_fit_is_refused_on_all_ranks(group, monkeypatch) -> None:
     monkeypatch.setattr("shardlab.engines.slide_memory.free_memory_bytes", lambda: 100_000)
-    with pytest.raises(UserError, match=r"GiB are free and each takes its own, together .*: take"):
+    with pytest.raises(UserError, match=r"GiB are free: take a smaller"):
         engine_of(group, SLIDE)
 
 
