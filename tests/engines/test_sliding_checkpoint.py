@@ -2,7 +2,6 @@
 
 import os
 import signal
-import warnings
 from contextlib import nullcontext
 from functools import partial
 from unittest.mock import patch
@@ -11,9 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
-from transformers import AutoModelForCausalLM
 
 import shardlab
 from shardlab.config.model_and_data import Model
@@ -25,7 +22,6 @@ from shardlab.engines.sliding_checkpoint import FOLDER_VARIABLE
 from tests.commands import Command, said_after, wait_for
 from tests.disks import limit_files
 from tests.drawn_weights import drawn_model
-from tests.families import VOCABULARY, config_of
 from tests.ranks import on_ranks
 from tests.whole_parameters import whole_parameters
 
@@ -208,43 +204,6 @@ def test_a_killed_process_leaves_no_file(tmp_path, layers):
     wait_for(lambda: command.said() == "kept\n")
     command.kill()
     assert [*folder.iterdir()] == []
-
-
-def language_model(family):
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config_of(family)).train()
-    with warnings.catch_warnings():  # by the name that most scripts use
-        warnings.simplefilter("ignore", FutureWarning)
-        model.gradient_checkpointing_enable()
-    return model
-
-
-def trained(model, context, rank=0):
-    """Losses of two steps of two backward passes each, and the weights after them."""
-    torch.manual_seed(rank)  # of dropout, too
-    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-3), []
-    for _ in range(2):
-        for _ in range(2):
-            tokens = torch.randint(VOCABULARY, (4, 32))
-            with context:
-                loss = model(input_ids=tokens, labels=tokens).loss
-            loss.backward()
-            losses.append(loss.detach())
-        optimizer.step()
-        optimizer.zero_grad()
-    return [torch.stack(losses), *(p.detach() for p in model.parameters())]
-
-
-@pytest.mark.parametrize("family", ["gpt2-tied", "llama-untied"])
-@on_ranks(2)
-def test_models_of_hugging_face_in_ddp_train_the_same_bits(group, tmp_path, family) -> None:
-    sliding = shardlab.SlidingCheckpoint.on_disk(tmp_path, "cpu")
-    results = [
-        trained(DistributedDataParallel(language_model(family)), context, group.rank())
-        for context in (sliding, nullcontext())
-    ]
-    assert equal(*results)
-    assert sliding.offloaded_bytes >= 4 * 3 * 4 * 32 * 64 * 4, "the inputs of three layers"
 
 
 FULL = {"activation_checkpointing": "full"}
