@@ -75,7 +75,7 @@ class EngineTraits:
 _UNITS = frozenset({"wrap", "wrap_size", "reduce_dtype", "weights"})
 _SHARDED = _UNITS | {
     *("sharding", "replicas", "reshard_after_forward"),
-    *("prefetch", "prefetch_backward", "reduce_every_micro_batch"),
+    *("prefetch", "prefetch_backward"),
 }
 _SHARDED_DEFAULTS = {"sharding": "full_shard", "wrap": "block", "reshard_after_forward": True}
 

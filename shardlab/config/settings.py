@@ -140,9 +140,6 @@ class Settings(Document):
     accumulation: int | None = Field(None, ge=1)
     """number of micro-batches into which the samples of a rank are split (default:
     train.accumulation)"""
-    reduce_every_micro_batch: bool = False
-    """fsdp1, fsdp2, manual: reduce after every micro-batch and sum shards of gradients instead of
-    whole ones: more communication, less memory"""
     offload: bool = False
     """fsdp1, fsdp2: keep shards and optimizer states in host memory"""
     window: int | None = Field(None, ge=2)

@@ -63,8 +63,6 @@ def _sharding(strategy: Settings) -> Iterator[str]:
         for key in ("reshard_after_forward", "weights", "prefetch", "prefetch_backward"):
             if getattr(strategy, key):
                 yield f"{key} is pointless with no_shard, which gathers nothing: remove it"
-        if strategy.reduce_every_micro_batch:
-            yield "reduce_every_micro_batch is pointless with no_shard: there are no shards"
         if strategy.offload:
             yield "offload needs shards: remove it, or sharding: no_shard"
     if type(reshard) is int and not strategy.traits.subgroup_reshard:
@@ -143,8 +141,6 @@ def _numbers(strategy: Settings) -> Iterator[str]:
             f"reduce_dtype: {strategy.reduce_dtype} rounds what the codec rounds again: remove it, "
             "or gradients"
         )
-    if strategy.reduce_every_micro_batch and strategy.accumulation == 1:
-        yield "reduce_every_micro_batch is pointless with accumulation: 1: remove it"
 
 
 def _flat(strategy: Settings) -> Iterator[str]:

@@ -66,8 +66,8 @@ class Engine(ABC):
     Laws:
     - all ranks call the same methods in the same order;
     - from one seed all engines give the same losses, up to the rounding of sums;
-    - gradients are reduced once per step, after the last micro-batch, unless the strategy wants
-      them reduced after every one, or `slide` reduces them on the device;
+    - gradients are reduced once per step, after the last micro-batch, unless `slide` reduces them
+      on the device;
     - what moved between ranks is in `ledger`;
     - a step that is applied ends by `Handle.step_ended`, one that is left out by `Handle.rollback`:
       error feedback counts what it has sent since then as lost. Optimizers of torch do so by the

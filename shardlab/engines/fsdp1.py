@@ -3,7 +3,7 @@
 import warnings
 from collections import Counter
 from collections.abc import Callable, Container, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -53,10 +53,9 @@ class FSDP1Engine(FlatEngine):
         self._wrapped = wrapped
         if wrapped.sharding_strategy is not ShardingStrategy.NO_SHARD:
             self._shards = self._mesh.get_group(SHARD)
-        self._reduce_every = strategy.reduce_every_micro_batch
 
     def _accumulating(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._reduce_every else self._wrapped.no_sync()
+        return self._wrapped.no_sync()
 
     def whole_parameters(self) -> Iterator[dict[str, Tensor]]:  # noqa: D102
         if not self._wrapped._use_orig_params:

@@ -41,21 +41,14 @@ class FSDP2Engine(AutogradEngine):
                 unit._set_unshard_async_op(True)
         gather_ahead(self._root, units, *strategy.depths())
         self._shards = mesh.get_group(SHARD)
-        self._reduce_every = strategy.reduce_every_micro_batch
 
     @contextmanager
     def _accumulating(self) -> Iterator[None]:
-        # with every micro-batch reduced, shards of a copy still wait for those of other copies
-        switch: Callable[[bool], None] = (
-            self._root.set_requires_all_reduce
-            if self._reduce_every
-            else self._root.set_requires_gradient_sync
-        )
-        switch(False)
+        self._root.set_requires_gradient_sync(False)
         try:
             yield
         finally:
-            switch(True)
+            self._root.set_requires_gradient_sync(True)
 
 
 def gathers_asynchronously(strategy: CanonicalStrategy, streams: bool) -> bool:

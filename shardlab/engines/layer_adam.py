@@ -19,7 +19,6 @@ Group = dict[str, Any]
 
 _WORTH_THREADS = 1 << 15
 """elements; below, waking a thread costs more than it saves"""
-_OF_TORCH = ("foreach", "fused", "capturable", "differentiable")
 _OF_ALL_LAYERS = ("exp_avg_dtype", "exp_avg_sq_dtype", "threads", "cpus")
 
 
@@ -60,7 +59,6 @@ class LayerAdam(Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
         *,
-        amsgrad: bool = False,
         maximize: bool = False,
         decoupled_weight_decay: bool = True,
         exp_avg_dtype: torch.dtype = torch.float32,
@@ -68,19 +66,16 @@ class LayerAdam(Optimizer):
         seed: int = 0,
         threads: int | None = None,
         cpus: Iterable[int] | None = None,
-        **unknown: Any,
     ) -> None:
         defaults = {
             "lr": lr,
             "betas": betas,
             "eps": eps,
             "weight_decay": weight_decay,
-            "amsgrad": amsgrad,
             "maximize": maximize,
             "decoupled_weight_decay": decoupled_weight_decay,
             "seed": seed,
         }
-        _check_options(unknown, defaults)
         self._dtypes = {"exp_avg": exp_avg_dtype, "exp_avg_sq": exp_avg_sq_dtype}
         for name, dtype in self._dtypes.items():
             if dtype not in MOMENT_DTYPES:  # squares below 6e-8 would vanish in float16
@@ -174,28 +169,12 @@ class LayerAdam(Optimizer):
             UserError: the state is of another optimizer, or of other groups or parameters;
                 nothing is loaded.
         """
-        loaded: dict[str, Any] = {}
+        _check_state(state_dict, self.param_groups, self._dtypes)
         before = [dict(group) for group in self.param_groups]
-
-        def check(_: Optimizer, adapted: dict[str, Any]) -> None:
-            _check_state(adapted, self.param_groups, self._dtypes)
-            loaded.update(adapted)
-
-        def restore(_: Optimizer) -> None:
-            for group, own in zip(self.param_groups, before, strict=True):
-                group.update(own | group)
-            self._take_moments(loaded)
-
-        # between the user's hooks: pre-hooks may change the state, post-hooks find it loaded
-        hooks = (
-            self.register_load_state_dict_pre_hook(check),
-            self.register_load_state_dict_post_hook(restore, prepend=True),
-        )
-        try:
-            super().load_state_dict(state_dict)
-        finally:
-            for hook in hooks:
-                hook.remove()
+        super().load_state_dict(state_dict)
+        for group, own in zip(self.param_groups, before, strict=True):
+            group.update(own | group)
+        self._take_moments(state_dict)
 
     def _take_moments(self, loaded: dict[str, Any]) -> None:
         numbers = [n for group in loaded["param_groups"] for n in group["params"]]
@@ -290,22 +269,9 @@ def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _check_options(unknown: Iterable[str], settings: Iterable[str]) -> None:
-    """Refuse unknown arguments of the constructor."""
-    for name in unknown:
-        if name in _OF_TORCH:
-            raise UserError(
-                f"LayerAdam: {name} is for torch's implementations of AdamW; there is one here, "
-                "which computes the bits of fused=True: leave it out"
-            )
-        raise UserError(
-            f"LayerAdam: no setting {name!r}; {nearest(name, [*settings, *_OF_ALL_LAYERS])}"
-        )
-
-
 def _check_settings(group: Group) -> None:
     """Refuse a group whose settings are out of range, or none of a group."""
-    if group["amsgrad"]:
+    if group.get("amsgrad"):  # of a group, or of a state of torch
         raise UserError("LayerAdam: amsgrad is not computed here: use torch.optim.AdamW for it")
     for name in _OF_ALL_LAYERS:
         if name in group:

@@ -23,7 +23,7 @@ from shardlab.engines.flat import (
     mesh_copies,
     replica_group,
 )
-from shardlab.engines.manual_schedule import Collectives, FlatUnit, Reduced, Schedule
+from shardlab.engines.manual_schedule import Collectives, FlatUnit, Schedule
 from shardlab.engines.scheduling import ScheduledModule
 from shardlab.models.units import UnitPlan, dtype_of, owned_parameters, plan_units
 
@@ -43,18 +43,17 @@ class ManualEngine(FlatEngine):
             dtype_of(strategy.param_dtype, device),
             dtype_of(strategy.reduce_dtype, device),
         )
-        self._early: Reduced = "shards" if strategy.reduce_every_micro_batch else "nothing"
         super().__init__(self._sharded, setup)
         self._shards = self._mesh.get_group(SHARD)
 
     @contextmanager
     def _accumulating(self) -> Iterator[None]:
         schedule = self._sharded.schedule
-        schedule.reducing = self._early
+        schedule.reducing = False
         try:
             yield
         finally:
-            schedule.reducing = "all"
+            schedule.reducing = True
 
     def _finish_backward(self) -> None:
         self._sharded.schedule.finish()

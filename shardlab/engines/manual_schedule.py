@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,14 +11,10 @@ from shardlab.codecs.base import Block, Unit
 from shardlab.comm.background import Background, Running
 from shardlab.comm.collective import REPLICAS, Collective
 from shardlab.engines.flat import named_parts
-from shardlab.engines.scheduling import ParameterUnit, UnitSchedule, VectorPool
-
-Reduced = Literal["nothing", "shards", "all"]
-"""what a unit reduces when its gradients are there: `all` in the last backward pass of a step, and
-before it nothing, or the shards of this copy of the model"""
+from shardlab.engines.scheduling import UnitSchedule, VectorPool
 
 
-class FlatUnit(ParameterUnit):
+class FlatUnit:
     """Parameters as one flat vector, of which every rank keeps 1/W.
 
     The parameters lie one after another, then zeros up to W equal chunks; the shard is one chunk.
@@ -49,7 +45,7 @@ class FlatUnit(ParameterUnit):
         needed_in_backward: bool = True,
         device: torch.device | None = None,
     ) -> None:
-        super().__init__(name, parameters)
+        self.name, self.parameters = name, dict(parameters)
         self.kept = kept
         self.needed_in_backward = needed_in_backward
         self.shapes = {name: parameter.shape for name, parameter in parameters.items()}
@@ -109,35 +105,6 @@ class FlatUnit(ParameterUnit):
         return [*named_parts(vector, self.shapes).values()]
 
 
-class MissingGradients:
-    """Number of parameters of each unit that have no gradient yet in a backward pass."""
-
-    def __init__(self) -> None:
-        self._left: dict[str, int] = {}
-
-    def expect(self, units: Iterable[FlatUnit]) -> None:
-        """Begin a backward pass: all trained parameters are missing."""
-        self._left = {
-            unit.name: sum(p.requires_grad for p in unit.parameters.values()) for unit in units
-        }
-
-    def arrived(self, unit: FlatUnit) -> bool:
-        """Count one gradient; return whether none of the unit is missing any more."""
-        self._left[unit.name] -= 1
-        assert self._left[unit.name] >= 0, f"{unit.name}: a gradient after its backward"
-        return self._left[unit.name] == 0
-
-    def of(self, unit: FlatUnit) -> bool:
-        """Return whether some of a unit are missing."""
-        return self._left[unit.name] > 0
-
-    def give_up(self, unit: FlatUnit) -> bool:
-        """Expect no more of a unit; return whether some were missing."""
-        some = self.of(unit)
-        self._left[unit.name] = 0
-        return some
-
-
 class Collectives(NamedTuple):
     """Collectives of the vectors, each over another process group."""
 
@@ -175,7 +142,8 @@ class Schedule(UnitSchedule):
     ) -> None:
         self.root = root
         self.units = units
-        self.reducing: Reduced = "all"
+        self.reducing = True
+        """whether this is the last backward pass of a step"""
         self._collectives = collectives
         self._ahead, self._ahead_backward = ahead
         self._backward = False
@@ -184,13 +152,16 @@ class Schedule(UnitSchedule):
         self._reductions = Background("reduce", device, beside=self._gathers)
         self._pending: dict[str, Running] = {}
         self._vectors = VectorPool(reduce_dtype, device)
-        self._missing = MissingGradients()
-        self._summed: set[str] = set()
+        self._missing: dict[str, int] = {}
+        """parameters of each unit that have no gradient yet in this backward pass"""
 
     def begin(self) -> None:
         """Prepare the forward pass of the model."""
         self._backward = False
-        self._missing.expect((self.root, *self.units))
+        self._missing = {
+            unit.name: sum(p.requires_grad for p in unit.parameters.values())
+            for unit in (self.root, *self.units)
+        }
         self._start(self.root)
         self._start_all(range(self._ahead))
         self._wait(self.root)
@@ -212,16 +183,18 @@ class Schedule(UnitSchedule):
 
     def accumulated(self, unit: FlatUnit) -> None:
         """Note that one more parameter of a unit has its gradient."""
-        if self._missing.arrived(unit):
+        self._missing[unit.name] -= 1
+        assert self._missing[unit.name] >= 0, f"{unit.name}: a gradient after its backward"
+        if self._missing[unit.name] == 0:
             self._complete(unit)
 
     def finish(self) -> None:
         """Return when the gradients of all shards are there, after a step's last backward pass."""
         for unit in (*reversed(self.units), self.root):
-            if self._missing.give_up(unit):  # of parameters that the model did not use
+            if self._missing[unit.name] > 0:  # parameters that the model did not use
+                self._missing[unit.name] = 0
                 self._complete(unit)
         self._vectors.drain()
-        self._summed.clear()
         for unit in (self.root, *self.units):
             unit.shard.grad = unit.gradient
 
@@ -261,34 +234,29 @@ class Schedule(UnitSchedule):
 
     def _complete(self, unit: FlatUnit) -> None:
         """Free a unit that has all its gradients, and start their reduction."""
-        if unit is not self.root or self.reducing != "nothing":
+        if unit is not self.root or self.reducing:
             self._wait(unit)  # a unit that the model did not use may still be on its way
             unit.free()
-        if self.reducing == "nothing":
+        if not self.reducing:
             return
         vector = self._vectors.acquire(unit.full.numel())
         unit.collect(vector)
-        last = self.reducing == "all"
-        running = self._reductions.start(self._reduce, unit, vector, last)
+        running = self._reductions.start(self._reduce, unit, vector)
         self._vectors.release_after(running, vector)
 
-    def _reduce(self, unit: FlatUnit, vector: Tensor, last: bool) -> None:
-        """Add the mean over ranks of a vector of gradients to the gradient of the shard."""
-        collective, first = self._collectives.reduce, unit.name not in self._summed
-        self._summed.add(unit.name)
-        total = unit.gradient
-        if not first or total.dtype != vector.dtype:
-            total = torch.empty_like(unit.gradient, dtype=vector.dtype)
+    def _reduce(self, unit: FlatUnit, vector: Tensor) -> None:
+        """Set the gradient of the shard to the mean over ranks of a vector of gradients."""
+        collective, mean = self._collectives.reduce, unit.gradient
+        if mean.dtype != vector.dtype:
+            mean = torch.empty_like(unit.gradient, dtype=vector.dtype)
         if collective.world_size == 1:
-            total.copy_(vector)
+            mean.copy_(vector)
         else:
-            collective.reduce_scatter(total, vector, 1 / collective.world_size, unit.message)
-        if not first:
-            unit.gradient.add_(total)
-        elif total is not unit.gradient:
-            unit.gradient.copy_(total)
+            collective.reduce_scatter(mean, vector, 1 / collective.world_size, unit.message)
+        if mean is not unit.gradient:
+            unit.gradient.copy_(mean)
         average = self._collectives.average
-        if last and average is not None:
+        if average is not None:
             average.all_reduce(unit.gradient, 1 / average.world_size, _of_replicas(unit))
 
 

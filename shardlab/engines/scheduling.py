@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import torch
@@ -15,14 +15,6 @@ from shardlab.models.units import UnitPlan
 
 _MOST_VECTORS = 2
 """in flight: with fewer, backward waits for each; more would only take memory"""
-
-
-class ParameterUnit:
-    """Parameters that move together, by name."""
-
-    def __init__(self, name: str, parameters: Mapping[str, nn.Parameter]) -> None:
-        self.name = name
-        self.parameters = dict(parameters)
 
 
 class UnitSchedule(ABC):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from shardlab.codecs.adam import Hyper
 from shardlab.comm.object_collectives import run_or_fail_together
+from shardlab.config.strategy import CanonicalStrategy
 from shardlab.core.errors import UserError
 from shardlab.engines.autograd import ModuleEngine
 from shardlab.engines.base import EngineSetup, State, StepOutcome
@@ -31,12 +32,7 @@ from shardlab.engines.slide_memory import (
 from shardlab.engines.slide_optimizer import HostOptimizer, update_workers
 from shardlab.engines.slide_schedule import Schedule, SlideModule, refuse_shared
 from shardlab.engines.slide_transfers import Copies, GradOffload, Prefetcher, Window
-from shardlab.models.memory import (
-    kept_gradients,
-    offload_bytes,
-    window_bytes,
-    window_slots,
-)
+from shardlab.models.memory import kept_gradients, window_slots
 from shardlab.models.units import (
     UnitPlan,
     checkpointing_modes,
@@ -91,9 +87,7 @@ class SlideEngine(ModuleEngine):
             "slide: host memory cannot take the model",
             lambda: _store(model, plans, units, setup),
         )
-        modes = checkpointing_modes(model, strategy)
-        recomputed = {block for block, mode in modes.items() if mode != "none"}
-        module = SlideModule(model, plans, units, recomputed, groups)
+        module = SlideModule(model, plans, units, _recomputed(model, strategy), groups)
         super().__init__(module, setup)  # attaches collectives to the module
         self._optimizer = HostOptimizer(
             groups,
@@ -315,6 +309,11 @@ def _close(pid: int, optimizer: HostOptimizer, copies: Copies) -> None:
     copies.unpin()
 
 
+def _recomputed(model: nn.Module, strategy: CanonicalStrategy) -> set[nn.Module]:
+    modes = checkpointing_modes(model, strategy)
+    return {block for block, mode in modes.items() if mode != "none"}
+
+
 def _make_units(
     model: nn.Module, plans: Sequence[UnitPlan], setup: EngineSetup, groups: RankGroups
 ) -> list[SlideUnit]:
@@ -344,25 +343,11 @@ def _allocate(
     layout = buffers.layout()
     for unit in units:
         layout |= unit.layout()
-    world_size = dist.get_world_size(here)
-    unshared = world_size * _device_bytes(units, setup, world_size)
-    memory, vectors = shared_vectors(layout, here, unshared)
+    memory, vectors = shared_vectors(layout, here)
     copies.pin(memory)
     for unit in units:
         unit.map(vectors)
     buffers.map(vectors, pinned=setup.device.type != "cpu")
-
-
-def _device_bytes(units: Sequence[SlideUnit], setup: EngineSetup, world_size: int) -> int:
-    """Return the host memory that a rank needs as its device, at least: without activations."""
-    if setup.device.type != "cpu":
-        return 0
-    strategy, itemsize = setup.strategy, units[0].precision.compute.itemsize
-    root, *others = [unit.whole for unit in units]
-    trained_root, *trained = [unit.size for unit in units]
-    return window_bytes(strategy, itemsize, root, others) + offload_bytes(
-        strategy, itemsize, trained_root, [*filter(None, trained)], world_size
-    )
 
 
 def _store(

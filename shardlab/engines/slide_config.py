@@ -85,37 +85,6 @@ class SlideConfig:
             accumulation=self.accumulation,
         )
 
-    def device_or(self, default: torch.device) -> torch.device:
-        """Return the device that computes.
-
-        Raises:
-            UserError: this machine has none of that name.
-        """
-        name = self.device
-        if name is None:
-            return default
-        try:
-            device = torch.device(name)
-        except (RuntimeError, TypeError):
-            raise UserError(
-                f"SlideConfig.device: {name!r} is no device: 'cpu', 'cuda' or 'cuda:N'"
-            ) from None
-        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if device.type == "cuda" and (device.index or 0) >= gpus:
-            raise UserError(f"SlideConfig.device: {name}: this machine has {gpus} GPUs")
-        if device.type not in ("cpu", "cuda"):
-            raise UserError(f"SlideConfig.device: {name}: the engine computes on 'cpu' or 'cuda'")
-        return device
-
-
-def check_learning_rate(value: Any) -> None:
-    """Refuse a value that is no learning rate.
-
-    Raises:
-        UserError: in one line.
-    """
-    validate(_Finite, value, "SlideFSDP.learning_rate")
-
 
 _Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -133,17 +102,29 @@ class _Numbers(Document):
     seed: int
 
 
-def check_model(model: Any) -> None:
-    """Refuse what is no model, or none that can be split into blocks.
+def check_model(model: nn.Module) -> None:
+    """Refuse a model that cannot be streamed.
 
     Raises:
         UserError: in one line.
     """
-    if not isinstance(model, nn.Module):
-        shown = model.__name__ if isinstance(model, type) else type(model).__name__
-        raise UserError(f"SlideFSDP: the model is {shown}: give a torch.nn.Module")
-    _check_unwrapped(model)
-    _check_parameters(model)
+    parameters = dict(model.named_parameters())
+    # private attributes: of torch.compile(model), and of a module after model.compile()
+    if hasattr(model, "_orig_mod") or any(m._compiled_call_impl for m in model.modules()):
+        raise UserError("SlideFSDP: the model is compiled, for parameters that stay: do not")
+    sharded = any(isinstance(parameter, DTensor) for parameter in parameters.values())
+    if sharded or isinstance(model, DistributedDataParallel):
+        raise UserError("SlideFSDP: the model is distributed already: give what was wrapped")
+    if not any(p.requires_grad for p in parameters.values()):
+        raise UserError("SlideFSDP: no parameter is trained: set requires_grad of some")
+    if any(p.numel() > 1 and not any(p.stride()) for p in parameters.values()):
+        raise UserError("SlideFSDP: the model is in another SlideFSDP already: give a new one")
+    for name, parameter in parameters.items():
+        if parameter.device.type != "cpu" or parameter.dtype is not torch.float32:
+            raise UserError(
+                f"SlideFSDP: {name} is {parameter.dtype} on {parameter.device}: give a model in "
+                "float32 on the CPU; param_dtype and device are what computes"
+            )
     try:
         transformer_blocks(model)
     except UserError:
@@ -153,52 +134,19 @@ def check_model(model: Any) -> None:
         ) from None
 
 
-def _check_unwrapped(model: nn.Module) -> None:
-    """Refuse wrappers: they hold on to parameters, which have no memory outside of their use."""
-    # private attributes: of torch.compile(model), and of a module after model.compile()
-    if hasattr(model, "_orig_mod") or any(m._compiled_call_impl for m in model.modules()):
-        raise UserError("SlideFSDP: the model is compiled, for parameters that stay: do not")
-    sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
-    if sharded or isinstance(model, DistributedDataParallel):
-        raise UserError("SlideFSDP: the model is distributed already: give what was wrapped")
-
-
-def _check_parameters(model: nn.Module) -> None:
-    parameters = dict(model.named_parameters())
-    if not parameters:
-        raise UserError("SlideFSDP: the model has no parameters")
-    if not any(p.requires_grad for p in parameters.values()):
-        raise UserError("SlideFSDP: all parameters are frozen: set requires_grad of some")
-    if any(p.numel() > 1 and not any(p.stride()) for p in parameters.values()):
-        raise UserError("SlideFSDP: the model is in another SlideFSDP already: give a new one")
-    if {p.dtype for p in parameters.values()} != {torch.float32}:
-        raise UserError("SlideFSDP: give a model in float32; param_dtype is what computes")
-    for name, parameter in parameters.items():
-        if parameter.device.type != "cpu":
-            raise UserError(
-                f"SlideFSDP: {name} is on {parameter.device}: load the model to the CPU"
-            )
-
-
 def refuse_state_dicts(model: nn.Module) -> None:
     """Refuse the model's own state dicts: outside of their use its parameters are NaN."""
+
+    def refuse(*_: Any) -> NoReturn:
+        raise UserError(
+            "state_dict: the model is in SlideFSDP, which has its parameters in host memory: take "
+            "SlideFSDP.state_dict(), on all ranks; load before SlideFSDP takes the model, or "
+            "continue with SlideFSDP.load(folder)"
+        )
+
     for module in model.modules():
-        module.register_state_dict_pre_hook(_refuse_to_save)
-        module.register_load_state_dict_pre_hook(_refuse_to_load)
-
-
-def _refuse_to_save(*_: Any) -> NoReturn:
-    raise UserError(
-        "state_dict: the model is in SlideFSDP, which has its parameters in host memory: take "
-        "SlideFSDP.state_dict(), on all ranks"
-    )
-
-
-def _refuse_to_load(*_: Any) -> NoReturn:
-    raise UserError(
-        "load_state_dict: the model is in SlideFSDP, which has its parameters in host memory: load "
-        "before SlideFSDP takes the model, or continue with SlideFSDP.load(folder)"
-    )
+        module.register_state_dict_pre_hook(refuse)
+        module.register_load_state_dict_pre_hook(refuse)
 
 
 def loss_of(output: Any) -> Tensor:
@@ -210,16 +158,14 @@ def loss_of(output: Any) -> Tensor:
     if isinstance(output, Mapping):
         loss = output.get("loss")
     elif isinstance(output, tuple) and not hasattr(output, "loss"):
-        loss = output[0] if output else None
+        loss = output[0]
     else:
-        loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
-    if loss is None:
-        raise UserError("SlideFSDP: the model returns no loss: give it labels")
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        shown = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(type(loss))
-        raise UserError(f"SlideFSDP: the loss is {shown}: one number is needed (are labels given?)")
-    if not loss.requires_grad:
-        raise UserError("SlideFSDP: the loss is detached from the model: return it as computed")
+        loss = getattr(output, "loss", output)
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        raise UserError(
+            "SlideFSDP: the model returns no loss, one number that is attached to its graph: give "
+            "it labels"
+        )
     return loss
 
 

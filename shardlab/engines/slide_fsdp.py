@@ -1,5 +1,6 @@
 """`SlideFSDP`: the `slide` engine for any training script."""
 
+import math
 import os
 from collections.abc import Mapping
 from datetime import timedelta
@@ -14,14 +15,13 @@ from transformers import PreTrainedModel
 from shardlab.comm.object_collectives import device_of, run_or_fail_together
 from shardlab.core.device import moved
 from shardlab.core.errors import UserError
+from shardlab.core.gpus import usable_gpu
 from shardlab.engines import slide_checkpoint as checkpoint
 from shardlab.engines.base import State
 from shardlab.engines.build import build_engine
-from shardlab.engines.own_gpu import own_gpu
 from shardlab.engines.slide import SlideEngine
 from shardlab.engines.slide_config import (
     SlideConfig,
-    check_learning_rate,
     check_model,
     drop_graph,
     loss_of,
@@ -31,7 +31,6 @@ from shardlab.engines.slide_config import (
 from shardlab.engines.slide_groups import gloo_group
 from shardlab.engines.slide_memory import FROZEN
 from shardlab.engines.state_files import in_host_memory, random_state, set_random_state
-from shardlab.engines.step_space import GpuMemory
 from shardlab.models.units import parameter_names
 
 
@@ -61,8 +60,6 @@ class SlideFSDP:
     """
 
     def __init__(self, model: nn.Module, config: SlideConfig | None = None) -> None:
-        if not isinstance(config, SlideConfig | None):
-            raise UserError(f"SlideFSDP: config is a {type(config).__name__}: give a SlideConfig")
         check_model(model)
         self.config = config or SlideConfig()
         self.learning_rate = self.config.learning_rate
@@ -80,7 +77,6 @@ class SlideFSDP:
         buffers = dict(model.named_buffers(remove_duplicate=False))
         self._persistent = [name for name in model.state_dict() if name in buffers]
         self._model = model
-        self._gpu_memory: GpuMemory | None = None
         self._engine = self._build(model)
         refuse_state_dicts(model)
         self.ledger = self._engine.ledger
@@ -100,8 +96,8 @@ class SlideFSDP:
             the output of the model, whose loss is that of these samples.
 
         Raises:
-            UserError: a batch without names or too large for the GPU, no loss, a learning rate that
-                is none, or a `requires_grad` that has changed since the start.
+            UserError: a batch without names, no loss, a learning rate that is none, or a
+                `requires_grad` that has changed since the start.
         """
         if not isinstance(inputs, Mapping | None):
             raise UserError("SlideFSDP: give a batch by name: sliding(input_ids=..., labels=...)")
@@ -112,9 +108,10 @@ class SlideFSDP:
         if not torch.is_grad_enabled():
             return self.module(**batch)
         count = self.config.accumulation
-        check_learning_rate(self.learning_rate)
-        if self._gpu_memory is not None:
-            self._gpu_memory.check_batch(batch)
+        if not 0 <= self.learning_rate < math.inf:
+            raise UserError(
+                f"SlideFSDP.learning_rate is {self.learning_rate}: it must be 0 or more, and finite"
+            )
         self._engine.begin(self._calls % count, count, self.learning_rate)
         output = self._engine.compute(lambda: self._forward_backward(batch))
         self._calls += 1
@@ -149,11 +146,11 @@ class SlideFSDP:
             UserError: something else is there, or a rank cannot write; on all ranks.
         """
         self._between_steps("save")
-        engine, folder = self._engine, checkpoint.folder_of(folder, "SlideFSDP.save")
+        engine = self._engine
         state = engine.in_host_memory()  # first: it waits for threads that change rank_state
+        state |= {"buffer": in_host_memory(self._buffers())}
         own = engine.rank_state() | {"random": random_state(engine.device)}
-        state |= {"buffer": in_host_memory(self._buffers()), "extra": own.pop("extra")}
-        checkpoint.write(folder, state, own, self._patient)
+        checkpoint.write(Path(folder), state, own, self._patient)
 
     def load(self, folder: str | Path) -> None:
         """Continue from what `save` wrote, with any number of ranks, which all see the folder.
@@ -166,35 +163,22 @@ class SlideFSDP:
                 parameters, or a rank cannot read; on all ranks.
         """
         self._between_steps("load")
-        folder, group = checkpoint.folder_of(folder, "SlideFSDP.load"), self._patient
-        failed = f"{folder}: cannot be loaded"
-        state = self._engine.in_host_memory() | {"buffer": self._buffers()}
+        folder, group, engine = Path(folder), self._patient, self._engine
         rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-        feedback = self.config.error_feedback
+        state = engine.in_host_memory() | {"buffer": self._buffers()}
+        failed = f"{folder}: cannot be loaded"
 
-        saved_ranks = run_or_fail_together(
-            group, failed, lambda: checkpoint.check(folder, state, rank, world_size)
-        )
-        own = run_or_fail_together(
-            group,
-            failed,
-            lambda: checkpoint.read_rank(folder, saved_ranks, rank, world_size, feedback),
-        )
+        def load_rank() -> State:
+            own = checkpoint.read_rank(folder, state, rank, world_size)
+            engine.load_rank_state({**engine.rank_state(), "communication": {}, **own})
+            return own
+
+        own = run_or_fail_together(group, failed, load_rank)
         # last: nobody writes to shared memory before all ranks have found a sound checkpoint
-        run_or_fail_together(group, failed, lambda: self._take(folder, state, own))
-        self._engine.take_in()
-
-    def _take(self, folder: Path, state: State, own: State) -> None:
-        extra = checkpoint.fill(folder, self._own_share(state))
-        communication = own.get("communication", {})
-        self._engine.load_rank_state(
-            {
-                "communication": communication,
-                "extra": extra or self._engine.rank_state()["extra"],
-            }
-        )
+        run_or_fail_together(group, failed, lambda: checkpoint.fill(folder, self._own_share(state)))
         if "random" in own:
-            set_random_state(own["random"], self._engine.device)
+            set_random_state(own["random"], engine.device)
+        engine.take_in()
 
     def _buffers(self) -> dict[str, Tensor]:
         """Return the buffers that a state dict has."""
@@ -231,13 +215,10 @@ class SlideFSDP:
         ours = config.activation_checkpointing != "none"
         if ours and isinstance(model, PreTrainedModel) and model.is_activation_checkpointing:
             model.activation_checkpointing_disable()  # else layers would be computed three times
-        device = config.device_or(device_of(self._group))
+        device = torch.device(config.device or device_of(self._group))
         if device.type == "cuda":
-            device = own_gpu(device, self._patient)
-            self._gpu_memory = run_or_fail_together(
-                self._patient,
-                "free memory of GPUs is unknown",
-                lambda: GpuMemory(model, config, device, dist.get_world_size(self._group)),
+            device = run_or_fail_together(
+                self._patient, "GPUs cannot be used", lambda: _own_gpu(device)
             )
         strategy, optimization = config.strategy(), config.optimization()
         engine = build_engine(
@@ -253,6 +234,18 @@ def _init_process_group() -> None:
         dist.init_process_group(backend)  # as the launcher says
     else:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
+def _own_gpu(device: torch.device) -> torch.device:
+    """Make the GPU of this rank the current one: that of the device's index.
+
+    By default that of LOCAL_RANK, unless the program has made another one current.
+    """
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if device.index is None and index == 0:
+        index = int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count()
+    usable_gpu(index)
+    return torch.device("cuda", index)
 
 
 def _to_device(value: Any, device: torch.device) -> Any:

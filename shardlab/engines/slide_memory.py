@@ -19,7 +19,6 @@ from shardlab.comm.object_collectives import gather_values, run_or_fail_together
 from shardlab.core.errors import UserError
 from shardlab.core.host import free_memory_bytes
 from shardlab.engines.flat import named_parts
-from shardlab.engines.scheduling import ParameterUnit
 from shardlab.engines.slide_groups import RankGroups
 from shardlab.models.memory import KeptGradients, slot_sizes
 
@@ -34,17 +33,12 @@ _SHARED = Path("/dev/shm")
 _GIB = 1 << 30
 
 
-def shared_vectors(
-    layout: Layout, group: dist.ProcessGroup, unshared_bytes: int = 0
-) -> tuple[Tensor, dict[str, Tensor]]:
+def shared_vectors(layout: Layout, group: dist.ProcessGroup) -> tuple[Tensor, dict[str, Tensor]]:
     """Return zeroed vectors that all ranks of a node map; all call together, with equal arguments.
 
     They lie in a file in /dev/shm, which is unlinked when all ranks have mapped it, so that the
     memory is gone with the last process, however that ends. Each rank allocates one of W equal
     parts of each vector: a page lies on the NUMA node of the CPU that allocates it.
-
-    Args:
-        unshared_bytes: that the ranks will allocate for themselves, which have to fit, too.
 
     Returns:
         the whole memory, uint8, and the vectors by name, each of which begins a page.
@@ -63,7 +57,7 @@ def shared_vectors(
     def create() -> str | None:
         if rank > 0:
             return None
-        _check_free(total, unshared_bytes)
+        _check_free(total)
         descriptor, name = tempfile.mkstemp(prefix=f"shardlab-{os.getpid()}-", dir=_SHARED)
         os.ftruncate(descriptor, total)
         os.close(descriptor)
@@ -81,7 +75,7 @@ def shared_vectors(
         return torch.from_file(str(path), shared=True, size=total, dtype=torch.uint8)
 
     if world_size == 1:
-        _check_free(total, unshared_bytes)
+        _check_free(total)
         return _views(torch.zeros(total, dtype=torch.uint8), layout, places)
     failed = "slide: the ranks of a node cannot share host memory"
     path = Path(gather_values(run_or_fail_together(group, failed, create), group)[0])
@@ -102,16 +96,15 @@ def _views(
     }
 
 
-def _check_free(total: int, unshared: int) -> None:
-    if (free := free_memory_bytes()) < total + unshared:
-        raise _too_little(total, f"only {free / _GIB:.2f} GiB are free", unshared)
+def _check_free(total: int) -> None:
+    if (free := free_memory_bytes()) < total:
+        raise _too_little(total, f"only {free / _GIB:.2f} GiB are free")
 
 
-def _too_little(total: int, why: str, unshared: int = 0) -> UserError:
-    more = f" and each takes its own, together {unshared / _GIB:.2f} GiB" if unshared else ""
+def _too_little(total: int, why: str) -> UserError:
     return UserError(
-        f"slide: the ranks of a node share {total / _GIB:.2f} GiB of host memory, and {why}{more}: "
-        "take a smaller model, states of fewer bits or more nodes, or enlarge /dev/shm (docker run "
+        f"slide: the ranks of a node share {total / _GIB:.2f} GiB of host memory, and {why}: take "
+        "a smaller model, states of fewer bits or more nodes, or enlarge /dev/shm (docker run "
         "--shm-size)"
     )
 
@@ -126,7 +119,7 @@ class Precision(NamedTuple):
     moments: torch.dtype
 
 
-class SlideUnit(ParameterUnit):
+class SlideUnit:
     """Some parameters as one vector: the trained ones, 1/W by each rank of a node, then the frozen.
 
     In each part the parameters lie one after another, then zeros up to W equal chunks. Host memory,
@@ -153,12 +146,12 @@ class SlideUnit(ParameterUnit):
         world_size: int,
         precision: Precision,
     ) -> None:
-        self.index = index
+        self.index, self.name = index, name
         self.shapes = {n: p.shape for n, p in parameters.items() if p.requires_grad}
         """of trained parameters"""
         self.frozen_shapes = {n: p.shape for n, p in parameters.items() if not p.requires_grad}
         names = (*self.shapes, *self.frozen_shapes)
-        super().__init__(name, {n: parameters[n] for n in names})
+        self.parameters = {n: parameters[n] for n in names}
         self.count = _elements(self.shapes)
         """trained elements, without the zeros at the end"""
         self.chunk = -(-self.count // world_size)

@@ -1,8 +1,6 @@
 """Off-load of activations, which leave the device in forward and return in backward."""
 
-import errno
 import os
-import shutil
 import tempfile
 import weakref
 from collections import deque
@@ -10,7 +8,7 @@ from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -22,9 +20,6 @@ from shardlab.comm.background import Background, Running
 from shardlab.config.strategy import CanonicalStrategy
 from shardlab.core.device import accelerator_of
 from shardlab.core.errors import UserError
-from shardlab.core.progress import say
-
-WhenFull = Literal["error", "memory"]
 
 FOLDER_VARIABLE = "SHARDLAB_ACTIVATIONS"
 """of the environment: the folder of `activations: disk`"""
@@ -71,13 +66,11 @@ class _Store:
         folder: of the files; None: host memory.
     """
 
-    def __init__(
-        self, device: torch.device, folder: Path | None = None, when_full: WhenFull = "error"
-    ) -> None:
+    def __init__(self, device: torch.device, folder: Path | None = None) -> None:
         # with the index of the GPU, as tensors have it; "cuda" has none
         self.device = torch.empty(0, device=device).device
         self._accelerator = accelerator_of(device)
-        self._folder, self._when_full = folder, when_full
+        self._folder = folder
         if folder is not None:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -89,24 +82,18 @@ class _Store:
 
     def allocate(self, size: int) -> Tensor:
         """Return uint8 [size]; raise UserError where there is no space."""
-        if self._folder is not None:
-            try:
-                with tempfile.TemporaryFile(dir=self._folder) as file:
-                    # reserved: a write to a mapped page that the disk lacks would end the process
-                    os.posix_fallocate(file.fileno(), 0, size)
-                    return torch.from_numpy(np.memmap(file, np.uint8, "r+", shape=(size,)))
-            except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                    raise
-                free = shutil.disk_usage(self._folder).free
-                line = f"{self._folder}: {size:,} more bytes do not fit, {free:,} are free"
-                if self._when_full == "error":
-                    raise UserError(
-                        f"{line}: make room, name another folder, or keep this in memory"
-                    ) from error
-                say(f"{line}: host memory takes the rest")
-                self._folder = None
-        return self._host_memory(size)
+        if self._folder is None:
+            return self._host_memory(size)
+        try:
+            with tempfile.TemporaryFile(dir=self._folder) as file:
+                # reserved: a write to a mapped page that the disk lacks would end the process
+                os.posix_fallocate(file.fileno(), 0, size)
+                return torch.from_numpy(np.memmap(file, np.uint8, "r+", shape=(size,)))
+        except OSError as error:
+            raise UserError(
+                f"{self._folder}: {size:,} more bytes do not fit ({error.strerror}): make room, "
+                "name another folder, or keep this in memory"
+            ) from error
 
     def copy(self, target: Tensor, source: Tensor) -> None:
         """Copy between a buffer and the device, on the current stream."""
@@ -230,23 +217,17 @@ class SlidingCheckpoint(AbstractContextManager["SlidingCheckpoint"]):
         )
 
     @classmethod
-    def on_disk(
-        cls,
-        folder: str | Path,
-        device: torch.device | str | None = None,
-        when_full: WhenFull = "error",
-    ) -> Self:
+    def on_disk(cls, folder: str | Path, device: torch.device | str | None = None) -> Self:
         """Off-load to temporary files without a name, which are gone with the process.
 
         Args:
             folder: that holds the files; made if it is not there.
             device: that computes; by default the current GPU where there is one, else the CPU.
-            when_full: what happens when the disk is full: an error, or host memory takes the rest.
 
         Raises:
             UserError: nothing can be written in `folder`.
         """
-        return cls(_Store(_device(device), Path(folder), when_full))
+        return cls(_Store(_device(device), Path(folder)))
 
     @classmethod
     def in_memory(cls, device: torch.device | str | None = None) -> Self:
@@ -266,8 +247,6 @@ class SlidingCheckpoint(AbstractContextManager["SlidingCheckpoint"]):
         return cls(_Store(found))
 
     def __enter__(self) -> Self:
-        if self._hooks is not None:
-            raise RuntimeError("this SlidingCheckpoint is entered already")
         self._hooks = saved_tensors_hooks(self._pack, self._unpack)
         self._hooks.__enter__()
         return self

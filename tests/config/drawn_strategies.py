@@ -63,7 +63,6 @@ SHARDED: dict[str, st.SearchStrategy[Any]] = {
     "prefetch": st.none() | st.integers(0, 3),
     "prefetch_backward": st.none() | st.integers(0, 3),
     "reduce_dtype": st.sampled_from(["fp32", "bf16"]),
-    "reduce_every_micro_batch": st.booleans(),
     "weights": st.none() | WEIGHTS,
 }
 OWN: dict[str, dict[str, st.SearchStrategy[Any]]] = {

@@ -40,7 +40,6 @@ STRATEGIES = {
             {"module": "embedding"},
         ],
     },
-    "fsdp2-every": {"engine": "fsdp2", "reduce_every_micro_batch": True},
     "fsdp2-selective": {"engine": "fsdp2", "activation_checkpointing": "selective"},
     "fsdp1": {"engine": "fsdp1"},
     "fsdp1-kept": {"engine": "fsdp1", "sharding": "shard_grad_op", "prefetch": 1},
@@ -48,14 +47,12 @@ STRATEGIES = {
     "fsdp1-by-size": {"engine": "fsdp1", "wrap": "size", "wrap_size": 50_000},
     "fsdp1-root": {"engine": "fsdp1", "wrap": "root", "limit_all_gathers": False},
     "fsdp1-original": {"engine": "fsdp1", "use_orig_params": True, "prefetch_backward": 0},
-    "fsdp1-every": {"engine": "fsdp1", "reduce_every_micro_batch": True},
     "manual": {"engine": "manual"},
     "manual-native": {"engine": "manual", "gradients": {"route": "native"}, "prefetch": 0},
     "manual-root": {"engine": "manual", "wrap": "root"},
     "manual-kept": {"engine": "manual", "reshard_after_forward": False},
     "manual-replicated": {"engine": "manual", "sharding": "no_shard"},
     "manual-two-blocks": {"engine": "manual", "wrap_size": 2},
-    "manual-every": {"engine": "manual", "reduce_every_micro_batch": True},
     "manual-overrides": {
         "engine": "manual",
         "prefetch": 2,
@@ -85,8 +82,6 @@ HYBRID = {
     for engine in ("fsdp1", "fsdp2", "manual")
 }
 HYBRID["fsdp2-hybrid-ahead"] = {**HYBRID["fsdp2-hybrid"], "prefetch": 1}
-HYBRID["manual-hybrid-every"] = {**HYBRID["manual-hybrid"], "reduce_every_micro_batch": True}
-HYBRID["fsdp2-hybrid-every"] = {**HYBRID["fsdp2-hybrid"], "reduce_every_micro_batch": True}
 STRATEGIES |= HYBRID
 
 

@@ -26,8 +26,7 @@ from tests.engines.engine_cases import (
 from tests.ranks import on_ranks, run_ranks
 from tests.whole_parameters import whole_parameters
 
-# reductions of every micro-batch are those of a step where it has only one: see below
-ON_TWO = [name for name in STRATEGIES if name not in HYBRID and not name.endswith("-every")]
+ON_TWO = [name for name in STRATEGIES if name not in HYBRID]
 
 
 @pytest.mark.parametrize("name", ON_TWO)
@@ -68,8 +67,8 @@ def test_copies_of_a_model_agree_on_four_ranks(name, micro):
 @pytest.mark.parametrize(
     "name",
     [
-        *("fsdp1", "fsdp1-replicated", "fsdp1-every", "fsdp1-original", "fsdp2", "fsdp2-ahead"),
-        *("fsdp2-every", "fsdp2-overrides", "manual", "manual-every", "manual-overrides"),
+        *("fsdp1", "fsdp1-replicated", "fsdp1-original", "fsdp2", "fsdp2-ahead"),
+        *("fsdp2-overrides", "manual", "manual-overrides"),
         *("slide-full-cpu", "slide-shard-gpu"),
     ],
 )

@@ -18,6 +18,7 @@ from tests.ranks import on_ranks, run_ranks
 
 # sizes that torch has no tail of
 SIZES = [(64, 16), (64,), (16, 64), (300, 160)]
+BF16 = {"exp_avg_dtype": torch.bfloat16, "exp_avg_sq_dtype": torch.bfloat16}
 as_torch = pytest.mark.skipif(
     torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"),
     reason="torch rounds otherwise on this processor",
@@ -92,15 +93,17 @@ def test_states_pass_between_it_and_torch_in_both_directions():
         assert alike(given, train(torch.optim.AdamW(expected, 0.01, fused=True), expected, 10))
 
 
-def test_float32_moments_of_bf16_parameters_survive_loading():
+@pytest.mark.parametrize("options", [{}, BF16])
+def test_moments_of_bf16_parameters_and_the_seed_survive_saving(options):
     given = parameters(torch.bfloat16)
-    optimizer = shardlab.LayerAdam(given, seed=3)
+    optimizer = shardlab.LayerAdam(given, seed=3, **options)
     train(optimizer, given, 3)
-    saved = copy.deepcopy(optimizer.state_dict())
-    assert saved["state"][0]["exp_avg"].dtype == torch.float32
+    stream = io.BytesIO()
+    torch.save(optimizer.state_dict(), stream)
+    stream.seek(0)
     resumed = [nn.Parameter(each.detach().clone()) for each in given]
-    other = shardlab.LayerAdam(resumed, seed=3)
-    other.load_state_dict(saved)
+    other = shardlab.LayerAdam(resumed, **options)
+    other.load_state_dict(torch.load(stream, weights_only=True))
     assert alike(train(other, resumed, 3, 3), train(optimizer, given, 3, 3))
 
 
@@ -147,27 +150,6 @@ def test_a_closure_is_called_with_gradients_enabled_and_its_loss_returned():
     assert losses[0] > losses[1] > losses[2]
 
 
-def test_layers_are_updated_within_backward():
-    results = []
-    for within in (False, True):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16))
-        optimizer = shardlab.LayerAdam(groups(model.parameters()), 0.01)
-        for group in optimizer.param_groups if within else []:
-
-            def update(parameter, optimizer=optimizer, name=group["name"]):
-                optimizer.step(layer=name)
-                parameter.grad = None
-
-            group["params"][0].register_post_accumulate_grad_hook(update)
-        for _ in range(3):
-            model(torch.ones(4, 16)).square().sum().backward()
-            optimizer.step()  # finds no gradients where layers have been updated
-            optimizer.zero_grad()
-        results.append(list(model.parameters()))
-    assert alike(*results)
-
-
 TENSOR = nn.Parameter(torch.zeros(4, 4))
 
 
@@ -175,16 +157,10 @@ TENSOR = nn.Parameter(torch.zeros(4, 4))
     ("given", "options", "message"),
     [
         ([TENSOR], {"exp_avg_sq_dtype": torch.float16}, "exp_avg_sq_dtype is torch.float16: use"),
-        ([TENSOR], {"exp_avg_dtype": torch.float64}, "exp_avg_dtype is torch.float64: use"),
-        ([TENSOR], {"amsgrad": True}, "amsgrad is not computed here"),
         ([{"params": [TENSOR], "amsgrad": True}], {}, "amsgrad is not computed here"),
-        ([TENSOR], {"lr": -1.0}, "lr is -1.0"),
-        ([TENSOR], {"eps": float("nan")}, "eps is nan"),
         ([TENSOR], {"betas": (0.9, 1.0)}, "each must be in"),
         ([TENSOR], {"lr": float("inf")}, "lr is inf: it must be 0 or more, and finite"),
         ([TENSOR], {"threads": 0}, "needs at least 1 thread"),
-        ([TENSOR], {"fused": True}, "fused is for torch's implementations"),
-        ([TENSOR], {"bettas": (0.9, 0.95)}, "no setting 'bettas'; did you mean 'betas'"),
         ([{"params": [TENSOR], "exp_avg_dtype": torch.bfloat16}], {}, "is for all layers"),
         ([nn.Parameter(TENSOR.detach().double())], {}, "is torch.float64: use"),
         ([nn.Parameter(torch.zeros(4, 2).t())], {}, "make it .contiguous"),
@@ -231,9 +207,6 @@ def test_unknown_layers_and_names_of_several_are_refused():
         optimizer.step(layer="layer0")
 
 
-BF16 = {"exp_avg_dtype": torch.bfloat16, "exp_avg_sq_dtype": torch.bfloat16}
-
-
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_copy_trains_as_the_original_on_threads_of_its_own(copied, threads):
@@ -247,50 +220,14 @@ def test_a_copy_trains_as_the_original_on_threads_of_its_own(copied, threads):
     twin.step(layer="layer2")
 
 
-def test_the_seed_is_loaded_with_the_state():
-    given = parameters(torch.bfloat16)
-    optimizer = shardlab.LayerAdam(given, seed=3, **BF16)
-    train(optimizer, given, 2)
-    stream = io.BytesIO()
-    torch.save(optimizer.state_dict(), stream)
-    stream.seek(0)
-    resumed = [nn.Parameter(each.detach().clone()) for each in given]
-    other = shardlab.LayerAdam(resumed, **BF16)
-    other.load_state_dict(torch.load(stream, weights_only=True))
-    assert alike(train(other, resumed, 2, 2), train(optimizer, given, 2, 2))
-
-
-def test_load_hooks_of_the_user_run_before_and_after_loading():
-    given, found = parameters(torch.bfloat16), []
-    before = shardlab.LayerAdam(given)
-    train(before, given, 2)
-    after = shardlab.LayerAdam(given)
-
-    def doubled(_, state_dict):
-        state = {n: dict(entry) for n, entry in state_dict["state"].items()}
-        state[0]["exp_avg"] = 2 * state[0]["exp_avg"]
-        return state_dict | {"state": state}
-
-    after.register_load_state_dict_pre_hook(doubled)
-    after.register_load_state_dict_post_hook(lambda own: found.append(own.state[given[0]]))
-    after.load_state_dict(before.state_dict())
-    assert torch.equal(after.state[given[0]]["exp_avg"], 2 * before.state[given[0]]["exp_avg"])
-    assert found[0]["exp_avg"].dtype == torch.float32
-
-
 def sgd(given):
     return torch.optim.SGD(given, momentum=0.9)
-
-
-def adamax(given):
-    return torch.optim.Adamax(given)
 
 
 @pytest.mark.parametrize(
     ("make", "sizes", "message"),
     [
         (sgd, [(4, 4)], "has momentum_buffer, but no step and no exp_avg"),
-        (adamax, [(4, 4)], "has step, exp_avg, exp_inf, but no exp_avg_sq"),
         (torch.optim.AdamW, [(4, 5)], r"shape \(4, 5\), the parameter \(4, 4\)"),
         (torch.optim.AdamW, [(4, 4), (4,)], r"groups of \[2\] parameters, the optimizer of \[1\]"),
         (lambda given: torch.optim.AdamW(given, amsgrad=True), [(4, 4)], "amsgrad"),

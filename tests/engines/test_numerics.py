@@ -29,13 +29,11 @@ NARROW = {
     **{f"{engine}-bf16": {"engine": engine, **BF16} for engine in ("ddp", *SHARDED)},
     "fsdp2-fp16": {"engine": "fsdp2", "param_dtype": "fp16"},
     "slide-fp16": {**SLIDE, "param_dtype": "fp16"},
-    "fsdp1-reduced": {"engine": "fsdp1", **REDUCED},
     "slide-reduced": {**SLIDE, **REDUCED, "grad_sync": "gpu_reduce"},
     "fsdp2-mixed": {"engine": "fsdp2", **MIXED},
     "manual-mixed": {"engine": "manual", **MIXED},
     "fsdp2-wide-output": {"engine": "fsdp2", **BF16, "output_dtype": "fp32"},
     "manual-compressed": {"engine": "manual", "param_dtype": "fp16", **INT8},
-    "slide-compressed": {**SLIDE, **BF16, **INT8},
 }
 
 

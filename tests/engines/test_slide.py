@@ -110,30 +110,6 @@ def test_delays_change_no_bit(group, document, clip, micro) -> None:
     assert not differing(states_of(delayed), states_of(plain))
 
 
-@pytest.mark.parametrize("sync", ["cpu_reduce", "gpu_reduce"])
-@on_ranks(2)
-def test_ranks_that_use_different_parameters_do_not_deadlock(group, sync) -> None:
-    """Each rank leaves out a layer of its own, once altogether and once with a factor of zero."""
-    rank, found = dist.get_rank(), []
-    for factor in (None, 0.0):
-        document = MODES[f"full-{sync}"]
-        engine = engine_of(group, document, None, PoisoningCopies(rank), accumulation=1, layers=8)
-        layers = engine.module._model[0].transformer.h
-        leave_out(layers[7 - 2 * rank].mlp, factor)
-        found.append((train(engine, 2), states_of(engine)))
-    assert torch.equal(found[0][0], found[1][0])
-    assert not differing(found[0][1], found[1][1])
-
-
-def leave_out(module, factor):
-    forward = module.forward
-
-    def left_out(hidden):
-        return torch.zeros_like(hidden) if factor is None else factor * forward(hidden)
-
-    module.forward = left_out
-
-
 @pytest.mark.long
 @on_ranks(4)
 def test_modes_agree_on_four_ranks_with_narrow_types_and_delays(group) -> None:
@@ -251,11 +227,10 @@ def test_changed_requires_grad_is_refused_until_it_is_set_back(group) -> None:
         train(engine, 1)
 
 
-@pytest.mark.parametrize("good", [3, 17, 40])
 @pytest.mark.fresh_ranks
 @on_ranks(1)
-def test_an_error_of_a_copy_ends_training(group, good) -> None:
-    engine = engine_of(group, SLIDE, copies=FailingCopies(good))
+def test_an_error_of_a_copy_ends_training(group) -> None:
+    engine = engine_of(group, SLIDE, copies=FailingCopies(17))
     with pytest.raises(OSError, match="the link is down"):
         train(engine, 8)
     with pytest.raises((OSError, UserError), match=r"link is down|from a checkpoint"):
@@ -297,7 +272,7 @@ def test_nonfinite_gradient_without_clipping_ends_the_run(group) -> None:
 @on_ranks(2)
 def test_host_memory_that_does_not_fit_is_refused_on_all_ranks(group, monkeypatch) -> None:
     monkeypatch.setattr("shardlab.engines.slide_memory.free_memory_bytes", lambda: 100_000)
-    with pytest.raises(UserError, match=r"GiB are free and each takes its own, together .*: take"):
+    with pytest.raises(UserError, match=r"GiB are free: take a smaller"):
         engine_of(group, SLIDE)
 
 

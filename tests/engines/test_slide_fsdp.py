@@ -4,6 +4,7 @@ import gc
 import resource
 import warnings
 from collections import namedtuple
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -183,34 +184,22 @@ def test_any_number_of_ranks_loads_and_residuals_are_merged(tmp_path):
 
 @on_ranks(2)
 def test_damaged_missing_and_other_folders_are_refused_on_all_ranks(tmp_path) -> None:
-    def gpt2(**config):
-        return slid(model_of("gpt2-tied"), **config)
-
-    def only_on_rank_0(call, *arguments):
-        if dist.get_rank() == 0:
-            call(*arguments)
-        dist.barrier()
-
-    expected = trained(gpt2(**INT4), 0, 4)
-    sliding = gpt2(**INT4)
+    expected = trained(slid(model_of("gpt2-tied"), **INT4), 0, 4)
+    sliding, folder = slid(model_of("gpt2-tied"), **INT4), tmp_path / "saved"
     found = trained(sliding, 0, 2)
-    folder = tmp_path / "saved"
     sliding.save(folder)
-    other = slid(model_of("llama-untied"))
-    line = refused(lambda: other.load(folder))
-    assert "of another model: parameter.model.embed_tokens.weight has the shape None" in line
-    plain = gpt2(gradients="int4:group=32")
-    line = refused(lambda: plain.load(folder))
-    assert "set error_feedback=True, or remove rank-*.safetensors" in line
+    for other, reported in (
+        (slid(model_of("llama-untied")), "embed_tokens.weight has the shape None"),
+        (slid(model_of("gpt2-tied"), gradients="int4:group=32"), "with error_feedback=True"),
+    ):
+        assert reported in refused(partial(other.load, folder))
     seen = folder if dist.get_rank() == 0 else tmp_path / "elsewhere"
-    assert "slide.json: there is none: name a folder" in refused(lambda: sliding.load(seen))
-    only_on_rank_0((folder / "rank-00001.safetensors").write_bytes, b"damaged")
-    assert "rank-00001.safetensors" in refused(lambda: sliding.load(folder))
-    only_on_rank_0((folder / "rank-00001.safetensors").unlink)
-    assert "to begin without what was held back" in refused(lambda: sliding.load(folder))
+    assert "slide.json: no such file: name a folder" in refused(lambda: sliding.load(seen))
+    if dist.get_rank() == 0:
+        (folder / "rank-00001.safetensors").write_bytes(b"damaged")
+    dist.barrier()
+    assert "rank-00001.safetensors: damaged" in refused(lambda: sliding.load(folder))
     assert found + trained(sliding, 2, 4) == expected
-    only_on_rank_0((folder / "rank-00000.safetensors").unlink)
-    plain.load(folder)
 
 
 @on_ranks(2)
@@ -219,9 +208,8 @@ def test_checkpoint_with_other_frozen_parameters_is_refused(tmp_path) -> None:
     slid(adapted()).save(tmp_path / "adapters")
     more = adapted()
     more.get_parameter(name).requires_grad_(False)
-    sliding = slid(more)
-    line = refused(lambda: sliding.load(tmp_path / "adapters"))
-    assert f"{name} was trained" in line and "start from what state_dict() gave" in line
+    line = refused(partial(slid(more).load, tmp_path / "adapters"))
+    assert f"other frozen parameters: frozen.{name}" in line and "state_dict() gave" in line
 
 
 @on_ranks(2)
@@ -242,24 +230,16 @@ def test_full_disk_on_one_rank_is_raised_on_all_and_keeps_the_old_folder(tmp_pat
 
 
 @on_ranks(1)
-def test_save_replaces_what_it_has_written_and_nothing_else(tmp_path, monkeypatch) -> None:
+def test_save_replaces_what_it_has_written_and_nothing_else(tmp_path) -> None:
     sliding = slid(model_of("gpt2-tied"))
-    precious = tmp_path / "model"
-    precious.mkdir()
-    (precious / "config.json").write_text("{}")
-    with pytest.raises(UserError, match=r"it holds config.json, which save has not written"):
-        sliding.save(precious)
+    (tmp_path / "model").mkdir()
     (tmp_path / "file").write_text("precious")
-    with pytest.raises(UserError, match="is a file: name a folder"):
-        sliding.save(tmp_path / "file")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="working directory cannot be replaced"):
-        sliding.save(".")
-    with pytest.raises(UserError, match=r"SlideFSDP.save: name a folder, not 5"):
-        sliding.save(5)
+    for name in ("model", "file"):
+        with pytest.raises(UserError, match="save has not written it: name another folder"):
+            sliding.save(tmp_path / name)
     for _ in range(2):
-        sliding.save("saved")
-    sliding.load("saved")
+        sliding.save(tmp_path / "saved")
+    sliding.load(tmp_path / "saved")
 
 
 class Counting(nn.Module):
@@ -393,12 +373,12 @@ OUTPUTS = (
     lambda loss, x: loss,
     lambda loss, x: loss.view(1),
 )
-NO_LOSS = {
-    "give it labels": lambda loss, x: {"logits": x},
-    r"of shape \(2,\): one number": lambda loss, x: torch.stack([loss, loss]),
-    "'float'.*: one number": lambda loss, x: (float(loss), x),
-    "detached from the model": lambda loss, x: loss.detach(),
-}
+NO_LOSS = (
+    lambda loss, x: {"logits": x},
+    lambda loss, x: torch.stack([loss, loss]),
+    lambda loss, x: (float(loss), x),
+    lambda loss, x: loss.detach(),
+)
 
 
 class Own(nn.Module):
@@ -430,9 +410,9 @@ def test_a_loss_is_found_wherever_models_put_it_or_nothing_has_happened() -> Non
         states.append(sliding.state_dict())
     assert all(differing(state, states[0]) == [] for state in states)
     assert differing(states[0], Own().state_dict()) != []
-    for message, output in NO_LOSS.items():
+    for output in NO_LOSS:
         sliding = shardlab.SlideFSDP(Own(output))
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(UserError, match="returns no loss, one number"):
             sliding(x=torch.ones(2, 4))
         assert differing(sliding.state_dict(), Own().state_dict()) == []
 
@@ -455,18 +435,6 @@ def test_a_call_that_fails_before_backward_can_be_made_again() -> None:
 
 
 @on_ranks(1)
-def test_a_gradient_that_is_not_finite_is_left_out() -> None:
-    model = model_of("llama-untied")
-    sliding = slid(model)
-    trained(sliding, 0, 1)
-    before, applied = sliding.state_dict(), [sliding.applied]
-    model.lm_head.register_forward_hook(lambda module, inputs, output: output * torch.nan)
-    trained(sliding, 1, 2)
-    assert [*applied, sliding.applied] == [True, False]
-    assert differing(sliding.state_dict(), before) == []
-
-
-@on_ranks(1)
 def test_uses_of_the_model_itself_are_refused_and_training_continues(tmp_path) -> None:
     states, weights = [], model_of("llama-untied").state_dict()
     for habit in (False, True):
@@ -478,9 +446,9 @@ def test_uses_of_the_model_itself_are_refused_and_training_continues(tmp_path) -
                 model(**labelled(0, 0))
             with torch.no_grad():
                 assert model(**labelled(0, 0)).loss.isfinite()
-            with pytest.raises(UserError, match=r"^state_dict: .* take SlideFSDP.state_dict"):
+            with pytest.raises(UserError, match=r"take SlideFSDP\.state_dict"):
                 model.model.layers[2].state_dict()
-            with pytest.raises(UserError, match=r"^load_state_dict: .* SlideFSDP.load"):
+            with pytest.raises(UserError, match=r"continue with SlideFSDP\.load"):
                 model.load_state_dict(weights)
             with pytest.raises(UserError, match="in another SlideFSDP already"):
                 shardlab.SlideFSDP(model)
@@ -496,21 +464,13 @@ def test_uses_of_the_model_itself_are_refused_and_training_continues(tmp_path) -
 
 @on_ranks(1)
 def test_models_that_cannot_slide_are_refused() -> None:
-    compiled = Own()
-    compiled.compile()
-    with torch.device("meta"):
-        nowhere = Own()
     models = {
-        "NoneType: give a torch.nn.Module": None,
-        "Own: give a torch.nn.Module": Own,
-        "is compiled": compiled,
         "is compiled, for parameters": torch.compile(Own()),
-        "has no parameters": nn.ModuleList([nn.ReLU()]),
         "Linear has no list of blocks": nn.Linear(2, 2),
         "distributed already": DistributedDataParallel(Own()),
-        "first.weight is on meta: load the model to the CPU": nowhere,
-        "in float32": Own().double(),
-        "all parameters are frozen": Own().requires_grad_(False),
+        "first.weight is torch.float32 on meta: give": Own().to("meta"),
+        "is torch.float64 on cpu: give a model in float32": Own().double(),
+        "no parameter is trained": Own().requires_grad_(False),
     }
     for message, model in models.items():
         with pytest.raises(UserError, match=message):
@@ -522,15 +482,8 @@ def test_models_that_cannot_slide_are_refused() -> None:
     [
         ({"window": 1}, "window"),
         ({"weights": "int8"}, "use param_transfer: shard"),
-        ({"weights": "topk", "param_transfer": "shard"}, "weights need every element"),
-        ({"error_feedback": True}, "error_feedback is pointless"),
-        ({"gradients": "int9"}, "int8"),
-        ({"gradients": 5}, "a codec is its name"),
-        ({"gradients": "int8", "error_feedback": True, "param_dtype": "fp16"}, "loss scale"),
         ({"activation_checkpointing": "none", "activations": "disk"}, "set activation_checkpoint"),
         ({"betas": (0.9, 1.0)}, "betas.1: input should be less than 1"),
-        ({"learning_rate": -1.0}, "learning_rate: input should be greater than or equal to 0"),
-        ({"weight_decay": float("inf")}, "weight_decay: input should be a finite"),
         ({"accumulation": 0}, "accumulation: input should be greater"),
         ({"clip": 0.0}, "clip: input should be greater than 0"),
     ],
@@ -543,17 +496,12 @@ def test_settings_that_do_not_go_together_are_refused_in_one_line(config, report
 
 @on_ranks(1)
 def test_calls_that_mean_nothing_are_refused(tmp_path) -> None:
-    for message, device in {"'x' is no device": "x", "'cpu' or 'cuda'": "meta"}.items():
-        with pytest.raises(UserError, match=message):
-            shardlab.SlideFSDP(Own(), shardlab.SlideConfig(device=device))
-    with pytest.raises(UserError, match="config is a dict: give a SlideConfig"):
-        shardlab.SlideFSDP(Own(), {"clip": None})
     sliding = slid(Own(), accumulation=2)
     with pytest.raises(UserError, match="give a batch by name"):
         sliding(torch.ones(2, 4))
-    for rate in (float("nan"), -1.0, "a"):
+    for rate in (float("nan"), -1.0):
         sliding.learning_rate = rate
-        with pytest.raises(UserError, match=r"SlideFSDP.learning_rate: input should be"):
+        with pytest.raises(UserError, match=r"SlideFSDP.learning_rate is .*: it must be 0 or more"):
             sliding(x=torch.ones(2, 4))
     sliding.learning_rate = 1e-3
     sliding(x=torch.ones(2, 4))

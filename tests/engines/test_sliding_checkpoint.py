@@ -2,7 +2,6 @@
 
 import os
 import signal
-import warnings
 from contextlib import nullcontext
 from functools import partial
 from unittest.mock import patch
@@ -11,9 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
-from transformers import AutoModelForCausalLM
 
 import shardlab
 from shardlab.config.model_and_data import Model
@@ -25,7 +22,6 @@ from shardlab.engines.sliding_checkpoint import FOLDER_VARIABLE
 from tests.commands import Command, said_after, wait_for
 from tests.disks import limit_files
 from tests.drawn_weights import drawn_model
-from tests.families import VOCABULARY, config_of
 from tests.ranks import on_ranks
 from tests.whole_parameters import whole_parameters
 
@@ -91,15 +87,14 @@ def test_gradients_are_the_same_bits_step_after_step(layers, sliding, again):
         assert sliding.kept_bytes < sliding.offloaded_bytes
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
-def test_passes_may_all_come_before_the_first_backward(layers, sliding, order):
+def test_passes_may_all_come_before_the_first_backward(layers, sliding):
     results = []
     for context in (sliding, nullcontext()):
         losses = []
         for seed in range(3):
             with context:
                 losses.append(forward(layers, seed=seed))
-        for number in order:
+        for number in (1, 0, 2):
             losses[number].backward()
         results.append(gradients(layers))
     assert equal(*results)
@@ -115,21 +110,6 @@ def test_backward_runs_inside_of_the_block_and_again_on_a_graph_that_is_kept(lay
     for _ in range(3):
         loss.backward(retain_graph=True)
         assert equal(gradients(layers), expected)
-
-
-def test_second_derivatives_are_the_same_bits(layers, sliding):
-    slopes = []
-    for context in (sliding, nullcontext()):
-        with context:
-            torch.manual_seed(1)
-            start = torch.randn(ROWS, WIDTH).requires_grad_()
-            hidden = start * 1
-            for layer in layers:
-                hidden = PLAIN(layer, hidden)
-        slope = torch.autograd.grad(hidden.sum(), start, create_graph=True)[0]
-        slope.square().sum().backward()
-        slopes.append(start.grad)
-    assert torch.equal(*slopes)
 
 
 def test_a_tensor_that_several_regions_save_leaves_once(layers, sliding):
@@ -185,17 +165,6 @@ def test_a_change_in_place_is_refused_as_it_is_without(layers, sliding, when):
             run(context)
 
 
-def test_it_is_not_entered_twice_and_an_error_of_the_block_passes(layers, sliding):
-    with pytest.raises(RuntimeError, match="entered already"), sliding, sliding:
-        pass
-    with pytest.raises(ZeroDivisionError), sliding:
-        raise ZeroDivisionError
-    with sliding:
-        forward(layers).backward()
-    with sliding, torch.no_grad():
-        forward(layers)
-
-
 def test_devices_and_folders_that_do_not_fit_are_refused(layers, tmp_path):
     with pytest.raises(UserError, match="on cpu, but the store is for meta"):
         backward(layers, shardlab.SlidingCheckpoint.on_disk(tmp_path, "meta"))
@@ -206,27 +175,19 @@ def test_devices_and_folders_that_do_not_fit_are_refused(layers, tmp_path):
             shardlab.SlidingCheckpoint.on_disk(folder)
 
 
-@pytest.mark.parametrize(
-    "when_full, reported", [("error", "more bytes do not fit"), ("memory", "True")]
-)
-def test_a_full_disk_is_an_error_or_memory_takes_the_rest(tmp_path, when_full, reported):
+def test_a_full_disk_is_an_error_in_one_line(tmp_path):
     def fill():
-        sliding = shardlab.SlidingCheckpoint.on_disk(tmp_path, "cpu", when_full=when_full)
         layers = [nn.Linear(1024, 1024) for _ in range(4)]
         hidden = torch.ones(512, 1024).requires_grad_() * 1
         try:
-            with sliding:
+            with shardlab.SlidingCheckpoint.on_disk(tmp_path, "cpu"):
                 for layer in layers:
                     hidden = checkpoint(layer, hidden, use_reentrant=False)
-            hidden.sum().backward()
-            print(all(layer.weight.grad is not None for layer in layers))
         except UserError as error:
             print(error)
 
     said = said_after(partial(limit_files, 1 << 20), fill, tmp_path)
-    assert reported in said.splitlines()[-1]
-    spilled = when_full == "memory"
-    assert said.count("host memory takes the rest") == spilled and said.count("\n") == 1 + spilled
+    assert "more bytes do not fit" in said and said.count("\n") == 1
 
 
 def test_a_killed_process_leaves_no_file(tmp_path, layers):
@@ -243,43 +204,6 @@ def test_a_killed_process_leaves_no_file(tmp_path, layers):
     wait_for(lambda: command.said() == "kept\n")
     command.kill()
     assert [*folder.iterdir()] == []
-
-
-def language_model(family):
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config_of(family)).train()
-    with warnings.catch_warnings():  # by the name that most scripts use
-        warnings.simplefilter("ignore", FutureWarning)
-        model.gradient_checkpointing_enable()
-    return model
-
-
-def trained(model, context, rank=0):
-    """Losses of two steps of two backward passes each, and the weights after them."""
-    torch.manual_seed(rank)  # of dropout, too
-    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-3), []
-    for _ in range(2):
-        for _ in range(2):
-            tokens = torch.randint(VOCABULARY, (4, 32))
-            with context:
-                loss = model(input_ids=tokens, labels=tokens).loss
-            loss.backward()
-            losses.append(loss.detach())
-        optimizer.step()
-        optimizer.zero_grad()
-    return [torch.stack(losses), *(p.detach() for p in model.parameters())]
-
-
-@pytest.mark.parametrize("family", ["gpt2-tied", "llama-untied"])
-@on_ranks(2)
-def test_models_of_hugging_face_in_ddp_train_the_same_bits(group, tmp_path, family) -> None:
-    sliding = shardlab.SlidingCheckpoint.on_disk(tmp_path, "cpu")
-    results = [
-        trained(DistributedDataParallel(language_model(family)), context, group.rank())
-        for context in (sliding, nullcontext())
-    ]
-    assert equal(*results)
-    assert sliding.offloaded_bytes >= 4 * 3 * 4 * 32 * 64 * 4, "the inputs of three layers"
 
 
 FULL = {"activation_checkpointing": "full"}
