@@ -298,7 +298,7 @@ class Transport:
 
     def _start(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], late: bool) -> _Timed:
         """Post the first pieces of an all-to-all."""
-        pairs: list[_Pair] = []
+        pairs: list[list[_Piece]] = []
         sent = received = 0
         # every rank begins with another one, so that no receiver is congested
         for shift in range(1, self.world_size):
@@ -306,13 +306,9 @@ class Transport:
             target = (self.rank + shift) % self.world_size
             received += outputs[source].nbytes
             sent += inputs[target].nbytes
-            pieces = zip_longest(self._cut(outputs[source]), self._cut(inputs[target]))
-            for incoming, outgoing in pieces:
-                size = max(
-                    0 if incoming is None else incoming.numel(),
-                    0 if outgoing is None else outgoing.numel(),
-                )
-                pairs.append(_Pair(size, source, incoming, target, outgoing))
+            incoming = [_Piece(source, part, False) for part in self._cut(outputs[source])]
+            outgoing = [_Piece(target, part, True) for part in self._cut(inputs[target])]
+            pairs += [[p for p in pair if p] for pair in zip_longest(incoming, outgoing)]
         operation = self._traffic.begin(max(sent, received), inputs[0].device)
         transfer = _Transfer(self.group, pairs, self._in_pieces)
         return _Timed(transfer, self._traffic, operation, late)
@@ -327,15 +323,19 @@ class Transport:
         return data.split(limit) if self._in_pieces and size > limit else (data,)
 
 
-class _Pair(NamedTuple):
-    """Piece from one rank and piece to another, either of which may be missing."""
+class _Piece(NamedTuple):
+    peer: int
+    data: Tensor
+    is_sent: bool
+    """or received"""
 
-    size: int
-    """bytes of the larger direction"""
-    source: int
-    incoming: Tensor | None
-    target: int
-    outgoing: Tensor | None
+    def post(self, group: dist.ProcessGroup) -> tuple[str, dist.Work | None]:
+        """Return the operation, and a name of it for errors."""
+        if self.is_sent:
+            work = dist.isend(self.data, group=group, tag=_TAG, group_dst=self.peer)
+            return f"to rank {self.peer}", work
+        work = dist.irecv(self.data, group=group, tag=_TAG, group_src=self.peer)
+        return f"from rank {self.peer}", work
 
 
 class _Transfer(dist.Work):
@@ -344,22 +344,30 @@ class _Transfer(dist.Work):
     All ranks post in the same order, since they start and await exchanges in the same order.
 
     Args:
+        pairs: pieces that are posted together, one for each direction at most.
         in_pieces: or all at once, as one operation: NCCL's separate ones could wait for each other.
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, pairs: Sequence[_Pair], in_pieces: bool = True
+        self, group: dist.ProcessGroup, pairs: Sequence[Sequence[_Piece]], in_pieces: bool
     ) -> None:
         super().__init__()
         self._group = group
-        self._waiting = deque(pairs)
+        self._waiting = deque((max(p.data.numel() for p in pair), pair) for pair in pairs)
         self._in_flight: deque[tuple[int, list[tuple[str, dist.Work | None]]]] = deque()
         """bytes of the larger direction, and the posted pieces"""
         if pairs and not in_pieces:
             self._waiting.clear()
-            works = dist.batch_isend_irecv(_operations(group, pairs))
+            operations = [
+                dist.P2POp(
+                    dist.isend if p.is_sent else dist.irecv, p.data, group=group, group_peer=p.peer
+                )
+                for pair in pairs
+                for p in pair
+            ]
+            works = dist.batch_isend_irecv(operations)
             self._in_flight.append((0, [("of other ranks", work) for work in works]))
-        self._free = AT_ONCE * max([SMALL, *(pair.size for pair in self._waiting)])
+        self._free = AT_ONCE * max([SMALL, *(size for size, _ in self._waiting)])
         self._fill()
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
@@ -378,25 +386,7 @@ class _Transfer(dist.Work):
         return True
 
     def _fill(self) -> None:
-        group = self._group
         while self._waiting and self._free > 0:
-            size, source, incoming, target, outgoing = self._waiting.popleft()
-            works = []
-            if incoming is not None:
-                work = dist.irecv(incoming, group=group, tag=_TAG, group_src=source)
-                works.append((f"from rank {source}", work))
-            if outgoing is not None:
-                work = dist.isend(outgoing, group=group, tag=_TAG, group_dst=target)
-                works.append((f"to rank {target}", work))
-            self._in_flight.append((size, works))
+            size, pair = self._waiting.popleft()
+            self._in_flight.append((size, [piece.post(self._group) for piece in pair]))
             self._free -= size
-
-
-def _operations(group: dist.ProcessGroup, pairs: Sequence[_Pair]) -> list[dist.P2POp]:
-    operations = []
-    for _, source, incoming, target, outgoing in pairs:
-        if incoming is not None:
-            operations.append(dist.P2POp(dist.irecv, incoming, group=group, group_peer=source))
-        if outgoing is not None:
-            operations.append(dist.P2POp(dist.isend, outgoing, group=group, group_peer=target))
-    return operations

@@ -7,7 +7,6 @@ import torch
 import torch.distributed as dist
 
 from shardlab.codecs.base import Block, Unit
-from shardlab.comm.attach import make_collective
 from shardlab.comm.emulated_link import (
     Links,
     LinkThrottle,
@@ -19,32 +18,11 @@ from shardlab.comm.ledger import Ledger
 from shardlab.comm.transport import Traffic
 from shardlab.comm.uncompressed import Native
 from shardlab.config.machine import Link
-from tests.comm import codec_factory
 from tests.ranks import on_ranks, run_ranks
 
 CPU = torch.device("cpu")
 SIZE = 1 << 14
 UNIT = Unit("unit", (Block("matrix", 128, 128),))
-
-
-@pytest.mark.parametrize("route", codec_factory.ROUTES)
-@on_ranks(4)
-def test_operations_take_as_long_as_their_link(group, route) -> None:
-    """8 bits per byte of the ledger at the rate, and the delay for each of its collectives."""
-    ledger = Ledger()
-    ledger.traffic.throttle = LinkThrottle(delay_ms=10, bits_per_second=10_000_000)
-    # by its module, since kept ranks cannot be sent a route: compiled operators are no data
-    collective = make_collective(group, ledger, "gradients", codec_factory.ROUTES[route])
-    size, start = collective.world_size, time.perf_counter()
-    shard, vector = torch.randn(SIZE // size), torch.randn(SIZE)
-    collective.reduce_scatter(shard, vector, 1.0, UNIT)
-    collective.all_reduce(vector, 1.0, UNIT)
-    collective.all_gather(vector, shard, UNIT)
-    taken = time.perf_counter() - start
-    account = ledger.accounts["gradients"]
-    needed = account.bytes_wire * 8 / 10e6 + account.collectives * 10e-3
-    # all that time a collective was under way
-    assert needed <= ledger.traffic.seconds <= taken
 
 
 def test_time_of_a_failed_operation_ends():

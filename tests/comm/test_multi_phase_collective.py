@@ -74,17 +74,6 @@ def test_resumed_run_matches_uninterrupted_run(group, spec):
     assert torch.equal(steps_of(ours, 3, 6), steps_of(other, 3, 6))
 
 
-@on_ranks(2)
-def test_short_messages_are_sent_uncompressed_and_reported(group):
-    ours = collective(group, SPECS[1], feedback=True, minimum_size=10**6)
-    vector, out = reduce(ours, 0, scale=0.5)
-    ours.all_reduce(all_of_it := vector.clone(), 0.5, Unit("whole"))
-    exact = sum(gathered(vector, group)) / 2
-    assert torch.equal(out, exact.chunk(2)[ours.rank]) and torch.equal(all_of_it, exact)
-    assert ours.account.uncompressed == {"fewer than 1000000 elements": 2}
-    assert not ours.feedback.state_dict()
-
-
 @every_method
 @on_ranks(2)
 def test_audit_measures_the_error_of_the_method(group, spec):
