@@ -53,7 +53,7 @@ def ways(group: dist.ProcessGroup, size: int) -> dict[str, Callable[[], object]]
         **{f"{kib} KiB x {n}": in_pieces(kib << 10, n) for kib, n in OTHER_PIECES},
         "all_to_all": lambda: dist.all_to_all_single(taken, given, group=group),
         "reduce_scatter": lambda: dist.reduce_scatter_single(shard, given, group=group),
-        "gather in pieces": lambda: ours.start_gather(shard, places).wait(),
+        "gather in pieces": lambda: ours.all_to_all(*ours.gathering(shard, places)),
         "all_gather": lambda: dist.all_gather_single(taken, shard, group=group),
     }
 

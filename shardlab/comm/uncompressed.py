@@ -65,11 +65,12 @@ class Native(Collective):
             dist.all_gather_single(output, shard, group=self.group)
 
     @labelled
-    def start_all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> dist.Work:
-        """Start the all-gather; on gloo `wait()` sends most of it."""
-        nbytes = self._count_all_gather(output)
+    def start_all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> dist.Work | None:
+        """Start the all-gather; None if it is complete, as on gloo."""
         if dist.get_backend(self.group) == "gloo":
-            return self.transport.start_gather(shard, self._chunks(output))
+            self.all_gather(output, shard, unit)
+            return None
+        nbytes = self._count_all_gather(output)
         start = partial(dist.all_gather_single, output, shard, group=self.group, async_op=True)
         return self.ledger.traffic.awaited(start, nbytes, output.device)
 

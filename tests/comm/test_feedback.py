@@ -9,9 +9,7 @@ from shardlab.codecs.base import MessageKey
 from shardlab.codecs.registry import make_codec
 from shardlab.comm.feedback import (
     ErrorFeedback,
-    narrow,
     register_step_hook,
-    widen,
     zeros,
 )
 
@@ -135,15 +133,3 @@ def test_saved_residuals_continue_bit_for_bit(kind):
     resumed.load_state_dict({k: v.clone() for k, v in feedback.state_dict().items()})
     assert torch.equal(send(feedback, second), send(resumed, second))
     assert bits(feedback) == bits(resumed)
-
-
-@pytest.mark.parametrize("kind", ["bf16", "int8"])
-@pytest.mark.parametrize("magnitude", [2.0**125, 2.0**126, 1.01 * 2.0**126, 2.0**127, 3.4e38])
-def test_magnitudes_beyond_a_narrow_form_are_clamped(kind, magnitude):
-    given = torch.zeros(300)
-    given[7], given[200], given[299] = magnitude, -magnitude, -1.0
-    stored = zeros(kind, 300, given.device)
-    narrow(given.clone(), stored)
-    cut = given.clamp(-(2.0**126), 2.0**126)
-    torch.testing.assert_close(widen(stored)[[7, 200]], cut[[7, 200]], rtol=0.01, atol=0)
-    assert widen(stored).isfinite().all()

@@ -1,15 +1,12 @@
 """FSDP2: overlapped communication, and codecs between the replicas of two-dimensional meshes."""
 
-from unittest.mock import patch
-
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import shardlab
-from shardlab.comm.uncompressed import Native
-from tests.comm.wire import is_same_everywhere, wire
+from tests.comm.wire import is_same_everywhere
 from tests.comm.wrapped_models import backward, fsdp2, full, gradients_after, hsdp, network
 from tests.ranks import on_ranks
 
@@ -53,27 +50,6 @@ def test_overlapped_gradients_equal_those_of_blocking_communication(group, make,
     assert all(map(torch.equal, blocking, overlapped))
 
 
-def called(name):
-    """Watch whether a method of uncompressed collectives is called."""
-    return patch.object(Native, name, autospec=True, side_effect=getattr(Native, name))
-
-
-@on_ranks(2)
-def test_gathers_are_asynchronous_where_torch_asks_for_it(group) -> None:
-    """NCCL runs asynchronous operations on a stream that FSDP2 does not know."""
-    found, calls = [], []
-    for asynchronous in (False, True):
-        model = fsdp2(group)
-        model._set_unshard_async_op(asynchronous)
-        ledger = shardlab.attach(model, "none").ledger
-        with called("all_gather") as blocking, called("start_all_gather") as started:
-            gradients = gradients_after(model, group, 1)
-        calls.append((blocking.called, started.called))
-        found.append((gradients.tolist(), ledger.accounts["weights"].bytes_wire))
-    assert calls == [(True, False), (False, True)]
-    assert found[0] == found[1]
-
-
 def two_micro_batches(model, group, factor):
     """Gradients that are reduced in replicas twice and between them once."""
     if factor is not None:
@@ -106,22 +82,6 @@ def test_sums_between_replicas_are_compressed(group, options, bound):
     assert 0 < (lossy - exact).norm() / exact.norm() < bound
     handle.detach()
     assert torch.equal(gradients_after(model, group, 2), exact)
-
-
-@on_ranks(W)
-def test_ledger_counts_both_sums(group):
-    model = hsdp(group)
-    handle = shardlab.attach(model, "int8:group=64")
-    backward(model, group, 0)
-    handle.ledger.reset()
-    with wire() as sent:
-        backward(model, group, 1)
-    gradients, weights = handle.ledger.accounts["gradients"], handle.ledger.accounts["weights"]
-    assert sent.bytes == gradients.bytes_wire + weights.bytes_wire
-    # the shard to the other rank of the replica, and half of it twice to the other replica
-    elements = sum(p.to_local().numel() for p in model.parameters())
-    assert gradients.bytes_raw >= 2 * 4 * elements
-    assert handle.ledger.summary()["gradients"]["compression_ratio"] > 3.5
 
 
 @pytest.mark.parametrize("factor", [None, 3.0])

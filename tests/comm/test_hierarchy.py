@@ -52,13 +52,6 @@ def test_two_levels_agree_with_one(group, levels, bound):
     assert levels != ("none", "none") or torch.equal(shards, exact[1])
 
 
-@pytest.mark.parametrize("ranks_per_node", [1, 3])
-@on_ranks(3)
-def test_one_node_and_nodes_of_one_rank_equal_one_level(group, ranks_per_node) -> None:
-    found = all_operations(two_level(group, "none", "none", ranks_per_node=ranks_per_node))
-    assert all(map(torch.equal, found, all_operations(one_level(group))))
-
-
 @pytest.mark.parametrize("operation", ["reduce_scatter", "all_gather"])
 @on_ranks(W)
 def test_bytes_between_nodes_are_counted_separately(group, operation):

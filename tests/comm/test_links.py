@@ -1,4 +1,4 @@
-"""Ranks communicate over links of a known rate, which leave no trace on the machine."""
+"""Ranks communicate over links of a known rate, which namespaces or the ranks emulate."""
 
 import os
 import time
@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardlab.comm.emulated_link import Links
+from shardlab.comm.emulated_link import Links, emulated, interface_bytes, interface_frames
 from shardlab.comm.transport import Transport
 from shardlab.config.machine import Link
 from shardlab.core.errors import UserError
@@ -69,3 +69,39 @@ def test_missing_iproute2_names_the_fix(permitted, monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError, match="install iproute2"):
         Links(2, Link(rate="1gbit")).__enter__()
+
+
+def test_namespaces_limit_the_rate_where_permitted(permitted):
+    with emulated(Link(rate="1gbit"), 2) as emulation:
+        assert isinstance(emulation.links, Links) and emulation.throttle is None
+        assert emulation.kind == "namespaces"
+    with emulated(Link(rate="1gbit", delay_ms=1), 2) as emulation:
+        assert isinstance(emulation.links, Links) and emulation.throttle is not None
+
+
+def test_ranks_emulate_the_link_elsewhere(monkeypatch, capsys):
+    monkeypatch.setenv("PATH", "")  # no iproute2
+    with emulated(Link(rate="1gbit", delay_ms=1), 2) as emulation:
+        assert emulation.kind == "in-process" and emulation.throttle is not None
+        assert emulation.links.enter(0) == "lo"
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_interface_counts_the_bytes_of_its_rank():
+    assert interface_bytes() is None and interface_frames() is None
+
+    def on_rank(group):
+        before = interface_bytes()
+        if dist.get_rank(group) == 0:
+            dist.send(torch.zeros(1 << 20, dtype=torch.uint8), 1)
+        else:
+            dist.recv(torch.zeros(1 << 20, dtype=torch.uint8), 0)
+        dist.barrier(group)
+        return {"sent": torch.tensor(interface_bytes() - before)}
+
+    with emulated(Link(rate="1gbit"), 2) as emulation:
+        if emulation.kind != "namespaces":
+            pytest.skip("the ranks have no network interfaces here")
+        first, second = (r["sent"] for r in run_ranks(2, on_rank, links=emulation.links))
+    assert 1 << 20 < first < 1.06 * (1 << 20)
+    assert 0 < second < 0.1 * (1 << 20)

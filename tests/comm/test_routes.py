@@ -4,6 +4,7 @@ uncompressed operations that are started have the bits and counts of the blockin
 
 import time
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
@@ -29,7 +30,7 @@ def test_started_operations_equal_the_blocking_ones(group) -> None:
         vector = torch.randn(SIZE, generator=torch.Generator().manual_seed(rank))
         shard, gathered = vector[: SIZE // 2].clone(), torch.empty(SIZE)
         if started:
-            native.start_all_gather(gathered, shard, UNIT).wait()
+            assert native.start_all_gather(gathered, shard, UNIT) is None
             native.start_all_reduce(vector, 0.5, UNIT).wait()
         else:
             native.all_gather(gathered, shard, UNIT)
@@ -69,3 +70,27 @@ def test_operations_take_as_long_as_their_link(group) -> None:
         needed = account.bytes_wire * 8 / 20e6 + account.collectives * 10e-3
         # all that time a collective was under way
         assert needed <= ledger.traffic.seconds <= taken
+
+
+@pytest.mark.fresh_ranks
+@pytest.mark.parametrize("throttle", [None, LinkThrottle(delay_ms=1)])
+@on_ranks(2)
+def test_error_of_an_overlapped_operation_is_raised(group, throttle) -> None:
+    if dist.get_rank(group) == 0:
+        return  # its process ends
+    ledger = Ledger()
+    ledger.traffic.throttle = throttle
+    native = Native(group, ledger, "gradients")
+    mean = native.start_all_reduce(torch.ones(1000), 0.5, UNIT)
+    with pytest.raises(RuntimeError, match=r"Connection (closed|reset) by peer"):
+        mean.wait()
+
+
+@on_ranks(1)
+def test_single_rank_has_no_link(group) -> None:
+    ledger = Ledger()
+    ledger.traffic.throttle = LinkThrottle(delay_ms=60_000, bits_per_second=1)
+    collective = Native(group, ledger, "gradients")
+    collective.all_reduce(torch.ones(10), 1.0, UNIT)
+    collective.start_all_reduce(torch.ones(10), 1.0, UNIT).wait()
+    assert ledger.traffic.seconds == 0

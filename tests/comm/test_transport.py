@@ -47,8 +47,8 @@ def test_shards_are_gathered_also_in_place(group, world_size, n):
     separate, in_place = torch.zeros(2, world_size, n)
     shard = torch.full((n,), float(transport.rank))
     in_place[transport.rank] = shard
-    transport.start_gather(shard, list(separate)).wait()
-    transport.start_gather(in_place[transport.rank], list(in_place)).wait()
+    transport.all_to_all(*transport.gathering(shard, list(separate)))
+    transport.all_to_all(*transport.gathering(in_place[transport.rank], list(in_place)))
     expected = torch.arange(float(world_size)).view(-1, 1).expand(-1, n)
     assert torch.equal(separate, expected) and torch.equal(in_place, expected)
 
