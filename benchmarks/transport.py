@@ -39,7 +39,7 @@ def ways(group: dist.ProcessGroup, size: int) -> dict[str, Callable[[], object]]
         "all_to_all, pieces": lambda: transport.all_to_all(parts, received),
         "all_to_all, gloo": lambda: dist.all_to_all_single(outputs, inputs, group=group),
         "reduce_scatter, gloo": lambda: dist.reduce_scatter_single(shard, inputs, group=group),
-        "gather, pieces": lambda: transport.start_gather(shard, received).wait(),
+        "gather, pieces": lambda: transport.all_to_all(*transport.gathering(shard, received)),
         "all_gather, gloo": lambda: dist.all_gather_single(outputs, shard, group=group),
     }
 

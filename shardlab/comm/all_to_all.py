@@ -67,7 +67,7 @@ class AllToAllCollective(CodecCollective):
         self._steps = {unit: int(step) for unit, step in state.items() if unit not in warmup}
 
     def _reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:
-        if not self._compresses(vector):
+        if not self._compresses(vector.numel()):
             self._exact.reduce_scatter(output, vector, scale, unit)
             return
         step = self._begin(vector, unit)
@@ -85,22 +85,20 @@ class AllToAllCollective(CodecCollective):
 
         Payloads that can be summed are encoded once: the owners gather the summed payloads.
         """
-        padded = self._padded(vector)
-        if not self._compresses(padded):
+        n = vector.numel()
+        if not self._compresses(n + -n % self.world_size):
             self._exact.all_reduce(vector, scale, unit)
-            return
-        if self.codec.linear:
+        elif self.codec.linear:
+            padded = self._padded(vector)
             self._sum_payloads(padded, scale, unit)
+            if padded is not vector:
+                vector.copy_(padded[:n])
         else:
-            shard = padded.new_empty(padded.numel() // self.world_size)
-            self._reduce_scatter(shard, padded, scale, unit)
-            self._all_gather(padded, shard, unit)
-        if padded is not vector:
-            vector.copy_(padded[: vector.numel()])
+            super()._all_reduce(vector, scale, unit)
 
     def _all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:
         """Gather decoded payloads; the owner decodes its own, so all ranks hold the same values."""
-        if not self._compresses(output):
+        if not self._compresses(output.numel()):
             self._exact.all_gather(output, shard, unit)
             return
         step = self._begin(output, unit)
@@ -115,8 +113,8 @@ class AllToAllCollective(CodecCollective):
         self._count(raw=self._share_of_others(output.nbytes), wire=0.0)
         self._count_sent(n, payload, self.world_size - 1)
 
-    def _compresses(self, vector: Tensor) -> bool:
-        return self._has_codec and not self._is_short(vector)
+    def _compresses(self, n: int) -> bool:
+        return self._has_codec and not self._is_short(n)
 
     def _begin(self, vector: Tensor, unit: Unit) -> int:
         """Return the step of this message of the unit, on which all ranks agree at first."""
@@ -242,7 +240,7 @@ class LinearNative(AllToAllCollective):
     linear_only = True
 
     def _reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:
-        if not self._compresses(vector):
+        if not self._compresses(vector.numel()):
             self._exact.reduce_scatter(output, vector, scale, unit)
             return
         step = self._begin(vector, unit)
@@ -363,15 +361,6 @@ class HierarchicalCollective(CodecCollective):
         finally:
             self.ledger.audit = audit
         self._audit(output, vector, scale)
-
-    def _all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:
-        """Reduce-scatter, then all-gather."""
-        padded = self._padded(vector)
-        shard = padded.new_empty(padded.numel() // self.world_size)
-        self._reduce_scatter(shard, padded, scale, unit)
-        self._all_gather(padded, shard, unit)
-        if padded is not vector:
-            vector.copy_(padded[: vector.numel()])
 
     def _all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:
         """Gather between nodes first, so that every shard is sent to each other node once."""

@@ -4,7 +4,7 @@ import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch.distributed as dist
 from pydantic import BaseModel
@@ -53,9 +53,14 @@ class Route:
     seed: int = 0
 
     @property
+    def is_plain(self) -> bool:
+        """Return whether nothing is compressed."""
+        return self.method.name == "none" and self.between_nodes is None
+
+    @property
     def untouched(self) -> bool:
         """Return whether all messages are sent as without `attach`."""
-        return self.native and self.method.name == "none" and self.between_nodes is None
+        return self.native and self.is_plain
 
 
 def between_replicas(route: Route) -> Route:
@@ -84,7 +89,7 @@ def make_collective(
     if route.untouched:
         return Native(group, ledger, kind)
     method, seed = route.method, route.seed
-    if method.name == "none" and route.between_nodes is None:
+    if route.is_plain:
         return UncompressedAllToAll(group, ledger, kind)
     settings = CodecSettings(
         feedback, route.minimum_size, seed, updates, route.excluded, route.warmup
@@ -130,144 +135,60 @@ def attach(
 ) -> Handle:
     """Compress the gradients (and gathered parameters) of `model`, and count every byte.
 
+    All ranks call with the same arguments, before the first forward pass. The ledger lists what was
+    sent uncompressed, and why.
+
     Args:
         model: wrapped by `fully_shard`, FullyShardedDataParallel or DistributedDataParallel, or a
-            module around such a model. All ranks call with the same arguments, before the first
-            forward pass.
+            module around such a model.
         gradients: codec by name with options (`"int8:group=64"`), as a mapping, or as an object.
-        weights: codec of the parameters that `fully_shard` or FullyShardedDataParallel gathers.
+        weights: codec of the parameters that are gathered.
         error_feedback: add what was not sent to the next gradient of the same unit.
         residual: storage of that: fp32, bf16 or int8.
-        route: native (the group's own collective) or exchange (all-to-all of payloads); by default
-            native for `none` and exchange for the others.
-        minimum_size: gradient messages with fewer elements are sent uncompressed.
-        exclude: patterns of the names of parameters (`"*.bias"`) whose gradients are sent
-            uncompressed.
-        warmup_steps: gradient messages of each unit, from the start, that are sent uncompressed.
-        between_nodes: codec of a second level between nodes; `gradients` is that inside nodes. On a
-            two-dimensional mesh it is also that between replicas.
+        route: native (the group's own collective, default for `none`) or exchange (all-to-all).
+        minimum_size, weights_minimum_size: messages of fewer elements are sent uncompressed.
+        exclude: patterns (`"*.bias"`) of parameters whose gradients are sent uncompressed.
+        warmup_steps: first gradient messages of each unit that are sent uncompressed.
+        between_nodes: codec between nodes, and between replicas; `gradients` is that inside nodes.
         ranks_per_node: size of a node; by default that of the launcher.
-        weights_minimum_size: gathered parameters of fewer elements are sent uncompressed.
-        overlap: overlap communication with computation, for `fully_shard` on devices without
-            streams, as far as the model prefetches. After backward call `handle.drain()`, before
-            gradients are read.
-        replicas: FullyShardedDataParallel over a part of the ranks: the group of the ranks that
-            hold the same shard of other replicas, over which gradients are averaged too.
+        overlap: overlap communication with computation on CPUs, for `fully_shard`, as far as the
+            model prefetches. Call `handle.drain()` after backward, before gradients are read.
+        replicas: with FullyShardedDataParallel, the ranks that hold this shard of other replicas.
         seed: of random codecs.
 
-    The ledger lists what was sent uncompressed, and why.
-
     Raises:
-        UserError: in one line: unknown codec or option, options that do not fit each other or the
-            model, a pattern that matches nothing, a model that is not wrapped.
+        UserError: in one line: options that do not fit each other or the model, or no wrapper.
     """
-    patterns = (exclude,) if isinstance(exclude, str) else tuple(exclude)
-    method, weight_codec = make_method(gradients), make_codec(weights)
-    between = None if between_nodes is None else make_codec(between_nodes)
-    plain = method.name == "none" and between is None
-    native = plain if route is None else route == "native"
-    if native and not (isinstance(method, Codec) and method.linear and between is None):
-        raise UserError(f"codec {method.name!r} cannot be summed on the wire: use route='exchange'")
-    options = {
-        "codec": spec_of(gradients),
-        "between_nodes": None if between_nodes is None else spec_of(between_nodes),
+    for_gradients = {
+        "codec": gradients,
+        "between_nodes": between_nodes,
+        "route": route,
         "error_feedback": error_feedback,
         "residual": residual,
         "minimum_size": minimum_size,
-        "exclude": patterns,
+        "exclude": (exclude,) if isinstance(exclude, str) else tuple(exclude),
         "warmup_steps": warmup_steps,
         "ranks_per_node": ranks_per_node,
     }
-    validate(Compression, options, "attach")
-    for_weights = {"codec": spec_of(weights), "minimum_size": weights_minimum_size}
-    validate(WeightCompression, for_weights, "attach: weights")
-    wrapped = _find(model, replicas)
-    if weight_codec.name != "none" and wrapped.whole_weights is not None:
-        raise UserError(f"attach: {wrapped.whole_weights}: remove weights, or use fully_shard")
-    if overlap and not wrapped.overlaps:
-        raise UserError("attach: overlap is for fully_shard: remove it")
-    if overlap and any(accelerator_of(each.device) for each in model.parameters()):
-        raise UserError(
-            "attach: overlap is for CPUs: fully_shard overlaps on the streams of a GPU: remove it"
-        )
-    if replicas is not None and not wrapped.takes_replicas:
-        raise UserError("attach: replicas is for FullyShardedDataParallel: remove it")
-    excluded = wrapped.excluded(patterns)
-    if plain:
-        minimum_size, excluded, warmup_steps = 0, frozenset(), 0
-    return _attach_routes(
-        model,
-        wrapped,
-        Route(method, native, minimum_size, excluded, warmup_steps, between, ranks_per_node, seed),
-        Route(weight_codec, weight_codec.name == "none", weights_minimum_size, seed=seed),
-        ErrorFeedback(residual) if error_feedback else None,
-        Lanes() if overlap else None,
-    )
+    for_weights = {"codec": weights, "minimum_size": weights_minimum_size}
+    return _attach(model, for_gradients, for_weights, overlap, replicas, seed)
 
 
-class _Wrapped(NamedTuple):
-    """Model by the way it is wrapped."""
-
-    attach: Callable[
-        [GroupCollectives, GroupCollectives, GroupCollectives, Lanes | None], Callable[[], None]
-    ]
-    """with the collectives of gradients, of weights, and of gradients between replicas"""
-    excluded: Callable[[Sequence[str]], frozenset[str]]
-    """names of blocks, from patterns of parameters"""
-    whole_weights: str | None = None
-    """why weights cannot be compressed"""
-    overlaps: bool = False
-    """whether communication can overlap with computation"""
-    takes_replicas: bool = False
-    """whether the group of replicas is an argument"""
-
-
-def _find(model: nn.Module, between: dist.ProcessGroup | None) -> _Wrapped:
-    """Return the wrapper, which may be a submodule of `model`."""
-    kinds = Attachable, FSDPModule, FullyShardedDataParallel, DistributedDataParallel
-    found = next((module for module in model.modules() if isinstance(module, kinds)), None)
-    if isinstance(found, Attachable):
-        return _Wrapped(
-            lambda gradients, weights, replicas, _: found.attach_collectives(
-                gradients, weights, replicas
-            ),
-            lambda patterns: whole_units(found.unit_names(), patterns),
-        )
-    if isinstance(found, FSDPModule):
-        return _Wrapped(
-            lambda *collectives: attach_fsdp2(model, *collectives),
-            lambda patterns: matching(patterns, parameter_names(model).values()),
-            overlaps=True,
-        )
-    if isinstance(found, FullyShardedDataParallel):
-        return _Wrapped(
-            lambda gradients, weights, replicas, _: attach_fsdp1(
-                model, gradients, weights, replicas, between
-            ),
-            lambda patterns: whole_units(unit_names(model), patterns),
-            takes_replicas=True,
-        )
-    if isinstance(found, DistributedDataParallel):
-        return _Wrapped(
-            lambda gradients, *_: attach_ddp(found, gradients),
-            lambda patterns: matching(patterns, parameter_names(found.module).values()),
-            "DistributedDataParallel gathers no parameters",
-        )
-    raise UserError(
-        f"attach: {type(model).__name__} is wrapped neither by fully_shard nor by "
-        "FullyShardedDataParallel or DistributedDataParallel: wrap it first"
-    )
-
-
-def _attach_routes(
+def _attach(
     model: nn.Module,
-    wrapped: _Wrapped,
-    gradients: Route,
-    weights: Route,
-    feedback: ErrorFeedback | None,
-    lanes: Lanes | None,
+    for_gradients: dict[str, Any],
+    for_weights: dict[str, Any],
+    overlap: bool,
+    replicas: dist.ProcessGroup | None,
+    seed: int,
 ) -> Handle:
-    ledger, updates = Ledger(), Updates()
+    gradients, weights = _gradient_route(for_gradients, seed), _weight_route(for_weights, seed)
+    wrapper = _find_wrapper(model)
+    _check_wrapper(model, wrapper, weights, overlap, replicas)
+    excluded = _excluded_blocks(model, wrapper, for_gradients["exclude"])
+    gradients = replace(gradients, excluded=frozenset() if gradients.is_plain else excluded)
+    feedback = ErrorFeedback(for_gradients["residual"]) if for_gradients["error_feedback"] else None
+    ledger, updates, lanes = Ledger(), Updates(), Lanes() if overlap else None
 
     def collectives(purpose: str, route: Route) -> GroupCollectives:
         kind: Kind = "weights" if purpose == "weights" else "gradients"
@@ -281,15 +202,106 @@ def _attach_routes(
         collectives("weights", weights),
         collectives("replicas", between_replicas(gradients)),
     )
-    undo, stateful = [wrapped.attach(*kinds, lanes)], list[GroupCollectives | Updates](kinds)
+    undo = [_attach_wrapper(model, wrapper, kinds, lanes, replicas)]
+    stateful = list[GroupCollectives | Updates](kinds)
     listeners: list[ErrorFeedback | Updates] = [] if feedback is None else [feedback]
     if not weights.untouched:
         listeners.append(updates)
         stateful.append(updates)
-    undo += [register_step_hook(model, each) for each in listeners]
+    undo += [register_step_hook(model, listener) for listener in listeners]
 
     def detach() -> None:
-        for each in undo:
-            each()
+        for restore in undo:
+            restore()
 
     return Handle(ledger, feedback, stateful, listeners, lanes, detach)
+
+
+def _gradient_route(options: dict[str, Any], seed: int) -> Route:
+    """Return the validated route of gradients, without the excluded blocks."""
+    method, level, between = make_method(options["codec"]), options["between_nodes"], None
+    if level is not None:
+        between, level = make_codec(level), spec_of(level)
+    plain = method.name == "none" and between is None
+    native = plain if options["route"] is None else options["route"] == "native"
+    if native and not (isinstance(method, Codec) and method.linear and between is None):
+        raise UserError(f"codec {method.name!r} cannot be summed on the wire: use route='exchange'")
+    specs = {"codec": spec_of(options["codec"]), "between_nodes": level}
+    validate(Compression, {**options, **specs}, "attach")
+    if plain:
+        return Route(method, native, seed=seed)
+    size, warmup = options["minimum_size"], options["warmup_steps"]
+    return Route(
+        method, native, size, frozenset(), warmup, between, options["ranks_per_node"], seed
+    )
+
+
+def _weight_route(options: dict[str, Any], seed: int) -> Route:
+    codec = make_codec(options["codec"])
+    validate(WeightCompression, {**options, "codec": spec_of(options["codec"])}, "attach: weights")
+    return Route(codec, codec.name == "none", options["minimum_size"], seed=seed)
+
+
+def _find_wrapper(model: nn.Module) -> nn.Module:
+    """Return the wrapper, which may be a submodule of `model`."""
+    kinds = Attachable, FSDPModule, FullyShardedDataParallel, DistributedDataParallel
+    wrapper = next((module for module in model.modules() if isinstance(module, kinds)), None)
+    if wrapper is None:
+        raise UserError(
+            f"attach: {type(model).__name__} is wrapped neither by fully_shard nor by "
+            "FullyShardedDataParallel or DistributedDataParallel: wrap it first"
+        )
+    return wrapper
+
+
+def _check_wrapper(
+    model: nn.Module,
+    wrapper: nn.Module,
+    weights: Route,
+    overlap: bool,
+    replicas: dist.ProcessGroup | None,
+) -> None:
+    """Raise `UserError` for options that are for another wrapper."""
+    if weights.method.name != "none" and isinstance(wrapper, DistributedDataParallel):
+        raise UserError(
+            "attach: DistributedDataParallel gathers no parameters: remove weights, or use "
+            "fully_shard"
+        )
+    if overlap and not isinstance(wrapper, FSDPModule):
+        raise UserError("attach: overlap is for fully_shard: remove it")
+    if overlap and any(accelerator_of(parameter.device) for parameter in model.parameters()):
+        raise UserError(
+            "attach: overlap is for CPUs: fully_shard overlaps on the streams of a GPU: remove it"
+        )
+    if replicas is not None and not isinstance(wrapper, FullyShardedDataParallel):
+        raise UserError("attach: replicas is for FullyShardedDataParallel: remove it")
+
+
+def _excluded_blocks(
+    model: nn.Module, wrapper: nn.Module, patterns: Sequence[str]
+) -> frozenset[str]:
+    """Return the names of the blocks that the patterns of parameters select."""
+    if isinstance(wrapper, Attachable):
+        return whole_units(wrapper.unit_names(), patterns)
+    if isinstance(wrapper, FullyShardedDataParallel):
+        return whole_units(unit_names(model), patterns)
+    module = wrapper.module if isinstance(wrapper, DistributedDataParallel) else model
+    return matching(patterns, parameter_names(module).values())
+
+
+def _attach_wrapper(
+    model: nn.Module,
+    wrapper: nn.Module,
+    kinds: tuple[GroupCollectives, GroupCollectives, GroupCollectives],
+    lanes: Lanes | None,
+    replicas: dist.ProcessGroup | None,
+) -> Detach:
+    """Use the collectives of gradients, of weights, and of gradients between replicas."""
+    if isinstance(wrapper, Attachable):
+        return wrapper.attach_collectives(*kinds)
+    if isinstance(wrapper, FSDPModule):
+        return attach_fsdp2(model, *kinds, lanes)
+    if isinstance(wrapper, FullyShardedDataParallel):
+        return attach_fsdp1(model, *kinds, replicas)
+    assert isinstance(wrapper, DistributedDataParallel), "the only wrapper that is left"
+    return attach_ddp(wrapper, kinds[0])

@@ -101,11 +101,6 @@ class Running(dist.Work):
         super().__init__()
         self._future = future
 
-    @property
-    def went_well(self) -> bool:
-        """Return whether the call has ended without an error."""
-        return self._future.done() and self._future.exception() is None
-
     def settle(self) -> None:
         """Wait until the call has ended or failed."""
         futures.wait([self._future])

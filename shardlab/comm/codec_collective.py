@@ -78,36 +78,11 @@ class CodecCollective(Collective):
 
     @labelled
     def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
-        n = output.numel()
-        if self._bypasses(unit, n, self.world_size, vector.dtype):
-            self._exact.reduce_scatter(output, vector, scale, unit)
-        elif self._excluded and (parts := self._parts(unit, self.world_size)):
-            for part in parts:
-                message = part.select(vector.view(self.world_size, n))
-                result = message.new_empty(message.numel() // self.world_size)
-                if part.excluded:
-                    self._exact_of(parts).reduce_scatter(result, message, scale, part.unit)
-                else:
-                    self._widened_reduce_scatter(result, message, scale, part.unit)
-                part.insert(result, output.view(1, n))
-        else:
-            self._widened_reduce_scatter(output, vector, scale, unit)
+        self._reduce(output, vector, scale, unit, True)
 
     @labelled
     def all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
-        n = vector.numel()
-        if self._bypasses(unit, n, 1, vector.dtype):
-            self._exact.all_reduce(vector, scale, unit)
-        elif self._excluded and (parts := self._parts(unit, 1)):
-            for part in parts:
-                message = part.select(vector.view(1, n))
-                if part.excluded:
-                    self._exact_of(parts).all_reduce(message, scale, part.unit)
-                else:
-                    self._widened_all_reduce(message, scale, part.unit)
-                part.insert(message, vector.view(1, n))
-        else:
-            self._widened_all_reduce(vector, scale, unit)
+        self._reduce(vector, vector, scale, unit, False)
 
     @labelled
     def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:  # noqa: D102
@@ -138,10 +113,55 @@ class CodecCollective(Collective):
         raise NotImplementedError
 
     def _all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:
-        raise NotImplementedError
+        """Reduce-scatter, then all-gather the sums, by default."""
+        padded = self._padded(vector)
+        shard = padded.new_empty(padded.numel() // self.world_size)
+        self._reduce_scatter(shard, padded, scale, unit)
+        self._all_gather(padded, shard, unit)
+        if padded is not vector:
+            vector.copy_(padded[: vector.numel()])
 
     def _all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:
         raise NotImplementedError
+
+    def _reduce(
+        self, output: Tensor, vector: Tensor, scale: float, unit: Unit, scatter: bool
+    ) -> None:
+        """Reduce-scatter, or all-reduce with `vector` as the output, what is compressed or not."""
+        n = output.numel()
+        chunks = self.world_size if scatter else 1
+        if self._bypasses(unit, n, chunks, vector.dtype):
+            _reduce_by(self._exact, output, vector, scale, unit, scatter)
+        elif self._excluded and (parts := self._parts(unit, chunks)):
+            # excluded blocks are an extra message where others remain
+            exact = self._exact if len(parts) == 1 else self._extra_exact
+            for part in parts:
+                message = part.select(vector.view(chunks, n))
+                result = message.new_empty(message.numel() // chunks) if scatter else message
+                if part.excluded:
+                    _reduce_by(exact, result, message, scale, part.unit, scatter)
+                else:
+                    self._reduce_compressed(result, message, scale, part.unit, scatter)
+                part.insert(result, output.view(1, n))
+        else:
+            self._reduce_compressed(output, vector, scale, unit, scatter)
+
+    def _reduce_compressed(
+        self, output: Tensor, vector: Tensor, scale: float, unit: Unit, scatter: bool
+    ) -> None:
+        if self.feedback is not None and (unit.name, vector.numel()) not in self._laid_out:
+            self._lay_out(unit, vector.numel(), scatter)
+        if self._is_wide(vector):
+            if scatter:
+                self._reduce_scatter(output, vector, scale, unit)
+            else:
+                self._all_reduce(vector, scale, unit)
+            return
+        wide = vector.float()
+        result = torch.empty_like(output, dtype=torch.float32) if scatter else wide
+        with self._raw_bytes_of(vector):
+            self._reduce_compressed(result, wide, scale, unit, scatter)
+        output.copy_(result)
 
     def _bypasses(self, unit: Unit, chunk: int, chunks: int, dtype: torch.dtype) -> bool:
         """Return whether a whole message is sent uncompressed; count the reason.
@@ -162,9 +182,9 @@ class CodecCollective(Collective):
         self.account.uncompressed[reason] += 1
         return True
 
-    def _is_short(self, vector: Tensor) -> bool:
-        """Return whether a message is too short for the codec; count that."""
-        if vector.numel() >= self.minimum_size:
+    def _is_short(self, n: int) -> bool:
+        """Return whether a message of n elements is too short for the codec; count that."""
+        if n >= self.minimum_size:
             return False
         self.account.uncompressed[f"fewer than {self.minimum_size} elements"] += 1
         return True
@@ -183,42 +203,14 @@ class CodecCollective(Collective):
             start += width
         return [part for part in parts if part.blocks]
 
-    def _exact_of(self, parts: list["_Part"]) -> Collective:
-        """Return the collective of excluded blocks, an extra one where others remain."""
-        return self._exact if len(parts) == 1 else self._extra_exact
-
-    def _widened_reduce_scatter(
-        self, output: Tensor, vector: Tensor, scale: float, unit: Unit
-    ) -> None:
-        if self.feedback is not None and (unit.name, vector.numel()) not in self._laid_out:
-            layout = Layout.scattering(unit, self.world_size, output.numel())
-            self._lay_out(unit, layout, vector.numel())
-        if self._is_wide(vector):
-            self._reduce_scatter(output, vector, scale, unit)
-            return
-        result = torch.empty_like(output, dtype=torch.float32)
-        with self._raw_bytes_of(vector):
-            self._reduce_scatter(result, vector.float(), scale, unit)
-        output.copy_(result)
-
-    def _widened_all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:
-        if self.feedback is not None and (unit.name, vector.numel()) not in self._laid_out:
-            layout = Layout.whole(self.world_size, vector.numel())
-            self._lay_out(unit, layout, vector.numel())
-        if self._is_wide(vector):
-            self._all_reduce(vector, scale, unit)
-            return
-        wide = vector.float()
-        with self._raw_bytes_of(vector):
-            self._all_reduce(wide, scale, unit)
-        vector.copy_(wide)
-
-    def _lay_out(self, unit: Unit, layout: Layout, n: int) -> None:
+    def _lay_out(self, unit: Unit, n: int, scatter: bool) -> None:
         """Record the order of a unit's elements before its first message of n elements."""
         assert self.feedback is not None, "there are residuals"
         self._laid_out.add((unit.name, n))
         # shorter ones have no residual, also when they are padded
         if n > self.minimum_size - self.world_size:
+            size = self.world_size
+            layout = Layout.scattering(unit, size, n // size) if scatter else Layout.whole(size, n)
             self.feedback.lay_out(unit.name, layout._replace(ranks_per_node=self.ranks_per_node))
 
     def _is_wide(self, vector: Tensor) -> bool:
@@ -231,6 +223,20 @@ class CodecCollective(Collective):
         account, raw = self.account, self.account.bytes_raw
         yield
         account.bytes_raw = raw + (account.bytes_raw - raw) * narrow.element_size() / 4
+
+
+def _reduce_by(
+    collective: Collective,
+    output: Tensor,
+    vector: Tensor,
+    scale: float,
+    unit: Unit,
+    scatter: bool,
+) -> None:
+    if scatter:
+        collective.reduce_scatter(output, vector, scale, unit)
+    else:
+        collective.all_reduce(vector, scale, unit)
 
 
 class _Part:

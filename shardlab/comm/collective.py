@@ -4,9 +4,8 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from functools import wraps
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -25,7 +24,6 @@ REPLICAS = "@replicas"
 """suffix of units that are summed over the replicas of a two-dimensional mesh"""
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
-_Future = torch.futures.Future[list[Tensor]]
 
 
 def labelled(method: _Method) -> _Method:
@@ -39,36 +37,6 @@ def labelled(method: _Method) -> _Method:
     return cast(_Method, call)
 
 
-class FutureWork(dist.Work):
-    """Work that ends with a future, whose value is a list of results as in torch."""
-
-    def __init__(self, future: _Future) -> None:
-        super().__init__()
-        self._future = future
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for the end; raise the error of the operation. The group's timeout applies."""
-        self._future.wait()
-        return True
-
-    def is_completed(self) -> bool:
-        """Return whether the operation has ended."""
-        return self._future.done()
-
-    def get_future(self) -> _Future:
-        """Return the future."""
-        return self._future
-
-
-class CompletedWork(FutureWork):
-    """Work of an operation that was completed (on a GPU: issued) before it is returned."""
-
-    def __init__(self, result: Tensor) -> None:
-        future: _Future = torch.futures.Future()
-        future.set_result([result])
-        super().__init__(future)
-
-
 class Collective(ABC):
     """reduce-scatter, all-reduce and all-gather of float vectors over one process group.
 
@@ -76,18 +44,13 @@ class Collective(ABC):
     - all ranks hold the same bytes of a result that several of them hold;
     - the ledger counts, under `kind`, the bytes that this rank sends to others;
     - a message belongs to a `unit`, which is the same on all ranks and in all steps;
-    - `start_*` followed by `wait()` has the bits and the counts of the blocking form;
     - profiles show the unit of an operation, where a method is `labelled`.
 
-    Between `start_*` and the end of `wait()` callers must not use the tensors. All ranks call the
-    collectives of one group in the same order, as in torch.
+    All ranks call the collectives of one group in the same order, as in torch.
 
     Args:
         extra: the ledger counts these collectives as ones that only compression needs.
     """
-
-    elementwise: ClassVar[bool] = False
-    """whether all_reduce treats elements independently: the grouping into messages may change"""
 
     def __init__(
         self, group: dist.ProcessGroup, ledger: Ledger, kind: Kind, extra: bool = False
@@ -120,23 +83,6 @@ class Collective(ABC):
 
         `shard` may be this rank's part of `output`.
         """
-
-    def start_reduce_scatter(
-        self, output: Tensor, vector: Tensor, scale: float, unit: Unit
-    ) -> dist.Work:
-        """Start `reduce_scatter`; by default it is completed on return."""
-        self.reduce_scatter(output, vector, scale, unit)
-        return CompletedWork(output)
-
-    def start_all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> dist.Work:
-        """Start `all_reduce`; by default it is completed on return."""
-        self.all_reduce(vector, scale, unit)
-        return CompletedWork(vector)
-
-    def start_all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> dist.Work:
-        """Start `all_gather`; by default it is completed on return."""
-        self.all_gather(output, shard, unit)
-        return CompletedWork(output)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state that later messages depend on, the same on all ranks."""

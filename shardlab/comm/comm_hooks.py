@@ -47,7 +47,7 @@ def attach_ddp(model: DistributedDataParallel, gradients: MakeCollective) -> Cal
         UserError: the model has a communication hook already, or skips buckets.
     """
     collective = gradients(model.process_group)
-    if model.skip_all_reduce_unused_params and not collective.elementwise:
+    if model.skip_all_reduce_unused_params and not isinstance(collective, Native):
         raise UserError(
             "ddp: skip_all_reduce_unused_params skips gradients that messages contain: "
             "wrap the model without it"
@@ -99,13 +99,12 @@ class _BucketHook:
 
     def average(self, state: object, bucket: dist.GradBucket) -> _Future:
         """Start the average of a bucket that is ready; DDP calls it."""
-        if not self._collective.elementwise:
+        if not isinstance(self._collective, Native):
             with self._overlapped():
                 return self._receive(bucket)
         # any grouping gives the same sums, so a bucket need not wait for a whole message
         unit, scale = Unit(f"bucket{bucket.index()}"), 1 / self._collective.world_size
-        work = self._collective.start_all_reduce(bucket.buffer(), scale, unit)
-        return work.get_future().then(_first)
+        return self._collective.start_all_reduce(bucket.buffer(), scale, unit)
 
     @contextmanager
     def _overlapped(self) -> Iterator[None]:
@@ -170,11 +169,6 @@ class _BucketHook:
                 bucket.averaged.set_result(bucket.buffer)
             else:
                 self._waiting.append(bucket)
-
-
-def _first(done: torch.futures.Future[list[Tensor]]) -> Tensor:
-    """Return the reduced buffer; raise the error of the all-reduce."""
-    return done.value()[0]
 
 
 def _limits(model: DistributedDataParallel) -> list[int]:

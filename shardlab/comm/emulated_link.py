@@ -15,10 +15,7 @@ the machine is touched.
 """
 
 import ctypes
-import fcntl
 import os
-import socket
-import struct
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -38,7 +35,6 @@ from shardlab.core.progress import say
 from shardlab.profiling.labels import LINK
 
 _CLONE_NEWNET = 0x40000000
-_SIOCGIFFLAGS, _IFF_RUNNING = 0x8913, 0x40
 _INTERFACE = "link0"
 """name of a rank's end of its link, inside the namespace of the rank"""
 
@@ -129,35 +125,13 @@ class Links:
         _enter(self._namespaces[rank])
         return _INTERFACE
 
-    def is_cut(self) -> bool:
-        """Return whether the rank of this process is disconnected."""
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-            request = struct.pack("16sH14x", _INTERFACE.encode(), 0)
-            answer = fcntl.ioctl(any_socket, _SIOCGIFFLAGS, request)
-        (flags,) = struct.unpack_from("H", answer, 16)
-        return not flags & _IFF_RUNNING
-
-    def cut(self, rank: int) -> None:
-        """Disconnect a rank at the bridge, in both directions.
-
-        Call it in the process that created the links, or in a rank.
-        """
-
-        def set_port_down() -> None:
-            _enter(self._namespaces[-1])
-            _run("ip", "link", "set", "dev", _port(rank), "down")
-
-        with ThreadPoolExecutor(1) as thread:
-            # a separate thread, since it stays in the namespace of the bridge
-            thread.submit(set_port_down).result()
-
     def _build(self) -> None:
         self._namespaces = [self._new_namespace() for _ in range(self.world_size + 1)]
         ends = self._namespaces[:-1]
         _run("ip", "link", "add", "bridge", "type", "bridge")
         _run("ip", "link", "set", "dev", "bridge", "up")
         for rank, namespace in enumerate(ends):
-            port = _port(rank)
+            port = f"port{rank}"
             pair = ("ip", "link", "add", port, "type", "veth", "peer", "name", _INTERFACE)
             _run(*pair, "netns", f"/proc/self/fd/{namespace}", files=[namespace])
             _run("ip", "link", "set", "dev", port, "master", "bridge", "up")
@@ -203,11 +177,6 @@ def _counter(column: int) -> int | None:
     return None
 
 
-def _port(rank: int) -> str:
-    """Return the name of the bridge's end of a link."""
-    return f"port{rank}"
-
-
 def _enter(namespace: int) -> None:
     _call("setns", namespace, _CLONE_NEWNET)
 
@@ -243,10 +212,6 @@ class Loopback:
     def enter(self, rank: int) -> str:
         """Return the name of the network interface; the rank keeps its namespace."""
         return "lo"
-
-    def is_cut(self) -> bool:
-        """Return False: loopback cannot be disconnected."""
-        return False
 
 
 class Emulation(NamedTuple):

@@ -224,10 +224,6 @@ class ErrorFeedback:
         squares = [widen(stored).double().square().sum() for stored in self._current.values()]
         return math.sqrt(sum(squares))
 
-    def nbytes(self) -> int:
-        """Return the bytes of both generations."""
-        return sum(s.nbytes for side in (self._current, self._before) for s in side.values())
-
     def state_dict(self) -> dict[str, Tensor]:
         """Return the residuals by part, as they are stored, and the layouts by unit."""
         layouts = {LAYOUT + unit: layout.tensor() for unit, layout in self._layouts.items()}
@@ -353,11 +349,3 @@ def store_like(stored: Tensor, vector: Tensor) -> Tensor:
     result = zeros(kind, vector.numel(), vector.device)
     narrow(vector.clone(), result)
     return result
-
-
-def mean(stored: Sequence[Tensor]) -> Tensor:
-    """Return the mean of residuals in float32, summed in float64."""
-    total = torch.zeros(elements(stored[0]), dtype=torch.float64, device=stored[0].device)
-    for each in stored:
-        total += widen(each)
-    return (total / len(stored)).float()

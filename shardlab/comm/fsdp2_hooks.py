@@ -28,6 +28,7 @@ from shardlab.codecs.base import Block, Unit
 from shardlab.comm.background import Lanes
 from shardlab.comm.collective import REPLICAS, Collective, MakeCollective
 from shardlab.comm.object_collectives import subgroup
+from shardlab.comm.uncompressed import Native
 from shardlab.core.device import accelerator_of
 from shardlab.core.errors import UserError
 from shardlab.models.units import plain
@@ -221,7 +222,7 @@ class _AllGatherHook(_Allocate, AllGather):
             if async_op:
                 return running
             running.wait()
-        elif async_op:
+        elif async_op and isinstance(collective, Native):
             return collective.start_all_gather(*arguments)
         else:
             # on this stream, as FSDP2 expects: NCCL runs asynchronous operations on one of its own

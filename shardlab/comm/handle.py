@@ -24,7 +24,6 @@ from shardlab.comm.feedback import (
     ErrorFeedback,
     Layout,
     Updates,
-    mean,
     store_like,
     widen,
 )
@@ -163,8 +162,8 @@ def merge_states(
         ranks_per_node: size of the new nodes, where there are two levels; by default as before.
 
     Raises:
-        UserError: a state is missing, a residual has no layout or is of a two-dimensional mesh, or
-            the new ranks are not whole nodes.
+        UserError: a state is missing, a residual is of a two-dimensional mesh, or the new ranks are
+            not whole nodes.
     """
     if not states:
         raise UserError("merge_states: give the states of all old ranks, in their order")
@@ -212,8 +211,7 @@ def merge_residuals(
         ranks_per_node: size of the new nodes, for residuals of two levels; by default as before.
 
     Raises:
-        UserError: a state is missing, a residual has no layout, it is of a two-dimensional mesh, or
-            the new ranks are not whole nodes.
+        UserError: as of `merge_states`.
     """
     layouts = {
         name.removeprefix(LAYOUT): Layout.of(tensor)
@@ -241,74 +239,59 @@ def merge_residuals(
                     "give ranks_per_node"
                 )
             new = new._replace(ranks_per_node=node)
-        merge = _merge_levels if layout.ranks_per_node else _merge_unit
-        merged |= merge(states, unit, layout, new, rank)
+        merged |= _merge_unit(states, unit, layout, new, rank)
         merged[LAYOUT + unit] = new.tensor()
-    known = {part for unit, layout in layouts.items() for part in _parts(unit, layout)}
-    lost = [name for name in states[0] if not name.startswith(LAYOUT) and name not in known]
-    if lost:
-        raise UserError(
-            f"merge_states: the layout of the residual {lost[0]!r} is unknown: continue on the "
-            "same number of ranks"
-        )
     return merged
-
-
-def _parts(unit: str, layout: Layout) -> list[str]:
-    levels = (unit, unit + ACROSS) if layout.ranks_per_node else (unit,)
-    to = range(layout.world_size)
-    return [f"{unit}*", *(f"{u}<" for u in levels), *(f"{u}>{i}" for u in levels for i in to)]
 
 
 def _merge_unit(states: Sequence[State], unit: str, old: Layout, new: Layout, rank: int) -> State:
-    """Return the residuals of a unit of one level for `rank` of the new layout."""
-    first, merged = states[0], _merge_owners(states, f"{unit}<", old, new, rank)
+    """Return the residuals of a unit for `rank` of the new layout.
+
+    One level is one node of all ranks, without a second level.
+    """
+    size = old.ranks_per_node or old.world_size
+    new_size = new.ranks_per_node or new.world_size
+    nodes, across = old.world_size // size, unit + ACROSS
+    first, merged = states[0], dict[str, Tensor]()
+
+    def store(part: str, vector: Tensor, like: str) -> None:
+        merged[part] = store_like(first[like], vector)
+
     if f"{unit}>0" in first:
-        chunks = [mean([state[f"{unit}>{to}"] for state in states]) for to in range(len(states))]
-        for to, chunk in enumerate(_cut(chunks, old, new)):
-            merged[f"{unit}>{to}"] = store_like(first[f"{unit}>0"], chunk)
+        sums = [_mean([state[f"{unit}>{to}"] for state in states]) for to in range(size)]
+        vectors = _by_local_rank(_cut(_by_rank(sums, nodes), old, new), new_size)
+        for to, vector in enumerate(vectors):
+            store(f"{unit}>{to}", vector, f"{unit}>0")
+    if f"{unit}<" in first:
+        shards = [widen(state[f"{unit}<"]) for state in states[:size]]
+        vectors = _by_local_rank(_cut(_by_rank(shards, nodes), old, new), new_size)
+        store(f"{unit}<", vectors[rank % new_size], f"{unit}<")
     if f"{unit}*" in first:
-        vector = mean([state[f"{unit}*"] for state in states])
+        vector = _mean([state[f"{unit}*"] for state in states])
         if old.scattered:
             vector = torch.cat(_cut(vector.chunk(old.world_size), old, new))
-        merged[f"{unit}*"] = store_like(first[f"{unit}*"], vector)
-    return merged
-
-
-def _merge_levels(states: Sequence[State], unit: str, old: Layout, new: Layout, rank: int) -> State:
-    """Return the residuals of both levels of a unit for `rank` of the new layout."""
-    size, nodes = old.ranks_per_node, old.world_size // old.ranks_per_node
-    across = unit + ACROSS
-    first, merged = states[0], _merge_owners(states, f"{across}<", old, new, rank)
-    if f"{unit}>0" in first:
-        sums = [mean([state[f"{unit}>{to}"] for state in states]) for to in range(size)]
-        for to, vector in enumerate(_by_local_rank(_cut(_by_rank(sums, nodes), old, new), new)):
-            merged[f"{unit}>{to}"] = store_like(first[f"{unit}>0"], vector)
+        store(f"{unit}*", vector, f"{unit}*")
     if f"{across}>0" in first:
         # the mean over nodes of one local rank is L times what it owes, before and after
         chunks = [
-            mean([state[f"{across}>{node}"] for state in states[place::size]]) / size
+            _mean([state[f"{across}>{node}"] for state in states[local_rank::size]]) / size
             for node in range(nodes)
-            for place in range(size)
+            for local_rank in range(size)
         ]
-        own = _cut(chunks, old, new)[rank % new.ranks_per_node :: new.ranks_per_node]
-        for node, chunk in enumerate(own):
-            merged[f"{across}>{node}"] = store_like(
-                first[f"{across}>0"], chunk * new.ranks_per_node
-            )
-    if f"{unit}<" in first:
-        shards = [widen(state[f"{unit}<"]) for state in states[:size]]
-        vectors = _by_local_rank(_cut(_by_rank(shards, nodes), old, new), new)
-        merged[f"{unit}<"] = store_like(first[f"{unit}<"], vectors[rank % new.ranks_per_node])
+        for node, chunk in enumerate(_cut(chunks, old, new)[rank % new_size :: new_size]):
+            store(f"{across}>{node}", chunk * new_size, f"{across}>0")
+    if f"{across}<" in first:
+        shards = _cut([widen(state[f"{across}<"]) for state in states], old, new)
+        store(f"{across}<", shards[rank], f"{across}<")
     return merged
 
 
-def _merge_owners(states: Sequence[State], part: str, old: Layout, new: Layout, rank: int) -> State:
-    """Return this rank's part of the residuals that owners of shards hold, if there are any."""
-    if part not in states[0]:
-        return {}
-    shards = _cut([widen(state[part]) for state in states], old, new)
-    return {part: store_like(states[0][part], shards[rank])}
+def _mean(residuals: Sequence[Tensor]) -> Tensor:
+    """Return the mean of stored residuals in float32, summed in float64."""
+    total = widen(residuals[0]).double()
+    for stored in residuals[1:]:
+        total += widen(stored)
+    return (total / len(residuals)).float()
 
 
 def _cut(chunks: Sequence[Tensor], old: Layout, new: Layout) -> list[Tensor]:
@@ -321,7 +304,6 @@ def _by_rank(vectors: Sequence[Tensor], nodes: int) -> list[Tensor]:
     return [row[node] for node in range(nodes) for row in rows]
 
 
-def _by_local_rank(chunks: Sequence[Tensor], layout: Layout) -> list[Tensor]:
-    """Return one vector [nodes * n] per rank of a node, from chunks in the order of ranks."""
-    size = layout.ranks_per_node
+def _by_local_rank(chunks: Sequence[Tensor], size: int) -> list[Tensor]:
+    """Return one vector [nodes * n] per rank of a node of `size`, from chunks by rank."""
     return [torch.cat(list(chunks[local_rank::size])) for local_rank in range(size)]

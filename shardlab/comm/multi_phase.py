@@ -61,19 +61,19 @@ class MultiPhaseCollective(CodecCollective):
                 self.method.state[rest] = value.clone()
 
     def _reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:
-        if self._is_short(vector):
+        if self._is_short(vector.numel()):
             self._exact.reduce_scatter(output, vector, scale, unit)
             return
-        total = self._reduce(self.method.sum_scatter, vector, unit)
+        total = self._reduce_in_phases(self.method.sum_scatter, vector, unit)
         torch.mul(total, scale, out=output)
         self.account.bytes_raw += self._share_of_others(vector.nbytes)
         self._audit(output, vector, scale)
 
     def _all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:
-        if self._is_short(vector):
+        if self._is_short(vector.numel()):
             self._exact.all_reduce(vector, scale, unit)
             return
-        total = self._reduce(self.method.sum, vector, unit).mul_(scale)
+        total = self._reduce_in_phases(self.method.sum, vector, unit).mul_(scale)
         self.account.bytes_raw += 2 * self._share_of_others(vector.nbytes)
         if self.ledger.audit is not None:
             self._audit(self._chunks(self._padded(total))[self.rank], self._padded(vector), scale)
@@ -82,7 +82,7 @@ class MultiPhaseCollective(CodecCollective):
     def _all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:
         self._exact.all_gather(output, shard, unit)
 
-    def _reduce(self, reduce: Reduce, vector: Tensor, unit: Unit) -> Tensor:
+    def _reduce_in_phases(self, reduce: Reduce, vector: Tensor, unit: Unit) -> Tensor:
         wire, account, feedback = self._wire, self.account, self.feedback
         step = self._steps[unit.name]
         self._steps[unit.name] += 1
@@ -90,12 +90,12 @@ class MultiPhaseCollective(CodecCollective):
         key = MessageKey(self._seed, step, unit.name, self.rank)
         uncompressed = account.uncompressed.total()
         begin = now(vector.device)
-        with wire.message():
-            part = f"{unit.name}*"
-            rest = vector.clone() if feedback is None else feedback.corrected(vector, part)
-            total = reduce(rest, unit, wire, key)
-            if feedback is not None:
-                feedback.store_residual(part, rest, alarm(total).isfinite())
+        wire.begin_message()
+        part = f"{unit.name}*"
+        rest = vector.clone() if feedback is None else feedback.corrected(vector, part)
+        total = reduce(rest, unit, wire, key)
+        if feedback is not None:
+            feedback.store_residual(part, rest, alarm(total).isfinite())
         account.add_time("encode_s", begin, vector.device)
         if account.uncompressed.total() == uncompressed:
             times = vector.numel() // total.numel()
@@ -110,22 +110,15 @@ class GroupCommunicator:
     def __init__(self, group: dist.ProcessGroup, ledger: Ledger, kind: Kind) -> None:
         self.world_size = dist.get_world_size(group)
         self.rank = dist.get_rank(group)
-        self._is_coding = False
-        """whether the time of collectives is part of a time of coding, from which it is taken"""
         self._is_first = True
         """whether the next collective is the first one of a message"""
         self._group = group
         self._ledger = ledger
         self._kind: Kind = kind
 
-    @contextmanager
-    def message(self) -> Iterator[None]:
-        """Count the block, a message, as coding, but for its collectives."""
-        self._is_coding = self._is_first = True
-        try:
-            yield
-        finally:
-            self._is_coding = False
+    def begin_message(self) -> None:
+        """Count the next collective as the first one of a message, later ones as extra."""
+        self._is_first = True
 
     def sum(self, vector: Tensor) -> None:
         """Set vector[m] to the sum over ranks: an all-reduce, 2 (W - 1) / W of its bytes."""
@@ -183,8 +176,8 @@ class GroupCommunicator:
         account, begin = self._account, now(sent.device)
         with self._ledger.traffic.operation(nbytes, sent.device):
             yield
-        if self._is_coding:
-            account.add_time("encode_s", begin, sent.device, sign=-1)
+        # part of the time of the message, of which only the computation is counted
+        account.add_time("encode_s", begin, sent.device, sign=-1)
         if not self._is_first:
             account.add_time("extra_collective_s", begin, sent.device)
         account.collectives += 1

@@ -220,17 +220,11 @@ class Traffic:
 
 
 class _Timed(dist.Work):
-    """Work whose end is noted.
+    """Work whose end is noted."""
 
-    Args:
-        late: see `Traffic.end`.
-    """
-
-    def __init__(
-        self, work: dist.Work, traffic: Traffic, operation: Operation | None, late: bool = False
-    ) -> None:
+    def __init__(self, work: dist.Work, traffic: Traffic, operation: Operation | None) -> None:
         super().__init__()
-        self._work, self._traffic, self._operation, self._late = work, traffic, operation, late
+        self._work, self._traffic, self._operation = work, traffic, operation
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the end of the operation, up to the timeout of its process group."""
@@ -240,7 +234,7 @@ class _Timed(dist.Work):
             failed = False
         finally:
             # an operation that failed has ended, too
-            self._traffic.end(self._operation, failed, self._late)
+            self._traffic.end(self._operation, failed)
         return True
 
 
@@ -273,32 +267,7 @@ class Transport:
                 inputs[b] of rank a has as many bytes as outputs[a] of rank b. Those of this rank
                 itself are ignored.
         """
-        self._start(inputs, outputs, late=True).wait()
-
-    def start_all_to_all(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> dist.Work:
-        """Start `all_to_all`; `inputs` must not change until the end of `wait()`."""
-        return self._start(inputs, outputs, late=False)
-
-    def start_gather(self, shard: Tensor, parts: Sequence[Tensor]) -> dist.Work:
-        """Start to send the shard of every rank, all of one size, to all ranks.
-
-        Args:
-            parts: one per rank; this rank's own part may be `shard` itself.
-        """
-        return self.start_all_to_all(*self.gathering(shard, parts))
-
-    def gathering(
-        self, shard: Tensor, parts: Sequence[Tensor]
-    ) -> tuple[list[Tensor], Sequence[Tensor]]:
-        """Return the arguments of the all-to-all that gathers shards, see `start_gather`."""
-        own = parts[self.rank]
-        if own.data_ptr() != shard.data_ptr():
-            own.copy_(shard)
-        return [shard] * self.world_size, parts
-
-    def _start(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], late: bool) -> _Timed:
-        """Post the first pieces of an all-to-all."""
-        pairs: list[_Pair] = []
+        pairs: list[list[_Piece]] = []
         sent = received = 0
         # every rank begins with another one, so that no receiver is congested
         for shift in range(1, self.world_size):
@@ -306,16 +275,57 @@ class Transport:
             target = (self.rank + shift) % self.world_size
             received += outputs[source].nbytes
             sent += inputs[target].nbytes
-            pieces = zip_longest(self._cut(outputs[source]), self._cut(inputs[target]))
-            for incoming, outgoing in pieces:
-                size = max(
-                    0 if incoming is None else incoming.numel(),
-                    0 if outgoing is None else outgoing.numel(),
-                )
-                pairs.append(_Pair(size, source, incoming, target, outgoing))
-        operation = self._traffic.begin(max(sent, received), inputs[0].device)
-        transfer = _Transfer(self.group, pairs, self._in_pieces)
-        return _Timed(transfer, self._traffic, operation, late)
+            incoming = [_Piece(source, part, False) for part in self._cut(outputs[source])]
+            outgoing = [_Piece(target, part, True) for part in self._cut(inputs[target])]
+            pairs += [[p for p in pair if p] for pair in zip_longest(incoming, outgoing)]
+        with self._traffic.operation(max(sent, received), inputs[0].device):
+            if self._in_pieces:
+                self._exchange(pairs)
+            else:
+                # at once, as one operation: separate ones could wait for each other on NCCL
+                self._exchange_at_once([piece for pair in pairs for piece in pair])
+
+    def gathering(
+        self, shard: Tensor, parts: Sequence[Tensor]
+    ) -> tuple[list[Tensor], Sequence[Tensor]]:
+        """Return the arguments of the all-to-all that sends every rank's shard to all ranks.
+
+        Args:
+            parts: one per rank, all of one size; this rank's own part may be `shard` itself.
+        """
+        own = parts[self.rank]
+        if own.data_ptr() != shard.data_ptr():
+            own.copy_(shard)
+        return [shard] * self.world_size, parts
+
+    def _exchange(self, pairs: Sequence[Sequence["_Piece"]]) -> None:
+        """Post pairs of pieces in order, a limited number of bytes at a time; await all."""
+        waiting = deque((max(piece.data.numel() for piece in pair), pair) for pair in pairs)
+        in_flight: deque[tuple[int, list[tuple[str, dist.Work | None]]]] = deque()
+        free = AT_ONCE * max([SMALL, *(size for size, _ in waiting)])
+        while waiting or in_flight:
+            if waiting and free > 0:
+                size, pair = waiting.popleft()
+                in_flight.append((size, [piece.post(self.group) for piece in pair]))
+                free -= size
+                continue
+            size, works = in_flight.popleft()
+            for peer, work in works:
+                _await(peer, work)
+            free += size
+
+    def _exchange_at_once(self, pieces: Sequence["_Piece"]) -> None:
+        operations = [
+            dist.P2POp(
+                dist.isend if piece.is_sent else dist.irecv,
+                piece.data,
+                group=self.group,
+                group_peer=piece.peer,
+            )
+            for piece in pieces
+        ]
+        for work in dist.batch_isend_irecv(operations) if operations else ():
+            _await("of other ranks", work)
 
     def _cut(self, part: Tensor) -> Sequence[Tensor]:
         """Return the pieces of a message; none if it is empty, since the peer posts nothing."""
@@ -327,76 +337,24 @@ class Transport:
         return data.split(limit) if self._in_pieces and size > limit else (data,)
 
 
-class _Pair(NamedTuple):
-    """Piece from one rank and piece to another, either of which may be missing."""
+class _Piece(NamedTuple):
+    peer: int
+    data: Tensor
+    is_sent: bool
+    """or received"""
 
-    size: int
-    """bytes of the larger direction"""
-    source: int
-    incoming: Tensor | None
-    target: int
-    outgoing: Tensor | None
-
-
-class _Transfer(dist.Work):
-    """Exchange whose first pieces are posted at once and the others in `wait()`.
-
-    All ranks post in the same order, since they start and await exchanges in the same order.
-
-    Args:
-        in_pieces: or all at once, as one operation: NCCL's separate ones could wait for each other.
-    """
-
-    def __init__(
-        self, group: dist.ProcessGroup, pairs: Sequence[_Pair], in_pieces: bool = True
-    ) -> None:
-        super().__init__()
-        self._group = group
-        self._waiting = deque(pairs)
-        self._in_flight: deque[tuple[int, list[tuple[str, dist.Work | None]]]] = deque()
-        """bytes of the larger direction, and the posted pieces"""
-        if pairs and not in_pieces:
-            self._waiting.clear()
-            works = dist.batch_isend_irecv(_operations(group, pairs))
-            self._in_flight.append((0, [("of other ranks", work) for work in works]))
-        self._free = AT_ONCE * max([SMALL, *(pair.size for pair in self._waiting)])
-        self._fill()
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait until every piece has arrived, up to the group's timeout."""
-        while self._in_flight:
-            size, works = self._in_flight[0]
-            for peer, work in works:
-                assert work is not None, "this rank is in the group"
-                try:
-                    work.wait()
-                except RuntimeError as error:
-                    raise RuntimeError(f"bytes {peer}: {error}") from error
-            self._in_flight.popleft()
-            self._free += size
-            self._fill()
-        return True
-
-    def _fill(self) -> None:
-        group = self._group
-        while self._waiting and self._free > 0:
-            size, source, incoming, target, outgoing = self._waiting.popleft()
-            works = []
-            if incoming is not None:
-                work = dist.irecv(incoming, group=group, tag=_TAG, group_src=source)
-                works.append((f"from rank {source}", work))
-            if outgoing is not None:
-                work = dist.isend(outgoing, group=group, tag=_TAG, group_dst=target)
-                works.append((f"to rank {target}", work))
-            self._in_flight.append((size, works))
-            self._free -= size
+    def post(self, group: dist.ProcessGroup) -> tuple[str, dist.Work | None]:
+        """Return the operation, and a name of it for errors."""
+        if self.is_sent:
+            work = dist.isend(self.data, group=group, tag=_TAG, group_dst=self.peer)
+            return f"to rank {self.peer}", work
+        work = dist.irecv(self.data, group=group, tag=_TAG, group_src=self.peer)
+        return f"from rank {self.peer}", work
 
 
-def _operations(group: dist.ProcessGroup, pairs: Sequence[_Pair]) -> list[dist.P2POp]:
-    operations = []
-    for _, source, incoming, target, outgoing in pairs:
-        if incoming is not None:
-            operations.append(dist.P2POp(dist.irecv, incoming, group=group, group_peer=source))
-        if outgoing is not None:
-            operations.append(dist.P2POp(dist.isend, outgoing, group=group, group_peer=target))
-    return operations
+def _await(peer: str, work: dist.Work | None) -> None:
+    assert work is not None, "this rank is in the group"
+    try:
+        work.wait()
+    except RuntimeError as error:
+        raise RuntimeError(f"bytes {peer}: {error}") from error

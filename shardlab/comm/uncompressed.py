@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shardlab.codecs.base import Unit
 from shardlab.codecs.wire import Buffers
-from shardlab.comm.collective import Collective, FutureWork, add_up, labelled
+from shardlab.comm.collective import Collective, add_up, labelled
 from shardlab.comm.ledger import Kind, Ledger
 from shardlab.comm.transport import Traffic
 
@@ -21,8 +21,6 @@ class Native(Collective):
     so twice the necessary bytes are sent; the ledger counts them. gloo's all-gather of long vectors
     uses half of a link's bandwidth: `Transport` replaces it, with the same bytes.
     """
-
-    elementwise = True
 
     @labelled
     def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
@@ -39,17 +37,23 @@ class Native(Collective):
             dist.all_reduce(vector, op, group=self.group)
 
     @labelled
-    def start_all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> dist.Work:
-        """Start the all-reduce; the backend completes it concurrently with computation."""
+    def start_all_reduce(
+        self, vector: Tensor, scale: float, unit: Unit
+    ) -> torch.futures.Future[Tensor]:
+        """Start the all-reduce, concurrent with computation; return a future of the vector.
+
+        Until it is complete callers must not use the vector. Bits and counts are those of
+        `all_reduce`.
+        """
         op = self._scaled(vector, scale)
         nbytes = self._count_all_reduce(vector)
         start = partial(dist.all_reduce, vector, op, group=self.group, async_op=True)
 
-        def done(ended: torch.futures.Future[object]) -> list[Tensor]:
+        def done(ended: torch.futures.Future[object]) -> Tensor:
             ended.value()  # raises the error of the operation
-            return [vector]
+            return vector
 
-        return FutureWork(self.ledger.traffic.ending(start, nbytes, vector.device).then(done))
+        return self.ledger.traffic.ending(start, nbytes, vector.device).then(done)
 
     @labelled
     def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:  # noqa: D102
@@ -61,11 +65,12 @@ class Native(Collective):
             dist.all_gather_single(output, shard, group=self.group)
 
     @labelled
-    def start_all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> dist.Work:
-        """Start the all-gather; on gloo `wait()` sends most of it."""
-        nbytes = self._count_all_gather(output)
+    def start_all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> dist.Work | None:
+        """Start the all-gather; None if it is complete, as on gloo."""
         if dist.get_backend(self.group) == "gloo":
-            return self.transport.start_gather(shard, self._chunks(output))
+            self.all_gather(output, shard, unit)
+            return None
+        nbytes = self._count_all_gather(output)
         start = partial(dist.all_gather_single, output, shard, group=self.group, async_op=True)
         return self.ledger.traffic.awaited(start, nbytes, output.device)
 

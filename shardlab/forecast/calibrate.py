@@ -273,7 +273,7 @@ def _operations(group: dist.ProcessGroup, nbytes: int) -> Mapping[Operation, Cal
     parts, slots = list(sent.chunk(size)), list(received.chunk(size))
     return {
         "exchange": lambda: transport.all_to_all(parts, slots),
-        "gather": lambda: transport.start_gather(shard, slots).wait(),
+        "gather": lambda: transport.all_to_all(*transport.gathering(shard, slots)),
         "all_reduce": lambda: dist.all_reduce(received, group=group),
         "reduce_scatter": lambda: dist.reduce_scatter_single(shard, sent, group=group),
     }

@@ -15,11 +15,14 @@ from shardlab.comm.codec_collective import CodecSettings
 from shardlab.comm.emulated_link import LinkThrottle
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Ledger
-from tests.comm.codec_factory import Positive, RandomHalf
-from tests.comm.wire import gathered, is_same_everywhere, vector_of, vectors_of, wire
+from tests.comm.wire import is_same_everywhere, vector_of, vectors_of, wire
 from tests.ranks import on_ranks
 
-SPECS = ["none", "bf16", "int8:group=32", "topk:density=0.1", RandomHalf(), Positive()]
+RANDOM_HALF = "randomk:density=0.5"
+"""random, and its payloads can be summed"""
+VARIABLE = "threshold:threshold=1.0,cap=0.5"
+"""its size depends on the values"""
+SPECS = ["none", "bf16", "int8:group=32", "topk:density=0.1", RANDOM_HALF, VARIABLE]
 N = 250
 UNIT = Unit("unit")
 AGREEMENT = 8
@@ -84,7 +87,7 @@ def test_all_reduce_gives_all_ranks_the_same_bytes(group, world_size):
         if name in ("none", "bf16", "int8"):
             error = (vector - exact).norm() / exact.norm()
             assert error < (1e-6 if name == "none" else 0.02)
-        if name == "random half":
+        if name == "randomk":
             # summed payloads are not encoded again: elements that all ranks sent are exact
             sent = vector != 0
             assert int(sent.sum()) >= n // 2 - world_size
@@ -149,48 +152,21 @@ def test_ledger_counts_the_bytes_that_are_sent(group, spec):
 
 
 @on_ranks(2)
-def test_variable_codec_sends_its_payload_and_its_size(group):
-    ours = collective(group, Positive())
-    ours.all_gather(torch.empty(2 * N), torch.ones(N), UNIT)
-    ours.ledger.reset()
-    shard = torch.zeros(N)
-    shard[: 3 * ours.rank] = 1.0
-    ours.all_gather(torch.empty(2 * N), shard, UNIT)
-    account = ours.account
-    assert account.extra_collective_s > 0
-    assert account.bytes_wire == 8 + 18 * ours.rank
-    assert account.extra_collectives == 1
-
-
-@pytest.mark.parametrize("spec", ["int8:group=32", "topk:density=0.1", Positive()], ids=name_of)
-@on_ranks(2)
-def test_error_feedback_conserves_gradients(group, spec):
-    ours, steps = collective(group, spec, feedback=True), range(5)
-    total = sum(scatter(ours, step) for step in steps)
-    assert ours.feedback is not None
-    states = gathered(ours.feedback.state_dict(), group)
-    residual = sum(state[f"unit>{ours.rank}"] for state in states)
-    given = sum(exact_shard(ours.rank, 2, step) for step in steps)
-    torch.testing.assert_close(total + residual, given, rtol=1e-4, atol=1e-4)
-    assert residual.norm() > 0
-
-
-@on_ranks(2)
 def test_resumed_random_codec_matches_an_uninterrupted_one(group):
     def steps(ours, first, last):
         return torch.stack([scatter(ours, step) for step in range(first, last)])
 
-    straight = collective(group, RandomHalf(), seed=7)
+    straight = collective(group, RANDOM_HALF, seed=7)
     before = steps(straight, 0, 5)
     saved = straight.state_dict()
     after = steps(straight, 5, 15)
-    resumed = collective(group, RandomHalf(), seed=7)
+    resumed = collective(group, RANDOM_HALF, seed=7)
     resumed.load_state_dict(saved)
     assert torch.equal(after, steps(resumed, 5, 15))
     # the half that is sent changes from step to step and with the seed
     starts = torch.cat([before, after])[:, 0] != 0
     assert 0 < starts.sum() < len(starts)
-    other = steps(collective(group, RandomHalf(), seed=8), 0, 15)
+    other = steps(collective(group, RANDOM_HALF, seed=8), 0, 15)
     assert not torch.equal(starts, other[:, 0] != 0)
 
 
@@ -199,18 +175,6 @@ def test_short_messages_are_sent_uncompressed_and_reported(group):
     ours = collective(group, "topk:density=0.1", feedback=True, minimum_size=1000)
     assert torch.equal(scatter(ours), exact_shard(ours.rank, 2))
     assert ours.account.uncompressed == {"fewer than 1000 elements": 1}
-
-
-@specs
-@on_ranks(2)
-def test_messages_may_be_empty(group, spec):
-    ours = collective(group, "bf16" if name_of(spec) == "topk" else spec)
-    empty, one = torch.empty(0), torch.ones(1)
-    ours.reduce_scatter(empty, empty, 1.0, UNIT)
-    ours.all_gather(empty, empty, UNIT)
-    ours.all_reduce(empty, 1.0, UNIT)
-    ours.all_reduce(one, 1.0, UNIT)
-    assert is_same_everywhere(one, group)
 
 
 @compressing
@@ -229,29 +193,13 @@ def test_audit_measures_the_error_of_the_codec(group, spec):
     assert ours.account.bytes_wire - sent < 2 * 4 * N, "the exact reduction is not counted"
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("spec", ["bf16", "int8"])
-@on_ranks(2)
-def test_results_that_are_not_finite_are_counted_by_their_owner(group, spec, value):
-    ours = collective(group, spec)
-    vector, out = torch.ones(2 * N), torch.empty(N)
-    ours.reduce_scatter(out, vector, 1.0, UNIT)
-    # the sum of finite elements may overflow
-    if spec == "bf16":
-        ours.reduce_scatter(out, torch.full((2 * N,), 1e38 * (ours.rank == 0)), 1.0, UNIT)
-    assert ours.account.not_finite == 0
-    vector[3] = value if ours.rank == 1 else 1.0
-    ours.reduce_scatter(out, vector, 1.0, UNIT)
-    assert ours.account.not_finite == (1 if ours.rank == 0 else 0)
-
-
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("feedback", [False, True])
 @on_ranks()
 def test_routes_of_linear_codecs_agree(group, world_size, feedback):
     results = []
     for route in (AllToAllCollective, LinearNative):
-        ours, found = collective(group, RandomHalf(), feedback, route=route), []
+        ours, found = collective(group, RANDOM_HALF, feedback, route=route), []
         for step in range(3):
             whole = vector_of(ours.rank, world_size * N, step)[:-1]
             ours.all_reduce(whole, 0.5, Unit("whole"))
@@ -264,7 +212,7 @@ def test_routes_of_linear_codecs_agree(group, world_size, feedback):
 
 @on_ranks(2)
 def test_native_route_of_linear_codecs_counts_the_bytes_of_gloo(group):
-    ours = collective(group, RandomHalf(), route=LinearNative)
+    ours = collective(group, RANDOM_HALF, route=LinearNative)
     scatter(ours)
     counts, link = [], CountingLink()
     ours.ledger.traffic.throttle = link
@@ -283,7 +231,7 @@ def test_native_route_of_linear_codecs_counts_the_bytes_of_gloo(group):
 
 @pytest.mark.parametrize(
     "other",
-    ["int8:group=128", "bf16", "none", "powersgd", pytest.param(Positive(), id="positive")],
+    ["int8:group=128", "bf16", "none", "powersgd", VARIABLE],
 )
 @on_ranks(3)
 def test_ranks_that_differ_are_named_with_their_settings(group, other):

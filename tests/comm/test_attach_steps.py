@@ -58,6 +58,27 @@ def test_resumed_run_matches_uninterrupted_run(group, name, residual):
     assert handle.feedback.norm() > 0
 
 
+@pytest.mark.parametrize("name", ["fsdp2", "fsdp2-columns", "hsdp", "fsdp1"])
+@on_ranks(4)
+def test_error_feedback_conserves_gradients(group, name):
+    def gradient(model):
+        return torch.cat([grad.flatten() for grad in full(model, "grad").values()])
+
+    model, handle, _ = attached(group, name, "topk:density=0.2")
+    exact, sent = {**WRAPPERS, "hsdp": hsdp}[name](group), 0
+    for step in range(4):
+        model.zero_grad()
+        backward(model, group, step)
+        backward(exact, group, step)
+        sent += gradient(model)
+    # residuals are sent with a gradient of zeros, by a codec that drops nothing
+    other, last, _ = attached(group, name, "topk:density=1.0")
+    last.load_state_dict(handle.state_dict())
+    (other(batch(dist.get_rank(group), 0)).sum() * 0).backward()
+    assert last.feedback.norm() == 0 and gradient(other).norm() > 0
+    torch.testing.assert_close(sent + gradient(other), gradient(exact), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("name", "reductions"), [("fsdp2", 1), ("fsdp2", 2), ("ddp", 2), ("fsdp1", 2)]
 )

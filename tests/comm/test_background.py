@@ -37,17 +37,6 @@ def test_errors_are_raised_by_wait_and_drain():
     background.drain()
 
 
-def test_drain_waits_for_calls_after_an_error():
-    background, gate, done = Background("test"), threading.Event(), []
-    background.start(fail)
-    background.start(lambda: done.append(gate.wait(10)))
-    threading.Timer(0.2, gate.set).start()
-    with pytest.raises(RuntimeError, match="a rank is gone"):
-        background.drain()
-    assert done == [True]
-    background.drain()
-
-
 def test_calls_use_as_many_threads_as_their_starter():
     found = []
     before = torch.get_num_threads()

@@ -8,22 +8,16 @@ import shardlab
 from shardlab.codecs.base import Block, Unit
 from shardlab.codecs.registry import make_codec, make_method
 from shardlab.comm.attach import Route, make_collective
-from shardlab.comm.feedback import ErrorFeedback, Layout
+from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Ledger
 from shardlab.core.errors import UserError
 from shardlab.models.units import matching
-from tests.comm.phase_vectors import gradients, whole
+from tests.comm.phase_vectors import gradients, scattered, whole
 from tests.comm.wire import is_same_everywhere, vector_of
-from tests.comm.wrapped_models import WRAPPERS, backward, full, gradients_after
+from tests.comm.wrapped_models import WRAPPERS, full, gradients_after
 from tests.ranks import on_ranks, run_ranks
 
 UNIT = Unit("unit", (Block("a", 5, 3), Block("b", 4, 1), Block("c", 3, 7), Block("d", 6, 2)))
-
-
-def scattered(blocks: list[torch.Tensor], world_size: int) -> torch.Tensor:
-    """As `fully_shard` lays gradients out."""
-    flat = torch.empty(world_size, sum(UNIT.chunk_sizes(world_size)))
-    return torch._chunk_cat(blocks, 0, world_size, out=flat).flatten()
 
 
 def summed(world_size):
@@ -107,20 +101,6 @@ def test_excluded_parameters_of_a_model_arrive_exactly(group, name):
             torch.testing.assert_close(found[key], expected, rtol=0.1, atol=0.05)
 
 
-@on_ranks(2)
-def test_error_feedback_covers_the_blocks_that_are_not_excluded(group):
-    model = WRAPPERS["fsdp2"](group)
-    handle = shardlab.attach(
-        model, "topk:density=0.1", error_feedback=True, minimum_size=0, exclude="*.bias"
-    )
-    for step in range(3):
-        backward(model, group, step)
-    state = handle.feedback.state_dict()
-    # rows of the weights alone, padded to whole rows per rank
-    assert state["0>1"].numel() == 30 * 40 and state["2>0"].numel() == 16 * 60
-    assert Layout.of(state["layout:2"]) == Layout(2, True, ((31, 60),))
-
-
 def test_pattern_matches_any_name_of_a_tied_parameter():
     names = [["embedding.weight", "head.weight"], ["block.0.bias"], ["block.1.bias"]]
     assert matching(["head.*"], names) == {"embedding.weight"}
@@ -128,17 +108,6 @@ def test_pattern_matches_any_name_of_a_tied_parameter():
     assert matching([], names) == frozenset()
     with pytest.raises(UserError, match=r"matches 'haed\.weight'; did you mean 'head\.weight'"):
         matching(["haed.weight"], names)
-
-
-@on_ranks(2)
-def test_message_without_a_parameter_of_its_unit_arrives_exactly(group):
-    def without_last(matrices):
-        return scattered(matrices, 2).view(2, -1)[:, : sum(UNIT.chunk_sizes(2)[:3])].flatten()
-
-    collective = make(group)
-    out = shard_of(collective, without_last(gradients(collective.rank, 0, UNIT)))
-    assert torch.equal(out, without_last(summed(2)).chunk(2)[collective.rank])
-    assert collective.account.uncompressed == {"a parameter without gradient": 1}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -1,16 +1,12 @@
 """FSDP2: overlapped communication, and codecs between the replicas of two-dimensional meshes."""
 
-from unittest.mock import patch
-
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import shardlab
-from shardlab.comm.feedback import Layout
-from shardlab.comm.uncompressed import Native
-from tests.comm.wire import gathered, is_same_everywhere, wire
+from tests.comm.wire import is_same_everywhere
 from tests.comm.wrapped_models import backward, fsdp2, full, gradients_after, hsdp, network
 from tests.ranks import on_ranks
 
@@ -54,27 +50,6 @@ def test_overlapped_gradients_equal_those_of_blocking_communication(group, make,
     assert all(map(torch.equal, blocking, overlapped))
 
 
-def called(name):
-    """Watch whether a method of uncompressed collectives is called."""
-    return patch.object(Native, name, autospec=True, side_effect=getattr(Native, name))
-
-
-@on_ranks(2)
-def test_gathers_are_asynchronous_where_torch_asks_for_it(group) -> None:
-    """NCCL runs asynchronous operations on a stream that FSDP2 does not know."""
-    found, calls = [], []
-    for asynchronous in (False, True):
-        model = fsdp2(group)
-        model._set_unshard_async_op(asynchronous)
-        ledger = shardlab.attach(model, "none").ledger
-        with called("all_gather") as blocking, called("start_all_gather") as started:
-            gradients = gradients_after(model, group, 1)
-        calls.append((blocking.called, started.called))
-        found.append((gradients.tolist(), ledger.accounts["weights"].bytes_wire))
-    assert calls == [(True, False), (False, True)]
-    assert found[0] == found[1]
-
-
 def two_micro_batches(model, group, factor):
     """Gradients that are reduced in replicas twice and between them once."""
     if factor is not None:
@@ -109,22 +84,6 @@ def test_sums_between_replicas_are_compressed(group, options, bound):
     assert torch.equal(gradients_after(model, group, 2), exact)
 
 
-@on_ranks(W)
-def test_ledger_counts_both_sums(group):
-    model = hsdp(group)
-    handle = shardlab.attach(model, "int8:group=64")
-    backward(model, group, 0)
-    handle.ledger.reset()
-    with wire() as sent:
-        backward(model, group, 1)
-    gradients, weights = handle.ledger.accounts["gradients"], handle.ledger.accounts["weights"]
-    assert sent.bytes == gradients.bytes_wire + weights.bytes_wire
-    # the shard to the other rank of the replica, and half of it twice to the other replica
-    elements = sum(p.to_local().numel() for p in model.parameters())
-    assert gradients.bytes_raw >= 2 * 4 * elements
-    assert handle.ledger.summary()["gradients"]["compression_ratio"] > 3.5
-
-
 @pytest.mark.parametrize("factor", [None, 3.0])
 @pytest.mark.parametrize("route", ["native", "exchange"])
 @on_ranks(W)
@@ -133,29 +92,3 @@ def test_uncompressed_sums_equal_those_of_torch(group, route, factor):
     shardlab.attach(model, "none", route=route)
     found = two_micro_batches(model, group, factor)
     torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-7)
-
-
-@on_ranks(W)
-def test_error_feedback_of_both_sums_conserves_gradients(group):
-    steps, model, sent = 4, hsdp(group), 0
-    exact = sum(gradients_after(hsdp(group), group, step + 1) for step in range(steps))
-    handle = shardlab.attach(model, "topk:density=0.2", error_feedback=True, minimum_size=0)
-    for step in range(steps):
-        model.zero_grad()
-        backward(model, group, step)
-        sent += torch.cat([grad.flatten() for grad in full(model, "grad").values()])
-    states = gathered(handle.feedback.state_dict(), group)
-    # of the reduce-scatter: the mean over ranks of the chunks for each shard
-    owed = [sum(state[f"root>{to}"] for state in states) / W for to in range(S)]
-    for rank, state in enumerate(states):
-        replica, place = divmod(rank, S)
-        n, half = owed[place].numel(), state["root@replicas<"].numel()
-        # of the all-reduce: what this rank sent to owners, and what it owns of the mean
-        owed[place] += torch.cat([state[f"root@replicas>{to}"] for to in range(2)])[:n] / 2
-        mean = owed[place].new_zeros(2 * half)
-        mean[replica * half :][:half] = state["root@replicas<"]
-        owed[place] += mean[:n]
-    blocks = Layout.of(states[0]["layout:root"]).blocks_of(owed)
-    held = torch.cat([block.flatten() for block in blocks])
-    assert held.norm() > 0
-    torch.testing.assert_close(sent + held, exact, rtol=1e-4, atol=1e-6)

@@ -9,7 +9,7 @@ from shardlab.comm.all_to_all import AllToAllCollective, HierarchicalCollective
 from shardlab.comm.codec_collective import CodecSettings
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Ledger
-from tests.comm.wire import gathered, is_same_everywhere, vector_of, vectors_of, wire
+from tests.comm.wire import is_same_everywhere, vector_of, wire
 from tests.ranks import on_ranks
 
 N, W, L = 256, 4, 2
@@ -52,13 +52,6 @@ def test_two_levels_agree_with_one(group, levels, bound):
     assert levels != ("none", "none") or torch.equal(shards, exact[1])
 
 
-@pytest.mark.parametrize("ranks_per_node", [1, 3])
-@on_ranks(3)
-def test_one_node_and_nodes_of_one_rank_equal_one_level(group, ranks_per_node) -> None:
-    found = all_operations(two_level(group, "none", "none", ranks_per_node=ranks_per_node))
-    assert all(map(torch.equal, found, all_operations(one_level(group))))
-
-
 @pytest.mark.parametrize("operation", ["reduce_scatter", "all_gather"])
 @on_ranks(W)
 def test_bytes_between_nodes_are_counted_separately(group, operation):
@@ -78,19 +71,3 @@ def test_bytes_between_nodes_are_counted_separately(group, operation):
     assert sent.bytes == account.bytes_wire == inside + between
     assert account.bytes_between_nodes == between
     assert account.bytes_raw == 3 * 4 * N, "the bytes of one level"
-
-
-@on_ranks(W)
-def test_error_feedback_of_both_levels_conserves_gradients(group):
-    collective, steps = two_level(group, "int8", "topk:density=0.2", feedback=True), range(6)
-    total, out = torch.zeros(N), torch.empty(N)
-    for step in steps:
-        collective.reduce_scatter(out, vector_of(collective.rank, W * N, step), 1.0, UNIT)
-        total += out
-    states = gathered(collective.inside.feedback.state_dict(), group)
-    node, place = divmod(collective.rank, L)
-    # of every rank for this place, of every rank of this place for this node
-    inside = sum(state[f"unit>{place}"].chunk(2)[node] for state in states)
-    across = sum(state[f"unit@nodes>{node}"] for state in states[place::L])
-    given = sum(vectors_of(W, W * N, step).sum(0).chunk(W)[collective.rank] for step in steps)
-    torch.testing.assert_close(total + inside + across, given, rtol=1e-4, atol=1e-4)

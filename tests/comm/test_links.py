@@ -1,9 +1,6 @@
-"""Ranks communicate over links of a known rate, which leave no trace on the machine."""
+"""Ranks communicate over links of a known rate, which namespaces or the ranks emulate."""
 
-import ctypes
-import json
 import os
-import subprocess
 import time
 from functools import partial
 from pathlib import Path
@@ -12,28 +9,17 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardlab.comm.emulated_link import Links
+from shardlab.comm.emulated_link import Links, emulated, interface_bytes, interface_frames
 from shardlab.comm.transport import Transport
 from shardlab.config.machine import Link
 from shardlab.core.errors import UserError
-from shardlab.train.launch import launch
-from tests.commands import Command, said_after, wait_for
-from tests.namespaces import held, opened_by
+from tests.commands import said_after
 from tests.ranks import run_ranks
 
 
 def network():
     """The identity of the network namespace of this process."""
     return Path("/proc/self/ns/net").stat().st_ino
-
-
-def names():
-    """The namespaces and devices of the machine, which links must never change."""
-    netns, devices = (
-        json.loads(subprocess.check_output(["ip", "-json", *what]) or "[]")
-        for what in (["netns"], ["link"])
-    )
-    return netns, [device["ifname"] for device in devices]
 
 
 def test_ranks_in_separate_networks_reach_each_other(permitted):
@@ -70,48 +56,52 @@ def test_exchange_is_limited_to_the_rate(permitted, world_size):
         run_ranks(world_size, on_rank, links=links)
 
 
-def test_links_of_a_killed_owner_are_removed(permitted, tmp_path):
-    def worker(group):
-        os.write(1, b"ready\n")  # at once, whatever the other rank writes
-        time.sleep(60)
-
-    def own() -> None:
-        with Links(2, Link(rate="1gbit")) as links:
-            launch(worker, 2, threads=1, timeout_s=60, links=links)
-
-    before = names()
-    owner = Command(tmp_path, own)
-    wait_for(lambda: owner.said().count("ready") == 2)
-    namespaces = opened_by(owner.pid)
-    assert len(namespaces) == 3 and held(namespaces) == namespaces
-    owner.kill()
-    wait_for(lambda: not held(namespaces))
-    assert names() == before
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up its rights")
-def drop_capabilities():
-    """Be a root without rights, as in a container (capset(2))."""
-    header, nothing = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
-    assert ctypes.CDLL(None).capset(header, nothing) == 0
-
-
-@pytest.mark.parametrize(
-    ("lose", "fix"),
-    [
-        (partial(os.seteuid, 65534), "run as root, or put `unshare"),
-        (drop_capabilities, "start the container with --cap-add NET_ADMIN --cap-add SYS_ADMIN"),
-    ],
-)
-def test_missing_permission_names_the_fix(tmp_path, lose, fix):
+def test_missing_permission_names_the_fix(tmp_path):
     def enter():
-        with pytest.raises(UserError, match=f"not permitted: {fix}"):
+        with pytest.raises(UserError, match="not permitted: run as root, or put `unshare"):
             Links(2, Link(rate="1gbit")).__enter__()
 
-    said_after(lose, enter, tmp_path)
+    said_after(partial(os.seteuid, 65534), enter, tmp_path)
 
 
 def test_missing_iproute2_names_the_fix(permitted, monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError, match="install iproute2"):
         Links(2, Link(rate="1gbit")).__enter__()
+
+
+def test_namespaces_limit_the_rate_where_permitted(permitted):
+    with emulated(Link(rate="1gbit"), 2) as emulation:
+        assert isinstance(emulation.links, Links) and emulation.throttle is None
+        assert emulation.kind == "namespaces"
+    with emulated(Link(rate="1gbit", delay_ms=1), 2) as emulation:
+        assert isinstance(emulation.links, Links) and emulation.throttle is not None
+
+
+def test_ranks_emulate_the_link_elsewhere(monkeypatch, capsys):
+    monkeypatch.setenv("PATH", "")  # no iproute2
+    with emulated(Link(rate="1gbit", delay_ms=1), 2) as emulation:
+        assert emulation.kind == "in-process" and emulation.throttle is not None
+        assert emulation.links.enter(0) == "lo"
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_interface_counts_the_bytes_of_its_rank():
+    assert interface_bytes() is None and interface_frames() is None
+
+    def on_rank(group):
+        before = interface_bytes()
+        if dist.get_rank(group) == 0:
+            dist.send(torch.zeros(1 << 20, dtype=torch.uint8), 1)
+        else:
+            dist.recv(torch.zeros(1 << 20, dtype=torch.uint8), 0)
+        dist.barrier(group)
+        return {"sent": torch.tensor(interface_bytes() - before)}
+
+    with emulated(Link(rate="1gbit"), 2) as emulation:
+        if emulation.kind != "namespaces":
+            pytest.skip("the ranks have no network interfaces here")
+        first, second = (r["sent"] for r in run_ranks(2, on_rank, links=emulation.links))
+    assert 1 << 20 < first < 1.06 * (1 << 20)
+    assert 0 < second < 0.1 * (1 << 20)

@@ -3,11 +3,8 @@
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from shardlab.codecs.base import Block, Unit
-from shardlab.codecs.sketch import pack_places, unpack_places
 from tests.comm.phase_vectors import LAYOUTS, UNIT, Call, gradients, joined
 from tests.comm.wire import vector_of
 from tests.ranks import on_ranks
@@ -45,24 +42,6 @@ def test_powersgd_sends_sums_of_low_rank_exactly(group, how, world_size):
     torch.testing.assert_close(joined(result, group, how), exact, rtol=1e-3, atol=1e-3)
 
 
-@on_ranks(2)
-def test_powersgd_approaches_the_best_approximation_of_its_rank(group):
-    unit = Unit("u", (Block("m", 60, 50),))
-    spectrum = 0.7 ** torch.arange(50)
-
-    def matrix():
-        generator = torch.Generator().manual_seed(3)
-        left = torch.linalg.qr(torch.randn(60, 50, generator=generator)).Q
-        right = torch.linalg.qr(torch.randn(50, 50, generator=generator)).Q
-        return left * spectrum @ right
-
-    call = Call(group, "powersgd:rank=4", "sum", unit)
-    for step in range(12):
-        result, _ = call(matrix().flatten() / 2, step)
-    best, error = spectrum[4:].norm(), (result - matrix().flatten()).norm()
-    assert best * (1 - 1e-4) < error < best * 1.01
-
-
 @both_ways
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @on_ranks()
@@ -88,18 +67,6 @@ def test_sketch_sends_the_largest_elements_of_the_sum_exactly(group, how, world_
     assert found.sum() == large
     torch.testing.assert_close(result[found], exact[found], rtol=1e-6, atol=1e-6)
     assert not rest[found].any()
-
-
-@given(st.integers(1, 300_000), st.integers(0, 2**31), st.integers(1, 400))
-@settings(max_examples=40)
-def test_places_are_packed_in_sixteen_bits_each(n, seed, k):
-    k = min(k, n)
-    generator = torch.Generator().manual_seed(seed)
-    places = torch.randint(0, n, (k,), generator=generator).unique()
-    packed = pack_places(places, n)
-    assert torch.equal(unpack_places(packed, n, len(places)), places)
-    assert packed.dtype == torch.int32
-    assert packed.numel() == -(-n // 65536) + -(-places.numel() // 2)
 
 
 @both_ways

@@ -5,7 +5,6 @@ import time
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from shardlab.comm.transport import PIECE, Transport
 from shardlab.train.launch import RunFailed, launch
@@ -48,31 +47,10 @@ def test_shards_are_gathered_also_in_place(group, world_size, n):
     separate, in_place = torch.zeros(2, world_size, n)
     shard = torch.full((n,), float(transport.rank))
     in_place[transport.rank] = shard
-    transport.start_gather(shard, list(separate)).wait()
-    transport.start_gather(in_place[transport.rank], list(in_place)).wait()
+    transport.all_to_all(*transport.gathering(shard, list(separate)))
+    transport.all_to_all(*transport.gathering(in_place[transport.rank], list(in_place)))
     expected = torch.arange(float(world_size)).view(-1, 1).expand(-1, n)
     assert torch.equal(separate, expected) and torch.equal(in_place, expected)
-
-
-@on_ranks(3)
-def test_exchanges_of_several_groups_interleave_with_their_collectives(group):
-    n, rank = 2 * PIECE, dist.get_rank(group)
-    groups = [group, dist.new_group([0, 1, 2])]
-    received, works = [], []
-    for turn in range(3):
-        for level in groups:
-            given = [torch.full((n,), 10.0 * turn + rank) for _ in range(3)]
-            taken = [torch.zeros(n) for _ in range(3)]
-            works.append((Transport(level).start_all_to_all(given, taken), given))
-            received.append((turn, taken))
-        vector = torch.ones(n)
-        dist.all_reduce(vector, group=groups[turn % 2])
-        assert vector.eq(3).all()
-    for work, _ in works:
-        work.wait()
-    for turn, taken in received:
-        for sender in {0, 1, 2} - {rank}:
-            assert taken[sender].eq(10.0 * turn + sender).all()
 
 
 @pytest.mark.long
