@@ -110,12 +110,6 @@ def tokenizers(corpus: Path, out: Path) -> None:
     _write(out, (ids for batch in _texts(corpus) for ids in encode(batch)))
 
 
-def tiktoken(corpus: Path, out: Path) -> None:
-    """Read by ijson and encode by tiktoken."""
-    encode = given_tokenizer("gpt2", _DOWNLOADS).bulk_encoder()
-    _write(out, (ids for batch in _texts(corpus) for ids in encode(batch)))
-
-
 def gigatoken(corpus: Path, out: Path) -> None:
     """Read by ijson and encode by gigatoken, in threads."""
     from gigatoken import Tokenizer
@@ -129,7 +123,6 @@ def gigatoken(corpus: Path, out: Path) -> None:
 WAYS: dict[str, Callable[[Path, Path], None]] = {
     "shardlab": shardlab,
     "ijson, tokenizers": tokenizers,
-    "ijson, tiktoken": tiktoken,
     "ijson, gigatoken": gigatoken,
 }
 
