@@ -65,8 +65,10 @@ def widened(words: Tensor) -> Tensor:
 
 def read_scales(heads: Tensor) -> Tensor:
     """Return the float32 scales [groups, count] in heads, uint8 [groups, 2 * count]."""
-    # a copy, since slices of larger messages may start at odd addresses
-    return widened(heads.clone().view(torch.int16))
+    # byte by byte: slices of larger messages may start at odd addresses, and a broadcast view as
+    # int16 reads other groups' scales where Inductor (torch 2.13, CPU) compiles it
+    low, high = heads.to(torch.int32).view(len(heads), heads.shape[1] // 2, 2).unbind(2)
+    return (low << 16 | high << 24).view(torch.float32)
 
 
 def _words(largest: Tensor, scale: Tensor, limit: float) -> Tensor:

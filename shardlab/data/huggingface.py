@@ -9,14 +9,13 @@ from typing import Any
 from shardlab.config.model_and_data import Data
 from shardlab.core.errors import UserError
 from shardlab.data.local_files import PACKED, read_json
-from shardlab.data.source_records import FIELDS, LARGEST, TOO_LARGE, Fields, Tally
+from shardlab.data.source_records import FIELDS, Fields, Tally
 
 _ENDINGS = (".parquet", ".json", ".jsonl")
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
 """one of them is in a folder that `save_to_disk` wrote"""
-_ROWS = 1000
-_BATCH = LARGEST
-"""bytes of the rows that are decoded at once, by the average row of the file"""
+_ROWS = 100
+"""decoded at once"""
 _MISSING = "data.source huggingface needs the datasets package: pip install 'shardlab[datasets]'"
 _ON_HUB = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
 
@@ -69,7 +68,7 @@ def read_huggingface(data: Data, tally: Tally, fields: Fields) -> Iterator[tuple
 
 def _read_file(path: Path, tally: Tally, fields: Fields) -> Iterator[tuple[str, str, Any]]:
     if path.suffix == ".parquet":
-        yield from read_parquet(path, tally, fields)
+        yield from read_parquet(path, fields)
     elif _is_json(path):
         yield from read_json(path, tally)
     else:
@@ -130,12 +129,8 @@ def _fix(local: Path, reason: str) -> str:
     )
 
 
-def read_parquet(
-    path: Path, tally: Tally, fields: Fields = FIELDS
-) -> Iterator[tuple[str, str, Any]]:
+def read_parquet(path: Path, fields: Fields = FIELDS) -> Iterator[tuple[str, str, Any]]:
     """Yield position, id (the number from 1) and row, of the columns of `fields` and `id`.
-
-    A row that is too large is a bad record.
 
     Raises:
         UserError: not Parquet, or a column is missing.
@@ -152,27 +147,15 @@ def read_parquet(
             names = file.schema_arrow.names
             _expect_columns(str(path), names, fields)
             columns = [n for n in ("id", fields.title or "title", fields.text) if n in names]
-            average = _bytes(file.metadata, columns) // max(1, file.metadata.num_rows)
-            rows = max(1, min(_ROWS, _BATCH // max(1, average)))
-            for batch in file.iter_batches(rows, columns=columns, use_threads=False):
-                for row in (batch.slice(i, 1) for i in range(batch.num_rows)):
+            for batch in file.iter_batches(_ROWS, columns=columns, use_threads=False):
+                for row in batch.to_pylist():
                     number += 1
-                    if row.nbytes > LARGEST:
-                        tally.bad(f"record {number}", TOO_LARGE)
-                    else:
-                        yield f"record {number}", str(number), row.to_pylist()[0]
+                    yield f"record {number}", str(number), row
     except UserError:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{path}: cannot be read as Parquet ({reason}); fetch it again") from None
-
-
-def _bytes(metadata: Any, columns: list[str]) -> int:
-    """Return the uncompressed size of some columns of a file."""
-    groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
-    chunks = (group.column(i) for group in groups for i in range(group.num_columns))
-    return sum(c.total_uncompressed_size for c in chunks if c.path_in_schema in columns)
 
 
 def _expect_columns(table: str, names: list[str], fields: Fields) -> None:

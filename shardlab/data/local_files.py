@@ -8,6 +8,7 @@ import codecs
 import gzip
 import io
 import os
+import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -105,7 +106,7 @@ def read_json_array(path: Path, tally: Tally) -> Iterator[tuple[str, str, Any]]:
                 number += 1
         except UserError:
             raise
-        except (ijson.JSONError, ValueError) as error:  # ValueError: text or a number in Python
+        except (ijson.JSONError, UnicodeDecodeError) as error:
             raise UserError(f"{path}: record {number}: {_complaint(error)}") from None
 
 
@@ -114,6 +115,8 @@ def _elements(file: BinaryIO) -> Iterator[tuple[Any, str | None]]:
 
     Values are built here and not by `ijson.items`, whose memory is quadratic in the depth.
     """
+    # where Python refuses a number for its length, ijson ends the process
+    sys.set_int_max_str_digits(0)
     reader = _Reader(file)
     depth = size = 0
     builder: ObjectBuilder | None = ObjectBuilder()

@@ -3,7 +3,7 @@
 import hashlib
 import shutil
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import as_completed
 from itertools import pairwise
 from pathlib import Path
@@ -197,13 +197,12 @@ def build_shard(job: Job, piece: Piece) -> Shard:
 
 def _write(job: Job, piece: Piece, path: Path) -> Shard:
     tokenizer = load_tokenizer(job.tokenizer, job.end_of_text)
-    encode = tokenizer.bulk_encoder()
     dtype = np.dtype(job.dtype).newbyteorder("<")
     digest = hashlib.sha256()
     tokens = documents = size = 0
     with atomic(path) as temporary, temporary.open("wb") as file:
         for batch in _batches(job, piece):
-            ids = np.array(_ids(tokenizer, batch, encode), dtype)
+            ids = np.array(_ids(tokenizer, batch), dtype)
             raw = ids.tobytes()
             file.write(raw)
             digest.update(raw)
@@ -230,13 +229,12 @@ def _batches(job: Job, piece: Piece) -> Iterator[list[Document]]:
         yield batch
 
 
-def _ids(
-    tokenizer: TextTokenizer, batch: list[Document], encode: Callable[[list[str]], list[list[int]]]
-) -> list[int]:
+def _ids(tokenizer: TextTokenizer, batch: list[Document]) -> list[int]:
     """Return the tokens of documents, with the end token after each."""
     end = tokenizer.end_of_text_id
     tokens: list[int] = []
-    for document, ids in zip(batch, encode([each.content for each in batch]), strict=True):
+    encoded = tokenizer.encode([document.content for document in batch])
+    for document, ids in zip(batch, encoded, strict=True):
         if end in ids:
             raise UserError(
                 f"tokenize.tokenizer: plain text of document {document.id[:40]!r} becomes the "

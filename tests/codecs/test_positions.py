@@ -110,15 +110,6 @@ def test_codes_have_the_bytes_of_the_reference(drawn):
         assert torch.equal(positions.decode([coded], n, [len(place)], coding)[0], place)
 
 
-@given(st.data(), st.integers(1, 60), st.sampled_from([1, 10, 777, 70_000, 2**31 - 1]), CODINGS)
-def test_kernel_and_reference_refuse_the_same_bytes(data, count, n, coding):
-    count = min(count, n)
-    coding = coding if n < 1000 else "elias_fano"
-    size = Split.of(n, count, coding).size
-    content = data.draw(st.lists(st.integers(0, 255), min_size=size, max_size=size))
-    check_refusals(torch.tensor(content, dtype=torch.uint8), n, count, coding)
-
-
 @given(coded_places().filter(lambda drawn: len(drawn[1]) > 0), st.data())
 def test_kernel_and_reference_refuse_the_same_damage(drawn, data):
     n, place, coding = drawn

@@ -1,5 +1,3 @@
-from itertools import pairwise
-
 import numpy as np
 import pytest
 import torch
@@ -20,19 +18,6 @@ def split(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokens")
     write_tokens(folder, np.split(np.arange(TOKENS), [400, 400]), TOKENS)
     return open_split(folder, "train")
-
-
-@given(
-    seed=st.integers(0, 2**31 - 1), first=st.integers(0, 10**4), cuts=st.sets(st.integers(1, 39))
-)
-def test_order_does_not_depend_on_batch_boundaries(split, seed, first, cuts):
-    whole = Batches(split, 16, seed).batch(first, 40)
-    edges = [0, *sorted(cuts), 40]
-    reader = Batches(split, 16, seed)
-    parts = [reader.batch(first + a, b - a) for a, b in pairwise(edges)]
-    assert whole.shape == (40, 17)
-    assert whole.dtype == torch.int64
-    assert torch.equal(torch.cat(parts), whole)
 
 
 @st.composite

@@ -1,10 +1,12 @@
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from shardlab.config.model_and_data import Data
+from shardlab.core.errors import UserError
 from shardlab.data.corpus_file import read_corpus
-from shardlab.data.sources import prepare
+from shardlab.data.sources import fetch, prepare
 from shardlab.data.tokenizer import given_tokenizer
 
 WORK = Path(__file__).parents[2] / ".work"
@@ -32,3 +34,18 @@ def test_gpt2_is_the_original_tokenizer():
     assert tokenizer.encode(["Hello world"]) == [[15496, 995]]
     assert (tokenizer.vocabulary, tokenizer.end_of_text_id) == (50_257, 50_256)
     assert tokenizer.end_of_text_id not in tokenizer.encode(["a<|endoftext|>b"])[0]
+
+
+def test_a_failed_download_is_one_line_with_the_fix(tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    # another file of that name is never read
+    other = tmp_path / "wheels" / "gensim-4.4.0.whl"
+    other.parent.mkdir()
+    with zipfile.ZipFile(other, "w") as file:
+        file.writestr("gensim/data.txt", "hello")
+    with pytest.raises(UserError, match=r"gensim==4\.4\.0.*connect this machine") as caught:
+        fetch("gensim", tmp_path)
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in other.parent.iterdir()] == [other.name]

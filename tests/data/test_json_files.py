@@ -104,3 +104,8 @@ def test_a_damaged_archive_is_refused_by_name(tmp_path):
     path = tmp_path / "in.json.gz"
     with pytest.raises(UserError, match=r"in\.json\.gz: cannot be unpacked as \.gz .*fetch it"):
         read(path, gzip.compress(b"[1, 2]" * 1000)[:-9], read_json_lines)
+
+
+def test_a_number_may_have_any_length(file):
+    content = b"[%b%b]" % (b'{"text": "a"},' * 30_000, b"1" * 5_000)
+    assert read(file, content, read_json_array)[0][-1] == (10**5_000 - 1) // 9

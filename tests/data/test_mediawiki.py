@@ -1,7 +1,6 @@
 """MediaWiki dumps: articles in order, bad pages, XML that is refused, and markup."""
 
 import bz2
-import multiprocessing
 
 import pytest
 
@@ -59,12 +58,6 @@ def test_articles_come_in_order_and_bad_pages_are_named(tmp_path, name):
         "page number 7: text larger than 2 MiB",
     ]
     assert summary["left_out"] == {"not in the article namespace": 1, "redirect": 1}
-
-
-def test_a_partially_read_dump_leaves_no_worker_process(tmp_path):
-    before = set(multiprocessing.active_children())
-    assert len(run(tmp_path, DUMP, documents=1, bad_records="skip")[0]) == 1
-    assert set(multiprocessing.active_children()) <= before
 
 
 @pytest.mark.parametrize(

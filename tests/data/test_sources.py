@@ -3,10 +3,8 @@
 import bz2
 import gzip
 import json
-import math
 import sys
 from collections import Counter
-from itertools import pairwise
 
 import pytest
 import yaml
@@ -251,14 +249,3 @@ def test_synthetic_text_is_reproducible_and_seeded():
     assert list(generate(20)) == list(generate(30))[:20]
     assert list(generate(20, seed=1)) != list(generate(20))
     assert len({document.title for document in generate(500)}) == 500
-
-
-def test_synthetic_words_can_be_predicted_from_the_word_before():
-    words = " ".join(document.text.lower() for document in generate(400)).split()
-
-    def entropy(counts):
-        total = sum(counts.values())
-        return -sum(n / total * math.log2(n / total) for n in counts.values())
-
-    pairs = entropy(Counter(pairwise(words)))
-    assert pairs - entropy(Counter(words)) < entropy(Counter(words)) - 2

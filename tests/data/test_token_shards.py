@@ -55,12 +55,6 @@ def test_shards_join_to_the_tokens_of_the_documents_in_order(built, name):
     assert (split.vocabulary, split.end_of_text) == (400, tokenizer.end_of_text_id)
 
 
-def test_shards_weigh_about_the_same(built):
-    sizes = [shard.bytes for shard in read_manifest(built / "tokens").train]
-    assert len(sizes) == 3
-    assert max(sizes) < 1.2 * min(sizes)
-
-
 def test_any_range_is_read_across_shards(built):
     split = open_split(built / "tokens", "train")
     whole = np.concatenate(list(split.arrays())).astype(np.int64)

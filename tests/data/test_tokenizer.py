@@ -1,6 +1,5 @@
 import json
 import os
-import random
 import subprocess
 import sys
 from itertools import count, islice
@@ -8,7 +7,7 @@ from itertools import count, islice
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from shardlab.config.model_and_data import Model, Tokenize
@@ -16,11 +15,9 @@ from shardlab.core.errors import UserError
 from shardlab.core.files import write_text
 from shardlab.data.sources import generate
 from shardlab.data.tokenizer import (
-    TextTokenizer,
     fingerprint,
     given_tokenizer,
     load_tokenizer,
-    tiktoken_encoder,
     train_tokenizer,
 )
 
@@ -90,7 +87,8 @@ def test_a_saved_tokenizer_is_the_same_again(tokenizer, saved, tmp_path):
 
 @pytest.mark.parametrize("end", [None, "</s>", {"content": "</s>"}])
 def test_a_given_tokenizer_gets_an_end_and_loses_padding_and_truncation(tmp_path, end):
-    inner = byte_level([])
+    inner = Tokenizer(models.BPE({byte: number for number, byte in enumerate(ALPHABET)}, []))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.enable_truncation(4)
     inner.enable_padding(length=10)
     inner.save(str(tmp_path / "tokenizer.json"))
@@ -140,73 +138,3 @@ def test_the_default_is_the_tokenizer_of_a_pretrained_model():
     assert (given.tokenizer, given.vocabulary) == ("gpt2", None)
     with pytest.raises(UserError, match="brings its own tokenizer: remove it, or set"):
         Tokenize(vocabulary=300).for_model(Model(pretrained="models/llama"))
-
-
-@pytest.fixture(scope="module")
-def trained():
-    """Tokenizer of many kinds of tokens and white space."""
-    draw = random.Random(0)
-    texts = ("".join(draw.choices(PIECES, k=400)) for _ in range(200))
-    return train_tokenizer(texts, 600)
-
-
-@given(st.lists(MIXED, max_size=3))
-def test_tiktoken_gives_the_ids_of_tokenizers(trained, texts):
-    encode = trained.bulk_encoder()
-    assert encode != trained.encode
-    assert encode(texts) == trained.encode(texts)
-
-
-def byte_level(pairs):
-    """A byte-level BPE whose ids rise with its merges."""
-    words = dict.fromkeys([*ALPHABET, *(first + second for first, second in pairs)])
-    vocabulary = {word: number for number, word in enumerate(words)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    return tokenizer
-
-
-def ids(tokenizer, text):
-    return tokenizer.encode(text, add_special_tokens=False).ids
-
-
-def test_a_vocabulary_is_refused_or_has_equal_ids():
-    """Vocabularies of random merges, of which tokenizers cannot reach all."""
-    draw = random.Random(0)
-    refused = 0
-    for _ in range(200):
-        words, pairs = list("abc"), {}
-        for _ in range(draw.randrange(1, 9)):
-            pair = (draw.choice(words), draw.choice(words))
-            pairs[pair] = None
-            words.append("".join(pair))
-        tokenizer = byte_level(list(pairs))
-        encode = tiktoken_encoder(tokenizer)
-        refused += encode is None
-        for _ in range(30 if encode else 0):
-            text = "".join(draw.choices("abc", k=draw.randrange(12)))
-            assert encode(text) == ids(tokenizer, text)
-    assert 20 < refused < 180
-
-
-OTHERS = {
-    "normalizer": lambda t: setattr(t, "normalizer", normalizers.NFC()),
-    "space before": lambda t: setattr(t, "pre_tokenizer", pre_tokenizers.ByteLevel()),
-    "no pre-tokenizer": lambda t: setattr(t, "pre_tokenizer", None),
-    "added token": lambda t: t.add_tokens([AddedToken("word")]),
-    "dropout": lambda t: setattr(t.model, "dropout", 0.5),
-    "whole words": lambda t: setattr(t.model, "ignore_merges", True),
-    "suffix": lambda t: setattr(t.model, "end_of_word_suffix", "#"),
-    "missing byte": lambda t: setattr(t, "model", models.BPE({"a": 0}, [], unk_token="a")),
-    "other model": lambda t: setattr(t, "model", models.WordLevel({"a": 0}, "a")),
-}
-
-
-@pytest.mark.parametrize("kind", OTHERS)
-def test_other_tokenizers_are_left_to_their_library(kind):
-    tokenizer = byte_level([("a", "b")])
-    assert tiktoken_encoder(tokenizer)
-    OTHERS[kind](tokenizer)
-    assert tiktoken_encoder(tokenizer) is None
-    text = TextTokenizer(byte_level([("b", "c"), ("a", "b"), ("ab", "c")]))
-    assert text.bulk_encoder() == text.encode  # tiktoken would merge a and bc
