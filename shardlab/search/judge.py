@@ -188,8 +188,8 @@ class LanguageModelJudge:
         except (requests.RequestException, ValueError) as error:  # the latter of its address
             raise self._failure(type(error).__name__) from None
         reply = _object(response.content)
-        error = reply.get("error")
-        words = error.get("message") if isinstance(error, dict) else error
+        complaint = reply.get("error")
+        words = complaint.get("message") if isinstance(complaint, dict) else complaint
         sentence = f": {_line(self._without_key(words))}" if isinstance(words, str) else ""
         if response.status_code != 200:
             raise self._failure(f"status {response.status_code}{sentence}")

@@ -3,11 +3,11 @@
 import pytest
 import torch
 import torch.distributed as dist
+from shardlab.engines.own_gpu import own_gpu
 
 from shardlab.core.errors import UserError
 from shardlab.core.gpus import RankGpu, backend_of, gpu_index, usable_gpu
 from shardlab.engines import own_gpu as own_gpu_module
-from shardlab.engines.own_gpu import own_gpu
 from tests.ranks import on_ranks
 
 ONE, TWO = RankGpu("GPU-a", True), RankGpu("GPU-b", True)
