@@ -12,7 +12,7 @@ from shardlab.config.codec_table import built_in
 from tests.ranks import on_ranks
 
 
-@pytest.mark.parametrize("spec", {*SPECS, *(rival.ours for rival in RIVALS)})
+@pytest.mark.parametrize("spec", sorted({*SPECS, *(rival.ours for rival in RIVALS)}))
 def test_every_spec_makes_a_codec(spec):
     make_method(spec)
 

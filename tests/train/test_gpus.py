@@ -3,12 +3,9 @@
 import pytest
 import torch
 import torch.distributed as dist
-from shardlab.engines.own_gpu import own_gpu
 
 from shardlab.core.errors import UserError
 from shardlab.core.gpus import RankGpu, backend_of, gpu_index, usable_gpu
-from shardlab.engines import own_gpu as own_gpu_module
-from tests.ranks import on_ranks
 
 ONE, TWO = RankGpu("GPU-a", True), RankGpu("GPU-b", True)
 
@@ -27,13 +24,6 @@ def test_a_rank_takes_the_gpu_of_its_local_rank(monkeypatch, visible, forked, ex
     monkeypatch.setenv("LOCAL_RANK", "7")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     assert gpu_index(visible, forked=forked) == expected
-
-
-@on_ranks(2)
-def test_ranks_that_share_a_gpu_are_refused(group, monkeypatch):
-    monkeypatch.setattr(own_gpu_module, "usable_gpu", lambda index: ONE)
-    with pytest.raises(UserError, match=r"ranks 0, 1 share GPU .*: start one rank for each GPU"):
-        own_gpu(torch.device("cuda", 0), group)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
