@@ -4,7 +4,10 @@ import ctypes
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
+
+import psutil
 
 _PR_SET_PDEATHSIG = 1
 _END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -46,3 +49,10 @@ def on_end_signals(end: Callable[[int], None]) -> None:
 
     for number in numbers:
         signal.signal(number, once)
+
+
+def terminate_children() -> None:
+    """Send SIGTERM to every child of this process."""
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            child.terminate()

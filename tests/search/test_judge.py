@@ -43,7 +43,7 @@ def test_the_first_kind_that_there_is_decides_whatever_the_order(candidates, cou
         (
             [SURE, RISKY],
             HELD,
-            "ddp, none, buckets of 1 MiB: the lowest upper end of a predicted step, 32.0 ms (31.0 "
+            "ddp, none, bucket_mb=1.0: the lowest upper end of a predicted step, 32.0 ms (31.0 "
             "ms expected, and 40.0 ms for the incumbent)",
         ),
         ([UNTRAINED], HELD, f"{UNTRAINED.label}: {UNTRAINED.prediction.note}"),

@@ -49,9 +49,9 @@ def test_a_shortlist_holds_the_best_of_each_class_and_one_to_explore():
     )
     found = shorten(predicted, HISTORY, 0.03, 4)
     assert labels(found.best) == [
-        "ddp, none, buckets of 5 MiB",
-        "fsdp2, int8:group=128, kept after forward",
-        "manual, none, exchange",
+        "ddp, none, bucket_mb=5.0",
+        "fsdp2, int8:group=128, reshard_after_forward=false",
+        "manual, none, route=exchange",
     ]
     assert labels([found.exploratory]) == ["ddp, int8:group=64"]
     assert found.known == 1
@@ -82,7 +82,7 @@ def test_what_was_raced_or_failed_is_not_listed_again():
     predicted = ranked("ddp", {"reshard_after_forward": False}, "fsdp2", "fsdp2-exchange", "ddp")
     assert labels(shorten(predicted, HISTORY, 0.03, 6).best) == ["ddp, none", KEPT.label()]
     after = shorten(predicted, history, 0.03, 6)
-    assert (labels(after.best), after.known) == (["fsdp2, none, exchange"], 4)
+    assert (labels(after.best), after.known) == (["fsdp2, none, route=exchange"], 4)
 
 
 def test_the_memory_limit_is_given_or_the_machines_share():
