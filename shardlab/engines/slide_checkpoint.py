@@ -50,6 +50,12 @@ def write(folder: Path, state: State, rank_state: State, group: dist.ProcessGrou
                 return None
             if folder.exists() and not (folder / _MANIFEST).is_file():
                 raise UserError(f"{folder}: save has not written it: name another folder")
+            for path in sorted(folder.glob("*")):
+                if path.name not in (_MANIFEST, _MODEL) and not path.match("rank-*.safetensors"):
+                    raise UserError(
+                        f"{folder}: it holds {path.name}, which save has not written and would "
+                        "remove: name another folder"
+                    )
             temporary = finishing.enter_context(atomic(folder.resolve()))
             temporary.mkdir()
             return str(temporary)

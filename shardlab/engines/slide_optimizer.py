@@ -16,6 +16,7 @@ from shardlab.comm.background import Background, Running
 from shardlab.comm.collective import Collective
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.object_collectives import gather_values
+from shardlab.engines.cpu_placement import RankLocation, place_here
 from shardlab.engines.slide_groups import RankGroups
 from shardlab.engines.slide_memory import FROZEN, GradBuffers, GradSlot, SlideUnit
 from shardlab.engines.slide_transfers import count_shared_memory
@@ -190,14 +191,17 @@ def _unit_seed(run: int, unit: str) -> int:
 def update_workers(here: dist.ProcessGroup, device: torch.device) -> Workers | None:
     """Return threads for this rank's kernels, or None if the calling thread is enough.
 
-    Next to a GPU they are this rank's part of the CPUs that it may use: torchrun allows torch a
-    single thread. On a CPU, which also runs the model, they are as many as torch computes with.
+    Next to a GPU they are bound to the CPUs that the rank's placement has for workers, so that its
+    control cores stay free: torchrun allows torch a single thread. On a CPU, which also runs the
+    model, they are as many as torch computes with.
 
     Args:
         here: the ranks of the node, all of which call.
     """
-    threads = torch.get_num_threads()
-    if device.type == "cuda":
-        cpus = sorted(os.sched_getaffinity(0))
-        threads = len(cpus) // gather_values(cpus, here).count(cpus)
-    return Workers(threads) if threads > 1 else None
+    if device.type != "cuda":
+        threads = torch.get_num_threads()
+        return Workers(threads) if threads > 1 else None
+    masks = gather_values(sorted(os.sched_getaffinity(0)), here)
+    placements = place_here([RankLocation(cpus) for cpus in masks])
+    cpus = placements[dist.get_rank(here)].workers
+    return Workers(len(cpus), cpus) if len(cpus) > 1 else None

@@ -240,6 +240,9 @@ def test_save_replaces_what_it_has_written_and_nothing_else(tmp_path) -> None:
     for _ in range(2):
         sliding.save(tmp_path / "saved")
     sliding.load(tmp_path / "saved")
+    (tmp_path / "saved" / "notes").write_text("precious")
+    with pytest.raises(UserError, match="it holds notes, which save has not written"):
+        sliding.save(tmp_path / "saved")
 
 
 class Counting(nn.Module):

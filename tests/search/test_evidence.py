@@ -48,7 +48,10 @@ def test_races_failures_and_the_budget_are_told():
     text = describe(conclude(history, proposal, trial, AGENT), AGENT, LIMIT)
     assert re.search(r"ddp, none \[run ddp\]: step 0\.50\d times the start's \(95 % 0", text)
     assert "[round 1]: no figures, the trial ended with outcome timeout." in text
-    assert "Round 1: raced ddp, none, fsdp2, none, reshard_after_forward=false; decision accept." in text
+    assert (
+        "Round 1: raced ddp, none, fsdp2, none, reshard_after_forward=false; decision accept."
+        in text
+    )
     assert "Incumbent: ddp, none [run ddp]." in text
     assert "at most 1.030 times the start's; peak memory at most 4000 MB per rank." in text
     assert f"Trials left: {AGENT.budget - 1} of {AGENT.budget}." in text
