@@ -18,7 +18,6 @@ from torch import Tensor
 
 from shardlab.codecs import native
 from shardlab.codecs.base import Content, FusedCodec, MessageKey
-from shardlab.codecs.compiled import compiled_on_gpus
 from shardlab.codecs.grouped import GroupedCodec, pack, unpack
 from shardlab.codecs.native import FLOAT, INT, POINTER, address, addresses, function
 from shardlab.codecs.scales import NOT_FINITE, read_scales, widened
@@ -162,7 +161,7 @@ class Sign(FusedCodec):
         decode(list(payloads), out, alpha, add)
 
 
-@compiled_on_gpus
+# not under torch.compile: Inductor of torch 2.13 writes other bytes of the magnitude
 def encode_signs(x: Tensor, residual: Tensor | None, kept: Tensor | None, payload: Tensor) -> None:
     """Write the payload of `x + residual`, and to `kept` what it loses, in PyTorch."""
     wanted = x if residual is None else x + residual
@@ -179,7 +178,6 @@ def encode_signs(x: Tensor, residual: Tensor | None, kept: Tensor | None, payloa
         kept.copy_(torch.where(lost.isfinite(), lost, residual))
 
 
-@compiled_on_gpus
 def decode_signs(payloads: Sequence[Tensor], out: Tensor, alpha: float, add: bool) -> None:
     """Set `out` to the vote times alpha and the sum of magnitudes, or add it, in PyTorch."""
     total = out.new_zeros(1)
