@@ -1,5 +1,5 @@
 # Every target sets up what it needs. The first call installs the pinned packages into .venv.
-.PHONY: always run test test-long test-cluster test-gpu bench-gpu container lint lock rivals \
+.PHONY: always run test test-long test-pipeline test-cluster test-gpu bench-gpu container lint lock rivals \
   clean
 .DELETE_ON_ERROR:
 
@@ -46,9 +46,14 @@ always:
 test: .venv/.project
 	@pytest -n 2 --dist loadfile -m "not long and not gpu and not cluster"
 
-# both tools from nothing, processes that are killed, every command of the documents
+# all tests that take more than about two seconds
 test-long: .venv/.project
 	@pytest -n 2 --dist worksteal -m long
+
+# of these what CI runs: both tools from nothing, processes that are killed, every command of the
+# documents
+test-pipeline: .venv/.project
+	@pytest -n 2 --dist worksteal -m long tests/pipeline
 
 # the quick pipeline through a SLURM of three nodes, which ends with the tests: needs root, for
 # namespaces and Debian's packages of SLURM, which it installs
