@@ -14,6 +14,7 @@ al. 2020, section 2.1). What belongs to no unit, the root, holds the head: it co
 forward and first in backward.
 """
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -98,7 +99,7 @@ class Timeline:
         return self._link_free
 
 
-class Step:
+class Step(ABC):
     """The step of an engine: subclasses walk through it."""
 
     repeated = 1
@@ -130,9 +131,9 @@ class Step:
             end, cpu_s = self.compute(0.0), self.timeline.cpu_s
         return max(end - started, (cpu_s - computed) / self.costs.rank.cores)
 
+    @abstractmethod
     def walk(self) -> None:
         """Walk through one step."""
-        raise NotImplementedError
 
     def backward_s(self, unit: int) -> float:
         """Return the seconds of backward of a unit in a micro-batch, with what it computes again.
