@@ -93,7 +93,7 @@ SHARDLAB_INLINE uint32_t random_bits(uint32_t element, uint32_t k0, uint32_t k1)
   return mixed(element * kWeyl + k0, k1);
 }
 
-// Rounding to the nearest with subnormal numbers, whatever the thread is set to (PyTorch can be told to
+// Rounding to the nearest with subnormal numbers, whatever the thread is set to (PyTorch can be set to
 // flush them): a vector's bits must not depend on the threads that take part.
 class PlainFloats {
  public:

@@ -50,7 +50,7 @@ SHARDLAB_INLINE uint64_t at_least(const float* given, int64_t count, int32_t flo
 // Values and positions of the elements of a part whose magnitude is at least `floor`, while the buffers
 // have space for a word of them; returns how many there are. Writes kept = x + residual, or residual
 // where that is not finite, if there is a `kept`.
-static int64_t gather(const Part& part, float* kept, int32_t floor, int64_t room, float* values,
+static int64_t gather(const Part& part, float* kept, int32_t floor, int64_t space, float* values,
                       int32_t* places) {
   const auto [x, residual, names, start, stop] = part;
   alignas(64) float buffer[kBlock];
@@ -67,7 +67,7 @@ static int64_t gather(const Part& part, float* kept, int32_t floor, int64_t room
       masks[word / kWord] = at_least(given + word, std::min(kWord, size - word), floor);
     for (int64_t word = 0; word < size; word += kWord) {
       uint64_t mask = masks[word / kWord];
-      if (count + kWord > room) {
+      if (count + kWord > space) {
         count += __builtin_popcountll(mask);
         continue;
       }
@@ -236,22 +236,22 @@ SHARDLAB_KERNEL void select_largest(Workers* workers, const float* x, const floa
   std::vector<Part> parts = parts_of(workers, x, residual, n);
   const size_t size = parts.size();
   const auto [low, capacity] = guess(x, residual, n, k, floor);
-  std::vector<int64_t> rooms(size), starts(size + 1), counts(size);
+  std::vector<int64_t> spaces(size), starts(size + 1), counts(size);
   for (size_t p = 0; p < size; ++p) {
-    rooms[p] = std::min(capacity, parts[p].stop - parts[p].start) + kWord;
-    starts[p + 1] = starts[p] + 2 * rooms[p];
+    spaces[p] = std::min(capacity, parts[p].stop - parts[p].start) + kWord;
+    starts[p + 1] = starts[p] + 2 * spaces[p];
   }
   std::unique_ptr<int32_t[]> larger;
   int32_t* const memory = scratch(starts[size], larger);
   const auto values_of = [&](int64_t p) { return reinterpret_cast<float*>(memory + starts[p]); };
-  const auto places_of = [&](int64_t p) { return memory + starts[p] + rooms[p]; };
+  const auto places_of = [&](int64_t p) { return memory + starts[p] + spaces[p]; };
   for_each(workers, static_cast<int64_t>(size), [&, low = low](int64_t p) {
-    counts[p] = gather(parts[p], kept, low, rooms[p], values_of(p), places_of(p));
+    counts[p] = gather(parts[p], kept, low, spaces[p], values_of(p), places_of(p));
   });
   bool fits = true;
   int64_t reached = 0;
   for (size_t p = 0; p < size; ++p) {
-    fits = fits && counts[p] <= rooms[p] - kWord;
+    fits = fits && counts[p] <= spaces[p] - kWord;
     reached += counts[p];
   }
   const int64_t wanted = low > floor ? k : std::min(k, reached);

@@ -1,5 +1,6 @@
 """Base of collectives that compress: what is compressed, what is sent uncompressed, and why."""
 
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -109,8 +110,9 @@ class CodecCollective(Collective):
             }
         )
 
+    @abstractmethod
     def _reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:
-        raise NotImplementedError
+        """Write this rank's shard of the sum, times `scale`, to `output`."""
 
     def _all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:
         """Reduce-scatter, then all-gather the sums, by default."""
@@ -121,8 +123,9 @@ class CodecCollective(Collective):
         if padded is not vector:
             vector.copy_(padded[: vector.numel()])
 
+    @abstractmethod
     def _all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:
-        raise NotImplementedError
+        """Write the shards of all ranks to `output`."""
 
     def _reduce(
         self, output: Tensor, vector: Tensor, scale: float, unit: Unit, scatter: bool
