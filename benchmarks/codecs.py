@@ -28,7 +28,8 @@ from benchmarks.gradients import UNIT, Gradients, load_gradients
 from shardlab.codecs.base import Codec, MessageKey, Unit
 from shardlab.codecs.registry import make_method, spec_of
 from shardlab.codecs.wire import Buffers
-from shardlab.comm.attach import Route, make_collective
+from shardlab.comm.attach import make_collective
+from shardlab.comm.codec_collective import Route
 from shardlab.comm.ledger import Ledger
 from shardlab.config.codec_table import all_specs, load_codecs
 from shardlab.core.progress import say, stopwatch

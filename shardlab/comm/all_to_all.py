@@ -1,28 +1,26 @@
-"""Collectives over any codec: all-to-all of payloads, or sums of payloads on the wire.
+"""Collectives over any codec by all-to-all of payloads.
 
-In the all-to-all the owner of a chunk decodes and sums what it receives: one quantization per value
-and float32 sums, so the error does not grow with the number of ranks (qgZ of ZeRO++, Wang et al.
-2023, section 3.3; SDP4Bit, Jia et al. 2024). With two levels nodes exchange only their sums, 1/L of
-the vector for each of their L ranks, and every value is quantized twice.
+The owner of a chunk decodes and sums what it receives: one quantization per value and float32 sums,
+so the error does not grow with the number of ranks (qgZ of ZeRO++, Wang et al. 2023, section 3.3;
+SDP4Bit, Jia et al. 2024). With two levels nodes exchange only their sums, 1/L of the vector for
+each of their L ranks, and every value is quantized twice.
 """
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from shardlab.codecs.base import Codec, MessageKey, Unit
-from shardlab.codecs.identity import Identity
-from shardlab.codecs.wire import Buffers, describe
-from shardlab.comm.codec_collective import DEFAULT, CodecCollective, CodecSettings
+from shardlab.codecs.wire import Buffers
+from shardlab.comm.codec_collective import CodecCollective, Route
 from shardlab.comm.collective import add_up
 from shardlab.comm.feedback import ACROSS
 from shardlab.comm.ledger import Kind, Ledger
 from shardlab.comm.object_collectives import subgroup
-from shardlab.comm.uncompressed import sum_scatter
 from shardlab.core.device import now
 from shardlab.core.errors import UserError
 
@@ -31,52 +29,33 @@ class AllToAllCollective(CodecCollective):
     """All-to-all of payloads.
 
     Raises:
-        ValueError: the class needs a linear codec, whose payloads can be summed.
         PayloadError: (all collectives) the ranks differ in what they send.
     """
-
-    linear_only: ClassVar[bool] = False
-    """whether payloads are summed on the wire"""
 
     def __init__(
         self,
         group: dist.ProcessGroup,
         ledger: Ledger,
         kind: Kind,
-        codec: Codec,
-        settings: CodecSettings = DEFAULT,
+        route: Route,
         extra: bool = False,
     ) -> None:
-        if self.linear_only and not codec.linear:
-            raise ValueError(f"codec {codec.name!r} cannot be summed on the wire")
-        super().__init__(group, ledger, kind, settings, extra)
-        self.codec = codec
-        self._has_codec = not isinstance(codec, Identity)
-        self._name = describe(codec)
-        self._steps: dict[str, int] = {}
+        super().__init__(group, ledger, kind, route, extra)
+        assert isinstance(route.method, Codec), "a method of several phases has its own collective"
+        self.codec = route.method
         self._buffers = Buffers()
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return the number of messages of each unit, from which random codecs continue."""
-        steps = {unit: torch.tensor(step) for unit, step in self._steps.items()}
-        return steps | super().state_dict()
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:  # noqa: D102
-        super().load_state_dict(state)
-        warmup = super().state_dict()
-        self._steps = {unit: int(step) for unit, step in state.items() if unit not in warmup}
-
     def _reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:
-        if not self._compresses(vector.numel()):
+        if self._is_exact(vector.numel()):
             self._exact.reduce_scatter(output, vector, scale, unit)
             return
-        step = self._begin(vector, unit)
+        step = self._begin(unit, vector)
         payloads = self._scatter(vector, unit, step)
-        part = f"{unit.name}>{self.rank}"
-        keys = [MessageKey(self._seed, step, part, rank) for rank in range(self.world_size)]
-        begin = now(vector.device)
+        part, device = f"{unit.name}>{self.rank}", vector.device
+        keys = [MessageKey(self.route.seed, step, part, rank) for rank in range(self.world_size)]
+        begin = now(device)
         self.codec.decode_sum(payloads, output, scale, keys)
-        self.account.add_time("decode_s", begin, vector.device)
+        self.account.add_time("decode_s", begin, device)
         self._check_finite(output)
         self._audit(output, vector, scale)
 
@@ -86,7 +65,7 @@ class AllToAllCollective(CodecCollective):
         Payloads that can be summed are encoded once: the owners gather the summed payloads.
         """
         n = vector.numel()
-        if not self._compresses(n + -n % self.world_size):
+        if self._is_exact(n + -n % self.world_size):
             self._exact.all_reduce(vector, scale, unit)
         elif self.codec.linear:
             padded = self._padded(vector)
@@ -98,113 +77,95 @@ class AllToAllCollective(CodecCollective):
 
     def _all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:
         """Gather decoded payloads; the owner decodes its own, so all ranks hold the same values."""
-        if not self._compresses(output.numel()):
+        if self._is_exact(output.numel()):
             self._exact.all_gather(output, shard, unit)
             return
-        step = self._begin(output, unit)
-        part, n = f"{unit.name}<", shard.numel()
-        (payload,) = self._encode([shard], [part], step)
-        payloads = self._exchange([payload] * self.world_size, n)
-        begin = now(output.device)
-        for rank, chunk in enumerate(self._chunks(output)):
-            key = MessageKey(self._seed, step, part, rank)
-            self.codec.decode_sum([payloads[rank]], chunk, 1.0, [key])
-        self.account.add_time("decode_s", begin, output.device)
-        self._count(raw=self._share_of_others(output.nbytes), wire=0.0)
-        self._count_sent(n, payload, self.world_size - 1)
-
-    def _compresses(self, n: int) -> bool:
-        return self._has_codec and not self._is_short(n)
-
-    def _begin(self, vector: Tensor, unit: Unit) -> int:
-        """Return the step of this message of the unit, on which all ranks agree at first."""
-        if self._updates is None:
-            step = self._steps.get(unit.name, 0)
-            self._steps[unit.name] = step + 1
-        else:
-            step = self._updates.count
-        if (unit.name, vector.numel(), self._name) not in self._agreed:
-            self._agree(unit, vector, self._name, step)
-        return step
+        step, part = self._begin(unit, output), f"{unit.name}<"
+        payloads = self._gather(self._encode([shard], [part], step)[0], output)
+        self._decode_chunks(output, payloads, 1.0, [part] * self.world_size, step)
 
     def _scatter(self, vector: Tensor, unit: Unit, step: int) -> Sequence[Tensor]:
         """Send chunk i to rank i, encoded; return the payloads of this rank's chunk."""
-        chunks = self._chunks(vector)
-        n = chunks[0].numel()
-        parts = [f"{unit.name}>{to}" for to in range(self.world_size)]
-        payloads = self._encode(chunks, parts, step)
-        received = self._exchange(payloads, n)
+        payloads = self._encode(self._chunks(vector), self._parts_to_ranks(unit), step)
+        received = self._exchange(payloads)
         self._count(raw=self._share_of_others(vector.nbytes), wire=0.0)
-        if not self.codec.variable:
-            self._count_sent(n, payloads[0], self.world_size - 1)
-        else:
+        n, others = vector.numel() // self.world_size, self.world_size - 1
+        if self.codec.variable:
             for to, payload in enumerate(payloads):
-                if to != self.rank:
-                    self._count_sent(n, payload, 1)
+                self._count_sent(n, payload, int(to != self.rank))
+        else:
+            self._count_sent(n, payloads[0], others)
         return received
+
+    def _gather(self, payload: Tensor, whole: Tensor) -> Sequence[Tensor]:
+        """Send a payload of 1/W of `whole` to all ranks; return those of all, in rank order."""
+        payloads = self._exchange([payload] * self.world_size)
+        self._count(raw=self._share_of_others(whole.nbytes), wire=0.0)
+        self._count_sent(whole.numel() // self.world_size, payload, self.world_size - 1)
+        return payloads
+
+    def _parts_to_ranks(self, unit: Unit) -> list[str]:
+        return [f"{unit.name}>{to}" for to in range(self.world_size)]
 
     def _encode(
         self, vectors: Sequence[Tensor], parts: Sequence[str], step: int
     ) -> Sequence[Tensor]:
         """Return the payloads of vectors of equal length; part i names vector i."""
-        device = vectors[0].device
+        feedback, device = self.route.feedback, vectors[0].device
         bounds = [self.codec.payload_bytes(vectors[0].numel())] * len(vectors)
         buffers = self._buffers.messages("sent", bounds, device)
         begin = now(device)
         payloads = []
         for vector, part, buffer in zip(vectors, parts, buffers, strict=True):
-            key = MessageKey(self._seed, step, part, self.rank)
-            if self.feedback is None:
+            key = MessageKey(self.route.seed, step, part, self.rank)
+            if feedback is None:
                 payloads.append(self.codec.encode(vector, key, buffer))
             else:
-                payloads.append(self.feedback.encode(self.codec, vector, part, key, buffer))
+                payloads.append(feedback.encode(self.codec, vector, part, key, buffer))
         self.account.add_time("encode_s", begin, device)
         return payloads
 
-    def _exchange(self, payloads: Sequence[Tensor], n: int) -> Sequence[Tensor]:
+    def _exchange(self, payloads: Sequence[Tensor]) -> Sequence[Tensor]:
         """Send payload i to rank i; return the payloads of all ranks, in rank order."""
+        sizes = [payload.numel() for payload in payloads]
+        device = payloads[0].device
         if self.codec.variable and self.world_size > 1:
-            sizes = self._exchange_sizes(payloads)
-        else:
-            sizes = [payload.numel() for payload in payloads]
-        received = self._buffers.messages("received", sizes, payloads[0].device)
+            outgoing = torch.tensor(sizes, device=device)
+            incoming = outgoing.clone()
+            self._send_numbers(outgoing.split(1), incoming.split(1))
+            sizes = incoming.tolist()
+        received = self._buffers.messages("received", sizes, device)
         received[self.rank] = payloads[self.rank]
         self._all_to_all(payloads, received)
         return received
 
-    def _exchange_sizes(self, payloads: Sequence[Tensor]) -> list[int]:
-        outgoing = torch.tensor([p.numel() for p in payloads], device=payloads[0].device)
-        incoming = outgoing.clone()
-        self._send_numbers(outgoing.split(1), incoming.split(1))
-        sizes: list[int] = incoming.tolist()
-        return sizes
-
     def _sum_payloads(self, vector: Tensor, scale: float, unit: Unit) -> None:
         """All-reduce payloads of a linear codec, which the owners sum."""
-        step = self._begin(vector, unit)
+        step = self._begin(unit, vector)
         payloads = self._scatter(vector, unit, step)
-        n = vector.numel() // self.world_size
         total = self._buffers.floats("summed", payloads[0].numel() // 4, vector.device)
         add_up([payload.view(torch.float32) for payload in payloads], total, 1.0)
-        summed = total.view(torch.uint8)
-        sums = self._exchange([summed] * self.world_size, n)
-        self._count(raw=self._share_of_others(vector.nbytes), wire=0.0)
-        self._count_sent(n, summed, self.world_size - 1)
-        self._decode_sums(vector, sums, scale, unit, step)
-
-    def _decode_sums(
-        self, vector: Tensor, sums: Sequence[Tensor], scale: float, unit: Unit, step: int
-    ) -> None:
-        """Set chunk i of `vector` to scale * the decoded sum of payloads i."""
+        sums = self._gather(total.view(torch.uint8), vector)
         # the audit needs the values that are overwritten here
         exact = vector if self.ledger.audit is None else vector.clone()
-        chunks, begin = self._chunks(vector), now(vector.device)
-        for owner, (chunk, payload) in enumerate(zip(chunks, sums, strict=True)):
-            key = MessageKey(self._seed, step, f"{unit.name}>{owner}", owner)
-            self.codec.decode_sum([payload], chunk, scale, [key])
-        self.account.add_time("decode_s", begin, vector.device)
+        self._decode_chunks(vector, sums, scale, self._parts_to_ranks(unit), step)
         self._check_finite(vector)
-        self._audit(chunks[self.rank], exact, scale)
+        self._audit(self._chunks(vector)[self.rank], exact, scale)
+
+    def _decode_chunks(
+        self,
+        vector: Tensor,
+        payloads: Sequence[Tensor],
+        scale: float,
+        parts: Sequence[str],
+        step: int,
+    ) -> None:
+        """Set chunk i of `vector` to scale * what payload i of rank i decodes to."""
+        begin = now(vector.device)
+        for rank, chunk in enumerate(self._chunks(vector)):
+            key = MessageKey(self.route.seed, step, parts[rank], rank)
+            self.codec.decode_sum([payloads[rank]], chunk, scale, [key])
+        self.account.add_time("decode_s", begin, vector.device)
 
     def _check_finite(self, reduced: Tensor) -> None:
         """Count a result of decoded payloads with a NaN or an infinity."""
@@ -230,67 +191,6 @@ class AllToAllCollective(CodecCollective):
         account.metadata_bytes += copies * content.metadata_bytes
 
 
-class LinearNative(AllToAllCollective):
-    """The `native` route of linear codecs: the process group's own collectives sum the payloads.
-
-    Payloads are viewed as float32. Reductions equal those of `AllToAllCollective` up to the order
-    of sums; all_gather is inherited.
-    """
-
-    linear_only = True
-
-    def _reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:
-        if not self._compresses(vector.numel()):
-            self._exact.reduce_scatter(output, vector, scale, unit)
-            return
-        step = self._begin(vector, unit)
-        payloads, stride, size = self._encode_padded(vector, unit, step)
-        total = self._buffers.floats("summed", stride // 4, vector.device)
-        wire = sum_scatter(total, payloads, self.group, self.ledger.traffic)
-        self._count(raw=self._share_of_others(vector.nbytes), wire=0.0)
-        payload = total.view(torch.uint8)
-        self._count_padded(output.numel(), payload, size, round(wire / stride))
-        key = MessageKey(self._seed, step, f"{unit.name}>{self.rank}", self.rank)
-        begin = now(vector.device)
-        self.codec.decode_sum([payload[:size]], output, scale, [key])
-        self.account.add_time("decode_s", begin, vector.device)
-        self._check_finite(output)
-        self._audit(output, vector, scale)
-
-    def _sum_payloads(self, vector: Tensor, scale: float, unit: Unit) -> None:
-        step = self._begin(vector, unit)
-        payloads, stride, size = self._encode_padded(vector, unit, step)
-        copies = 2 * (self.world_size - 1)
-        with self.ledger.traffic.operation(copies * stride, vector.device):
-            dist.all_reduce(payloads, group=self.group)
-        self._count(raw=2 * self._share_of_others(vector.nbytes), wire=0.0)
-        sums = [chunk.view(torch.uint8) for chunk in self._chunks(payloads)]
-        self._count_padded(vector.numel() // self.world_size, sums[0], size, copies)
-        self._decode_sums(vector, [chunk[:size] for chunk in sums], scale, unit, step)
-
-    def _encode_padded(self, vector: Tensor, unit: Unit, step: int) -> tuple[Tensor, int, int]:
-        """Return the payloads of all chunks as one float32 vector, the bytes of each in it, and of
-        each alone: it is padded with zeros to a multiple of 8 bytes.
-        """
-        chunks = self._chunks(vector)
-        parts = [f"{unit.name}>{to}" for to in range(self.world_size)]
-        payloads = self._encode(chunks, parts, step)
-        size = payloads[0].numel()
-        stride = size + -size % 8
-        buffer = self._buffers.bytes("padded", stride * len(chunks), vector.device)
-        for payload, slot in zip(payloads, self._chunks(buffer), strict=True):
-            slot[:size].copy_(payload)
-            slot[size:].zero_()
-        return buffer.view(torch.float32), stride, size
-
-    def _count_padded(self, n: int, padded: Tensor, size: int, copies: int) -> None:
-        """Count payloads of n elements and their padding."""
-        self._count_sent(n, padded[:size], copies)
-        padding = copies * (padded.numel() - size)
-        self.account.bytes_wire += padding
-        self.account.metadata_bytes += padding
-
-
 class HierarchicalCollective(CodecCollective):
     """All-to-all inside nodes of L ranks, then between the N nodes; rank = L * node + local rank.
 
@@ -299,50 +199,33 @@ class HierarchicalCollective(CodecCollective):
     `bytes_between_nodes` those of the second alone.
 
     Args:
-        inside, between: the codecs of the two levels.
-        ranks_per_node: L; the ranks of a node follow one another.
+        route: with the codec between nodes and L; the ranks of a node follow one another.
 
     Raises:
         UserError: the ranks are not whole nodes.
     """
 
-    def __init__(
-        self,
-        group: dist.ProcessGroup,
-        ledger: Ledger,
-        kind: Kind,
-        inside: Codec,
-        between: Codec,
-        ranks_per_node: int,
-        settings: CodecSettings = DEFAULT,
-    ) -> None:
-        super().__init__(group, ledger, kind, settings)
-        if self.world_size % ranks_per_node:
+    def __init__(self, group: dist.ProcessGroup, ledger: Ledger, kind: Kind, route: Route) -> None:
+        super().__init__(group, ledger, kind, route)
+        assert route.between_nodes is not None and route.ranks_per_node is not None, "two levels"
+        self.ranks_per_node = size = route.ranks_per_node
+        if self.world_size % size:
             raise UserError(
-                f"ranks_per_node: {self.world_size} ranks are not whole nodes of {ranks_per_node}: "
+                f"ranks_per_node: {self.world_size} ranks are not whole nodes of {size}: "
                 "choose a divisor"
             )
-        self.ranks_per_node = ranks_per_node
-        self.nodes = self.world_size // ranks_per_node
-        node, local_rank = divmod(self.rank, ranks_per_node)
+        self.nodes = self.world_size // size
+        node, local_rank = divmod(self.rank, size)
         ranks = dist.get_process_group_ranks(group)
-        of_node = ranks[node * ranks_per_node : (node + 1) * ranks_per_node]
+        of_node = ranks[node * size : (node + 1) * size]
         # every rank creates its node's group first: groups are created in one order on all ranks
-        groups = [subgroup(group, each) for each in (of_node, ranks[local_rank::ranks_per_node])]
-        levels = settings._replace(excluded=frozenset(), warmup=0)
-        self.inside = AllToAllCollective(groups[0], ledger, kind, inside, levels)
-        self.between = AllToAllCollective(groups[1], ledger, kind, between, levels, extra=True)
+        groups = [subgroup(group, each) for each in (of_node, ranks[local_rank::size])]
+        across = replace(route, method=route.between_nodes, warmup=0)
+        self.inside = AllToAllCollective(groups[0], ledger, kind, route)
+        self.between = AllToAllCollective(groups[1], ledger, kind, across, extra=True)
+        # units have other names at the second level, so one counter, and one state, has all
+        self.inside.steps = self.between.steps = self.steps
         self._buffers = Buffers()
-
-    def state_dict(self) -> dict[str, Tensor]:  # noqa: D102
-        return {**self.inside.state_dict(), **self.between.state_dict(), **super().state_dict()}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:  # noqa: D102
-        super().load_state_dict(state)
-        levels = {name: step for name, step in state.items() if name not in super().state_dict()}
-        across = {name: step for name, step in levels.items() if name.endswith(ACROSS)}
-        self.between.load_state_dict(across)
-        self.inside.load_state_dict({n: step for n, step in levels.items() if n not in across})
 
     def _reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:
         """Sum inside the node the chunks for its local rank in every node, then between nodes."""

@@ -1,9 +1,8 @@
 """`attach`: compressed communication of an FSDP2, FSDP1 or DDP model in one call."""
 
-import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch.distributed as dist
@@ -15,14 +14,14 @@ from torch.nn.parallel import DistributedDataParallel
 from shardlab.codecs.base import Codec
 from shardlab.codecs.multi_phase import Method, MultiPhaseMethod
 from shardlab.codecs.registry import make_codec, make_method, spec_of
-from shardlab.comm.all_to_all import AllToAllCollective, HierarchicalCollective, LinearNative
+from shardlab.comm.all_to_all import AllToAllCollective, HierarchicalCollective
 from shardlab.comm.background import Lanes
-from shardlab.comm.codec_collective import CodecSettings
-from shardlab.comm.collective import Attachable, Collective
+from shardlab.comm.codec_collective import Route
+from shardlab.comm.collective import Attachable, Collective, MakeCollective
 from shardlab.comm.comm_hooks import attach_ddp, attach_fsdp1, unit_names
 from shardlab.comm.feedback import ErrorFeedback, Residual, Updates, register_step_hook
 from shardlab.comm.fsdp2_hooks import attach_fsdp2
-from shardlab.comm.handle import GroupCollectives, Handle
+from shardlab.comm.handle import Handle
 from shardlab.comm.ledger import Kind, Ledger
 from shardlab.comm.multi_phase import MultiPhaseCollective
 from shardlab.comm.uncompressed import Native, UncompressedAllToAll
@@ -36,33 +35,6 @@ Detach = Callable[[], None]
 Spec = str | Mapping[str, Any] | BaseModel | Codec
 
 
-@dataclass(frozen=True)
-class Route:
-    """Validated options of `attach` for the messages of one kind."""
-
-    method: Method
-    native: bool = False
-    """use the process group's own collectives"""
-    minimum_size: int = 0
-    excluded: frozenset[str] = frozenset()
-    """names of blocks that are sent uncompressed"""
-    warmup: int = 0
-    """messages of each unit that are sent uncompressed"""
-    between_nodes: Codec | None = None
-    ranks_per_node: int | None = None
-    seed: int = 0
-
-    @property
-    def is_plain(self) -> bool:
-        """Return whether nothing is compressed."""
-        return self.method.name == "none" and self.between_nodes is None
-
-    @property
-    def untouched(self) -> bool:
-        """Return whether all messages are sent as without `attach`."""
-        return self.native and self.is_plain
-
-
 def between_replicas(route: Route) -> Route:
     """Return the route between replicas: one level, by the codec between nodes."""
     method = route.method if route.between_nodes is None else route.between_nodes
@@ -70,45 +42,27 @@ def between_replicas(route: Route) -> Route:
 
 
 def make_collective(
-    group: dist.ProcessGroup,
-    ledger: Ledger,
-    kind: Kind,
-    route: Route,
-    feedback: ErrorFeedback | None = None,
-    updates: Updates | None = None,
+    group: dist.ProcessGroup, ledger: Ledger, kind: Kind, route: Route
 ) -> Collective:
     """Return the collective for the messages of `kind` over `group`.
-
-    Args:
-        updates: of parameters that are gathered.
 
     Raises:
         UserError: two levels are requested, but the ranks are not whole nodes, or the size of a
             node is unknown.
     """
-    if route.untouched:
+    if route.native:
         return Native(group, ledger, kind)
-    method, seed = route.method, route.seed
     if route.is_plain:
         return UncompressedAllToAll(group, ledger, kind)
-    settings = CodecSettings(
-        feedback, route.minimum_size, seed, updates, route.excluded, route.warmup
-    )
-    if isinstance(method, MultiPhaseMethod):
-        # a copy, since its state belongs to the units of one group
-        return MultiPhaseCollective(group, ledger, kind, copy.deepcopy(method), settings)
-    if route.between_nodes is not None:
-        size = _ranks_per_node(route)
-        return HierarchicalCollective(
-            group, ledger, kind, method, route.between_nodes, size, settings
-        )
-    single_level = LinearNative if route.native else AllToAllCollective
-    return single_level(group, ledger, kind, method, settings)
+    if isinstance(route.method, MultiPhaseMethod):
+        return MultiPhaseCollective(group, ledger, kind, route)
+    if route.between_nodes is None:
+        return AllToAllCollective(group, ledger, kind, route)
+    route = replace(route, ranks_per_node=route.ranks_per_node or _launched_ranks_per_node())
+    return HierarchicalCollective(group, ledger, kind, route)
 
 
-def _ranks_per_node(route: Route) -> int:
-    if route.ranks_per_node is not None:
-        return route.ranks_per_node
+def _launched_ranks_per_node() -> int:
     local_size = os.environ.get("LOCAL_WORLD_SIZE")
     if local_size is None:
         raise UserError("between_nodes: no launcher says how large a node is: give ranks_per_node")
@@ -159,7 +113,7 @@ def attach(
     Raises:
         UserError: in one line: options that do not fit each other or the model, or no wrapper.
     """
-    for_gradients = {
+    settings = {
         "codec": gradients,
         "between_nodes": between_nodes,
         "route": route,
@@ -170,8 +124,8 @@ def attach(
         "warmup_steps": warmup_steps,
         "ranks_per_node": ranks_per_node,
     }
-    for_weights = {"codec": weights, "minimum_size": weights_minimum_size}
-    return _attach(model, for_gradients, for_weights, overlap, replicas, seed)
+    gathered = {"codec": weights, "minimum_size": weights_minimum_size}
+    return _attach(model, settings, gathered, overlap, replicas, seed)
 
 
 def _attach(
@@ -186,60 +140,56 @@ def _attach(
     wrapper = _find_wrapper(model)
     _check_wrapper(model, wrapper, weights, overlap, replicas)
     excluded = _excluded_blocks(model, wrapper, for_gradients["exclude"])
-    gradients = replace(gradients, excluded=frozenset() if gradients.is_plain else excluded)
-    feedback = ErrorFeedback(for_gradients["residual"]) if for_gradients["error_feedback"] else None
-    ledger, updates, lanes = Ledger(), Updates(), Lanes() if overlap else None
+    if not gradients.is_plain:
+        gradients = replace(gradients, excluded=excluded)
+    ledger, lanes = Ledger(), Lanes() if overlap else None
+    collectives: dict[str, dict[dist.ProcessGroup, Collective]] = {}
 
-    def collectives(purpose: str, route: Route) -> GroupCollectives:
-        kind: Kind = "weights" if purpose == "weights" else "gradients"
-        state = (None, updates) if kind == "weights" else (feedback, None)
-        return GroupCollectives(
-            purpose, lambda group: make_collective(group, ledger, kind, route, *state)
-        )
+    def maker(purpose: str, kind: Kind, route: Route) -> MakeCollective:
+        made = collectives.setdefault(purpose, {})
 
-    kinds = (
-        collectives("gradients", gradients),
-        collectives("weights", weights),
-        collectives("replicas", between_replicas(gradients)),
+        def make(group: dist.ProcessGroup) -> Collective:
+            if group not in made:
+                made[group] = make_collective(group, ledger, kind, route)
+            return made[group]
+
+        return make
+
+    makers = (
+        maker("gradients", "gradients", gradients),
+        maker("weights", "weights", weights),
+        maker("replicas", "gradients", between_replicas(gradients)),
     )
-    undo = [_attach_wrapper(model, wrapper, kinds, lanes, replicas)]
-    stateful = list[GroupCollectives | Updates](kinds)
-    listeners: list[ErrorFeedback | Updates] = [] if feedback is None else [feedback]
-    if not weights.untouched:
-        listeners.append(updates)
-        stateful.append(updates)
-    undo += [register_step_hook(model, listener) for listener in listeners]
+    undo = [_attach_wrapper(model, wrapper, makers, lanes, replicas)]
+    updates = None if weights.native else weights.updates
+    undo += [register_step_hook(model, each) for each in (gradients.feedback, updates) if each]
 
     def detach() -> None:
         for restore in undo:
             restore()
 
-    return Handle(ledger, feedback, stateful, listeners, lanes, detach)
+    return Handle(ledger, gradients.feedback, updates, collectives, lanes, detach)
 
 
 def _gradient_route(options: dict[str, Any], seed: int) -> Route:
     """Return the validated route of gradients, without the excluded blocks."""
-    method, level, between = make_method(options["codec"]), options["between_nodes"], None
-    if level is not None:
-        between, level = make_codec(level), spec_of(level)
-    plain = method.name == "none" and between is None
-    native = plain if options["route"] is None else options["route"] == "native"
-    if native and not (isinstance(method, Codec) and method.linear and between is None):
-        raise UserError(f"codec {method.name!r} cannot be summed on the wire: use route='exchange'")
+    method, between, level = make_method(options["codec"]), options["between_nodes"], None
+    if between is not None:
+        between, level = make_codec(between), spec_of(between)
     specs = {"codec": spec_of(options["codec"]), "between_nodes": level}
-    validate(Compression, {**options, **specs}, "attach")
-    if plain:
-        return Route(method, native, seed=seed)
-    size, warmup = options["minimum_size"], options["warmup_steps"]
-    return Route(
-        method, native, size, frozenset(), warmup, between, options["ranks_per_node"], seed
-    )
+    checked = validate(Compression, {**options, **specs}, "attach")
+    if checked.plain():
+        return Route(method, checked.route != "exchange", seed=seed)
+    feedback = ErrorFeedback(checked.residual) if checked.error_feedback else None
+    size, warmup, node = checked.minimum_size, checked.warmup_steps, checked.ranks_per_node
+    return Route(method, False, size, frozenset(), warmup, between, node, seed, feedback)
 
 
 def _weight_route(options: dict[str, Any], seed: int) -> Route:
     codec = make_codec(options["codec"])
     validate(WeightCompression, {**options, "codec": spec_of(options["codec"])}, "attach: weights")
-    return Route(codec, codec.name == "none", options["minimum_size"], seed=seed)
+    size, native = options["minimum_size"], codec.name == "none"
+    return Route(codec, native, size, seed=seed, updates=Updates())
 
 
 def _find_wrapper(model: nn.Module) -> nn.Module:
@@ -292,16 +242,16 @@ def _excluded_blocks(
 def _attach_wrapper(
     model: nn.Module,
     wrapper: nn.Module,
-    kinds: tuple[GroupCollectives, GroupCollectives, GroupCollectives],
+    makers: tuple[MakeCollective, MakeCollective, MakeCollective],
     lanes: Lanes | None,
     replicas: dist.ProcessGroup | None,
 ) -> Detach:
     """Use the collectives of gradients, of weights, and of gradients between replicas."""
     if isinstance(wrapper, Attachable):
-        return wrapper.attach_collectives(*kinds)
+        return wrapper.attach_collectives(*makers)
     if isinstance(wrapper, FSDPModule):
-        return attach_fsdp2(model, *kinds, lanes)
+        return attach_fsdp2(model, *makers, lanes)
     if isinstance(wrapper, FullyShardedDataParallel):
-        return attach_fsdp1(model, *kinds, replicas)
+        return attach_fsdp1(model, *makers, replicas)
     assert isinstance(wrapper, DistributedDataParallel), "the only wrapper that is left"
-    return attach_ddp(wrapper, kinds[0])
+    return attach_ddp(wrapper, makers[0])

@@ -4,13 +4,16 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardlab.codecs.base import Block, Unit
+from shardlab.codecs.base import Block, Codec, Unit
+from shardlab.codecs.identity import Identity
+from shardlab.codecs.multi_phase import Method
+from shardlab.codecs.wire import describe
 from shardlab.comm.collective import Collective, labelled
 from shardlab.comm.feedback import ErrorFeedback, Layout, Updates
 from shardlab.comm.ledger import Kind, Ledger
@@ -19,29 +22,36 @@ from shardlab.comm.uncompressed import uncompressed
 BY_NAME = "excluded by name"
 WARM_UP = "warm-up"
 NO_GRADIENT = "a parameter without gradient"
-_MESSAGES = "messages:"
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-class CodecSettings(NamedTuple):
-    """Settings that all collectives with a codec or a multi-phase method share."""
+@dataclass(frozen=True)
+class Route:
+    """Validated options of `attach` for the messages of one kind."""
 
-    feedback: ErrorFeedback | None = None
-    """residuals of this rank"""
+    method: Method
+    native: bool = False
+    """use the process group's own collectives: nothing is compressed"""
     minimum_size: int = 0
     """messages of fewer elements are sent uncompressed"""
-    seed: int = 0
-    """of random codecs; the same on all ranks"""
-    updates: Updates | None = None
-    """of the parameters that are sent: all messages of a unit between two updates use the same
-    random numbers; without it every message has new ones"""
     excluded: frozenset[str] = frozenset()
     """names of blocks that are sent uncompressed"""
     warmup: int = 0
     """messages of each unit, from the start, that are sent uncompressed"""
+    between_nodes: Codec | None = None
+    ranks_per_node: int | None = None
+    seed: int = 0
+    """of random codecs; the same on all ranks"""
+    feedback: ErrorFeedback | None = None
+    """residuals of this rank"""
+    updates: Updates | None = None
+    """of the parameters that are sent: all messages of a unit between two updates use the same
+    random numbers; without it every message has new ones"""
 
-
-DEFAULT = CodecSettings()
+    @property
+    def is_plain(self) -> bool:
+        """Return whether nothing is compressed."""
+        return self.method.name == "none" and self.between_nodes is None
 
 
 class CodecCollective(Collective):
@@ -65,16 +75,16 @@ class CodecCollective(Collective):
         group: dist.ProcessGroup,
         ledger: Ledger,
         kind: Kind,
-        settings: CodecSettings = DEFAULT,
+        route: Route,
         extra: bool = False,
     ) -> None:
         super().__init__(group, ledger, kind, extra)
-        self.feedback, self.minimum_size, self._seed, self._updates = settings[:4]
-        self._excluded, self._warmup = settings.excluded, settings.warmup
+        self.route = route
+        self.steps: Counter[str] = Counter()
+        """messages of each unit so far, those of the warm-up among them"""
+        self._name = describe(route.method)
         self._exact = uncompressed(group, ledger, kind, extra)
         self._extra_exact = uncompressed(group, ledger, kind, extra=True)
-        self._messages: Counter[str] = Counter()
-        """of the warm-up, by unit"""
         self._laid_out: set[tuple[str, int]] = set()
 
     @labelled
@@ -89,7 +99,7 @@ class CodecCollective(Collective):
     def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:  # noqa: D102
         if self._bypasses(unit, shard.numel(), self.world_size, shard.dtype):
             self._exact.all_gather(output, shard, unit)
-        elif self._is_wide(output):
+        elif output.dtype == torch.float32 or output.numel() < self.route.minimum_size:
             self._all_gather(output, shard, unit)
         else:
             result = torch.empty_like(output, dtype=torch.float32)
@@ -98,17 +108,12 @@ class CodecCollective(Collective):
             output.copy_(result)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the number of messages of each unit in the warm-up; the same on all ranks."""
-        return {_MESSAGES + unit: torch.tensor(n) for unit, n in self._messages.items()}
+        """Return the number of messages of each unit, from which random codecs continue."""
+        return {unit: torch.tensor(step) for unit, step in self.steps.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:  # noqa: D102
-        self._messages = Counter(
-            {
-                name.removeprefix(_MESSAGES): int(n)
-                for name, n in state.items()
-                if name.startswith(_MESSAGES)
-            }
-        )
+        self.steps.clear()
+        self.steps.update({unit: int(step) for unit, step in state.items()})
 
     @abstractmethod
     def _reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:
@@ -116,12 +121,7 @@ class CodecCollective(Collective):
 
     def _all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:
         """Reduce-scatter, then all-gather the sums, by default."""
-        padded = self._padded(vector)
-        shard = padded.new_empty(padded.numel() // self.world_size)
-        self._reduce_scatter(shard, padded, scale, unit)
-        self._all_gather(padded, shard, unit)
-        if padded is not vector:
-            vector.copy_(padded[: vector.numel()])
+        self._scatter_and_gather(self._reduce_scatter, self._all_gather, vector, scale, unit)
 
     @abstractmethod
     def _all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:
@@ -131,11 +131,10 @@ class CodecCollective(Collective):
         self, output: Tensor, vector: Tensor, scale: float, unit: Unit, scatter: bool
     ) -> None:
         """Reduce-scatter, or all-reduce with `vector` as the output, what is compressed or not."""
-        n = output.numel()
-        chunks = self.world_size if scatter else 1
+        n, chunks = output.numel(), self.world_size if scatter else 1
         if self._bypasses(unit, n, chunks, vector.dtype):
             _reduce_by(self._exact, output, vector, scale, unit, scatter)
-        elif self._excluded and (parts := self._parts(unit, chunks)):
+        elif self.route.excluded and (parts := self._parts(unit, chunks)):
             # excluded blocks are an extra message where others remain
             exact = self._exact if len(parts) == 1 else self._extra_exact
             for part in parts:
@@ -152,19 +151,19 @@ class CodecCollective(Collective):
     def _reduce_compressed(
         self, output: Tensor, vector: Tensor, scale: float, unit: Unit, scatter: bool
     ) -> None:
-        if self.feedback is not None and (unit.name, vector.numel()) not in self._laid_out:
-            self._lay_out(unit, vector.numel(), scatter)
-        if self._is_wide(vector):
-            if scatter:
-                self._reduce_scatter(output, vector, scale, unit)
-            else:
-                self._all_reduce(vector, scale, unit)
-            return
-        wide = vector.float()
-        result = torch.empty_like(output, dtype=torch.float32) if scatter else wide
-        with self._raw_bytes_of(vector):
-            self._reduce_compressed(result, wide, scale, unit, scatter)
-        output.copy_(result)
+        n = vector.numel()
+        if self.route.feedback is not None and (unit.name, n) not in self._laid_out:
+            self._lay_out(self.route.feedback, unit, n, scatter)
+        if vector.dtype != torch.float32 and n >= self.route.minimum_size:
+            wide = vector.float()
+            result = torch.empty_like(output, dtype=torch.float32) if scatter else wide
+            with self._raw_bytes_of(vector):
+                self._reduce_compressed(result, wide, scale, unit, scatter)
+            output.copy_(result)
+        elif scatter:
+            self._reduce_scatter(output, vector, scale, unit)
+        else:
+            self._all_reduce(vector, scale, unit)
 
     def _bypasses(self, unit: Unit, chunk: int, chunks: int, dtype: torch.dtype) -> bool:
         """Return whether a whole message is sent uncompressed; count the reason.
@@ -177,48 +176,55 @@ class CodecCollective(Collective):
             reason = str(dtype)
         elif unit.blocks and sum(unit.chunk_sizes(chunks)) != chunk:
             reason = NO_GRADIENT
-        elif self._warmup and self._messages[unit.name] < self._warmup:
-            self._messages[unit.name] += 1
+        elif self.steps[unit.name] < self.route.warmup:
+            self.steps[unit.name] += 1
             reason = WARM_UP
         else:
             return False
         self.account.uncompressed[reason] += 1
         return True
 
-    def _is_short(self, n: int) -> bool:
-        """Return whether a message of n elements is too short for the codec; count that."""
-        if n >= self.minimum_size:
+    def _is_exact(self, n: int) -> bool:
+        """Return whether a vector of n elements is sent uncompressed; count one that is short."""
+        if isinstance(self.route.method, Identity):
+            return True
+        if n >= self.route.minimum_size:
             return False
-        self.account.uncompressed[f"fewer than {self.minimum_size} elements"] += 1
+        self.account.uncompressed[f"fewer than {self.route.minimum_size} elements"] += 1
         return True
+
+    def _begin(self, unit: Unit, vector: Tensor) -> int:
+        """Return the step of this message of the unit, on which all ranks agree at first."""
+        if self.route.updates is None:
+            step = self.steps[unit.name] - self.route.warmup
+            self.steps[unit.name] += 1
+        else:
+            step = self.route.updates.count
+        self._agree(unit, vector, self._name, step)
+        return step
 
     def _parts(self, unit: Unit, chunks: int) -> list["_Part"]:
         """Return the excluded blocks and the others as separate messages; none without excluded."""
-        if not any(block.name in self._excluded for block in unit.blocks):
+        if not any(block.name in self.route.excluded for block in unit.blocks):
             return []
         self.account.uncompressed[BY_NAME] += 1
         parts = [_Part(True, unit.name), _Part(False, unit.name)]
         start = 0
         for block, width in zip(unit.blocks, unit.chunk_sizes(chunks), strict=True):
-            part = parts[0] if block.name in self._excluded else parts[1]
+            part = parts[0] if block.name in self.route.excluded else parts[1]
             part.blocks.append(block)
             part.columns.append(slice(start, start + width))
             start += width
         return [part for part in parts if part.blocks]
 
-    def _lay_out(self, unit: Unit, n: int, scatter: bool) -> None:
+    def _lay_out(self, feedback: ErrorFeedback, unit: Unit, n: int, scatter: bool) -> None:
         """Record the order of a unit's elements before its first message of n elements."""
-        assert self.feedback is not None, "there are residuals"
         self._laid_out.add((unit.name, n))
         # shorter ones have no residual, also when they are padded
-        if n > self.minimum_size - self.world_size:
+        if n > self.route.minimum_size - self.world_size:
             size = self.world_size
             layout = Layout.scattering(unit, size, n // size) if scatter else Layout.whole(size, n)
-            self.feedback.lay_out(unit.name, layout._replace(ranks_per_node=self.ranks_per_node))
-
-    def _is_wide(self, vector: Tensor) -> bool:
-        """Return whether a message needs no conversion: short ones have no codec."""
-        return vector.dtype == torch.float32 or vector.numel() < self.minimum_size
+            feedback.lay_out(unit.name, layout._replace(ranks_per_node=self.ranks_per_node))
 
     @contextmanager
     def _raw_bytes_of(self, narrow: Tensor) -> Iterator[None]:

@@ -341,11 +341,3 @@ def narrow(vector: Tensor, stored: Tensor) -> None:
             _INT8.encode(vector.clamp_(-_LARGEST, _LARGEST), out=stored)
     else:
         stored.copy_(vector.clamp_(-_LARGEST, _LARGEST))
-
-
-def store_like(stored: Tensor, vector: Tensor) -> Tensor:
-    """Return a float32 vector in the form of `stored`."""
-    kind = next(kind for kind, dtype in _DTYPES.items() if dtype == stored.dtype)
-    result = zeros(kind, vector.numel(), vector.device)
-    narrow(vector.clone(), result)
-    return result

@@ -59,14 +59,13 @@ def attach_fsdp2(
     names = {module: plain(name) for name, module in model.named_modules()}
     undo = []
     for name, module, group in units:
-        # created here, so that `attach` reports invalid options, not a backward pass
-        gradients(group._reduce_scatter_process_group)
-        weights(group._all_gather_process_group)
+        reduce = gradients(group._reduce_scatter_process_group)
+        gather = weights(group._all_gather_process_group)
         undo.append((module, group._reduce_scatter_comm, group._all_gather_comm))
         sent = Unit(name, tuple(_blocks(group, names, trained_alone=True)))
         gathered = Unit(name, tuple(_blocks(group, names, trained_alone=False)))
-        module.set_custom_reduce_scatter(_ReduceScatterHook(gradients, sent, group, lanes))
-        module.set_custom_all_gather(_AllGatherHook(weights, gathered, lanes))
+        module.set_custom_reduce_scatter(_ReduceScatterHook(reduce, sent, group, lanes))
+        module.set_custom_all_gather(_AllGatherHook(gather, gathered, lanes))
     replaced = _replace_all_reduces(units, names, replicas)
 
     def detach() -> None:
@@ -162,7 +161,7 @@ class _Allocate:
 
 @dataclass(eq=False)
 class _ReduceScatterHook(_Allocate, ReduceScatter):
-    _make: MakeCollective
+    _collective: Collective
     _unit: Unit
     _group: FSDPParamGroup
     _lanes: Lanes | None
@@ -175,7 +174,7 @@ class _ReduceScatterHook(_Allocate, ReduceScatter):
         op: Any,
         async_op: bool = False,
     ) -> None:
-        collective = self._make(group)
+        collective = self._collective
         scale = _scale(op, collective.world_size)
         if self._lanes is None:
             collective.reduce_scatter(output_tensor, input_tensor, scale, self._unit)
@@ -205,7 +204,7 @@ class _ReduceScatterHook(_Allocate, ReduceScatter):
 class _AllGatherHook(_Allocate, AllGather):
     """All-gather of a unit; `input_tensor` is the part of this rank in `output_tensor`."""
 
-    _make: MakeCollective
+    _collective: Collective
     _unit: Unit
     _lanes: Lanes | None
 
@@ -216,7 +215,7 @@ class _AllGatherHook(_Allocate, AllGather):
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> dist.Work | None:
-        collective, arguments = self._make(group), (output_tensor, input_tensor, self._unit)
+        collective, arguments = self._collective, (output_tensor, input_tensor, self._unit)
         if self._lanes is not None:
             running = self._lanes.gathers.start(collective.all_gather, *arguments)
             if async_op:

@@ -9,22 +9,21 @@ which holds for e'_r' = (1/W) * sum over r of e_r on every new rank. The residua
 (part `unit<`) is owed as it is: shards are concatenated and cut for the new ranks.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from shardlab.comm.background import Lanes
-from shardlab.comm.collective import REPLICAS, Collective, MakeCollective
+from shardlab.comm.collective import REPLICAS, Collective
 from shardlab.comm.feedback import (
     ACROSS,
     LAYOUT,
     ErrorFeedback,
     Layout,
     Updates,
-    store_like,
     widen,
 )
 from shardlab.comm.ledger import Ledger
@@ -39,48 +38,15 @@ _COUNT = "gradients.residuals"
 
 
 @dataclass(eq=False)
-class GroupCollectives:
-    """Collectives for one purpose by process group, each made when its group is first used."""
-
-    _purpose: str
-    _make: MakeCollective
-    _made: dict[dist.ProcessGroup, Collective] = field(default_factory=dict)
-    _loaded: State = field(default_factory=dict)
-
-    def __call__(self, group: dist.ProcessGroup) -> Collective:
-        """Return the collective of `group`."""
-        if group not in self._made:
-            prefix = self._prefix(len(self._made))
-            self._made[group] = self._make(group)
-            self._made[group].load_state_dict(_below(prefix, self._loaded))
-        return self._made[group]
-
-    def state_dict(self) -> State:
-        """Return the states of all collectives, in the order in which their groups were used."""
-        return {
-            self._prefix(index) + key: tensor
-            for index, collective in enumerate(self._made.values())
-            for key, tensor in collective.state_dict().items()
-        }
-
-    def load_state_dict(self, state: State) -> None:
-        """Continue from `state_dict()`, for groups that are used later, too."""
-        self._loaded = state
-        for index, collective in enumerate(self._made.values()):
-            collective.load_state_dict(_below(self._prefix(index), state))
-
-    def _prefix(self, index: int) -> str:
-        return f"{self._purpose}.group{index}."
-
-
-@dataclass(eq=False)
 class Handle:
     """Ledger, residuals and state of an attached model, and the function that detaches it."""
 
     ledger: Ledger
     feedback: ErrorFeedback | None
-    _stateful: Sequence[GroupCollectives | Updates]
-    _listeners: Sequence[ErrorFeedback | Updates]
+    _updates: Updates | None
+    """where gathered parameters are compressed"""
+    _collectives: Mapping[str, Mapping[dist.ProcessGroup, Collective]]
+    """by purpose, then in the order in which their groups were first used"""
     _lanes: Lanes | None
     _detach: Callable[[], None]
 
@@ -91,8 +57,9 @@ class Handle:
 
     def step_ended(self) -> None:
         """Note that the parameters are updated; call it where no optimizer of torch does that."""
-        for each in self._listeners:
-            each.step_ended()
+        for listener in (self.feedback, self._updates):
+            if listener is not None:
+                listener.step_ended()
 
     def rollback(self) -> None:
         """Roll back error feedback to the last update of the parameters.
@@ -118,8 +85,8 @@ class Handle:
             residuals = self.feedback.state_dict()
             state = {RESIDUALS + name: tensor for name, tensor in residuals.items()}
             state[_COUNT] = torch.tensor(len(residuals))
-        for each in self._stateful:
-            state |= each.state_dict()
+        for prefix, each in self._stateful():
+            state |= {prefix + name: tensor for name, tensor in each.state_dict().items()}
         rank = _of_rank(dist.get_rank())
         return {rank + name: tensor.clone() for name, tensor in state.items()}
 
@@ -146,8 +113,16 @@ class Handle:
                 "the state holds residuals: attach with error_feedback=True, or remove its keys "
                 f"with {_COUNT[:-1]!r}"
             )
-        for each in self._stateful:
-            each.load_state_dict(state)
+        for prefix, each in self._stateful():
+            each.load_state_dict(_below(prefix, state))
+
+    def _stateful(self) -> Iterator[tuple[str, Collective | Updates]]:
+        """Yield what else has a state, with the beginning of its names in that of the handle."""
+        for purpose, by_group in self._collectives.items():
+            for index, collective in enumerate(by_group.values()):
+                yield f"{purpose}.group{index}.", collective
+        if self._updates is not None:
+            yield "", self._updates
 
 
 def merge_states(
@@ -155,8 +130,8 @@ def merge_states(
 ) -> State:
     """Return the state for `rank` of `world_size`, from `Handle.state_dict()` of all old ranks.
 
-    Residuals are merged (`merge_residuals`), counters are the same on all ranks. State of
-    multi-phase methods is dropped, since it depends on the old layout.
+    Residuals are merged, in float32; counters are the same on all ranks. State of multi-phase
+    methods is dropped, since it depends on the old layout.
 
     Args:
         ranks_per_node: size of the new nodes, where there are two levels; by default as before.
@@ -168,18 +143,44 @@ def merge_states(
     if not states:
         raise UserError("merge_states: give the states of all old ranks, in their order")
     states = [_own(state, old) for old, state in enumerate(states)]
-    residuals = merge_residuals(
-        [_below(RESIDUALS, s) for s in states], world_size, rank, ranks_per_node
-    )
     merged = {
         name: tensor
         for name, tensor in states[0].items()
         if not name.startswith(RESIDUALS) and ".method/" not in name and tensor.numel() == 1
     }
-    merged |= {RESIDUALS + name: tensor for name, tensor in residuals.items()}
+    residuals: State = {}
+    stored = [_below(RESIDUALS, state) for state in states]
+    if any(name.endswith(REPLICAS) for name in stored[0]):
+        raise UserError(
+            "merge_states: residuals of a two-dimensional mesh fit the same mesh alone: continue "
+            "with it, or remove the keys with 'gradients.residual' from the states"
+        )
+    for name, tensor in stored[0].items():
+        if name.startswith(LAYOUT):
+            unit, old = name.removeprefix(LAYOUT), Layout.of(tensor)
+            new = _new_layout(unit, old, len(states), world_size, ranks_per_node)
+            residuals |= _merge_unit(stored, unit, old, new, rank)
+            residuals[name] = new.tensor()
     if _COUNT in merged:
         merged[_COUNT] = torch.tensor(len(residuals))
+    merged |= {RESIDUALS + name: tensor for name, tensor in residuals.items()}
     return {_of_rank(rank) + name: tensor for name, tensor in merged.items()}
+
+
+def _new_layout(
+    unit: str, old: Layout, states: int, world_size: int, ranks_per_node: int | None
+) -> Layout:
+    if old.world_size != states:
+        raise UserError(
+            f"merge_states: {unit!r} was shared by {old.world_size} ranks, but there are {states} "
+            "states: give those of all ranks, in their order"
+        )
+    node = (ranks_per_node or old.ranks_per_node) if old.ranks_per_node else 0
+    if node and world_size % node:
+        raise UserError(
+            f"merge_states: {world_size} ranks are not whole nodes of {node}: give ranks_per_node"
+        )
+    return old._replace(world_size=world_size, ranks_per_node=node)
 
 
 def _of_rank(rank: int) -> str:
@@ -201,49 +202,6 @@ def _below(prefix: str, state: State) -> State:
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
 
-def merge_residuals(
-    states: Sequence[State], world_size: int, rank: int, ranks_per_node: int | None = None
-) -> State:
-    """Return the state of error feedback for `rank` of `world_size`, from those of all old ranks.
-
-    Args:
-        states: `ErrorFeedback.state_dict()` of every old rank, in their order.
-        ranks_per_node: size of the new nodes, for residuals of two levels; by default as before.
-
-    Raises:
-        UserError: as of `merge_states`.
-    """
-    layouts = {
-        name.removeprefix(LAYOUT): Layout.of(tensor)
-        for name, tensor in states[0].items()
-        if name.startswith(LAYOUT)
-    }
-    if any(unit.endswith(REPLICAS) for unit in layouts):
-        raise UserError(
-            "merge_states: residuals of a two-dimensional mesh fit the same mesh alone: continue "
-            "with it, or remove the keys with 'gradients.residual' from the states"
-        )
-    merged: State = {}
-    for unit, layout in layouts.items():
-        if layout.world_size != len(states):
-            raise UserError(
-                f"merge_states: {unit!r} was shared by {layout.world_size} ranks, but there are "
-                f"{len(states)} states: give those of all ranks, in their order"
-            )
-        new = layout._replace(world_size=world_size)
-        if layout.ranks_per_node:
-            node = ranks_per_node or layout.ranks_per_node
-            if world_size % node:
-                raise UserError(
-                    f"merge_states: {world_size} ranks are not whole nodes of {node}: "
-                    "give ranks_per_node"
-                )
-            new = new._replace(ranks_per_node=node)
-        merged |= _merge_unit(states, unit, layout, new, rank)
-        merged[LAYOUT + unit] = new.tensor()
-    return merged
-
-
 def _merge_unit(states: Sequence[State], unit: str, old: Layout, new: Layout, rank: int) -> State:
     """Return the residuals of a unit for `rank` of the new layout.
 
@@ -253,24 +211,20 @@ def _merge_unit(states: Sequence[State], unit: str, old: Layout, new: Layout, ra
     new_size = new.ranks_per_node or new.world_size
     nodes, across = old.world_size // size, unit + ACROSS
     first, merged = states[0], dict[str, Tensor]()
-
-    def store(part: str, vector: Tensor, like: str) -> None:
-        merged[part] = store_like(first[like], vector)
-
     if f"{unit}>0" in first:
         sums = [_mean([state[f"{unit}>{to}"] for state in states]) for to in range(size)]
         vectors = _by_local_rank(_cut(_by_rank(sums, nodes), old, new), new_size)
         for to, vector in enumerate(vectors):
-            store(f"{unit}>{to}", vector, f"{unit}>0")
+            merged[f"{unit}>{to}"] = vector
     if f"{unit}<" in first:
         shards = [widen(state[f"{unit}<"]) for state in states[:size]]
         vectors = _by_local_rank(_cut(_by_rank(shards, nodes), old, new), new_size)
-        store(f"{unit}<", vectors[rank % new_size], f"{unit}<")
+        merged[f"{unit}<"] = vectors[rank % new_size]
     if f"{unit}*" in first:
         vector = _mean([state[f"{unit}*"] for state in states])
         if old.scattered:
             vector = torch.cat(_cut(vector.chunk(old.world_size), old, new))
-        store(f"{unit}*", vector, f"{unit}*")
+        merged[f"{unit}*"] = vector
     if f"{across}>0" in first:
         # the mean over nodes of one local rank is L times what it owes, before and after
         chunks = [
@@ -279,10 +233,10 @@ def _merge_unit(states: Sequence[State], unit: str, old: Layout, new: Layout, ra
             for local_rank in range(size)
         ]
         for node, chunk in enumerate(_cut(chunks, old, new)[rank % new_size :: new_size]):
-            store(f"{across}>{node}", chunk * new_size, f"{across}>0")
+            merged[f"{across}>{node}"] = chunk * new_size
     if f"{across}<" in first:
         shards = _cut([widen(state[f"{across}<"]) for state in states], old, new)
-        store(f"{across}<", shards[rank], f"{across}<")
+        merged[f"{across}<"] = shards[rank].clone()
     return merged
 
 

@@ -5,6 +5,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from time import perf_counter
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -65,10 +66,11 @@ class Account:
 
     def add_time(self, what: Times, begin: Moment, device: torch.device, sign: int = 1) -> None:
         """Add the time since `begin`, on a GPU that of the current stream's work."""
-        end = now(device)
-        if isinstance(begin, float) or isinstance(end, float):
-            setattr(self, what, getattr(self, what) + sign * seconds_between(begin, end))
+        if isinstance(begin, float):
+            setattr(self, what, getattr(self, what) + sign * (perf_counter() - begin))
             return
+        end = now(device)
+        assert not isinstance(end, float), "of one device"
         self._unread.append(_Span(what, begin, end, sign))
         while len(self._unread) > _UNREAD and self._unread[0].end.query():
             self._read(self._unread.popleft())

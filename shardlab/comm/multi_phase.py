@@ -1,6 +1,6 @@
 """Collectives over multi-phase methods."""
 
-from collections import Counter
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -10,12 +10,13 @@ from torch import Tensor
 
 from shardlab.codecs.base import MessageKey, Unit
 from shardlab.codecs.multi_phase import Communicator, MultiPhaseMethod, alarm
-from shardlab.codecs.wire import describe
-from shardlab.comm.codec_collective import DEFAULT, CodecCollective, CodecSettings
+from shardlab.comm.codec_collective import CodecCollective, Route
 from shardlab.comm.ledger import Account, Kind, Ledger
 from shardlab.core.device import now
 
 Reduce = Callable[[Tensor, Unit, Communicator, MessageKey], Tensor]
+
+_METHOD = "method/"
 
 
 class MultiPhaseCollective(CodecCollective):
@@ -24,44 +25,29 @@ class MultiPhaseCollective(CodecCollective):
     The ledger's `encode_s` is the computation of the method, `extra_collectives` counts its phases
     after the first. Where the result is not finite (the same on all ranks) residuals do not change;
     they are named `UNIT*`.
-
-    Args:
-        method: for vectors of at least `minimum_size` elements; shorter ones are sent uncompressed.
     """
 
-    def __init__(
-        self,
-        group: dist.ProcessGroup,
-        ledger: Ledger,
-        kind: Kind,
-        method: MultiPhaseMethod,
-        settings: CodecSettings = DEFAULT,
-    ) -> None:
-        super().__init__(group, ledger, kind, settings)
-        self.method = method
-        self._name = describe(method)
-        self._steps: Counter[str] = Counter()
+    def __init__(self, group: dist.ProcessGroup, ledger: Ledger, kind: Kind, route: Route) -> None:
+        super().__init__(group, ledger, kind, route)
+        assert isinstance(route.method, MultiPhaseMethod), "other codecs have no phases"
+        # a copy, since its state belongs to the units of one group
+        self.method = copy.deepcopy(route.method)
         self._wire = GroupCommunicator(group, ledger, kind)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the steps of every unit and the method's state; the same on all ranks."""
-        steps = {f"step/{unit}": torch.tensor(step) for unit, step in self._steps.items()}
-        methods = {f"method/{name}": value for name, value in self.method.state.items()}
-        return steps | methods | super().state_dict()
+        methods = {_METHOD + name: value for name, value in self.method.state.items()}
+        return methods | super().state_dict()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:  # noqa: D102
-        super().load_state_dict(state)
-        self._steps.clear()
+        methods = {name: value for name, value in state.items() if name.startswith(_METHOD)}
+        super().load_state_dict({name: state[name] for name in state.keys() - methods.keys()})
         self.method.reset()
-        for name, value in state.items():
-            what, _, rest = name.partition("/")
-            if what == "step":
-                self._steps[rest] = int(value)
-            elif what == "method":
-                self.method.state[rest] = value.clone()
+        for name, value in methods.items():
+            self.method.state[name.removeprefix(_METHOD)] = value.clone()
 
     def _reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:
-        if self._is_short(vector.numel()):
+        if self._is_exact(vector.numel()):
             self._exact.reduce_scatter(output, vector, scale, unit)
             return
         total = self._reduce_in_phases(self.method.sum_scatter, vector, unit)
@@ -70,7 +56,7 @@ class MultiPhaseCollective(CodecCollective):
         self._audit(output, vector, scale)
 
     def _all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:
-        if self._is_short(vector.numel()):
+        if self._is_exact(vector.numel()):
             self._exact.all_reduce(vector, scale, unit)
             return
         total = self._reduce_in_phases(self.method.sum, vector, unit).mul_(scale)
@@ -83,11 +69,8 @@ class MultiPhaseCollective(CodecCollective):
         self._exact.all_gather(output, shard, unit)
 
     def _reduce_in_phases(self, reduce: Reduce, vector: Tensor, unit: Unit) -> Tensor:
-        wire, account, feedback = self._wire, self.account, self.feedback
-        step = self._steps[unit.name]
-        self._steps[unit.name] += 1
-        self._agree(unit, vector, self._name, step)
-        key = MessageKey(self._seed, step, unit.name, self.rank)
+        wire, account, feedback = self._wire, self.account, self.route.feedback
+        key = MessageKey(self.route.seed, self._begin(unit, vector), unit.name, self.rank)
         uncompressed = account.uncompressed.total()
         begin = now(vector.device)
         wire.begin_message()

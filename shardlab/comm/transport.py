@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from functools import cached_property, partial
 from itertools import zip_longest
 from threading import Lock
@@ -172,28 +171,21 @@ class Traffic:
         finally:
             self.end(operation, failed, late=True)
 
-    def awaited(
-        self, start: Callable[[], dist.Work], nbytes: float, device: torch.device
-    ) -> dist.Work:
-        """Start an operation that ends in `wait()`.
-
-        `wait()` does not wait for an emulated link that has carried the bytes by then.
-        """
-        operation = self.begin(nbytes, device)
-        return _Timed(start(), self, operation)
-
     def ending(
         self, start: Callable[[], dist.Work], nbytes: float, device: torch.device
-    ) -> _Future:
-        """Start an operation that ends by itself, concurrently with computation; return its future.
+    ) -> tuple[dist.Work, _Future]:
+        """Start an operation that ends by itself, concurrently with computation.
 
-        The value of the future is that of `Work.get_future()`.
+        Returns:
+            The operation, and the future of its end on the emulated link, with the value of
+            `Work.get_future()`.
         """
         operation = self.begin(nbytes, device)
-        done: _Future = start().get_future()
+        work = start()
+        done: _Future = work.get_future()
         if self.throttle is None or operation is None:
             # torch runs it, on a GPU, with a stream that waits for the operation alone
-            return done.then(partial(self._ended, operation))
+            return work, done.then(partial(self._ended, operation))
         later: _Future = torch.futures.Future()
 
         def arrived(done: _Future) -> None:
@@ -201,7 +193,7 @@ class Traffic:
             self._link.start(self._end_late, operation._replace(carried=carried), done, later)
 
         done.add_done_callback(arrived)
-        return later
+        return work, later
 
     @cached_property
     def _link(self) -> Background:
@@ -217,25 +209,6 @@ class Traffic:
     def _ended(self, operation: Operation | None, done: _Future) -> object:
         self.end(operation)
         return done.value()
-
-
-class _Timed(dist.Work):
-    """Work whose end is noted."""
-
-    def __init__(self, work: dist.Work, traffic: Traffic, operation: Operation | None) -> None:
-        super().__init__()
-        self._work, self._traffic, self._operation = work, traffic, operation
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for the end of the operation, up to the timeout of its process group."""
-        failed = True
-        try:
-            self._work.wait()
-            failed = False
-        finally:
-            # an operation that failed has ended, too
-            self._traffic.end(self._operation, failed)
-        return True
 
 
 class Transport:
@@ -267,7 +240,7 @@ class Transport:
                 inputs[b] of rank a has as many bytes as outputs[a] of rank b. Those of this rank
                 itself are ignored.
         """
-        pairs: list[list[_Piece]] = []
+        pieces: list[_Piece] = []
         sent = received = 0
         # every rank begins with another one, so that no receiver is congested
         for shift in range(1, self.world_size):
@@ -275,15 +248,18 @@ class Transport:
             target = (self.rank + shift) % self.world_size
             received += outputs[source].nbytes
             sent += inputs[target].nbytes
-            incoming = [_Piece(source, part, False) for part in self._cut(outputs[source])]
-            outgoing = [_Piece(target, part, True) for part in self._cut(inputs[target])]
-            pairs += [[p for p in pair if p] for pair in zip_longest(incoming, outgoing)]
+            both = zip_longest(self._cut(outputs[source]), self._cut(inputs[target]))
+            for incoming, outgoing in both:
+                if incoming is not None:
+                    pieces.append(_Piece(source, incoming, False))
+                if outgoing is not None:
+                    pieces.append(_Piece(target, outgoing, True))
         with self._traffic.operation(max(sent, received), inputs[0].device):
             if self._in_pieces:
-                self._exchange(pairs)
+                self._exchange(pieces)
             else:
                 # at once, as one operation: separate ones could wait for each other on NCCL
-                self._exchange_at_once([piece for pair in pairs for piece in pair])
+                self._exchange_at_once(pieces)
 
     def gathering(
         self, shard: Tensor, parts: Sequence[Tensor]
@@ -298,21 +274,24 @@ class Transport:
             own.copy_(shard)
         return [shard] * self.world_size, parts
 
-    def _exchange(self, pairs: Sequence[Sequence["_Piece"]]) -> None:
-        """Post pairs of pieces in order, a limited number of bytes at a time; await all."""
-        waiting = deque((max(piece.data.numel() for piece in pair), pair) for pair in pairs)
-        in_flight: deque[tuple[int, list[tuple[str, dist.Work | None]]]] = deque()
-        free = AT_ONCE * max([SMALL, *(size for size, _ in waiting)])
-        while waiting or in_flight:
-            if waiting and free > 0:
-                size, pair = waiting.popleft()
-                in_flight.append((size, [piece.post(self.group) for piece in pair]))
-                free -= size
-                continue
-            size, works = in_flight.popleft()
-            for peer, work in works:
-                _await(peer, work)
-            free += size
+    def _exchange(self, pieces: Sequence["_Piece"]) -> None:
+        """Post pieces in order, a limited number of bytes at a time; await all."""
+        in_flight: deque[tuple[_Piece, dist.Work | None]] = deque()
+        # of both directions
+        free = 2 * AT_ONCE * max([SMALL, *(piece.data.numel() for piece in pieces)])
+        for piece in pieces:
+            while free <= 0:
+                first, work = in_flight.popleft()
+                _await(first, work)
+                free += first.data.numel()
+            if piece.is_sent:
+                work = dist.isend(piece.data, group=self.group, tag=_TAG, group_dst=piece.peer)
+            else:
+                work = dist.irecv(piece.data, group=self.group, tag=_TAG, group_src=piece.peer)
+            in_flight.append((piece, work))
+            free -= piece.data.numel()
+        for first, work in in_flight:
+            _await(first, work)
 
     def _exchange_at_once(self, pieces: Sequence["_Piece"]) -> None:
         operations = [
@@ -325,7 +304,7 @@ class Transport:
             for piece in pieces
         ]
         for work in dist.batch_isend_irecv(operations) if operations else ():
-            _await("of other ranks", work)
+            work.wait()
 
     def _cut(self, part: Tensor) -> Sequence[Tensor]:
         """Return the pieces of a message; none if it is empty, since the peer posts nothing."""
@@ -343,18 +322,11 @@ class _Piece(NamedTuple):
     is_sent: bool
     """or received"""
 
-    def post(self, group: dist.ProcessGroup) -> tuple[str, dist.Work | None]:
-        """Return the operation, and a name of it for errors."""
-        if self.is_sent:
-            work = dist.isend(self.data, group=group, tag=_TAG, group_dst=self.peer)
-            return f"to rank {self.peer}", work
-        work = dist.irecv(self.data, group=group, tag=_TAG, group_src=self.peer)
-        return f"from rank {self.peer}", work
 
-
-def _await(peer: str, work: dist.Work | None) -> None:
+def _await(piece: _Piece, work: dist.Work | None) -> None:
     assert work is not None, "this rank is in the group"
     try:
         work.wait()
     except RuntimeError as error:
-        raise RuntimeError(f"bytes {peer}: {error}") from error
+        way = "to" if piece.is_sent else "from"
+        raise RuntimeError(f"bytes {way} rank {piece.peer}: {error}") from error

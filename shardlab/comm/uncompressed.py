@@ -53,7 +53,8 @@ class Native(Collective):
             ended.value()  # raises the error of the operation
             return vector
 
-        return self.ledger.traffic.ending(start, nbytes, vector.device).then(done)
+        _, ended = self.ledger.traffic.ending(start, nbytes, vector.device)
+        return ended.then(done)
 
     @labelled
     def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:  # noqa: D102
@@ -72,7 +73,8 @@ class Native(Collective):
             return None
         nbytes = self._count_all_gather(output)
         start = partial(dist.all_gather_single, output, shard, group=self.group, async_op=True)
-        return self.ledger.traffic.awaited(start, nbytes, output.device)
+        work, _ = self.ledger.traffic.ending(start, nbytes, output.device)
+        return work
 
     def _operation(self, vector: Tensor, scale: float) -> tuple[dist.ReduceOp.RedOpType, float]:
         """Return the operation of the group, and the factor that is left to multiply by."""
@@ -127,12 +129,7 @@ class UncompressedAllToAll(Collective):
     @labelled
     def all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:
         """Reduce-scatter, then all-gather."""
-        padded = self._padded(vector)
-        shard = padded.new_empty(padded.numel() // self.world_size)
-        self.reduce_scatter(shard, padded, scale, unit)
-        self.all_gather(padded, shard, unit)
-        if padded is not vector:
-            vector.copy_(padded[: vector.numel()])
+        self._scatter_and_gather(self.reduce_scatter, self.all_gather, vector, scale, unit)
 
     @labelled
     def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:  # noqa: D102

@@ -34,7 +34,7 @@ class CodecSpec(Document):
     examples: ClassVar[tuple[str, ...]] = ()
     """specs as text that the laws, the golden payloads and the benchmarks are run with"""
     summable: ClassVar[bool] = False
-    """payloads can be summed on the wire, so that `route: native` is possible"""
+    """payloads can be summed on the wire: an all-reduce encodes once"""
     multi_phase: ClassVar[bool] = False
     """sums vectors in several collectives instead of one payload per message"""
     sparse: ClassVar[bool] = False

@@ -16,9 +16,8 @@ class Compression(Document):
 
     codec: AnyCodec = NoneSpec()
     route: Route | None = None
-    """native: the process group's own collective, whose payloads are summed on the wire (only
-    `none` and codecs whose payloads can be summed); exchange: all-to-all of payloads, decoded and
-    summed by the owner. Default: native for `none`, exchange for the others."""
+    """native: the process group's own collective, for `none` alone; exchange: all-to-all of
+    payloads, decoded and summed by the owner. Default: native for `none`, exchange for others."""
     error_feedback: bool = False
     """add what was not sent to the next vector of the same unit"""
     residual: Literal["fp32", "bf16", "int8"] = "fp32"
@@ -42,8 +41,8 @@ class Compression(Document):
         conflict = self.codec.feedback_conflict()
         if self.error_feedback and conflict:
             raise ValueError(conflict)
-        if self.route == "native" and not self.codec.summable:
-            raise ValueError(f"codec {name!r} cannot be summed on the wire: use route: exchange")
+        if self.route == "native" and not self.plain():
+            raise ValueError("route: native is for codec 'none' alone: use route: exchange")
         if self.residual != "fp32" and not self.error_feedback:
             raise ValueError("residual does nothing without error_feedback: remove it")
         if self.ranks_per_node is not None and self.between_nodes is None:

@@ -1,59 +1,61 @@
 """Ranks communicate over links of a known rate, which namespaces or the ranks emulate."""
 
+import json
 import os
-import time
+import subprocess
 from functools import partial
-from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from shardlab.comm.emulated_link import Links, emulated, interface_bytes, interface_frames
-from shardlab.comm.transport import Transport
+from shardlab.comm.emulated_link import LinkThrottle, Links, emulated
 from shardlab.config.machine import Link
 from shardlab.core.errors import UserError
 from tests.commands import said_after
 from tests.ranks import run_ranks
 
 
-def network():
-    """The identity of the network namespace of this process."""
-    return Path("/proc/self/ns/net").stat().st_ino
-
-
-def test_ranks_in_separate_networks_reach_each_other(permitted):
+def test_ranks_in_separate_networks_reach_each_other_at_the_rate(permitted):
     def on_rank(group):
         vector = torch.full((1000,), float(dist.get_rank(group)))
         dist.all_reduce(vector, group=group)
         assert vector.eq(3).all()
-        return {"network": torch.tensor(network())}
+        shown = subprocess.run(["tc", "-json", "qdisc"], capture_output=True, check=True)
+        bucket = next(each for each in json.loads(shown.stdout) if each["kind"] == "tbf")
+        return {"bytes per second": torch.tensor(bucket["options"]["rate"])}
 
-    networks = {network()}
     # two sets of links at once are separate
-    with Links(3, Link(rate="1gbit")) as links, Links(3, Link(rate="1gbit")) as others:
-        for each in (links, others):
-            networks |= {int(r["network"]) for r in run_ranks(3, on_rank, links=each)}
-    assert len(networks) == 7
+    with Links(3, Link(rate="1gbit")) as links, Links(3, Link(rate="20mbit")) as others:
+        for each, rate in ((links, 10**9), (others, 2 * 10**7)):
+            ranks = run_ranks(3, on_rank, links=each)
+            assert [8 * int(rank["bytes per second"]) for rank in ranks] == [rate] * 3
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_exchange_is_limited_to_the_rate(permitted, world_size):
-    """4 MiB per rank at 20 Mbit/s are 1.7 s; without the limit they are some milliseconds."""
-    size = (4 << 20) // (world_size - 1)
+class Clock:
+    """Time that passes in sleep alone."""
 
-    def on_rank(group):
-        given = [torch.ones(size, dtype=torch.uint8)] * world_size
-        taken = [torch.zeros(size, dtype=torch.uint8) for _ in range(world_size)]
-        dist.barrier(group)
-        start = time.perf_counter()
-        Transport(group).all_to_all(given, taken)
-        dist.barrier(group)
-        assert time.perf_counter() - start >= 1
+    def __init__(self):
+        self.now = 0.0
 
-    with Links(world_size, Link(rate="20mbit")) as links:
-        run_ranks(world_size, on_rank, links=links)
+    def perf_counter(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+def test_operations_share_the_link_and_end_after_its_delay():
+    with patch("shardlab.comm.emulated_link.time", Clock()) as clock:
+        link = LinkThrottle(delay_ms=500, bits_per_second=8_000)
+        first, second = link.carry(1_000), link.carry(2_000)  # at once: one after another
+        assert (first, second) == (1.0, 3.0)
+        link.end(second)
+        assert clock.now == 3.5
+        link.end(first)
+        assert clock.now == 3.5
+        assert link.carry(1_000) == 4.5, "it was idle"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up its rights")
@@ -72,11 +74,10 @@ def test_missing_iproute2_names_the_fix(permitted, monkeypatch):
 
 
 def test_namespaces_limit_the_rate_where_permitted(permitted):
-    with emulated(Link(rate="1gbit"), 2) as emulation:
-        assert isinstance(emulation.links, Links) and emulation.throttle is None
-        assert emulation.kind == "namespaces"
-    with emulated(Link(rate="1gbit", delay_ms=1), 2) as emulation:
-        assert isinstance(emulation.links, Links) and emulation.throttle is not None
+    for delay_ms in (0, 1):
+        with emulated(Link(rate="1gbit", delay_ms=delay_ms), 2) as emulation:
+            assert isinstance(emulation.links, Links) and emulation.kind == "namespaces"
+            assert (emulation.throttle is None) == (delay_ms == 0)
 
 
 def test_ranks_emulate_the_link_elsewhere(monkeypatch, capsys):
@@ -85,23 +86,3 @@ def test_ranks_emulate_the_link_elsewhere(monkeypatch, capsys):
         assert emulation.kind == "in-process" and emulation.throttle is not None
         assert emulation.links.enter(0) == "lo"
     assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_interface_counts_the_bytes_of_its_rank():
-    assert interface_bytes() is None and interface_frames() is None
-
-    def on_rank(group):
-        before = interface_bytes()
-        if dist.get_rank(group) == 0:
-            dist.send(torch.zeros(1 << 20, dtype=torch.uint8), 1)
-        else:
-            dist.recv(torch.zeros(1 << 20, dtype=torch.uint8), 0)
-        dist.barrier(group)
-        return {"sent": torch.tensor(interface_bytes() - before)}
-
-    with emulated(Link(rate="1gbit"), 2) as emulation:
-        if emulation.kind != "namespaces":
-            pytest.skip("the ranks have no network interfaces here")
-        first, second = (r["sent"] for r in run_ranks(2, on_rank, links=emulation.links))
-    assert 1 << 20 < first < 1.06 * (1 << 20)
-    assert 0 < second < 0.1 * (1 << 20)

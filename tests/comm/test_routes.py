@@ -1,8 +1,6 @@
-"""Laws of all routes: profiles show their units, and their operations take as long as their link;
-uncompressed operations that are started have the bits and counts of the blocking ones.
+"""Laws of all routes: profiles show their units, and their operations pass the link; uncompressed
+operations that are started have the bits and counts of the blocking ones.
 """
-
-import time
 
 import pytest
 import torch
@@ -10,16 +8,28 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from shardlab.codecs.base import Block, Unit
+from shardlab.codecs.registry import make_codec, make_method
 from shardlab.comm.attach import make_collective
+from shardlab.comm.codec_collective import Route
 from shardlab.comm.emulated_link import LinkThrottle
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.uncompressed import Native
 from shardlab.profiling.labels import unit_of
-from tests.comm import codec_factory
+from tests.comm.wire import CountingLink
 from tests.ranks import on_ranks
 
 SIZE = 1 << 14
 UNIT = Unit("unit", (Block("matrix", 64, 252), Block("bias", 256, 1)))
+ROUTES = {
+    "native": Route(make_method("none"), native=True),
+    "all-to-all": Route(make_method("none")),
+    "int8": Route(make_method("int8")),
+    "variable size": Route(make_method("threshold:threshold=1.0")),
+    "linear": Route(make_method("randomk")),
+    "multi-phase": Route(make_method("powersgd")),
+    "hierarchical": Route(make_method("int8"), between_nodes=make_codec("int4"), ranks_per_node=2),
+    "bypass": Route(make_method("int8"), excluded=frozenset({"bias"}), warmup=1),
+}
 
 
 @on_ranks(2)
@@ -43,33 +53,29 @@ def test_started_operations_equal_the_blocking_ones(group) -> None:
 def test_profiles_show_the_unit_of_every_operation(group) -> None:
     vector, shard = torch.randn(SIZE), torch.empty(SIZE // 2)
     with profile(activities=[ProfilerActivity.CPU]) as seen:  # once, since it takes a second
-        for route in codec_factory.ROUTES:
-            ours = make_collective(group, Ledger(), "gradients", codec_factory.ROUTES[route])
-            ours.reduce_scatter(shard, vector, 1.0, UNIT._replace(name=f"scatter {route}"))
-            ours.all_gather(vector, shard, UNIT._replace(name=f"gather {route}"))
-            ours.all_reduce(vector, 1.0, UNIT._replace(name=f"sum {route}"))
+        for name, route in ROUTES.items():
+            ours = make_collective(group, Ledger(), "gradients", route)
+            ours.reduce_scatter(shard, vector, 1.0, UNIT._replace(name=f"scatter {name}"))
+            ours.all_gather(vector, shard, UNIT._replace(name=f"gather {name}"))
+            ours.all_reduce(vector, 1.0, UNIT._replace(name=f"sum {name}"))
     units = {unit_of(event.name) for event in seen.events()}
-    operations, routes = ("scatter", "gather", "sum"), codec_factory.ROUTES
-    assert units >= {f"{what} {route}" for route in routes for what in operations}
+    assert units >= {f"{what} {name}" for name in ROUTES for what in ("scatter", "gather", "sum")}
 
 
 @on_ranks(4)
-def test_operations_take_as_long_as_their_link(group) -> None:
-    """8 bits per byte of the ledger at the rate, and the delay for each of its collectives."""
-    for route in codec_factory.ROUTES.values():
+def test_every_collective_and_every_byte_pass_the_link(group) -> None:
+    for name, route in ROUTES.items():
         ledger = Ledger()
-        ledger.traffic.throttle = LinkThrottle(delay_ms=10, bits_per_second=20_000_000)
-        collective = make_collective(group, ledger, "gradients", route)
-        size, start = collective.world_size, time.perf_counter()
-        shard, vector = torch.randn(SIZE // size), torch.randn(SIZE)
-        collective.reduce_scatter(shard, vector, 1.0, UNIT)
-        collective.all_reduce(vector, 1.0, UNIT)
-        collective.all_gather(vector, shard, UNIT)
-        taken = time.perf_counter() - start
+        ledger.traffic.throttle = link = CountingLink()
+        ours = make_collective(group, ledger, "gradients", route)
+        shard, vector = torch.randn(SIZE // 4), torch.randn(SIZE)
+        ours.reduce_scatter(shard, vector, 1.0, UNIT)
+        ours.all_reduce(vector, 1.0, UNIT)
+        ours.all_gather(vector, shard, UNIT)
         account = ledger.accounts["gradients"]
-        needed = account.bytes_wire * 8 / 20e6 + account.collectives * 10e-3
-        # all that time a collective was under way
-        assert needed <= ledger.traffic.seconds <= taken
+        assert link.operations == account.collectives, name
+        # where sizes vary, a rank may receive more than it sends
+        assert link.bytes == account.bytes_wire or name == "variable size", name
 
 
 @pytest.mark.fresh_ranks

@@ -5,6 +5,9 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 
+from shardlab.codecs.base import Unit
+from shardlab.comm.emulated_link import LinkThrottle
+
 
 def vector_of(rank, n, step=0):
     """The vector of a rank, which every rank can compute."""
@@ -52,3 +55,28 @@ def wire():
         yield sent
     finally:
         dist.isend = original
+
+
+class CountingLink(LinkThrottle):
+    """A link without limits that counts what it carries."""
+
+    def __init__(self):
+        super().__init__(0.0)
+        self.bytes = 0.0
+        self.operations = 0
+
+    def carry(self, nbytes):
+        self.bytes += nbytes
+        self.operations += 1
+        return super().carry(nbytes)
+
+
+def scatter(ours, n, step=0, scale=1.0):
+    """The shard of a reduce-scatter of the vectors of all ranks."""
+    out = torch.empty(n)
+    ours.reduce_scatter(out, vector_of(ours.rank, ours.world_size * n, step), scale, Unit("unit"))
+    return out
+
+
+def exact_shard(rank, world_size, n, step=0):
+    return vectors_of(world_size, world_size * n, step).sum(0).chunk(world_size)[rank]

@@ -6,6 +6,7 @@ import torch
 from shardlab.codecs.base import Block, Unit
 from shardlab.codecs.multi_phase import MultiPhaseMethod
 from shardlab.codecs.registry import make_method
+from shardlab.comm.codec_collective import Route
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.multi_phase import MultiPhaseCollective
 from shardlab.config.calibration_record import PhasedCost, wire_bytes
@@ -35,7 +36,7 @@ def test_calibrated_messages_are_those_of_real_ranks(group, monkeypatch, spec, w
     for cost in costs:
         method, ledger = make_method(spec), Ledger()
         assert isinstance(method, MultiPhaseMethod)
-        ours = MultiPhaseCollective(group, ledger, "gradients", method)
+        ours = MultiPhaseCollective(group, ledger, "gradients", Route(method))
         for _ in range(2):
             ledger.reset()
             vector = torch.randn(n)

@@ -12,6 +12,7 @@ from shardlab.codecs.base import Unit
 from shardlab.codecs.registry import make_codec
 from shardlab.comm.all_to_all import AllToAllCollective
 from shardlab.comm.background import Background
+from shardlab.comm.codec_collective import Route
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.uncompressed import Native
 from shardlab.profiling.breakdown import OTHER, analyse, read_steps
@@ -28,7 +29,7 @@ def worker(group, folder):
     """Steps with blocking and asynchronous collectives of two units, on two threads."""
     weight = torch.randn(256, 256, requires_grad=True)
     native = Native(group, Ledger(), "gradients")
-    coded = AllToAllCollective(group, Ledger(), "gradients", make_codec("int8"))
+    coded = AllToAllCollective(group, Ledger(), "gradients", Route(make_codec("int8")))
     lane = Background("lane")
     vector, part = torch.ones(1 << 14), torch.ones(1 << 13)
     with Capture(STEPS) as capture:
