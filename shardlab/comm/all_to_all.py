@@ -88,20 +88,17 @@ class AllToAllCollective(CodecCollective):
         """Send chunk i to rank i, encoded; return the payloads of this rank's chunk."""
         payloads = self._encode(self._chunks(vector), self._parts_to_ranks(unit), step)
         received = self._exchange(payloads)
-        self._count(raw=self._share_of_others(vector.nbytes), wire=0.0)
-        n, others = vector.numel() // self.world_size, self.world_size - 1
         if self.codec.variable:
-            for to, payload in enumerate(payloads):
-                self._count_sent(n, payload, int(to != self.rank))
+            others = [payload for to, payload in enumerate(payloads) if to != self.rank]
+            self._count_sent(vector, others, 1)
         else:
-            self._count_sent(n, payloads[0], others)
+            self._count_sent(vector, payloads[:1], self.world_size - 1)
         return received
 
     def _gather(self, payload: Tensor, whole: Tensor) -> Sequence[Tensor]:
         """Send a payload of 1/W of `whole` to all ranks; return those of all, in rank order."""
         payloads = self._exchange([payload] * self.world_size)
-        self._count(raw=self._share_of_others(whole.nbytes), wire=0.0)
-        self._count_sent(whole.numel() // self.world_size, payload, self.world_size - 1)
+        self._count_sent(whole, [payload], self.world_size - 1)
         return payloads
 
     def _parts_to_ranks(self, unit: Unit) -> list[str]:
@@ -181,14 +178,17 @@ class AllToAllCollective(CodecCollective):
         else:
             account.not_finite = account.not_finite + ~largest.isfinite()
 
-    def _count_sent(self, n: int, payload: Tensor, copies: int) -> None:
-        """Count a payload of n elements sent to `copies` ranks."""
-        account, content = self.account, self.codec.content(n, payload)
-        account.bytes_wire += copies * payload.numel()
-        account.elements += copies * n
-        account.elements_sent += copies * content.elements
-        account.index_bytes += copies * content.index_bytes
-        account.metadata_bytes += copies * content.metadata_bytes
+    def _count_sent(self, whole: Tensor, payloads: Sequence[Tensor], copies: int) -> None:
+        """Count a collective that sends payloads of 1/W of `whole`, each to `copies` ranks."""
+        n, account = whole.numel() // self.world_size, self.account
+        self._count(raw=self._share_of_others(whole.nbytes), wire=0.0)
+        for payload in payloads:
+            content = self.codec.content(n, payload)
+            account.bytes_wire += copies * payload.numel()
+            account.elements += copies * n
+            account.elements_sent += copies * content.elements
+            account.index_bytes += copies * content.index_bytes
+            account.metadata_bytes += copies * content.metadata_bytes
 
 
 class HierarchicalCollective(CodecCollective):

@@ -1,113 +1,28 @@
-"""Engines that run a module by autograd, those that torch's AdamW updates, and `ddp` of them."""
+"""Engines whose parameters an AdamW of torch updates, and `ddp` of them."""
 
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.profiler import record_function
 
-from shardlab.comm.attach import attach
-from shardlab.comm.handle import Handle
-from shardlab.comm.ledger import Audit
-from shardlab.config.compression import WeightCompression
-from shardlab.config.strategy import CanonicalStrategy
-from shardlab.core.device import moved
 from shardlab.engines.base import Engine, EngineSetup, State, StepOutcome
 from shardlab.engines.numerics import (
-    LossScale,
     clip_coefficient,
     local_parts,
     norm_of,
     read_together,
     sum_of_squares,
 )
-from shardlab.engines.sliding_checkpoint import activation_offload
-from shardlab.models.units import dtype_of, plain, uses_fp16
-from shardlab.profiling.labels import BACKWARD, FORWARD
+from shardlab.models.units import dtype_of, plain
 
 
-class ModuleEngine(Engine):
-    """Engines whose wrapped module runs forward and backward by plain autograd.
-
-    Args:
-        module: whose parameters are on the device while they compute.
-        attached: more for `shardlab.comm.attach.attach`.
-    """
-
-    def __init__(self, module: nn.Module, setup: EngineSetup, **attached: Any) -> None:
-        strategy, device = setup.strategy, setup.device
-        self.module = module
-        self.device = device
-        """that computes"""
-        self._handle = _attach(module, strategy, setup.seed, **attached)
-        self.ledger = self._handle.ledger
-        self._optimization = setup.optimization
-        self._loss_scale = LossScale(uses_fp16(strategy, device))
-        self.activation_offload = activation_offload(strategy, device)
-        """around forward: where activations go"""
-
-    def _accumulate(self, batch: Tensor, count: int) -> Tensor:
-        """Run forward and backward of one of `count` micro-batches; return its loss, [] on the
-        device, which the host would wait for."""
-        batch = moved(batch, self.device)
-        with record_function(FORWARD):
-            with self.activation_offload:
-                logits = self._logits(batch[:, :-1])
-            loss = F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
-        with record_function(BACKWARD):
-            factor = self._loss_scale.value / count
-            (loss if factor == 1 else loss * factor).backward()
-        return loss.detach()
-
-    def _logits(self, tokens: Tensor) -> Tensor:
-        logits: Tensor = self.module(input_ids=tokens).logits
-        return logits
-
-    def rank_state(self) -> State:  # noqa: D102
-        return {"communication": self._handle.state_dict(), "extra": self._loss_scale.state_dict()}
-
-    def load_rank_state(self, state: State) -> None:  # noqa: D102
-        self._handle.load_state_dict(state["communication"])
-        self._loss_scale.load_state_dict(state["extra"])
-
-    def residual_norm(self) -> float | None:  # noqa: D102
-        feedback = self._handle.feedback
-        return None if feedback is None else feedback.norm()
-
-    @contextmanager
-    def audit(self) -> Iterator[Audit]:  # noqa: D102
-        with self.ledger.auditing() as audit:
-            yield audit
-
-
-def _attach(module: nn.Module, strategy: CanonicalStrategy, seed: int, **more: Any) -> Handle:
-    gradients, weights = strategy.gradients, strategy.weights or WeightCompression()
-    return attach(
-        module,
-        gradients.codec,
-        weights.codec,
-        error_feedback=gradients.error_feedback,
-        residual=gradients.residual,
-        route=gradients.route,
-        minimum_size=gradients.minimum_size,
-        exclude=gradients.exclude,
-        warmup_steps=gradients.warmup_steps,
-        between_nodes=gradients.between_nodes,
-        ranks_per_node=gradients.ranks_per_node,
-        weights_minimum_size=weights.minimum_size,
-        seed=seed,
-        **more,
-    )
-
-
-class AutogradEngine(ModuleEngine):
+class AutogradEngine(Engine):
     """Base of engines that update parameters when all gradients of a step are there."""
 
     _shards: dist.ProcessGroup | None = None

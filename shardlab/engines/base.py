@@ -4,14 +4,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.profiler import record_function
 
-from shardlab.comm.ledger import Audit, Ledger
+from shardlab.comm.attach import attach
+from shardlab.comm.handle import Handle
+from shardlab.comm.ledger import Audit
+from shardlab.config.compression import WeightCompression
 from shardlab.config.strategy import CanonicalStrategy
+from shardlab.core.device import moved
+from shardlab.engines.numerics import LossScale
+from shardlab.engines.sliding_checkpoint import activation_offload
+from shardlab.models.units import uses_fp16
+from shardlab.profiling.labels import BACKWARD, FORWARD
 
 State = dict[str, dict[str, Tensor]]
 """tensors by what they are, then by name"""
@@ -72,9 +83,41 @@ class Engine(ABC):
     - a step that is applied ends by `Handle.step_ended`, one that is left out by `Handle.rollback`:
       error feedback counts what it has sent since then as lost. Optimizers of torch do so by the
       hook that `attach` registers; an engine that updates outside of the module calls it itself.
+
+    Args:
+        module: runs forward and backward by autograd; its parameters are on the device while they
+            compute.
+        attached: more for `shardlab.comm.attach.attach`.
     """
 
-    ledger: Ledger
+    def __init__(self, module: nn.Module, setup: EngineSetup, **attached: Any) -> None:
+        strategy, device = setup.strategy, setup.device
+        self.module = module
+        self.device = device
+        """that computes"""
+        self._handle = _attach(module, strategy, setup.seed, **attached)
+        self.ledger = self._handle.ledger
+        self._optimization = setup.optimization
+        self._loss_scale = LossScale(uses_fp16(strategy, device))
+        self.activation_offload = activation_offload(strategy, device)
+        """around forward: where activations go"""
+
+    def _accumulate(self, batch: Tensor, count: int) -> Tensor:
+        """Run forward and backward of one of `count` micro-batches; return its loss, [] on the
+        device, which the host would wait for."""
+        batch = moved(batch, self.device)
+        with record_function(FORWARD):
+            with self.activation_offload:
+                logits = self._logits(batch[:, :-1])
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
+        with record_function(BACKWARD):
+            factor = self._loss_scale.value / count
+            (loss if factor == 1 else loss * factor).backward()
+        return loss.detach()
+
+    def _logits(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.module(input_ids=tokens).logits
+        return logits
 
     @abstractmethod
     def step(self, micro_batches: Sequence[Tensor], learning_rate: float) -> StepOutcome:
@@ -131,21 +174,43 @@ class Engine(ABC):
             batch: as `step` takes them.
         """
 
-    @abstractmethod
     def rank_state(self) -> State:
         """Return state outside of shards: `communication` of this rank alone, `extra` of all alike.
 
         None of the tensors is written to later.
         """
+        return {"communication": self._handle.state_dict(), "extra": self._loss_scale.state_dict()}
 
-    @abstractmethod
     def load_rank_state(self, state: State) -> None:
         """Continue from `rank_state()` of the same rank and strategy."""
+        self._handle.load_state_dict(state["communication"])
+        self._loss_scale.load_state_dict(state["extra"])
 
-    @abstractmethod
     def residual_norm(self) -> float | None:
         """Return the norm of what error feedback holds back on this rank; None without it."""
+        feedback = self._handle.feedback
+        return None if feedback is None else feedback.norm()
 
-    @abstractmethod
     def audit(self) -> AbstractContextManager[Audit]:
         """Return a context in which every reduction is also done exactly and compared."""
+        return self.ledger.auditing()
+
+
+def _attach(module: nn.Module, strategy: CanonicalStrategy, seed: int, **more: Any) -> Handle:
+    gradients, weights = strategy.gradients, strategy.weights or WeightCompression()
+    return attach(
+        module,
+        gradients.codec,
+        weights.codec,
+        error_feedback=gradients.error_feedback,
+        residual=gradients.residual,
+        route=gradients.route,
+        minimum_size=gradients.minimum_size,
+        exclude=gradients.exclude,
+        warmup_steps=gradients.warmup_steps,
+        between_nodes=gradients.between_nodes,
+        ranks_per_node=gradients.ranks_per_node,
+        weights_minimum_size=weights.minimum_size,
+        seed=seed,
+        **more,
+    )

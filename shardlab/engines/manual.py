@@ -23,7 +23,7 @@ from shardlab.engines.flat import (
     mesh_copies,
     replica_group,
 )
-from shardlab.engines.manual_schedule import Collectives, FlatUnit, Schedule
+from shardlab.engines.manual_schedule import FlatUnit, Schedule
 from shardlab.engines.scheduling import ScheduledModule
 from shardlab.models.units import UnitPlan, dtype_of, owned_parameters, plan_units
 
@@ -126,9 +126,9 @@ class FlatSharded(ScheduledModule):
     ) -> Callable[[], None]:
         before = getattr(self, "schedule", None)
         average = None if self._between is None else replicas(self._between)
-        collectives = Collectives(weights(self._group), gradients(self._second), average)
         root, *others = self.units
-        self.schedule = Schedule(root, others, collectives, *self._options)
+        gather, reduce = weights(self._group), gradients(self._second)
+        self.schedule = Schedule(root, others, gather, reduce, average, *self._options)
 
         def detach() -> None:
             if before is not None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -105,15 +104,6 @@ class FlatUnit:
         return [*named_parts(vector, self.shapes).values()]
 
 
-class Collectives(NamedTuple):
-    """Collectives of the vectors, each over another process group."""
-
-    gather: Collective
-    reduce: Collective
-    average: Collective | None
-    """over copies of the model"""
-
-
 class Schedule(UnitSchedule):
     """Order of communication of one step, for units that are used one after another.
 
@@ -128,6 +118,7 @@ class Schedule(UnitSchedule):
 
     Args:
         units: in the order of their use; the root is not among them.
+        gather, reduce, average: each over another process group, the last over copies of the model.
         ahead: number of units to prefetch in forward and in backward.
         reduce_dtype: of gradients while they are reduced.
     """
@@ -136,7 +127,9 @@ class Schedule(UnitSchedule):
         self,
         root: FlatUnit,
         units: Sequence[FlatUnit],
-        collectives: Collectives,
+        gather: Collective,
+        reduce: Collective,
+        average: Collective | None,
         ahead: tuple[int, int] = (1, 1),
         reduce_dtype: torch.dtype = torch.float32,
     ) -> None:
@@ -144,7 +137,7 @@ class Schedule(UnitSchedule):
         self.units = units
         self.reducing = True
         """whether this is the last backward pass of a step"""
-        self._collectives = collectives
+        self._gather_by, self._reduce_by, self._average_by = gather, reduce, average
         self._ahead, self._ahead_backward = ahead
         self._backward = False
         device = root.shard.device
@@ -220,7 +213,7 @@ class Schedule(UnitSchedule):
         self._pending[unit.name] = self._gathers.start(self._gather, unit)
 
     def _gather(self, unit: FlatUnit) -> None:
-        collective, shard = self._collectives.gather, unit.shard.data.to(unit.full.dtype)
+        collective, shard = self._gather_by, unit.shard.data.to(unit.full.dtype)
         if collective.world_size == 1:
             unit.full.copy_(shard)
         else:
@@ -246,7 +239,7 @@ class Schedule(UnitSchedule):
 
     def _reduce(self, unit: FlatUnit, vector: Tensor) -> None:
         """Set the gradient of the shard to the mean over ranks of a vector of gradients."""
-        collective, mean = self._collectives.reduce, unit.gradient
+        collective, mean = self._reduce_by, unit.gradient
         if mean.dtype != vector.dtype:
             mean = torch.empty_like(unit.gradient, dtype=vector.dtype)
         if collective.world_size == 1:
@@ -255,7 +248,7 @@ class Schedule(UnitSchedule):
             collective.reduce_scatter(mean, vector, 1 / collective.world_size, unit.message)
         if mean is not unit.gradient:
             unit.gradient.copy_(mean)
-        average = self._collectives.average
+        average = self._average_by
         if average is not None:
             average.all_reduce(unit.gradient, 1 / average.world_size, _of_replicas(unit))
 

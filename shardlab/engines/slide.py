@@ -16,8 +16,7 @@ from shardlab.codecs.adam import Hyper
 from shardlab.comm.object_collectives import run_or_fail_together
 from shardlab.config.strategy import CanonicalStrategy
 from shardlab.core.errors import UserError
-from shardlab.engines.autograd import ModuleEngine
-from shardlab.engines.base import EngineSetup, State, StepOutcome
+from shardlab.engines.base import Engine, EngineSetup, State, StepOutcome
 from shardlab.engines.flat import laid_out, split_vector
 from shardlab.engines.numerics import clip_coefficient, norm_of, read_together
 from shardlab.engines.slide_groups import RankGroups, make_groups
@@ -47,7 +46,7 @@ Result = TypeVar("Result")
 _STATES = ("parameter", *KINDS)
 
 
-class SlideEngine(ModuleEngine):
+class SlideEngine(Engine):
     """Engine with parameters and optimizer states in host memory, which a node's ranks share.
 
     Rank r of a node updates chunk r of each unit. Several nodes hold copies of the whole; the ranks

@@ -6,7 +6,6 @@ from unittest.mock import patch
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
@@ -23,11 +22,9 @@ from tests.comm.wire import is_same_everywhere
 from tests.comm.wrapped_models import (
     WRAPPERS,
     backward,
-    batch,
     ddp,
     fsdp1,
     fsdp2,
-    full,
     gradients_after,
     network,
 )
@@ -82,23 +79,6 @@ def test_two_levels_compress_a_model(group, name, ranks_per_node):
     assert is_same_everywhere(lossy, group)
     assert 0 < (lossy - exact).norm() / exact.norm() < 0.02
     assert handle.ledger.summary()["gradients"]["bytes_between_nodes"] > 0
-
-
-@on_ranks(2)
-def test_gathered_parameters_have_their_own_codec(group):
-    exact, model = fsdp2(group), fsdp2(group)
-    handle = shardlab.attach(model, weights="int8:group=64", weights_minimum_size=100)
-    x = batch(dist.get_rank(group), 0)
-    handle.ledger.reset()
-    assert 0 < (model(x) - exact(x)).norm() / exact(x).norm() < 0.05
-    model[0].unshard()
-    assert is_same_everywhere(model[0].weight.detach(), group)
-    model[0].reshard()
-    summary = handle.ledger.summary()["weights"]
-    assert summary["compression_ratio"] > 3.5
-    assert summary["uncompressed"] == {"fewer than 100 elements": 1}
-    # the shards themselves stay exact
-    assert all(torch.equal(full(model, "data")[k], v) for k, v in full(exact, "data").items())
 
 
 @on_ranks(2)

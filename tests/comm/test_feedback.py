@@ -122,14 +122,3 @@ def test_residuals_stay_finite(kind, bad, where, twice):
     loaded = ErrorFeedback("fp32")
     loaded.load_state_dict(feedback.state_dict())
     assert all(stored.isfinite().all() for stored in loaded.state_dict().values())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_saved_residuals_continue_bit_for_bit(kind):
-    feedback = ErrorFeedback(kind)
-    first, second = vectors(2)
-    send(feedback, first)
-    resumed = ErrorFeedback(kind)
-    resumed.load_state_dict({k: v.clone() for k, v in feedback.state_dict().items()})
-    assert torch.equal(send(feedback, second), send(resumed, second))
-    assert bits(feedback) == bits(resumed)

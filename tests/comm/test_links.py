@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardlab.comm.emulated_link import LinkThrottle, Links, emulated
+from shardlab.comm.emulated_link import Links, LinkThrottle, emulated
 from shardlab.config.machine import Link
 from shardlab.core.errors import UserError
 from tests.commands import said_after

@@ -39,20 +39,6 @@ def test_every_rank_receives_the_bytes_sent_to_it(group, world_size):
     assert sent.largest <= PIECE
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-@pytest.mark.parametrize("n", [0, 3, 5 * PIECE // 4 + 1])
-@on_ranks()
-def test_shards_are_gathered_also_in_place(group, world_size, n):
-    transport = Transport(group)
-    separate, in_place = torch.zeros(2, world_size, n)
-    shard = torch.full((n,), float(transport.rank))
-    in_place[transport.rank] = shard
-    transport.all_to_all(*transport.gathering(shard, list(separate)))
-    transport.all_to_all(*transport.gathering(in_place[transport.rank], list(in_place)))
-    expected = torch.arange(float(world_size)).view(-1, 1).expand(-1, n)
-    assert torch.equal(separate, expected) and torch.equal(in_place, expected)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("ending", "words"),

@@ -63,7 +63,6 @@ WRAPPERS = {
     "fsdp2-columns": fsdp2_columns,
     "ddp": ddp,
     "fsdp1": fsdp1,
-    "fsdp1-zero2": functools.partial(fsdp1, strategy=ShardingStrategy.SHARD_GRAD_OP),
     "fsdp1-replicated": functools.partial(fsdp1, strategy=ShardingStrategy.NO_SHARD),
 }
 

@@ -90,7 +90,7 @@ from shardlab.core.errors import UserError
         ),
         (
             {"gradients": {"codec": "int8", "route": "native"}},
-            "strategy.gradients: codec 'int8' cannot be summed on the wire: use route: exchange",
+            "strategy.gradients: route: native is for codec 'none' alone: use route: exchange",
         ),
         (
             {"gradients": {"codec": "itn8"}},
