@@ -15,7 +15,7 @@ from torch.profiler import record_function
 from shardlab.codecs.base import Unit
 from shardlab.codecs.wire import VERSION, PayloadError
 from shardlab.comm.ledger import Account, Kind, Ledger
-from shardlab.comm.object_collectives import gather_bytes
+from shardlab.comm.object_collectives import gather_values
 from shardlab.comm.transport import Transport
 from shardlab.core.device import now
 from shardlab.profiling.labels import COMMUNICATION
@@ -115,8 +115,8 @@ class Collective(ABC):
 
     def _differences(self, text: str) -> str:
         ranks = defaultdict(list)
-        for rank, other in enumerate(gather_bytes(text.encode(), self.group)):
-            ranks[other.decode()].append(str(rank))
+        for rank, other in enumerate(gather_values(text, self.group)):
+            ranks[other].append(str(rank))
         settings = "; ".join(f"rank {', '.join(which)}: {what}" for what, which in ranks.items())
         return (
             f"ranks differ in what they send: {settings}: make codec, options, model, step and the "

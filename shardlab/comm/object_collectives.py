@@ -1,11 +1,9 @@
-"""Collectives of plain values, JSON and bytes, without pickling; and groups of fewer ranks."""
+"""Collectives of plain values, and groups of fewer ranks."""
 
-import json
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -42,23 +40,11 @@ def timeout_of(group: dist.ProcessGroup) -> timedelta:
     return timeout
 
 
-def gather_bytes(content: bytes, group: dist.ProcessGroup) -> list[bytes]:
-    """Return the contents of all ranks, in rank order, on every rank."""
-    device, world_size = device_of(group), dist.get_world_size(group)
-    sizes = torch.zeros(world_size, dtype=torch.int64, device=device)
-    dist.all_gather_single(sizes, torch.tensor([len(content)], device=device), group=group)
-    longest = int(sizes.max())
-    own = torch.zeros(longest, dtype=torch.uint8)
-    own[: len(content)] = torch.from_numpy(np.frombuffer(content, np.uint8).copy())
-    gathered = torch.empty(longest * world_size, dtype=torch.uint8, device=device)
-    dist.all_gather_single(gathered, own.to(device), group=group)
-    rows = gathered.view(world_size, longest).cpu()
-    return [row[:size].numpy().tobytes() for row, size in zip(rows, sizes.tolist(), strict=True)]
-
-
 def gather_values(value: Any, group: dist.ProcessGroup) -> list[Any]:
-    """Return the JSON values of all ranks, in rank order, on every rank."""
-    return [json.loads(content) for content in gather_bytes(json.dumps(value).encode(), group)]
+    """Return the values of all ranks, in rank order, on every rank."""
+    values = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
 
 
 def run_or_fail_together(group: dist.ProcessGroup, failed: str, call: Callable[[], Value]) -> Value:

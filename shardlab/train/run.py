@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from shardlab.codecs import native
 from shardlab.comm.emulated_link import Emulation, emulated
-from shardlab.comm.object_collectives import device_of, gather_bytes, gather_values
+from shardlab.comm.object_collectives import device_of, gather_values
 from shardlab.config.settings import DTYPE_BYTES
 from shardlab.core.device import compute_deterministically
 from shardlab.core.files import read_json, refuse_damage, write_json, write_json_lines
@@ -151,7 +151,7 @@ def _train(plan: RunPlan, folders: _Folders, link: Emulation, group: dist.Proces
         cpu_times=cpu_times,
     )
     ranks = [Measured(**values) for values in gather_values(asdict(mine), group)]
-    traces = gather_bytes(trace, group)
+    traces = gather_values(trace, group)
     if is_chief:
         setting = describe(plan, dataset, built.parameters, link.kind, placement)
         _write(plan, folders, setting, ranks, traces)

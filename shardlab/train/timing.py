@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from shardlab.codecs import native
 from shardlab.comm.emulated_link import Emulation, interface_bytes, interface_frames
-from shardlab.comm.object_collectives import device_of, gather_bytes, gather_values
+from shardlab.comm.object_collectives import device_of, gather_values
 from shardlab.config.contention import Contention
 from shardlab.config.machine import connection_name
 from shardlab.config.run_record import Breakdown
@@ -168,7 +168,7 @@ class Runner:
         ranks = gather_values(mine, self._group)
         dist.barrier(self._group)
         trace = traced_steps(self._built.loop, self._plan.train.profiled_steps)
-        traces = gather_bytes(trace, self._group)
+        traces = gather_values(trace, self._group)
         if dist.get_rank(self._group) != 0:
             return None
         with temporary("shardlab-trace") as folder:

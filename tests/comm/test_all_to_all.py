@@ -136,13 +136,6 @@ def test_resumed_random_codec_matches_an_uninterrupted_one(group):
     assert not torch.equal(starts, other[:, 0] != 0)
 
 
-@on_ranks(2)
-def test_short_messages_are_sent_uncompressed_and_reported(group):
-    ours = collective(group, "topk:density=0.1", minimum_size=1000)
-    assert torch.equal(scatter(ours, N), exact_shard(ours.rank, 2, N))
-    assert ours.account.uncompressed == {"fewer than 1000 elements": 1}
-
-
 @pytest.mark.parametrize("spec", SPECS[1:])
 @on_ranks(2)
 def test_audit_measures_the_error_of_the_codec(group, spec):

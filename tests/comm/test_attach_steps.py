@@ -1,5 +1,7 @@
 """Steps of an attached model: resumed, rolled back, continued on another number of ranks."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -8,14 +10,20 @@ import torch.distributed.checkpoint as dcp
 import shardlab
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.core.errors import UserError
-from tests.comm.wrapped_models import WRAPPERS, backward, batch, full, hsdp
+from tests.comm.wrapped_models import WRAPPERS, Crossed, backward, batch, ddp, full, hsdp
 from tests.ranks import on_ranks, run_ranks
 
 TOPK = "topk:density=0.1"
+MODELS = {
+    **WRAPPERS,
+    "hsdp": hsdp,
+    "ddp-buckets": partial(ddp, bucket_cap_mb=0.005),
+    "ddp-crossed": partial(ddp, make=Crossed, bucket_cap_mb=0.005, gradient_as_bucket_view=True),
+}
 
 
 def attached(group, name, codec=TOPK, **options):
-    model = {**WRAPPERS, "hsdp": hsdp}[name](group)
+    model = MODELS[name](group)
     handle = shardlab.attach(model, codec, error_feedback=True, minimum_size=0, **options)
     return model, handle, torch.optim.SGD(model.parameters(), lr=0.1)
 
@@ -92,14 +100,16 @@ def test_a_distributed_checkpoint_keeps_the_residuals_of_each_rank(tmp_path):
     assert any(not torch.equal(first[key], second[key]) for key in residuals)
 
 
-@pytest.mark.parametrize("name", ["fsdp2", "fsdp2-columns", "hsdp", "fsdp1"])
+@pytest.mark.parametrize(
+    "name", ["fsdp2", "fsdp2-columns", "hsdp", "fsdp1", "ddp-buckets", "ddp-crossed"]
+)
 @on_ranks(4)
 def test_error_feedback_conserves_gradients(group, name):
     def gradient(model):
         return torch.cat([grad.flatten() for grad in full(model, "grad").values()])
 
     model, handle, _ = attached(group, name, "topk:density=0.2")
-    exact, sent = {**WRAPPERS, "hsdp": hsdp}[name](group), 0
+    exact, sent = MODELS[name](group), 0
     for step in range(4):
         model.zero_grad()
         backward(model, group, step)

@@ -3,75 +3,14 @@
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 import shardlab
 from shardlab.comm.codec_collective import CodecCollective
-from tests.comm.wrapped_models import backward, batch, network
+from tests.comm.wrapped_models import Crossed, backward, batch, ddp, network
 from tests.ranks import on_ranks
 
 
-class Crossed(nn.Module):
-    """Runs its layers in another order than it lists them, and skips one."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.last = nn.Linear(60, 31)
-        self.first = nn.Linear(40, 50)
-        self.unused = nn.Linear(20, 20)
-        self.middle = nn.Linear(50, 60)
-
-    def forward(self, x):
-        return self.last(self.middle(self.first(x).relu()).relu())
-
-
-def plain():
-    return network()
-
-
-def wrap(make, **options):
-    unused = make is Crossed
-    return DistributedDataParallel(
-        make(), bucket_cap_mb=0.005, find_unused_parameters=unused, **options
-    )
-
-
-def passes(model, group, steps):
-    """The gradients of all passes, [passes, n]."""
-    result = []
-    for step in steps:
-        model.zero_grad()
-        backward(model, group, step)
-        result.append(gradient(model))
-    return torch.stack(result)
-
-
-def gradient(model):
-    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
-
-
-@pytest.mark.parametrize("views", [False, True])
-@pytest.mark.parametrize("make", [plain, Crossed])
-@on_ranks(2)
-def test_error_feedback_conserves_gradients(group, make, views):
-    steps = range(4)
-    exact = passes(wrap(make), group, steps).sum(0)
-    model = wrap(make, gradient_as_bucket_view=views)
-    handle = shardlab.attach(model, "topk:density=0.2", error_feedback=True, minimum_size=0)
-    sent = passes(model, group, steps).sum(0)
-    assert handle.ledger.summary()["gradients"]["uncompressed"] == {}
-    # residuals are sent with a gradient of zeros, by a codec that drops nothing
-    other = wrap(make, gradient_as_bucket_view=views)
-    last = shardlab.attach(other, "topk:density=1.0", error_feedback=True, minimum_size=0)
-    last.load_state_dict(handle.state_dict())
-    (other(batch(dist.get_rank(group), 0)).sum() * 0).backward()
-    assert last.feedback.norm() == 0 and gradient(other).norm() > 0
-    torch.testing.assert_close(sent + gradient(other), exact, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("make", [plain, Crossed])
+@pytest.mark.parametrize("make", [network, Crossed])
 @on_ranks(1)
 def test_layout_of_messages_does_not_depend_on_the_pass(group, make, monkeypatch):
     units = []
@@ -81,7 +20,7 @@ def test_layout_of_messages_does_not_depend_on_the_pass(group, make, monkeypatch
         original(self, vector, scale, unit)
 
     monkeypatch.setattr(CodecCollective, "all_reduce", sending)
-    model = wrap(make)
+    model = ddp(group, make, bucket_cap_mb=0.005)
     shardlab.attach(model, "int8", minimum_size=0)
     for step in range(3):
         units.append([])
@@ -98,7 +37,7 @@ def test_layout_of_messages_does_not_depend_on_the_pass(group, make, monkeypatch
 @on_ranks(2)
 def test_a_gradient_that_is_not_finite_shows_on_all_ranks(group, route, codec):
     """In the norm; payloads that decode to it are counted."""
-    model = DistributedDataParallel(network())
+    model = ddp(group)
     handle = shardlab.attach(model, codec, route=route, minimum_size=0)
     counts = []
     for bad in (False, True, False):

@@ -1,6 +1,8 @@
 """One small model, wrapped in each of torch's ways by code that knows nothing of shardlab."""
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -43,8 +45,25 @@ def hsdp(group: dist.ProcessGroup) -> nn.Module:
     )
 
 
-def ddp(group: dist.ProcessGroup) -> nn.Module:
-    return DistributedDataParallel(network())
+class Crossed(nn.Module):
+    """Runs its layers in another order than it lists them, and skips one."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.last = nn.Linear(60, 31)
+        self.first = nn.Linear(40, 50)
+        self.unused = nn.Linear(20, 20)
+        self.middle = nn.Linear(50, 60)
+
+    def forward(self, x):
+        return self.last(self.middle(self.first(x).relu()).relu())
+
+
+def ddp(
+    group: dist.ProcessGroup, make: Callable[[], nn.Module] = network, **options: Any
+) -> nn.Module:
+    return DistributedDataParallel(make(), find_unused_parameters=make is Crossed, **options)
 
 
 def fsdp1(group: dist.ProcessGroup, strategy: ShardingStrategy | None = None) -> nn.Module:
@@ -87,6 +106,8 @@ def _read(model: nn.Module, what: str) -> dict[str, torch.Tensor]:
     result = {}
     for name, parameter in model.named_parameters():
         value = parameter.grad if what == "grad" else parameter.detach()
+        if value is None:
+            continue
         value = value.full_tensor() if hasattr(value, "full_tensor") else value
         plain = name.replace("_fsdp_wrapped_module.", "").removeprefix("module.")
         result[plain] = value.clone()

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardlab.comm.object_collectives import gather_bytes, gather_values
+from shardlab.comm.object_collectives import gather_values
 from shardlab.core.errors import UserError
 from shardlab.engines.cpu_placement import RankLocation
 from shardlab.train.launch import RunFailed, launch, launch_together
@@ -44,7 +44,7 @@ def test_ranks_have_local_rank_and_thread_count(tmp_path):
 def test_values_and_bytes_are_gathered_in_rank_order(group) -> None:
     rank = dist.get_rank(group)
     assert gather_values({"rank": rank}, group) == [{"rank": r} for r in range(3)]
-    assert gather_bytes(b"x" * rank, group) == [b"", b"x", b"xx"]
+    assert gather_values(b"x" * rank, group) == [b"", b"x", b"xx"]
 
 
 @pytest.mark.parametrize(
