@@ -9,8 +9,8 @@ from shardlab.core.document import Document
 from shardlab.forecast.clusters import preset
 from shardlab.forecast.costs import Measured, OnCluster
 from shardlab.forecast.machine import CodecLines
-from shardlab.forecast.model import Case, Model, case_of, step_seconds
-from shardlab.forecast.step import Work
+from shardlab.forecast.model import Case, Model, case_of
+from shardlab.forecast.step import Work, step_seconds
 
 ASSUMPTIONS = (
     "Weak scaling: every rank computes as many samples per step as here, and as fast as one rank "
@@ -126,7 +126,7 @@ def break_even(runs: Iterable[TimedRun], model: Model, ranks: int = 2) -> list[B
 def _break_even(run: TimedRun, model: Model, ranks: int) -> BreakEven | None:
     case = case_of(run)
     strategy, work = case.strategy, with_own_cores(case, model)
-    lines = work.gradients[0].inside.codec or work.weights.codec
+    lines = work.gradients.inside.codec or work.weights.codec
     if lines is None:
         return None
     names = [codec_text(strategy.gradients.codec)]

@@ -18,18 +18,11 @@ from shardlab.config.run_record import LinkEmulation
 from shardlab.config.strategy import CanonicalStrategy, parse_strategy
 from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun, UnitSize
 from shardlab.core.errors import UserError
-from shardlab.forecast.coding import codings, levels_of_units
+from shardlab.forecast.coding import codings
 from shardlab.forecast.costs import Costs, Measured
 from shardlab.forecast.machine import Machine
-from shardlab.forecast.sliding import Streamed
-from shardlab.forecast.step import Compute, Replicated, Sharded, Step, Work
+from shardlab.forecast.step import Compute, Work, step_seconds
 
-_STEPS: dict[str, type[Step]] = {
-    "replicated": Replicated,
-    "sharded": Sharded,
-    "streamed": Streamed,
-}
-"""by where the states of the engine are"""
 _LONGEST_S = 0.1
 """upper bound of work and wait of one collective, seconds"""
 _UNVALIDATED = 0.1
@@ -106,19 +99,11 @@ class Model(NamedTuple):
     """CPU seconds per collective, by engine"""
     wait_s: float
     """per collective, until the threads of all ranks have a core; a property of the machine"""
-    selective: float | None = None
-    """share of forward that selective checkpointing adds to backward. It is fitted, since
-    dispatching operations takes longer than what it saves in small blocks; None: no fitted run has
-    it"""
     half_width: float = 0.0
     """of the 95 % prediction interval, relative to the prediction"""
 
     def obstacle(self, strategy: CanonicalStrategy) -> str | None:
         """Return why the model cannot predict a canonical strategy, or None if it can."""
-        if not self.launch_s:
-            return "the model was fitted on no run of any engine"
-        if _is_selective(strategy) and self.selective is None:
-            return "selective activation checkpointing was in no run that the model was fitted on"
         return unpredictable(strategy, self.machine)
 
     def predict(
@@ -155,10 +140,9 @@ class Model(NamedTuple):
             # an engine that was never timed gets the mean of the others
             self.launch_s.get(strategy.engine, fmean(self.launch_s.values() or [0.0])),
             self.wait_s,
-            levels_of_units(strategy, gradients, units, workload.world_size),
+            gradients,
             weights,
             update_s,
-            self.selective or 0.0,
         )
 
     def computing(self, workload: Workload) -> Compute:
@@ -176,11 +160,6 @@ class Model(NamedTuple):
             workload.delay_s,
             workload.link_emulation == "namespaces",
         )
-
-
-def step_seconds(work: Work, costs: Costs) -> float:
-    """Return the seconds of one step in steady state."""
-    return _STEPS[work.strategy.traits.residency](work, costs).seconds()
 
 
 def unpredictable(strategy: CanonicalStrategy, machine: Machine) -> str | None:
@@ -253,42 +232,27 @@ def _fit(machine: Machine, bounds: Sequence[TimedRun], runs: Sequence[TimedRun])
     if not by_cores:
         raise UserError("forecast.timings: those of the runs have no steps without communication")
     compute = {busy: Compute(*map(fmean, zip(*c, strict=True))) for busy, c in by_cores.items()}
-    plain = [run for run in runs if not _is_selective(strategy_of(run))]
-    engines = [*dict.fromkeys(strategy_of(run).engine for run in plain)]
+    engines = [*dict.fromkeys(strategy_of(run).engine for run in runs)]
     model = Model(machine, cores, compute, dict.fromkeys(engines, 0.0), 0.0)
-    if not plain:
-        return model
-
-    def misses(of: Model, steps: Sequence[TimedRun]) -> list[float]:
-        # with the computation of its own timing, so that what drifts between them is no overhead
-        missed = []
-        for run in steps:
-            case = case_of(run)
-            work = of.work(*case)._replace(compute=own.get(run.timing, of.computing(case.workload)))
-            missed.append(step_seconds(work, of.costs(case.workload)) - _step_s(run))
-        return missed
 
     def with_overheads(values: Sequence[float]) -> Model:
         *launches, wait = map(float, values)
         return model._replace(launch_s=dict(zip(engines, launches, strict=True)), wait_s=wait)
 
+    def misses(values: Sequence[float]) -> list[float]:
+        of, missed = with_overheads(values), []
+        for run in runs:
+            case = case_of(run)
+            # with the computation of its own timing, so that what drifts between them is no
+            # overhead
+            work = of.work(*case)._replace(compute=own.get(run.timing, of.computing(case.workload)))
+            missed.append(step_seconds(work, of.costs(case.workload)) - _step_s(run))
+        return missed
+
     start = [1e-4] * (len(engines) + 1)
-    fitted = least_squares(
-        lambda values: misses(with_overheads(values), plain),
-        start,
-        bounds=(0.0, _LONGEST_S),
-        x_scale=1e-3,
+    return with_overheads(
+        least_squares(misses, start, bounds=(0.0, _LONGEST_S), x_scale=1e-3).x
     )
-    model = with_overheads(fitted.x)
-    selective = [run for run in runs if run not in plain]
-    if selective:
-        share = least_squares(
-            lambda x: misses(model._replace(selective=float(x[0])), selective),
-            [0.5],
-            bounds=(0, 10),
-        )
-        model = model._replace(selective=float(share.x[0]))
-    return model
 
 
 def _half_width(model: Model, bounds: Sequence[TimedRun], runs: Sequence[TimedRun]) -> float:
@@ -309,12 +273,6 @@ def _half_width(model: Model, bounds: Sequence[TimedRun], runs: Sequence[TimedRu
     ]
     variance = np.square(errors).sum() / freedom + np.var(speeds)
     return float(stdtrit(freedom, (1 + _CONFIDENCE) / 2) * np.sqrt(variance))
-
-
-def _is_selective(strategy: CanonicalStrategy) -> bool:
-    """Return whether any block of a canonical strategy is checkpointed selectively."""
-    modes = {override.activation_checkpointing for override in strategy.overrides}
-    return "selective" in modes | {strategy.activation_checkpointing}
 
 
 def _busy_cores(threads: int, cores: float) -> int:
