@@ -39,8 +39,8 @@ class Rank(NamedTuple):
     """cores of this rank, possibly fractional; no phase uses more than one"""
     bytes_per_second: float = float("inf")
     """rate of the link"""
-    bucket_bytes: float = 0.0
-    """burst bytes that pass at once after a pause, as in a token bucket (tc-tbf(8))"""
+    bucket_s: float = 0.0
+    """seconds of the link whose bytes pass at once after a pause: a token bucket (tc-tbf(8))"""
 
 
 class Costs(ABC):
@@ -205,7 +205,7 @@ class Measured(Costs):
             rate = bits_per_second / 8
             if namespaces:
                 self.ranks_per_node = 1
-                bucket, self._framing = bucket_bytes(bits_per_second), FRAMING
+                bucket, self._framing = bucket_bytes(bits_per_second) / rate, FRAMING
         self.rank = Rank(cores / world_size, rate, bucket)
 
     def transfer(self, operation: Operation, nbytes: float) -> Phase:  # noqa: D102

@@ -135,7 +135,7 @@ def _break_even(run: TimedRun, model: Model, ranks: int) -> BreakEven | None:
 
     def gain(rate: float) -> float:
         costs = Measured(model.machine, ranks, cores=ranks, bits_per_second=round(rate))
-        costs.rank = costs.rank._replace(bucket_bytes=0.0)  # which emulated links alone have
+        costs.rank = costs.rank._replace(bucket_s=0.0)  # which emulated links alone have
         return step_seconds(uncompressed, costs) - step_seconds(work, costs)
 
     step, always = _crossing(gain)

@@ -186,11 +186,11 @@ def summarize(checks: Iterable[Check]) -> Summary | None:
 
 
 def operation_fits(calibration: Calibration, machine: Machine) -> list[OperationFit]:
-    """Compare every measured operation with the fit; on links it is a formula."""
+    """Compare every measured operation with the fit."""
     fits = []
     for transfer in calibration.transfers:
         cores = float(calibration.host["cores"])
-        costs = Measured(machine, transfer.world_size, cores, transfer.bits_per_second)
+        costs = Measured(machine, transfer.world_size, cores)
         phase = costs.transfer(transfer.operation, transfer.nbytes)
         fitted = section_seconds([(phase,)], costs.rank)
         measured = lower_quartile(transfer.seconds)

@@ -96,30 +96,32 @@ def own_settings(strategy: CanonicalStrategy, name: str) -> dict[int, Any]:
 def step_seconds(work: Work, costs: Costs) -> float:
     """Return the seconds of one step in steady state."""
     sections = _SECTIONS[work.strategy.traits.residency](work, costs)
-    wait = Phase(wait=work.wait_s * costs.ranks_per_core)
+    wait = work.wait_s * costs.ranks_per_core
     return sum(section_seconds(lanes, costs.rank, wait) for lanes in sections)
 
 
-def section_seconds(lanes: Sequence[Phases], rank: Rank, wait: Phase = Phase()) -> float:
-    """Return the seconds of lanes that begin together, with a wait before each collective.
-
-    After a pause one token bucket passes the link at once: each phase of a lane follows one, but
-    all lanes together have only one.
-    """
-
-    def sent(nbytes: float) -> float:
-        return max(nbytes - rank.bucket_bytes, 0.0) / rank.bytes_per_second
-
-    def alone(phase: Phase) -> float:
-        computed = phase.cpu / min(1.0, rank.cores)
-        return max(computed, sent(phase.nbytes)) + phase.wait + wait.wait * phase.collective
-
+def section_seconds(lanes: Sequence[Phases], rank: Rank, wait: float = 0.0) -> float:
+    """Return the seconds of lanes that begin together, with a wait before each collective."""
     phases = [*chain(*lanes)]
     return max(
-        *(sum(alone(phase) for phase in lane) for lane in lanes),
-        sent(sum(phase.nbytes for phase in phases)),
+        *(_lane_seconds(lane, rank, wait) for lane in lanes),
+        sum(phase.nbytes for phase in phases) / rank.bytes_per_second,
         sum(phase.cpu for phase in phases) / rank.cores,
     )
+
+
+def _lane_seconds(lane: Phases, rank: Rank, wait: float) -> float:
+    """Return the seconds of a lane; the token bucket of the link fills while it sends nothing."""
+    seconds = tokens = 0.0
+    for phase in lane:
+        pause = wait if phase.collective else 0.0
+        tokens = min(tokens + pause, rank.bucket_s)
+        computed, sent = phase.cpu / min(1.0, rank.cores), phase.nbytes / rank.bytes_per_second
+        at_once = min(tokens, sent)
+        working = max(computed, sent - at_once)
+        seconds += pause + working + phase.wait
+        tokens += working + phase.wait - sent
+    return seconds
 
 
 def _replicated(work: Work, costs: Costs) -> Sections:
