@@ -164,7 +164,7 @@ def _sharded(work: Work, costs: Costs) -> Sections:
 
     def gather_again(unit: int) -> Phases:
         ranks = reshard[unit]
-        if ranks is False or (traits.last_unit_stays and unit == units[-1]):
+        if not ranks or (traits.last_unit_stays and unit == units[-1]):
             return ()
         # a number: of ranks that hold a unit between forward and backward
         return gather(unit, shards if ranks is True else shards.among(ranks))

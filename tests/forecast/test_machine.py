@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardlab.core.errors import UserError
-from shardlab.forecast.costs import framing
 from shardlab.forecast.machine import fit_line, fit_machine
 from shardlab.forecast.results import operation_fits
 from tests.forecast.timing_factory import MACHINE, OPERATIONS, made_calibration
@@ -30,14 +29,6 @@ def test_every_measured_operation_is_compared_with_its_fit():
     fits = operation_fits(calibration, fit_machine(calibration))
     assert len(fits) == len(calibration.transfers)
     assert max(abs(fit.error) for fit in fits) < 0.02
-
-
-def test_framing_counts_headers_and_acknowledgements_like_the_kernel():
-    """1514 bytes carry 1448; whole packets of 64 KiB pass from 275 Mbit/s on."""
-    for bits in (10**7, 10**8, 274 * 10**6):
-        assert framing(bits) == pytest.approx((1514 + 66 / 2) / 1448)
-    for bits in (275 * 10**6, 10**9, 10**10):
-        assert framing(bits) == pytest.approx(1514 / 1448)
 
 
 def test_calibration_with_too_few_sizes_is_refused():

@@ -18,7 +18,7 @@ from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun, UnitSize
 from shardlab.forecast.costs import Measured
 from shardlab.forecast.machine import CodecLines, Line, Machine
 from shardlab.forecast.model import Model, case_of, workload_of
-from shardlab.forecast.step import Compute, Timeline
+from shardlab.forecast.step import Compute, section_seconds
 from tests.record_factory import HOST, QUIET
 from tests.timed_run_factory import timed_facts
 
@@ -115,10 +115,9 @@ def made_timings() -> list[TimedRun]:
 
 
 def made_calibration(machine: Machine = MACHINE) -> Calibration:
-    """Operations of two ranks without and with a link, codecs, and memory, of a machine."""
+    """Operations of two ranks, codecs, and memory, of a machine."""
     transfers = [
-        _transfer(machine, operation, nbytes, rate)
-        for rate in (None, "100mbit")
+        _transfer(machine, operation, nbytes)
         for operation in OPERATIONS
         for nbytes in (1 << 12, 1 << 16, 1 << 20, 1 << 22)
     ]
@@ -150,16 +149,13 @@ def made_calibration(machine: Machine = MACHINE) -> Calibration:
     return Calibration(transfers=transfers, codecs=codecs, memory=memory, **facts)
 
 
-def _transfer(machine: Machine, operation: Operation, nbytes: int, rate: str | None) -> Transfer:
-    bits = None if rate is None else bits_per_second(rate)
-    costs = Measured(machine, 2, 2, bits)
-    seconds = Timeline(costs.rank).run("lane", (costs.transfer(operation, nbytes),))
+def _transfer(machine: Machine, operation: Operation, nbytes: int) -> Transfer:
+    costs = Measured(machine, 2, 2)
+    seconds = section_seconds([(costs.transfer(operation, nbytes),)], costs.rank)
     return Transfer(
         operation=operation,
         world_size=2,
-        link=rate or "loopback",
-        link_emulation="none" if rate is None else "namespaces",
-        bits_per_second=bits,
+        link="loopback",
         nbytes=nbytes,
         wire_bytes=wire_bytes(operation, nbytes, 2),
         seconds=[seconds] * 3,
