@@ -141,7 +141,7 @@ class Model(NamedTuple):
             strategy.accumulation or workload.accumulation,
             self.computing(workload),
             # an engine that was never timed gets the mean of the others
-            self.launch_s.get(strategy.engine, fmean(self.launch_s.values() or [0.0])),
+            self.launch_s.get(strategy.engine, fmean(self.launch_s.values())),
             self.wait_s,
             gradients,
             weights,
@@ -204,32 +204,27 @@ def _unsupported(strategy: CanonicalStrategy) -> str | None:
 def fit_model(machine: Machine, known: Sequence[TimedRun]) -> Model:
     """Fit the model on known runs, among them runs without communication.
 
+    By least squares of absolute errors, not of relative ones: waits of some milliseconds are as
+    likely in a short step as in a long one.
+
     Raises:
-        UserError: there is no run without communication, or one that cannot be predicted.
+        UserError: there is no run without communication, or no other one of its timing, or one that
+            cannot be predicted.
     """
     bounds = [run for run in known if run.run == NO_COMMUNICATION]
     runs = [run for run in known if run.run != NO_COMMUNICATION]
     if not bounds:
         raise UserError("forecast.timings: none of them has steps without communication")
+    if not runs:
+        raise UserError("forecast.runs: none of them is in forecast.timings: name one that is")
     for run in runs:
         if why := unpredictable(strategy_of(run), machine):
             raise UserError(f"forecast.runs: {run.run}: {why}: name another run")
-    model = _fit(machine, bounds, runs)
-    return model._replace(half_width=_half_width(model, runs))
-
-
-def _fit(machine: Machine, bounds: Sequence[TimedRun], runs: Sequence[TimedRun]) -> Model:
-    """Fit the computation, then work and wait of collectives, then selective checkpointing.
-
-    By least squares of absolute errors, not of relative ones: waits of some milliseconds are as
-    likely in a short step as in a long one.
-    """
     cores = float(bounds[0].host["cores"])
-    timings = {run.timing for run in runs}
     own = {bound.timing: _compute_of(bound, cores) for bound in bounds}
     by_cores: dict[int, list[Compute]] = {}
     for bound in bounds:
-        if not timings or bound.timing in timings:
+        if bound.timing in {run.timing for run in runs}:
             busy = _busy_cores(bound.world_size * bound.threads, cores)
             by_cores.setdefault(busy, []).append(own[bound.timing])
     if not by_cores:
@@ -246,14 +241,15 @@ def _fit(machine: Machine, bounds: Sequence[TimedRun], runs: Sequence[TimedRun])
         of, missed = with_overheads(values), []
         for run in runs:
             case = case_of(run)
-            # with the computation of its own timing, so that what drifts between them is no
-            # overhead
+            # with the computation of its own timing: what drifts between them is no overhead
             work = of.work(*case)._replace(compute=own.get(run.timing, of.computing(case.workload)))
             missed.append(step_seconds(work, of.costs(case.workload)) - _step_s(run))
         return missed
 
     start = [1e-4] * (len(engines) + 1)
-    return with_overheads(least_squares(misses, start, bounds=(0.0, _LONGEST_S), x_scale=1e-3).x)
+    fit = least_squares(misses, start, bounds=(0.0, _LONGEST_S), x_scale=1e-3)
+    model = with_overheads(fit.x)
+    return model._replace(half_width=_half_width(model, runs))
 
 
 def _half_width(model: Model, runs: Sequence[TimedRun]) -> float:
