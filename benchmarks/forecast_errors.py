@@ -17,7 +17,7 @@ from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Forecast, Space, Timing, Train
 from shardlab.config.strategy import parse_strategy
 from shardlab.config.timing_record import read_timings
-from shardlab.forecast.calibrate import Network, calibrate
+from shardlab.forecast.calibrate import calibrate
 from shardlab.forecast.codec_costs import codecs_of
 from shardlab.forecast.results import Check, predict, summarize
 from shardlab.report.tables import fixed
@@ -97,7 +97,7 @@ def held_out(model: str, repetitions: int, data: Path, output: Path) -> list[Che
     canonical = [each.canonical() for each in named.values()]
     memory = dict.fromkeys(op for strategy in canonical for op in memory_operations(strategy))
     calibration = calibrate(
-        [Network(2, None)],
+        [2],
         codecs_of(canonical, Space(gradients=(), weights=())),
         _TRAIN.threads,
         _TRAIN.timeout_s,

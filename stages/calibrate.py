@@ -6,7 +6,7 @@ from shardlab.config.schema import each_timing
 from shardlab.config.strategy import Strategy, parse_strategy
 from shardlab.core.errors import UserError
 from shardlab.core.progress import say
-from shardlab.forecast.calibrate import Network, calibrate, detect
+from shardlab.forecast.calibrate import calibrate, detect
 from shardlab.forecast.codec_costs import codecs_of
 from shardlab.train.launch_environment import node_count
 from stages.common import run
@@ -15,25 +15,20 @@ _OUTPUT = "results/calibration.json"
 
 
 def main(params: Parameters) -> None:
-    """Write results/calibration.json for the ranks and links that the forecast is fitted on, and
+    """Write results/calibration.json for the ranks that the forecast is fitted on, and
     results/hardware.json."""
     forecast, train = params("forecast", "train")
     train = train.only("world_size", "threads", "placement")
     timings, strategies = each_timing(params("timings")), params.all_strategies()
     runs = {run for timing in timings.values() for run in timing.runs}
     timed = sorted({strategies[run].canonical() for run in runs}, key=Strategy.hash)
-    networks = dict.fromkeys(
-        Network(timings[name].world_size, link)
-        for name in forecast.timings
-        for link in (None, timings[name].link)
-    )
     nodes = node_count(train.world_size)
-    if nodes > 1:  # a step of srun has these ranks alone, and no emulated link
-        networks = {Network(train.world_size, None, nodes): None}
+    sizes = dict.fromkeys(timings[name].world_size for name in forecast.timings)
+    # a step of srun has these ranks alone
+    several = [ranks for ranks in ([train.world_size] if nodes > 1 else sizes) if ranks > 1]
     # the search may propose to slide where no timing does
     sliding = parse_strategy({"engine": "slide"}).canonical()
     memory = dict.fromkeys(each for some in (sliding, *timed) for each in memory_operations(some))
-    several = [network for network in networks if network.world_size > 1]
     if not several:
         raise UserError("forecast.timings: none of them has several ranks: add one that has")
     found = calibrate(
@@ -43,6 +38,7 @@ def main(params: Parameters) -> None:
         train.timeout_s,
         placement=train.placement,
         memory=[*memory],
+        nodes=nodes,
     )
     if found is None:
         return

@@ -38,12 +38,10 @@ def canonical(params: Parameters) -> dict[str, Any]:
         tree["rounds"][number]["agent"] = _plain(params.agent_of(number))
     timings = each_timing(values.timings)
     runs = {run for timing in timings.values() for run in timing.runs}
-    # networks and codecs whose operations calibrate times
+    # ranks and codecs whose operations calibrate times
+    world_sizes = [timings[name].world_size for name in values.forecast.timings]
     tree["calibration"] = {
-        "networks": [
-            [timings[name].world_size, _plain(timings[name].link)]
-            for name in values.forecast.timings
-        ],
+        "world_sizes": [*dict.fromkeys(world_sizes)],
         "strategies": sorted({strategies[run].hash() for run in runs}),
     }
     tree["contents"] = read_contents(params)

@@ -5,7 +5,6 @@ from typing import Any, Literal
 from pydantic import Field
 
 from shardlab.config.contention import Contention
-from shardlab.config.run_record import LinkEmulation
 from shardlab.config.strategy import CanonicalStrategy
 from shardlab.core.document import Document
 
@@ -49,9 +48,6 @@ class Transfer(Document):
     operation: Operation
     world_size: int
     link: str
-    link_emulation: LinkEmulation
-    bits_per_second: int | None
-    """rate of the emulated link"""
     nbytes: int
     """bytes of the whole vector that is reduced or gathered"""
     wire_bytes: float
@@ -94,8 +90,6 @@ class PhasedCost(Document):
     operation: PhasedOperation
     elements: int
     """of the whole vector"""
-    matrices: int = 1
-    """square ones of equal size that it consists of, where the method factors matrices"""
     messages: list[Message]
     seconds: list[float] = Field(min_length=1)
 

@@ -4,14 +4,14 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from shardlab.config.contention import Contention
 from shardlab.config.run_record import Breakdown, Finite, LinkEmulation
 from shardlab.config.schema import Timing
-from shardlab.core.document import AS_TUPLE, Document, validate
+from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json_lines, write_json_lines
 
@@ -24,8 +24,6 @@ class UnitSize(Document):
 
     name: str
     elements: int
-    matrices: list[Annotated[tuple[int, int], AS_TUPLE]] = []
-    """rows and columns of each parameter, as in `shardlab.codecs.base`"""
 
 
 class TimedRun(Document):

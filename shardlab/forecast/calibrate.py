@@ -1,17 +1,15 @@
 """Costs of single operations on this machine, and its hardware."""
 
-import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import permutations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from shardlab.codecs import native
-from shardlab.comm.emulated_link import emulated
 from shardlab.comm.object_collectives import gather_values
 from shardlab.comm.transport import Transport
 from shardlab.config.calibration_record import (
@@ -28,8 +26,6 @@ from shardlab.config.machine import (
     CpuAffinity,
     Gpu,
     Hardware,
-    Link,
-    bucket_bytes,
     connection_name,
 )
 from shardlab.core.files import read_json, temporary, write_json
@@ -72,23 +68,13 @@ def _caches(folder: Path) -> dict[str, int]:
 
 
 def _gpus() -> list[Gpu]:
-    """Ask CUDA in a fork of this process: after that, it cannot fork ranks that use CUDA."""
-    count = torch.cuda.device_count()
-    if not count:
-        return []
-    with multiprocessing.get_context("fork").Pool(1) as child:
-        return [Gpu(**facts) for facts in child.apply(_asked, (count,))]
-
-
-def _asked(count: int) -> list[dict[str, Any]]:
-    numbers, link = range(count), None
-    if count > 1:  # torch tells no NVLink from PCIe
+    numbers = range(torch.cuda.device_count())
+    link = None
+    if len(numbers) > 1:  # torch tells no NVLink from PCIe
         direct = all(torch.cuda.can_device_access_peer(*pair) for pair in permutations(numbers, 2))
         link = "peer access" if direct else "no peer access"
     found = [torch.cuda.get_device_properties(number) for number in numbers]
-    return [
-        {"name": each.name, "memory_gb": each.total_memory / 1e9, "link": link} for each in found
-    ]
+    return [Gpu(name=each.name, memory_gb=each.total_memory / 1e9, link=link) for each in found]
 
 
 def _connections(transfers: Sequence[Transfer]) -> list[Connection]:
@@ -111,47 +97,30 @@ def _connections(transfers: Sequence[Transfer]) -> list[Connection]:
 SIZES = [1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22]
 """bytes of the whole vector"""
 _REPETITIONS = 12
-_LONGEST_S = 0.1
-"""vectors that take a link longer are left out: they do not improve the fit"""
-
 
 Rows = dict[str, list[dict[str, Any]]]
 """rows of a calibration, by its field"""
 
 
-class Network(NamedTuple):
-    """Ranks and their link; None: loopback, or what connects the nodes."""
-
-    world_size: int
-    link: Link | None
-    nodes: int = 1
-
-    @property
-    def name(self) -> str:
-        """Name of the connection in records."""
-        return connection_name(self.link, self.nodes)
-
-
 def calibrate(
-    networks: Sequence[Network],
+    world_sizes: Sequence[int],
     codecs: Sequence[tuple[str, bool]],
     threads: int,
     timeout_s: float,
     repetitions: int = _REPETITIONS,
     placement: CpuAffinity = "auto",
     memory: Sequence[MemoryOperation] = (),
+    nodes: int = 1,
 ) -> Calibration | None:
-    """Measure transport on every network, and codecs and memory on the ranks of the first.
-
-    A link that this process cannot create is not measured: a formula emulates it.
+    """Measure transport for every number of ranks, and codecs and memory on the first.
 
     Args:
-        networks: one or more, each of several ranks, the first without an emulated link; under
-            torchrun or srun the one of its ranks.
+        world_sizes: one or more, each of several ranks; under torchrun or srun that of its ranks.
         codecs: text of each codec in a strategy, and whether error feedback wraps it.
         threads: of each rank.
         placement: of the ranks.
         memory: operations to measure.
+        nodes: of the ranks.
 
     Returns:
         None in processes that torchrun or srun started for other ranks than the first.
@@ -161,17 +130,18 @@ def calibrate(
     """
     meter = CpuMeter()  # the ranks are children of this process
     rows: Rows = {}
-    for network in networks:
-        # all of one network in one launch: under srun there is no other
-        costs = (codecs, memory) if network == networks[0] else ((), ())
-        measure = partial(_measure, network, repetitions, *costs)
-        measured = _on_ranks(threads, timeout_s, placement, network, measure)
-        for field, some in measured.items():
-            rows.setdefault(field, []).extend(some)
-        if measured:
-            say(f"calibrate: {network.world_size} ranks, {network.name}")
-    if not rows:
-        return None
+    for ranks in world_sizes:
+        with temporary("shardlab-calibration") as folder:
+            path = Path(folder, "rows.json")
+            # all of these ranks in one launch: under srun there is no other
+            costs = (codecs, memory) if ranks == world_sizes[0] else ((), ())
+            measure = partial(_measure, path, connection_name(None, nodes), repetitions, *costs)
+            launch(measure, ranks, threads, timeout_s, placement=placement)
+            if not path.exists():  # rank 0 is of another process
+                return None
+            for field, some in dict(read_json(path)).items():
+                rows.setdefault(field, []).extend(some)
+        say(f"calibrate: {ranks} ranks, {connection_name(None, nodes)}")
     return Calibration.model_validate(
         {
             **rows,
@@ -184,84 +154,53 @@ def calibrate(
     )
 
 
-def _on_ranks(
-    threads: int,
-    timeout_s: float,
-    placement: CpuAffinity,
-    network: Network,
-    measure: Callable[[dist.ProcessGroup], Rows],
-) -> Rows:
-    """Return the rows of rank 0; none where a formula emulates the link, or where rank 0 is of
-    another process."""
-    with (
-        temporary("shardlab-calibration") as folder,
-        emulated(network.link, network.world_size) as link,
-    ):
-        if link.kind == "in-process":
-            return {}
-        path = Path(folder, "rows.json")
-
-        def worker(group: dist.ProcessGroup) -> None:
-            rows = measure(group)
-            if dist.get_rank(group) == 0:
-                write_json(path, rows)
-
-        ranks = network.world_size
-        launch(worker, ranks, threads, timeout_s, links=link.links, placement=placement)
-        return dict(read_json(path)) if path.exists() else {}
-
-
 def _measure(
-    network: Network,
+    path: Path,
+    link: str,
     repetitions: int,
     codecs: Sequence[tuple[str, bool]],
     memory: Sequence[MemoryOperation],
     group: dist.ProcessGroup,
-) -> Rows:
-    multi_phase = [codec for codec in codecs if _multi_phase(codec[0])]
-    single = [codec for codec in codecs if codec not in multi_phase]
-    return {
-        "transfers": _transfers(network, repetitions, group),
+) -> None:
+    """Write the rows of rank 0."""
+    specs = {codec: find(split_text(codec[0])["name"]) for codec in codecs}
+    phased = [codec for codec, spec in specs.items() if spec is not None and spec.multi_phase]
+    single = [codec for codec in codecs if codec not in phased]
+    rows = {
+        "transfers": _transfers(link, repetitions, group),
         "codecs": codec_times(single, repetitions, group),
-        "phased": phased_times(multi_phase, repetitions, group),
+        "phased": phased_times(phased, repetitions, group),
         "memory": memory_times(memory, repetitions, group),
     }
+    if dist.get_rank(group) == 0:
+        write_json(path, rows)
 
 
-def _multi_phase(codec: str) -> bool:
-    spec = find(split_text(codec)["name"])
-    return spec is not None and spec.multi_phase
-
-
-def _transfers(
-    network: Network, repetitions: int, group: dist.ProcessGroup
-) -> list[dict[str, Any]]:
+def _transfers(link: str, repetitions: int, group: dist.ProcessGroup) -> list[dict[str, Any]]:
     """Return the seconds of every repetition on the slowest rank, by operation and size."""
-    world_size, link = network.world_size, network.link
-    rate = None if link is None else link.bits_per_second
-    pause = 0.0 if rate is None else 8 * bucket_bytes(rate) / rate
-    rows: dict[str, dict[str, Any]] = {}
-    calls: dict[str, Callable[[], object]] = {}
-    for nbytes in SIZES:
-        for operation, call in _operations(group, nbytes).items():
-            sent = wire_bytes(operation, nbytes, world_size)
-            if rate is not None and 8 * sent / rate >= _LONGEST_S:
-                continue
-            calls[f"{operation} {nbytes}"] = call
-            rows[f"{operation} {nbytes}"] = {
-                "operation": operation,
-                "world_size": world_size,
-                "link": network.name,
-                "link_emulation": "none" if link is None else "namespaces",
-                "bits_per_second": rate,
-                "nbytes": nbytes,
-                "wire_bytes": sent,
-            }
-    ranks = gather_values(interleave(calls, repetitions, group, pause), group)
-    for key, row in rows.items():
-        repeated = zip(*(rank[key] for rank in ranks), strict=True)
-        row["seconds"] = [max(times) for times in repeated]
-    return [*rows.values()]
+    world_size = dist.get_world_size(group)
+    operations = {nbytes: _operations(group, nbytes) for nbytes in SIZES}
+    calls = {
+        f"{operation} {nbytes}": call
+        for nbytes, ways in operations.items()
+        for operation, call in ways.items()
+    }
+    ranks = gather_values(interleave(calls, repetitions, group), group)
+    return [
+        {
+            "operation": operation,
+            "world_size": world_size,
+            "link": link,
+            "nbytes": nbytes,
+            "wire_bytes": wire_bytes(operation, nbytes, world_size),
+            "seconds": [
+                max(times)
+                for times in zip(*(rank[f"{operation} {nbytes}"] for rank in ranks), strict=True)
+            ],
+        }
+        for nbytes, ways in operations.items()
+        for operation in ways
+    ]
 
 
 def _operations(group: dist.ProcessGroup, nbytes: int) -> Mapping[Operation, Callable[[], object]]:

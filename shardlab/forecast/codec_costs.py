@@ -5,7 +5,8 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar, get_args
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,7 @@ from shardlab.config.calibration_record import (
     Operation,
     PhasedOperation,
 )
-from shardlab.config.codec_table import codec_text, find, split_text
+from shardlab.config.codec_table import codec_text
 from shardlab.config.schema import Space
 from shardlab.config.strategy import Strategy
 
@@ -31,7 +32,7 @@ ELEMENTS = [1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20]
 _VECTORS = [4 * n for n in ELEMENTS]
 """elements of the float32 vectors that memory operations move"""
 
-Times = dict[str, list[float]]
+Name = TypeVar("Name", bound=str)
 
 
 def codecs_of(strategies: Iterable[Strategy], space: Space) -> list[tuple[str, bool]]:
@@ -94,9 +95,16 @@ def memory_times(
     operations: Sequence[MemoryOperation], repetitions: int, group: dist.ProcessGroup
 ) -> list[dict[str, Any]]:
     """Return the costs of memory operations on this rank."""
-    rows = []
+    rows, threads = [], torch.get_num_threads()
+    workers, hyper = Workers(threads) if threads > 1 else None, Hyper(1e-3)
     for n in _VECTORS:
-        calls = _memory_calls(n)
+        source, target, parameter, exp_avg, exp_avg_sq = torch.zeros(5, n)
+        calls: dict[MemoryOperation, Callable[[], object]] = {
+            "copy": partial(target.copy_, source),
+            "update": partial(
+                adam_, parameter, exp_avg, exp_avg_sq, [source], hyper, 1, workers=workers
+            ),
+        }
         times = interleave({name: calls[name] for name in operations}, repetitions, group)
         sizes = {"copy": 4 * n, "update": UPDATE_BYTES * n}
         rows += [
@@ -106,31 +114,15 @@ def memory_times(
     return rows
 
 
-def _memory_calls(n: int) -> Mapping[str, Callable[[], object]]:
-    source, target = torch.ones(n), torch.ones(n)
-    parameter, exp_avg, exp_avg_sq, gradient = torch.zeros(4, n)
-    threads = torch.get_num_threads()
-    workers = Workers(threads) if threads > 1 else None
-    moments, hyper = (exp_avg, exp_avg_sq), Hyper(1e-3)
-    return {
-        "copy": lambda: target.copy_(source),
-        "update": lambda: adam_(parameter, *moments, [gradient], hyper, 1, workers=workers),
-    }
-
-
 def interleave(
-    calls: Mapping[str, Callable[[], object]],
-    repetitions: int,
-    group: dist.ProcessGroup,
-    pause: float = 0.0,
-) -> Times:
+    calls: Mapping[Name, Callable[[], object]], repetitions: int, group: dist.ProcessGroup
+) -> dict[Name, list[float]]:
     """Return the seconds of this rank in each repetition, after one that allocates and connects."""
-    times: Times = {name: [] for name in calls}
+    times: dict[Name, list[float]] = {name: [] for name in calls}
     for number in range(repetitions + 1):
         order = list(calls)
         random.Random(number).shuffle(order)  # the same order on all ranks: collectives match
         for name in order:
-            time.sleep(pause)
             dist.barrier(group)
             start = time.perf_counter()
             calls[name]()
@@ -139,10 +131,8 @@ def interleave(
     return times
 
 
-_MATRICES = 16
-"""of the vectors that show what a further matrix costs"""
-_SMALLEST = 1 << 10
-"""elements of a matrix"""
+_EDGE = 256
+"""rows and columns of the matrices of long vectors"""
 _FIRST, _ORDINARY = 0, 1
 """steps: a method may send the first uncompressed, and learn from it"""
 
@@ -191,13 +181,12 @@ def phased_times(
     """Return computation and messages of one vector on this rank, by codec, collective and size."""
     rows = []
     for spec, feedback in codecs:
-        for elements, matrices in _sizes(spec):
-            unit = unit_of(elements, matrices)
-            vectors = {
-                operation: Vector(spec, feedback, unit, operation, group)
-                for operation in ("reduce_scatter", "all_reduce")
+        for elements in ELEMENTS:
+            reductions = {
+                operation: Reduction(spec, feedback, elements, operation, group)
+                for operation in get_args(PhasedOperation)
             }
-            calls = {name: vector.reduce for name, vector in vectors.items()}
+            calls = {name: reduction.run for name, reduction in reductions.items()}
             times = interleave(calls, repetitions, group)
             rows += [
                 {
@@ -205,61 +194,49 @@ def phased_times(
                     "error_feedback": feedback,
                     "operation": name,
                     "elements": elements,
-                    "matrices": matrices,
-                    "messages": [{"operation": way, "nbytes": n} for way, n in vector.messages],
+                    "messages": [{"operation": way, "nbytes": n} for way, n in reduction.messages],
                     "seconds": times[name],
                 }
-                for name, vector in vectors.items()
+                for name, reduction in reductions.items()
             ]
     return rows
 
 
-def _sizes(codec: str) -> list[tuple[int, int]]:
-    """Return elements and matrices of the vectors to measure."""
-    single, spec = [(n, 1) for n in ELEMENTS], find(split_text(codec)["name"])
-    if spec is None or not spec.needs_matrices:
-        return single
-    return single + [(n, _MATRICES) for n in ELEMENTS if n >= _MATRICES * _SMALLEST]
-
-
-def unit_of(elements: int, matrices: int) -> Unit:
-    """Return a unit of equal, nearly square matrices."""
-    each = elements // matrices
+def unit_of(elements: int) -> Unit:
+    """Return a unit of nearly square matrices, which some methods factor."""
+    count = -(-elements // _EDGE**2)
+    each = elements // count
     rows = next(n for n in range(math.isqrt(each), 0, -1) if each % n == 0)
-    blocks = (Block(f"matrix{n}", rows, each // rows) for n in range(matrices))
-    return Unit("unit", tuple(blocks))
+    return Unit("unit", tuple(Block(f"matrix{n}", rows, each // rows) for n in range(count)))
 
 
-class Vector:
+class Reduction:
     """A vector that is reduced again and again, in an ordinary step of its method."""
 
     def __init__(
         self,
         spec: str,
         feedback: bool,
-        unit: Unit,
+        elements: int,
         operation: PhasedOperation,
         group: dist.ProcessGroup,
     ) -> None:
         method = make_method(spec)
         assert isinstance(method, MultiPhaseMethod), "codecs of one payload are measured by it"
-        self._feedback, self._group, self._unit = feedback, group, unit
+        self._feedback, self._group, self._unit = feedback, group, unit_of(elements)
         scattered = operation == "reduce_scatter"
         self._reduce = method.sum_scatter if scattered else method.sum
         ranks = dist.get_world_size(group) if scattered else 1
-        n = ranks * sum(unit.chunk_sizes(ranks))
+        n = ranks * sum(self._unit.chunk_sizes(ranks))
         self._vector, self._residual = torch.randn(n) * 1e-3, torch.zeros(n)
-        self._run(_FIRST)
-        self.reduce()
+        self.run(_FIRST)
+        self.run()
 
-    def reduce(self) -> None:
+    def run(self, step: int = _ORDINARY) -> None:
         """Reduce the vector and keep what was not sent."""
-        self.messages = self._run(_ORDINARY)
-
-    def _run(self, step: int) -> list[tuple[Operation, int]]:
         wire = LocalCommunicator(self._group)
         given = self._vector + self._residual if self._feedback else self._vector.clone()
         self._reduce(given, self._unit, wire, MessageKey(0, step, self._unit.name, wire.rank))
         if self._feedback:
             self._residual.copy_(given)
-        return wire.messages
+        self.messages = wire.messages

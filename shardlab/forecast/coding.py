@@ -1,17 +1,13 @@
 """Encodings and routes of the messages of a strategy, with the fitted costs of their codecs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from shardlab.config.calibration_record import Operation, PhasedOperation
-from shardlab.config.codec_options import CodecSpec, PowerSgdSpec
+from shardlab.config.calibration_record import PhasedOperation
+from shardlab.config.codec_options import CodecSpec
 from shardlab.config.codec_table import codec_text
 from shardlab.config.strategy import CanonicalStrategy
-from shardlab.config.timing_record import UnitSize
-from shardlab.core.errors import UserError
-from shardlab.forecast.machine import CodecLines, Line, Machine, PhasedLines
-
-Phased = Mapping[PhasedOperation, PhasedLines]
+from shardlab.forecast.machine import CodecLines, Machine, PhasedLines
 
 
 class Coding(NamedTuple):
@@ -26,7 +22,7 @@ class Coding(NamedTuple):
     """of an uncompressed element"""
     summable: bool = False
     """whether sums of payloads are payloads: an all-reduce encodes once"""
-    phased: Phased | None = None
+    phased: Mapping[PhasedOperation, PhasedLines] | None = None
     """of a multi-phase method, which has no payload"""
 
 
@@ -76,56 +72,3 @@ def codings(strategy: CanonicalStrategy, machine: Machine) -> tuple[Levels, Codi
         return levels, NORM._replace(element_bytes=computed)
     codec = machine.codecs[codec_text(weights.codec), False]
     return levels, Coding(codec, True, weights.minimum_size, computed)
-
-
-def levels_of_units(
-    strategy: CanonicalStrategy, levels: Levels, units: Sequence[UnitSize], world_size: int
-) -> list[Levels]:
-    """Return the coding of the gradients of each unit.
-
-    They differ for a method that factors matrices, whose messages follow from the shapes in a unit.
-
-    Raises:
-        UserError: the units are of a timing that did not record shapes.
-    """
-    codec, lines = strategy.gradients.codec, levels.inside.phased
-    if not isinstance(codec, PowerSgdSpec) or lines is None:
-        return [levels] * len(units)
-    if not all(unit.matrices for unit in units if unit.elements):
-        raise UserError(f"{strategy.label()}: its timing lacks the shapes of matrices: repeat it")
-    phased = [powersgd_phases(codec.rank, unit.matrices, world_size, lines) for unit in units]
-    return [levels._replace(inside=levels.inside._replace(phased=lines)) for lines in phased]
-
-
-def powersgd_phases(
-    rank: int, matrices: Sequence[tuple[int, int]], world_size: int, lines: Phased
-) -> Phased:
-    """Return the phases of `shardlab.codecs.powersgd` on one vector, the same for every length.
-
-    Args:
-        matrices: rows and columns of its parameters.
-        lines: calibrated on square matrices.
-    """
-    phases: dict[PhasedOperation, PhasedLines] = {}
-    for operation, line in lines.items():
-        scattered = operation == "reduce_scatter"
-        factored = [m for m in matrices if (1 + scattered) * rank * sum(m) < m[0] * m[1]]
-        exact = [m for m in matrices if m not in factored]
-        if scattered:
-            whole = world_size * sum(-(-rows // world_size) * columns for rows, columns in exact)
-        else:
-            whole = sum(rows * columns for rows, columns in exact)
-        # the first message carries the exact numbers, or one that says whether all are finite
-        first = rank * sum(rows for rows, _ in factored) + (1 if scattered else whole)
-        sizes: list[tuple[Operation, int]] = [("all_reduce", first)]
-        if factored:
-            sizes.append(("all_reduce", rank * sum(columns for _, columns in factored)))
-        if scattered and whole:
-            sizes.append(("reduce_scatter", whole))
-        seconds = 0.0
-        if factored:
-            seconds = line.seconds.at(sum(rows * columns for rows, columns in factored))
-            seconds += line.matrix * (len(factored) - 1)
-        messages = tuple((way, Line(4.0 * size, 0.0)) for way, size in sizes)
-        phases[operation] = PhasedLines(Line(seconds, 0.0), messages)
-    return phases

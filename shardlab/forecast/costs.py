@@ -12,8 +12,8 @@ from shardlab.forecast.machine import CodecLines, Machine, PhasedLines
 
 _PAYLOAD = 1448
 """payload bytes of a full Ethernet frame: 1500 less IP and TCP headers with time stamps"""
-_PACKET = 64 << 10
-"""bytes of one TCP segment handed to the kernel, which a link may leave whole"""
+FRAMING = 1 + FRAME_HEADERS / _PAYLOAD
+"""bytes on an emulated link per byte sent: it counts the headers of every frame"""
 
 
 class Phase(NamedTuple):
@@ -39,8 +39,8 @@ class Rank(NamedTuple):
     """cores of this rank, possibly fractional; no phase uses more than one"""
     bytes_per_second: float = float("inf")
     """rate of the link"""
-    bucket_bytes: float = 0.0
-    """burst bytes that pass at once after a pause, as in a token bucket (tc-tbf(8))"""
+    bucket_s: float = 0.0
+    """seconds of the link whose bytes pass at once after a pause: a token bucket (tc-tbf(8))"""
 
 
 class Costs(ABC):
@@ -50,17 +50,16 @@ class Costs(ABC):
     (the scheme of `shardlab.comm`).
     """
 
+    rank: Rank
+    world_size: int
+    ranks_per_node: int
+    """ranks that share host memory"""
+    launched_together: int
+    """ranks that a launcher starts on one machine"""
     ranks_per_core = 1.0
     """ranks that share a core; 1 where every rank has one"""
     sums_of_chunks: Operation = "reduce_scatter"
     """operation that sums chunks for their owners in a multi-phase method"""
-    rank: Rank
-    world_size: int
-
-    @property
-    @abstractmethod
-    def launched_together(self) -> int:
-        """Ranks that a launcher starts on one machine."""
 
     @abstractmethod
     def transfer(self, operation: Operation, nbytes: float) -> Phase:
@@ -75,14 +74,14 @@ class Costs(ABC):
         """Return the costs between so many ranks, whose numbers differ by `apart`."""
 
     @property
-    @abstractmethod
     def inside(self) -> "Costs":
         """Costs between ranks that share host memory."""
+        return self.among(min(self.ranks_per_node, self.world_size))
 
     @property
-    @abstractmethod
     def across(self) -> "Costs":
         """Costs between ranks of equal local rank on all nodes."""
+        return self.among(-(-self.world_size // self.ranks_per_node), self.ranks_per_node)
 
     def gather(self, elements: float, coding: Coding) -> Phases:
         """Return the phases of an all-gather."""
@@ -175,18 +174,6 @@ def _codec(elements: float, coding: Coding) -> CodecLines | None:
     return None if elements < coding.minimum_size else coding.codec
 
 
-def framing(bits_per_second: float) -> float:
-    """Return the bytes on an emulated link per byte sent, with equal load in both directions.
-
-    The link counts the headers of every frame. If its bucket is too small for a whole packet, the
-    kernel cuts it up, and the receiver answers every second frame (RFC 1122, 4.2.3.2); it answers a
-    whole packet once, which hardly counts.
-    """
-    headers = FRAME_HEADERS / _PAYLOAD
-    whole = bucket_bytes(round(bits_per_second)) >= _PACKET * (1 + headers)
-    return 1 + headers * (1 if whole else 1.5)
-
-
 class Measured(Costs):
     """The machine of a calibration, with gloo: its ranks share its cores.
 
@@ -209,14 +196,17 @@ class Measured(Costs):
         delay_s: float = 0.0,
         namespaces: bool = True,
     ) -> None:
-        self.world_size = world_size
         self._machine, self._delay_s = machine, delay_s
-        self._apart = namespaces and bits_per_second is not None
-        self._framing = framing(bits_per_second) if self._apart and bits_per_second else 1.0
-        bucket = bucket_bytes(bits_per_second) if self._apart and bits_per_second else 0.0
-        rate = float("inf") if bits_per_second is None else bits_per_second / 8
-        self.rank = Rank(cores / world_size, rate, bucket)
+        # links are emulated between ranks of one machine
+        self.world_size = self.ranks_per_node = self.launched_together = world_size
         self.ranks_per_core = max(1.0, world_size / cores)
+        rate, bucket, self._framing = float("inf"), 0.0, 1.0
+        if bits_per_second is not None:
+            rate = bits_per_second / 8
+            if namespaces:
+                self.ranks_per_node = 1
+                bucket, self._framing = bucket_bytes(bits_per_second) / rate, FRAMING
+        self.rank = Rank(cores / world_size, rate, bucket)
 
     def transfer(self, operation: Operation, nbytes: float) -> Phase:  # noqa: D102
         wire, peers = wire_bytes(operation, nbytes, self.world_size), self.world_size - 1
@@ -231,18 +221,6 @@ class Measured(Costs):
         some.world_size = ranks
         return some
 
-    @property
-    def inside(self) -> Costs:  # noqa: D102
-        return self.among(1) if self._apart else self
-
-    @property
-    def across(self) -> Costs:  # noqa: D102
-        return self if self._apart else self.among(1)
-
-    @property
-    def launched_together(self) -> int:  # noqa: D102
-        return self.world_size  # links are emulated between ranks of one machine
-
 
 class OnCluster(Costs):
     """Costs on a cluster, by closed forms: collectives in flight share the network."""
@@ -252,6 +230,7 @@ class OnCluster(Costs):
 
     def __init__(self, cluster: Cluster, world_size: int) -> None:
         self._cluster, self.world_size = cluster, world_size
+        self.ranks_per_node = self.launched_together = cluster.ranks_per_node
 
     def transfer(self, operation: Operation, nbytes: float) -> Phase:  # noqa: D102
         seconds = collective_seconds(operation, nbytes, self.world_size, self._cluster)
@@ -267,15 +246,3 @@ class OnCluster(Costs):
         if together > 1:
             return OnCluster(self._cluster._replace(ranks_per_node=together), ranks)
         return OnCluster(self._cluster.across(), ranks)
-
-    @property
-    def inside(self) -> Costs:  # noqa: D102
-        return OnCluster(self._cluster, min(self._cluster.ranks_per_node, self.world_size))
-
-    @property
-    def across(self) -> Costs:  # noqa: D102
-        return OnCluster(self._cluster.across(), self._cluster.nodes(self.world_size))
-
-    @property
-    def launched_together(self) -> int:  # noqa: D102
-        return self._cluster.ranks_per_node

@@ -1,6 +1,8 @@
 """Predictions: steps on clusters of thousands of ranks, and break-even link rates of codecs."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+
+from scipy.optimize import brentq
 
 from shardlab.config.codec_table import codec_text
 from shardlab.config.strategy import CanonicalStrategy, parse_strategy
@@ -9,8 +11,8 @@ from shardlab.core.document import Document
 from shardlab.forecast.clusters import preset
 from shardlab.forecast.costs import Measured, OnCluster
 from shardlab.forecast.machine import CodecLines
-from shardlab.forecast.model import Case, Model, case_of, step_seconds
-from shardlab.forecast.step import Work
+from shardlab.forecast.model import Case, Model, case_of
+from shardlab.forecast.step import Work, step_seconds
 
 ASSUMPTIONS = (
     "Weak scaling: every rank computes as many samples per step as here, and as fast as one rank "
@@ -24,11 +26,10 @@ ASSUMPTIONS = (
     "Intervals are those of predictions on this machine: they say nothing of these assumptions.",
 )
 
-SLOWEST, FASTEST = 1e6, 1e12
-"""bounds of the searched link rates, bits per second"""
+_SLOWEST, _FASTEST = 6.0, 12.0
+"""bounds of the searched link rates: logarithms of bits per second"""
 _MESSAGE = 1 << 18
 """elements of a rank's part of the message for which codecs are compared"""
-_HALVINGS = 40
 
 
 class Point(Document):
@@ -126,19 +127,21 @@ def break_even(runs: Iterable[TimedRun], model: Model, ranks: int = 2) -> list[B
 def _break_even(run: TimedRun, model: Model, ranks: int) -> BreakEven | None:
     case = case_of(run)
     strategy, work = case.strategy, with_own_cores(case, model)
-    lines = work.gradients[0].inside.codec or work.weights.codec
+    lines = work.gradients.inside.codec or work.weights.codec
     if lines is None:
         return None
     names = [codec_text(strategy.gradients.codec)]
     names += [f"weights {codec_text(strategy.weights.codec)}"] if strategy.weights else []
     uncompressed = with_own_cores(case._replace(strategy=_without_codecs(strategy)), model)
 
-    def gain(rate: float) -> float:
-        costs = Measured(model.machine, ranks, cores=ranks, bits_per_second=round(rate))
-        costs.rank = costs.rank._replace(bucket_bytes=0.0)  # which emulated links alone have
+    def gain(log_rate: float) -> float:
+        costs = Measured(model.machine, ranks, cores=ranks, bits_per_second=round(10**log_rate))
+        costs.rank = costs.rank._replace(bucket_s=0.0)  # which emulated links alone have
         return step_seconds(uncompressed, costs) - step_seconds(work, costs)
 
-    step, always = _crossing(gain)
+    always = gain(_FASTEST) >= 0
+    crosses = gain(_SLOWEST) > 0 and not always
+    step = 10 ** brentq(gain, _SLOWEST, _FASTEST, xtol=1e-9) if crosses else None
     return BreakEven(
         run=run.run,
         codec=", ".join(names),
@@ -153,14 +156,3 @@ def _without_codecs(strategy: CanonicalStrategy) -> CanonicalStrategy:
     """Return the same all-to-all route without a codec."""
     plain = {"gradients": {"codec": "none", "route": "exchange"}, "weights": None}
     return parse_strategy(strategy.model_dump(mode="json") | plain).canonical()
-
-
-def _crossing(gain: Callable[[float], float]) -> tuple[float | None, bool]:
-    """Return the rate at which the gain changes sign, or whether it is positive everywhere."""
-    low, high = SLOWEST, FASTEST
-    if gain(low) <= 0 or gain(high) >= 0:
-        return None, gain(high) >= 0
-    for _ in range(_HALVINGS):
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if gain(middle) > 0 else (low, middle)
-    return low, False

@@ -5,7 +5,6 @@ MPP). Points are weighted by 1/t^2: small and large operations count alike.
 """
 
 from collections.abc import Mapping, Sequence
-from statistics import median
 from types import MappingProxyType
 from typing import NamedTuple, get_args
 
@@ -15,6 +14,7 @@ from scipy.optimize import nnls
 from shardlab.config.calibration_record import (
     Calibration,
     CodecCost,
+    MemoryCost,
     MemoryOperation,
     Operation,
     PhasedCost,
@@ -75,8 +75,6 @@ class PhasedLines(NamedTuple):
     """CPU seconds between all phases"""
     messages: tuple[tuple[Operation, Line], ...]
     """bytes of the whole vector of each phase"""
-    matrix: float = 0.0
-    """CPU seconds for each matrix after the first, where a method factors matrices"""
 
 
 class Machine(NamedTuple):
@@ -104,16 +102,15 @@ def fit_machine(calibration: Calibration) -> Machine:
     for cost in calibration.phased:
         ways = phased.setdefault((cost.codec, cost.error_feedback), {})
         ways.setdefault(cost.operation, []).append(cost)
-    moved = {cost.operation: cost for cost in calibration.memory}
+    memory: dict[MemoryOperation, list[MemoryCost]] = {}
+    for moved in calibration.memory:
+        memory.setdefault(moved.operation, []).append(moved)
     return Machine(
         {name: _fit_transport(calibration.transfers, name) for name in get_args(Operation)},
         {kind: _fit_codec(costs) for kind, costs in codecs.items()},
         {
-            name: fit_line(
-                [cost.nbytes for cost in calibration.memory if cost.operation == name],
-                [lower_quartile(c.seconds) for c in calibration.memory if c.operation == name],
-            )
-            for name in moved
+            name: fit_line([c.nbytes for c in costs], [lower_quartile(c.seconds) for c in costs])
+            for name, costs in memory.items()
         },
         {
             kind: {name: _fit_phases(costs) for name, costs in ways.items()}
@@ -123,8 +120,7 @@ def fit_machine(calibration: Calibration) -> Machine:
 
 
 def _fit_transport(transfers: Sequence[Transfer], name: Operation) -> Line:
-    """Fit the transfers that were measured without an emulated link."""
-    own = [t for t in transfers if t.operation == name and t.bits_per_second is None]
+    own = [t for t in transfers if t.operation == name]
     if len({t.nbytes for t in own}) < 3:
         raise UserError(f"calibration: fewer than 3 sizes of {name}: repeat stages.calibrate")
     return fit_line(
@@ -152,21 +148,14 @@ def _fit_phases(costs: Sequence[PhasedCost]) -> PhasedLines:
     largest = max(costs, key=lambda cost: cost.elements)
     phases = [message.operation for message in largest.messages]
     alike = [cost for cost in costs if [m.operation for m in cost.messages] == phases]
-    single = [cost for cost in alike if cost.matrices == 1]
-    if len(single) < 3:
+    if len(alike) < 3:
         raise UserError(
             f"calibration: {largest.codec}: fewer than 3 sizes with phases {', '.join(phases)}: "
             "repeat stages.calibrate with other options of it"
         )
-    sizes = [cost.elements for cost in single]
+    sizes = [cost.elements for cost in alike]
     messages = tuple(
-        (operation, fit_line(sizes, [cost.messages[index].nbytes for cost in single]))
+        (operation, fit_line(sizes, [cost.messages[index].nbytes for cost in alike]))
         for index, operation in enumerate(phases)
     )
-    seconds = fit_line(sizes, [lower_quartile(cost.seconds) for cost in single])
-    further = [
-        (lower_quartile(cost.seconds) - seconds.at(cost.elements)) / (cost.matrices - 1)
-        for cost in alike
-        if cost.matrices > 1
-    ]
-    return PhasedLines(seconds, messages, max(median(further), 0.0) if further else 0.0)
+    return PhasedLines(fit_line(sizes, [lower_quartile(cost.seconds) for cost in alike]), messages)

@@ -24,7 +24,7 @@ from shardlab.forecast.extrapolation import (
 )
 from shardlab.forecast.machine import Machine, fit_machine, lower_quartile
 from shardlab.forecast.model import Model, case_of, fit_model, strategy_of
-from shardlab.forecast.step import Timeline
+from shardlab.forecast.step import section_seconds
 
 
 class Check(Document):
@@ -186,13 +186,13 @@ def summarize(checks: Iterable[Check]) -> Summary | None:
 
 
 def operation_fits(calibration: Calibration, machine: Machine) -> list[OperationFit]:
-    """Compare every measured operation with the fit; on links it is a formula."""
+    """Compare every measured operation with the fit."""
     fits = []
     for transfer in calibration.transfers:
         cores = float(calibration.host["cores"])
-        costs = Measured(machine, transfer.world_size, cores, transfer.bits_per_second)
+        costs = Measured(machine, transfer.world_size, cores)
         phase = costs.transfer(transfer.operation, transfer.nbytes)
-        fitted = Timeline(costs.rank).run("lane", (phase,))
+        fitted = section_seconds([(phase,)], costs.rank)
         measured = lower_quartile(transfer.seconds)
         fits.append(
             OperationFit(

@@ -1,10 +1,10 @@
-"""Predicted seconds of one step: what an engine computes and communicates, on a timeline.
+"""Predicted seconds of one step: what an engine computes and communicates, section by section.
 
-All ranks do the same in the same order, so one stands for all. A lane is a thread or a stream,
-which does one thing after another; each engine below is walked through once, and every lane's clock
-advances. Two approximations keep this to a walk: transfers pass the link one after another, in the
-order in which they are launched, and lanes that compute at once share the cores of the rank only
-over the step as a whole, which takes at least as long as its CPU time.
+All ranks do the same in the same order, so one stands for all. A lane is what a thread or a stream
+does, one thing after another. A section has one or more lanes, which begin together: it ends with
+its slowest lane, but not before the link has carried the bytes of all lanes and the cores of the
+rank have computed all of them. A step is a few sections one after another: what overlaps is in
+one section, what is waited for, such as the first all-gather and the last reduction, in another.
 
 Sources: `shardlab.engines` and, for what torch decides, torch 2.13
 (distributed/fsdp/_fully_shard/_fsdp_state.py and _fsdp_param_group.py; fsdp/_runtime_utils.py;
@@ -14,19 +14,19 @@ al. 2020, section 2.1). What belongs to no unit, the root, holds the head: it co
 forward and first in backward.
 """
 
-from abc import ABC, abstractmethod
-from collections import defaultdict
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
 
+from shardlab.config.settings import DTYPE_BYTES
 from shardlab.config.strategy import CanonicalStrategy
 from shardlab.forecast.coding import NORM, Coding, Levels
 from shardlab.forecast.costs import Costs, Phase, Phases, Rank
+from shardlab.models.memory import gradient_bytes, gradient_vectors, window_slots
 
-COMPUTE, GATHER, REDUCE = "compute", "gather", "reduce"
-"""lanes; `compute` is the training thread"""
-_REDUCTIONS = 2
-"""reductions in flight where they share a pool of vectors (`shardlab.engines`)"""
+Sections = list[list[Phases]]
+"""lanes of each section"""
+_FLOAT = DTYPE_BYTES["fp32"]
 
 
 class Compute(NamedTuple):
@@ -56,233 +56,233 @@ class Work(NamedTuple):
     """CPU seconds of the engine on the training thread for each collective or copy"""
     wait_s: float
     """before each collective, until the threads of all ranks have a core; where each has its own"""
-    gradients: Sequence[Levels]
-    """by unit"""
+    gradients: Levels
     weights: Coding
     update_s: float = 0.0
     """seconds of `compute.rest` in which AdamW updates the whole model"""
-    selective: float = 0.0
-    """share of forward that blocks with selective checkpointing compute again"""
 
+    def forward(self) -> Phases:
+        """Return forward of a micro-batch."""
+        return (Phase(self.compute.forward / self.accumulation),)
 
-class Timeline:
-    """Clocks of the lanes of a rank, and of its link."""
+    def backward(self, units: Iterable[int]) -> Phases:
+        """Return backward of some units in a micro-batch, with what they compute again.
 
-    def __init__(self, rank: Rank) -> None:
-        self.cpu_s = 0.0
-        """CPU time of all lanes so far"""
-        self._rank, self._speed = rank, min(1.0, rank.cores)
-        self._lanes: dict[str, float] = defaultdict(float)
-        self._link_free, self._tokens = 0.0, rank.bucket_bytes
-
-    def run(self, lane: str, phases: Phases, after: float = 0.0) -> float:
-        """Run phases one after another, not before a time; return when they end."""
-        now = max(self._lanes[lane], after)
-        for phase in phases:
-            self.cpu_s += phase.cpu
-            computed = now + phase.cpu / self._speed
-            sent = self._send(now, phase.nbytes) if phase.nbytes else now
-            now = max(computed, sent) + phase.wait
-        self._lanes[lane] = now
-        return now
-
-    def _send(self, now: float, nbytes: float) -> float:
-        """Return when bytes have passed the link, whose token bucket refills while it is idle."""
-        rate = self._rank.bytes_per_second
-        start = max(now, self._link_free)
-        if self._rank.bucket_bytes:
-            refilled = self._tokens + (start - self._link_free) * rate
-            self._tokens = min(refilled, self._rank.bucket_bytes)
-        at_once = min(self._tokens, nbytes)
-        self._tokens -= at_once
-        self._link_free = start + (nbytes - at_once) / rate
-        return self._link_free
-
-
-class Step(ABC):
-    """The step of an engine: subclasses walk through it."""
-
-    repeated = 1
-    """steps after which they take equally long"""
-
-    def __init__(self, work: Work, costs: Costs) -> None:
-        self.work, self.costs = work, costs
-        self.timeline = Timeline(costs.rank)
-        self.gathered: set[int] = set()
-        """units whose parameters are on the device, or on their way to it"""
-        self.arrival: dict[int, float] = {}
-        """when the parameters of a unit arrive, until their first use"""
-        total = sum(work.units)
-        self.share = [elements / total for elements in work.units]
-        self.forward_s = work.compute.forward / work.accumulation
-        overrides = work.strategy.overrides
-        self._checkpointing = {
-            layer: override.activation_checkpointing
-            for override in overrides
-            for layer in override.layers or ()
-        }
-
-    def seconds(self) -> float:
-        """Return the seconds of a step in steady state."""
-        end = cpu_s = 0.0
-        for _ in range(self.repeated):
-            started, computed = end, cpu_s
-            self.walk()
-            end, cpu_s = self.compute(0.0), self.timeline.cpu_s
-        return max(end - started, (cpu_s - computed) / self.costs.rank.cores)
-
-    @abstractmethod
-    def walk(self) -> None:
-        """Walk through one step."""
-
-    def backward_s(self, unit: int) -> float:
-        """Return the seconds of backward of a unit in a micro-batch, with what it computes again.
-
-        The root of several units has no block in it, and only blocks are checkpointed.
+        Only blocks are checkpointed: the root of several units has none in it. Selective
+        checkpointing counts as full: in small blocks, to dispatch operations takes longer than the
+        products that it keeps.
         """
-        work, strategy = self.work, self.work.strategy
-        replicated = strategy.traits.residency == "replicated"
-        has_blocks = unit > 0 or len(work.units) == 1 or replicated
-        mode = self._checkpointing.get(unit - 1) or strategy.activation_checkpointing
-        again = {"full": 1.0, "selective": work.selective}.get(mode, 0.0) * has_blocks
-        seconds = work.compute.backward + again * work.compute.forward
-        return seconds / work.accumulation * self.share[unit]
-
-    def compute(self, seconds: float, after: float = 0.0) -> float:
-        """Compute on the training thread, not before a time; return when it ends."""
-        return self.timeline.run(COMPUTE, (Phase(seconds),), after)
-
-    def use(self, unit: int, seconds: float) -> None:
-        """Compute with the parameters of a unit once they have arrived."""
-        self.compute(seconds, self.arrival.pop(unit, 0.0))
-
-    def launch(self, lane: str, phases: Phases, after: float = 0.0) -> float:
-        """Launch phases in a lane when all computation so far is done; return when they end.
-
-        The engine's own work for it is computation, also where a rank has no peers.
-        """
-        now = self.compute(self.work.launch_s)
-        return self.timeline.run(lane, self.awaited(phases), max(now, after)) if phases else now
-
-    def awaited(self, phases: Phases) -> Phases:
-        """Return the phases with the wait for other ranks before each collective."""
-        wait = Phase(wait=self.work.wait_s * self.costs.ranks_per_core)
-        return tuple(
-            p for phase in phases for p in ((wait, phase) if phase.collective else (phase,))
-        )
-
-
-class Replicated(Step):
-    """Buckets of DDP, reduced concurrently with backward; a codec runs on the training thread."""
-
-    def walk(self) -> None:  # noqa: D102
-        work = self.work
-        lane = REDUCE if work.gradients[0].inside.native else COMPUTE
-        reduced = 0.0
-        for left in reversed(range(work.accumulation)):
-            self.compute(self.forward_s)
-            for bucket, elements in enumerate(work.units):
-                self.compute(self.backward_s(bucket))
-                if left == 0:
-                    phases = self.costs.sum_whole(elements, work.gradients[bucket])
-                    reduced = self.launch(lane, phases)
-        self.compute(work.compute.rest, reduced)
-
-
-class Sharded(Step):
-    """Units of fsdp1, fsdp2 or manual: gathered for use; their gradients are reduce-scattered among
-    the ranks of a copy of the model, then averaged over the copies."""
-
-    def __init__(self, work: Work, costs: Costs) -> None:
-        super().__init__(work, costs)
-        strategy, traits = work.strategy, work.strategy.traits
-        self._ahead, backward = strategy.depths()
-        self._ahead_backward = max(backward, traits.implicit_prefetch_backward)
-        copies = strategy.copies(costs.world_size)
-        self._shards = costs.among(max(costs.world_size // copies, 1))
-        self._replicas = costs.among(copies, apart=self._shards.world_size)
-        # without shards such an engine has nothing to gather, and does not ask for it
-        self._in_place = traits.no_shard_in_place and strategy.sharding == "no_shard"
-        # torch's streams are no-ops on a CPU: every call is synchronous
-        self._asynchronous = traits.overlap == "threads"
-        self._reduces_at_once = False
-        if traits.overlap == "async_unshard":
-            asked = any(strategy.depths())
-            self._asynchronous = asked if strategy.async_unshard is None else strategy.async_unshard
-            # FSDP2 averages over copies, or converts, on the training thread
-            self._reduces_at_once = copies > 1 or strategy.reduce_dtype != "fp32"
-        self._last = len(work.units) - 1
-        self._reductions: list[float] = []
-        self._reshard = dict.fromkeys(range(1, len(work.units)), strategy.reshard_after_forward)
-        for override in strategy.overrides:
-            if override.reshard_after_forward is not None:
-                for layer in override.layers or ():
-                    self._reshard[layer + 1] = override.reshard_after_forward
-
-    def walk(self) -> None:  # noqa: D102
-        for left in reversed(range(self.work.accumulation)):
-            self._forward()
-            self._backward(reduces=left == 0)
-        self.compute(0.0, max(self._reductions, default=0.0))
-        self.launch(COMPUTE, self.costs.all_reduce(1, NORM))
-        # the optimizer updates one shard of the parameters
-        self.compute(self.work.compute.rest / self._shards.world_size)
-
-    def _forward(self) -> None:
-        units = range(1, self._last + 1)
-        self._gather(0, self._shards)
-        self._gather_ahead(units[: self._ahead], forward=True)
-        self.use(0, 0.0)
+        strategy, (forward, backward, _) = self.strategy, self.compute
+        modes = own_settings(strategy, "activation_checkpointing")
+        replicated, seconds = strategy.traits.residency == "replicated", 0.0
         for unit in units:
-            self._gather(unit, self._shards)
-            self._gather_ahead(units[unit : unit + self._ahead], forward=True)
-            self.use(unit, self.forward_s * self.share[unit])
-            # gathered parameters that backward starts with stay
-            stays = self.work.strategy.traits.last_unit_stays and unit == self._last
-            if self._reshard[unit] and not stays:
-                self.gathered.discard(unit)
-        self.use(0, self.forward_s * self.share[0])
+            has_blocks = unit > 0 or len(self.units) == 1 or replicated
+            mode = modes.get(unit) or strategy.activation_checkpointing
+            again = forward if has_blocks and mode != "none" else 0.0
+            seconds += (backward + again) * self.units[unit]
+        return (Phase(seconds / self.accumulation / sum(self.units)),)
 
-    def _backward(self, reduces: bool) -> None:
-        self.use(0, self.backward_s(0))
-        for unit in range(self._last, 0, -1):
-            self._gather(unit, self._holders(unit))
-            ahead = range(unit - 1, max(unit - 1 - self._ahead_backward, 0), -1)
-            self._gather_ahead(ahead, forward=False)
-            self.use(unit, self.backward_s(unit))
-            self.gathered.discard(unit)
-            if reduces:
-                self._reduce(unit)
-        self.gathered.discard(0)
+
+def own_settings(strategy: CanonicalStrategy, name: str) -> dict[int, Any]:
+    """Return a setting of the units that have their own, by number: the root, 0, has none."""
+    return {
+        layer + 1: getattr(override, name)
+        for override in strategy.overrides
+        for layer in override.layers or ()
+        if getattr(override, name) is not None
+    }
+
+
+def step_seconds(work: Work, costs: Costs) -> float:
+    """Return the seconds of one step in steady state."""
+    sections = _SECTIONS[work.strategy.traits.residency](work, costs)
+    wait = work.wait_s * costs.ranks_per_core
+    return sum(section_seconds(lanes, costs.rank, wait) for lanes in sections)
+
+
+def section_seconds(lanes: Sequence[Phases], rank: Rank, wait: float = 0.0) -> float:
+    """Return the seconds of lanes that begin together, with a wait before each collective."""
+    phases = [*chain(*lanes)]
+    return max(
+        *(_lane_seconds(lane, rank, wait) for lane in lanes),
+        sum(phase.nbytes for phase in phases) / rank.bytes_per_second,
+        sum(phase.cpu for phase in phases) / rank.cores,
+    )
+
+
+def _lane_seconds(lane: Phases, rank: Rank, wait: float) -> float:
+    """Return the seconds of a lane; the token bucket of the link fills while it sends nothing."""
+    seconds = tokens = 0.0
+    for phase in lane:
+        pause = wait if phase.collective else 0.0
+        tokens = min(tokens + pause, rank.bucket_s)
+        computed, sent = phase.cpu / min(1.0, rank.cores), phase.nbytes / rank.bytes_per_second
+        at_once = min(tokens, sent)
+        working = max(computed, sent - at_once)
+        seconds += pause + working + phase.wait
+        tokens += working + phase.wait - sent
+    return seconds
+
+
+def _replicated(work: Work, costs: Costs) -> Sections:
+    """Return the step of ddp: buckets are reduced concurrently with backward, except for the last
+    one; a codec runs on the training thread."""
+    launch, buckets = (Phase(work.launch_s),), range(len(work.units))
+    *reduced, last = (costs.sum_whole(elements, work.gradients) for elements in work.units)
+    before = (*work.forward(), *work.backward(buckets)) * (work.accumulation - 1)
+    backward, concurrent = work.backward(buckets), tuple(chain(*reduced))
+    computed = (*before, *work.forward(), *launch * len(buckets))
+    end: list[Phases] = [(*last, Phase(work.compute.rest))]
+    if work.gradients.inside.native:
+        return [[computed], [backward, concurrent], end]
+    return [[(*computed, *backward, *concurrent)], end]
+
+
+def _sharded(work: Work, costs: Costs) -> Sections:
+    """Return the step of fsdp1, fsdp2 or manual: units are gathered for use; their gradients are
+    reduce-scattered among the ranks of a copy of the model, then averaged over the copies."""
+    strategy, traits, units = work.strategy, work.strategy.traits, range(1, len(work.units))
+    copies, launch = strategy.copies(costs.world_size), Phase(work.launch_s)
+    shards = costs.among(max(costs.world_size // copies, 1))
+    replicas = costs.among(copies, apart=shards.world_size)
+    # torch's streams are no-ops on a CPU: every call is synchronous
+    gathers_overlap = reductions_overlap = traits.overlap == "threads"
+    if traits.overlap == "async_unshard":
+        asked = strategy.async_unshard
+        gathers_overlap = any(strategy.depths()) if asked is None else asked
+        # FSDP2 averages over copies, or converts, on the training thread
+        at_once = copies > 1 or strategy.reduce_dtype != "fp32"
+        reductions_overlap = gathers_overlap and not at_once
+    average = work.gradients.replicas
+    if traits.gradient_buffers == "pool":  # shards of gradients are float32
+        average = average._replace(element_bytes=4)
+    in_place = traits.no_shard_in_place and strategy.sharding == "no_shard"
+
+    def gather(unit: int, holders: Costs = shards) -> Phases:
+        # without shards such an engine has nothing to gather, and does not ask for it
+        return () if in_place else (launch, *holders.gather(work.units[unit], work.weights))
+
+    def gather_again(unit: int) -> Phases:
+        ranks = reshard[unit]
+        if not ranks or (traits.last_unit_stays and unit == units[-1]):
+            return ()
+        # a number: of ranks that hold a unit between forward and backward
+        return gather(unit, shards if ranks is True else shards.among(ranks))
+
+    def reduce(unit: int) -> Phases:
+        elements = work.units[unit]
+        averaged = replicas.all_reduce(elements / shards.world_size, average)
+        return (launch, *shards.sum_scatter(elements, work.gradients), *averaged)
+
+    reshard = dict.fromkeys(units, strategy.reshard_after_forward)
+    reshard |= own_settings(strategy, "reshard_after_forward")
+    sections: Sections = []
+    for left in reversed(range(work.accumulation)):
+        sections += _passes(
+            work,
+            [gather(unit) for unit in (0, *units)],
+            [gather_again(unit) for unit in reversed(units)],
+            [reduce(unit) for unit in (*reversed(units), 0)] if left == 0 else [],
+            gathers_overlap,
+            reductions_overlap,
+        )
+    # the optimizer updates one shard of the parameters
+    rest = Phase(work.compute.rest / shards.world_size)
+    return [*sections, [(launch, *costs.all_reduce(1, NORM), rest)]]
+
+
+def _passes(
+    work: Work,
+    arrivals: Sequence[Phases],
+    again: Sequence[Phases],
+    reductions: Sequence[Phases],
+    arrivals_overlap: bool,
+    reductions_overlap: bool,
+    updates: Phases = (),
+) -> Sections:
+    """Return forward and backward of a micro-batch.
+
+    Args:
+        arrivals: of the root and the units, in forward.
+        again: of the units in backward, in its order.
+        reductions: of units and root, in the order of backward.
+        updates: that overlap with forward.
+    """
+    units = range(1, len(work.units))
+    first, later = tuple(chain(*arrivals[:2])), tuple(chain(*arrivals[2:]))
+    root, blocks = work.backward([0]), work.backward(units)
+    first_again, later_again = tuple(chain(*again[:1])), tuple(chain(*again[1:]))
+    # the gradients of the last unit and of the root are complete when backward is over
+    reduced, end = tuple(chain(*reductions[:-2])), tuple(chain(*reductions[-2:]))
+    forward: list[Phases] = [work.forward(), later, updates]
+    backward: list[Phases] = [blocks, later_again, reduced]
+    if not arrivals_overlap:
+        forward, backward = [(*later, *work.forward())], [(*later_again, *blocks), reduced]
+    if not reductions_overlap:
+        backward = [(*backward[0], *reduced), *backward[1:-1]]
+    return [[first], forward, [(*root, *first_again)], backward, [end]]
+
+
+def _streamed(work: Work, costs: Costs) -> Sections:
+    """Return the step of slide, whose units slide through a window; gradients are summed in host
+    memory.
+
+    With P parameters, N units of G elements of which K stay in the window, W ranks of a node, b
+    bytes of a parameter on the device and l of a gradient, a rank copies b (P + (N - K) G) in and
+    l P out, a W-th of either where ranks gather or reduce on the device. An update moves 28 bytes
+    per element in float32 (parameter and two moments read and written, gradient read). Gradients
+    are clipped: updates wait for the norm and overlap with the next forward pass.
+    """
+    strategy, inside, across = work.strategy, costs.inside, costs.across
+    ranks, coding, launch = inside.world_size, work.gradients.inside, Phase(work.launch_s)
+    copied, units = work.weights.element_bytes, range(1, len(work.units))
+    returned = gradient_bytes(strategy, copied, ranks)
+    vectors = gradient_vectors(strategy, ranks)
+    reduces = strategy.grad_sync == "gpu_reduce" and ranks > 1
+
+    def moved(nbytes: float) -> Phase:
+        return costs.move("update", nbytes)
+
+    def arrive(unit: int) -> Phases:
+        elements, gathered = work.units[unit], tuple[Phase, ...]()
+        if strategy.param_transfer == "shard":
+            gathered = inside.gather(elements, work.weights)
+        parts = ranks if gathered else 1
+        return (launch, costs.move("copy", elements * copied / parts), *gathered)
+
+    def leave(unit: int, last: bool) -> Phases:
+        elements, chunk = work.units[unit], work.units[unit] / ranks
+        phases = [launch]
         if reduces:
-            self._reduce(0)
+            phases += inside.reduce_scatter(elements, coding)
+        phases.append(costs.move("copy", (chunk if reduces else elements) * returned))
+        if work.accumulation > 1:  # read, and added to float32
+            phases.append(moved(elements / vectors * (returned + 2 * _FLOAT)))
+        if last:
+            if not (coding.native or reduces):  # messages, not sums in shared memory
+                phases += inside.reduce_scatter(elements, coding)
+            phases += across.all_reduce(round(chunk), coding._replace(element_bytes=_FLOAT))
+            phases.append(moved(chunk * vectors * returned))  # the norm
+        return tuple(phases)
 
-    def _holders(self, unit: int) -> Costs:
-        """Return the costs among the ranks that hold a unit between forward and backward."""
-        ranks = self._reshard[unit]
-        return self._shards.among(ranks) if type(ranks) is int else self._shards
+    states = 2 * (_FLOAT + 2 * DTYPE_BYTES[strategy.moment_dtype])
+    narrow = 0 if copied == _FLOAT else copied
+    # of this rank's part, with the vectors of all ranks
+    update = moved(sum(work.units) / ranks * (states + vectors * returned + narrow))
+    window, sections = window_slots(strategy, len(units)), Sections()
+    for left in reversed(range(work.accumulation)):
+        sections += _passes(
+            work,
+            [arrive(unit) for unit in (0, *units)],
+            [arrive(unit) for unit in list(reversed(units))[window:]],
+            [leave(unit, last=left == 0) for unit in (*reversed(units), 0)],
+            arrivals_overlap=True,
+            reductions_overlap=True,
+            updates=(update,) if left == work.accumulation - 1 else (),
+        )
+    rest = Phase(max(work.compute.rest - work.update_s, 0.0))
+    return [*sections, [(launch, *inside.all_reduce(1, NORM), rest)]]
 
-    def _gather_ahead(self, units: Sequence[int], forward: bool) -> None:
-        if self._asynchronous:
-            for unit in units:
-                self._gather(unit, self._shards if forward else self._holders(unit))
 
-    def _gather(self, unit: int, holders: Costs) -> None:
-        if unit in self.gathered or self._in_place:
-            return
-        self.gathered.add(unit)
-        phases = holders.gather(self.work.units[unit], self.work.weights)
-        self.arrival[unit] = self.launch(GATHER if self._asynchronous else COMPUTE, phases)
-
-    def _reduce(self, unit: int) -> None:
-        elements, levels = self.work.units[unit], self.work.gradients[unit]
-        pooled = self.work.strategy.traits.gradient_buffers == "pool"
-        average = levels.replicas
-        if pooled:  # shards of gradients are float32
-            average = average._replace(element_bytes=4)
-            if len(self._reductions) >= _REDUCTIONS:
-                self.compute(0.0, self._reductions[-_REDUCTIONS])
-        phases = self._shards.sum_scatter(elements, levels)
-        phases += self._replicas.all_reduce(elements / self._shards.world_size, average)
-        concurrent = self._asynchronous and not self._reduces_at_once
-        self._reductions.append(self.launch(REDUCE if concurrent else COMPUTE, phases))
+_SECTIONS = {"replicated": _replicated, "sharded": _sharded, "streamed": _streamed}
+"""by where the states of the engine are"""

@@ -112,8 +112,8 @@ class Sizes(NamedTuple):
 
 _HOST_SLOTS = 3
 """one that is filled, one that is applied, and one because ranks do not progress alike"""
-_ON_THE_WAY = 2
-"""vectors of gradients that leave the device at a time"""
+_POOLED = 2
+"""vectors of units whose gradients are reduced, or leave the device, at a time"""
 
 
 KeptGradients = Literal["nothing", "arrived", "sums"]
@@ -137,30 +137,6 @@ def window_slots(strategy: CanonicalStrategy, units: int) -> int:
     """Return K: more slots than units would never be used."""
     assert strategy.window is not None
     return min(strategy.window, units)
-
-
-def window_bytes(
-    strategy: CanonicalStrategy, element_bytes: int, root: int, units: Sequence[int]
-) -> int:
-    """Return the bytes of parameters on the device."""
-    slots = window_slots(strategy, len(units))
-    return element_bytes * (slots * max(units, default=0) + root)
-
-
-def offload_bytes(
-    strategy: CanonicalStrategy,
-    element_bytes: int,
-    root: int,
-    units: Sequence[int],
-    world_size: int,
-) -> int:
-    """Return the bytes of vectors on the device from which gradients leave it.
-
-    Args:
-        root, units: numbers of trained elements.
-    """
-    elements = min(_ON_THE_WAY, len(units)) * max(units, default=0) + root
-    return gradient_bytes(strategy, element_bytes, world_size) * elements
 
 
 def slot_sizes(root: int, units: Sequence[int]) -> list[int]:
@@ -188,17 +164,7 @@ _FLOAT = DTYPE_BYTES["fp32"]
 _RESIDUAL = {"fp32": 4.0, "bf16": 2.0, "int8": 1 + 2 / 128}
 
 
-def device_states(full: CanonicalStrategy, sizes: Sizes, world_size: int) -> Categories:
-    """Return the bytes that a rank keeps where it computes, by category."""
-    residuals = _residuals(full, sizes.trained, world_size)
-    if full.offload:
-        return dict.fromkeys(("parameters", "gradients", "moments", "residuals"), 0)
-    if full.traits.residency == "streamed":
-        return {"parameters": 0, "gradients": 0, "moments": 0, "residuals": residuals}
-    return {**sharded_states(full, sizes, world_size), "residuals": residuals}
-
-
-def sharded_states(full: CanonicalStrategy, sizes: Sizes, world_size: int) -> Categories:
+def _sharded_states(full: CanonicalStrategy, sizes: Sizes, world_size: int) -> Categories:
     """Return the bytes of the states of a rank, by category: with `offload` in host memory."""
     copies = full.copies(world_size)
     trained = _FLOAT * sizes.trained * copies // world_size
@@ -209,21 +175,22 @@ def sharded_states(full: CanonicalStrategy, sizes: Sizes, world_size: int) -> Ca
     }
 
 
-def host_states(full: CanonicalStrategy, sizes: Sizes, world_size: int) -> Categories:
+def _streamed_states(full: CanonicalStrategy, sizes: Sizes, world_size: int) -> Categories:
     """Return the bytes of streamed states in the host memory of a node, by category."""
     mirror = 0 if sizes.element_bytes == _FLOAT else sizes.element_bytes
     frozen = sizes.parameters - sizes.trained
     vectors = gradient_vectors(full, world_size)
     arriving = vectors * gradient_bytes(full, sizes.element_bytes, world_size)
     slots = arriving * sum(slot_sizes(sizes.trained_root, sizes.trained_units()))
-    if sizes.accumulation > 1:
-        gradients = vectors * _FLOAT * sizes.trained + slots
-    else:
-        gradients = arriving * sizes.trained if sizes.holding else slots
+    gradients = {
+        "sums": vectors * _FLOAT * sizes.trained + slots,
+        "arrived": arriving * sizes.trained,
+        "nothing": slots,
+    }
     return {
         "parameters": (_FLOAT + mirror) * sizes.trained + sizes.element_bytes * frozen,
         "moments": 2 * DTYPE_BYTES[full.moment_dtype] * sizes.trained,
-        "gradients": gradients,
+        "gradients": gradients[kept_gradients(sizes.accumulation, sizes.holding)],
     }
 
 
@@ -253,7 +220,13 @@ def closed_form(strategy: Strategy, sizes: Sizes, world_size: int) -> Categories
     Where that is the CPU, `host_memory` is to be added.
     """
     full = strategy.canonical()
-    moments = _moments(full, sizes, device_states(full, sizes, world_size), world_size)
+    in_host_memory = full.offload or full.traits.residency == "streamed"
+    states = dict.fromkeys(("parameters", "gradients", "moments"), 0)
+    if not in_host_memory:
+        states = _sharded_states(full, sizes, world_size)
+    # with `offload` error feedback has nothing on the device either
+    states["residuals"] = 0 if full.offload else _residuals(full, sizes.trained, world_size)
+    moments = _moments(full, sizes, states, world_size)
     fullest = max(moments, key=lambda moment: sum(moment.values()))
     return {name: size for name, size in fullest.items() if size}
 
@@ -263,10 +236,10 @@ def host_memory(strategy: Strategy, sizes: Sizes, world_size: int) -> Categories
     shares."""
     full = strategy.canonical()
     if full.offload:
-        return sharded_states(full, sizes, world_size)
+        return _sharded_states(full, sizes, world_size)
     if full.traits.residency != "streamed":
         return {}
-    node = host_states(full, sizes, world_size)
+    node = _streamed_states(full, sizes, world_size)
     return {name: size // world_size for name, size in node.items()}
 
 
@@ -319,8 +292,9 @@ def _activations(full: CanonicalStrategy, sizes: Sizes) -> tuple[int, int]:
 def _gathered(full: CanonicalStrategy, sizes: Sizes) -> tuple[int, int, int]:
     """Return bytes while the last unit computes, as backward begins, and in its largest unit."""
     if full.traits.residency == "streamed":
-        units = [unit.elements for unit in sizes.units]
-        window = window_bytes(full, sizes.element_bytes, root=sizes.root, units=units)
+        slots = window_slots(full, len(sizes.units))
+        largest = _largest(unit.elements for unit in sizes.units)
+        window = sizes.element_bytes * (slots * largest + sizes.root)
         return window, window, window
     root = _of_root(full, sizes)
     if _computes_in_place(full):
@@ -364,15 +338,12 @@ def _vectors(full: CanonicalStrategy, sizes: Sizes, world_size: int) -> int:
     if full.traits.gradient_buffers != "pool":
         return 0
     if full.traits.residency == "streamed":
-        return offload_bytes(
-            full,
-            sizes.element_bytes,
-            root=sizes.trained_root,
-            units=sizes.trained_units(),
-            world_size=world_size,
-        )
-    largest = _largest(unit.elements for unit in sizes.units)
-    return (min(2, len(sizes.units)) * largest + sizes.root) * DTYPE_BYTES[full.reduce_dtype]
+        units, root = sizes.trained_units(), sizes.trained_root
+        width = gradient_bytes(full, sizes.element_bytes, world_size)
+    else:
+        units, root = [unit.elements for unit in sizes.units], sizes.root
+        width = DTYPE_BYTES[full.reduce_dtype]
+    return (min(_POOLED, len(units)) * _largest(units) + root) * width
 
 
 def _accumulated(full: CanonicalStrategy, sizes: Sizes) -> int:

@@ -39,62 +39,30 @@ def sizes_of(
     Raises:
         UserError: the strategy does not fit the model.
     """
-    full = strategy.canonical()
+    full, config = strategy.canonical(), model.config
     accumulation = full.accumulation or train.accumulation
     samples = train.batch_size * train.accumulation // accumulation
-    sizes = state_sizes(model, strategy, accumulation, train.clip is not None, device)
-    return with_activations(sizes, model, strategy, samples * train.sequence_length)
-
-
-def state_sizes(
-    model: nn.Module, strategy: Strategy, accumulation: int, clips: bool, device: torch.device
-) -> Sizes:
-    """Return the sizes on which states and buffers depend; there are no activations.
-
-    Args:
-        model, device: see `sizes_of`; any model that has blocks.
-        clips: whether gradients wait for their norm.
-    """
-    full = strategy.canonical()
+    heads = config.num_attention_heads
+    head = getattr(config, "head_dim", None) or config.hidden_size // heads
+    modes = checkpointing_modes(model, full)
+    # of ddp there are buckets in place of units
+    plans = [] if full.wrap is None else plan_units(model, full, device)
     return Sizes(
         parameters=_elements(model.parameters()),
         trained=_trained(model.parameters()),
-        units=_units(model, full, device),
+        units=tuple(_shape(plan) for plan in plans),
         element_bytes=dtype_of(full.param_dtype, device).itemsize,
-        accumulation=accumulation,
-        holding=clips or uses_fp16(full, device),
-    )
-
-
-def with_activations(
-    sizes: Sizes, model: PreTrainedModel, strategy: Strategy, tokens: int
-) -> Sizes:
-    """Return the sizes with those on which activations and logits depend.
-
-    Args:
-        tokens: of a micro-batch of one rank.
-    """
-    config = model.config
-    heads = config.num_attention_heads
-    head = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return sizes._replace(
-        checkpointing=_checkpointing(model, strategy.canonical()),
+        checkpointing=tuple(modes.get(block, "none") for block in transformer_blocks(model)),
         width=config.hidden_size,
         queries=heads * head,
         keys=(getattr(config, "num_key_value_heads", None) or heads) * head,
         feed_forward=_feed_forward(config),
         wide=_wide(config),
         vocabulary=config.vocab_size,
-        tokens=tokens,
+        tokens=samples * train.sequence_length,
+        accumulation=accumulation,
+        holding=train.clip is not None or uses_fp16(full, device),
     )
-
-
-def _units(
-    model: nn.Module, full: CanonicalStrategy, device: torch.device
-) -> tuple[UnitShape, ...]:
-    if full.wrap is None:  # buckets in place of units
-        return ()
-    return tuple(_shape(plan) for plan in plan_units(model, full, device))
 
 
 def _shape(plan: UnitPlan) -> UnitShape:
@@ -113,11 +81,6 @@ def _elements(parameters: Iterable[nn.Parameter]) -> int:
 
 def _trained(parameters: Iterable[nn.Parameter]) -> int:
     return _elements(parameter for parameter in parameters if parameter.requires_grad)
-
-
-def _checkpointing(model: nn.Module, full: CanonicalStrategy) -> tuple[str, ...]:
-    modes = checkpointing_modes(model, full)
-    return tuple(modes.get(block, "none") for block in transformer_blocks(model))
 
 
 def _feed_forward(config: PretrainedConfig) -> int:

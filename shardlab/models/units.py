@@ -187,14 +187,8 @@ def unit_sizes(
     """
     if strategy.bucket_mb is not None:
         return _bucket_sizes(model, strategy.bucket_mb)
-    paths = {module: name for name, module in model.named_modules()}
-    left = set(model.parameters())
-    sizes = []
-    for plan in plan_units(model, strategy, device):
-        own = {p for module in plan.modules for p in module.parameters()} & left
-        left -= own
-        sizes.append(_unit_size(paths[plan.modules[0]], _in_order(model, own)))
-    return [_unit_size("root", _in_order(model, left)), *sizes]
+    owned = owned_parameters(model, plan_units(model, strategy, device))
+    return [_unit_size(name, parameters.values()) for name, parameters in owned]
 
 
 def _bucket_sizes(model: nn.Module, bucket_mb: float) -> list[UnitSize]:
@@ -207,14 +201,8 @@ def _bucket_sizes(model: nn.Module, bucket_mb: float) -> list[UnitSize]:
     ]
 
 
-def _in_order(model: nn.Module, own: set[nn.Parameter]) -> list[torch.Tensor]:
-    return [parameter for parameter in model.parameters() if parameter in own]
-
-
-def _unit_size(name: str, parameters: Sequence[torch.Tensor]) -> UnitSize:
-    rows = [parameter.shape[0] if parameter.dim() else 1 for parameter in parameters]
-    shapes = [(n, parameter.numel() // n) for n, parameter in zip(rows, parameters, strict=True)]
-    return UnitSize(name=name, elements=sum(n * m for n, m in shapes), matrices=shapes)
+def _unit_size(name: str, parameters: Iterable[torch.Tensor]) -> UnitSize:
+    return UnitSize(name=name, elements=sum(parameter.numel() for parameter in parameters))
 
 
 def layer_settings(strategy: CanonicalStrategy, layers: int) -> dict[int, dict[str, Any]]:

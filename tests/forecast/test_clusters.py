@@ -28,14 +28,6 @@ def test_ring_matches_the_formulas_of_torch(nbytes, ranks):
     assert 1e6 * clusters.ring(nbytes, ranks, FLAT, passes=2) == pytest.approx(both)
 
 
-@pytest.mark.parametrize("ranks", [2, 8])
-def test_bus_bandwidth_is_that_of_nccl_tests(ranks):
-    """doc/PERFORMANCE.md: S/t (n-1)/n for all-gather, S/t 2(n-1)/n for all-reduce."""
-    for passes in (1, 2):
-        seconds = clusters.ring(1e15, ranks, FLAT, passes)
-        assert 1e15 / seconds * passes * (ranks - 1) / ranks == pytest.approx(FLAT.inside)
-
-
 @pytest.mark.parametrize("operation", get_args(Operation))
 @given(nbytes=BYTES, ranks=RANKS, name=st.sampled_from(list(PRESETS)), more=st.floats(1, 10))
 def test_durations_grow_with_bytes_and_are_0_for_one_rank(operation, nbytes, ranks, name, more):

@@ -3,14 +3,13 @@ import csv
 import pytest
 
 from shardlab.config.calibration_record import Calibration, memory_operations
-from shardlab.config.machine import Link
 from shardlab.config.parameters import Parameters
 from shardlab.config.schema import Forecast, Space
 from shardlab.config.strategy import parse_strategy
 from shardlab.config.timing_record import write_timings
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
-from shardlab.forecast.calibrate import SIZES, Network, calibrate
+from shardlab.forecast.calibrate import SIZES, calibrate
 from shardlab.forecast.codec_costs import ELEMENTS, codecs_of
 from shardlab.forecast.machine import fit_machine
 from shardlab.forecast.results import ForecastDocument
@@ -44,35 +43,26 @@ def timed(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_forecast_names_what_others_disturbed(timed, capsys):
+def test_a_forecast_warns_of_disturbed_timings_and_of_other_machines(timed, capsys):
     calm = made_calibration().model_dump(mode="json")
     Calibration(**{**calm, "contention": {"foreign": 0.4, "stolen": 0.0}}).to_file(
         "results/calibration.json"
     )
-    disturbed = [
-        run.model_copy(update={"contention": None})
+    elsewhere = [
+        run.model_copy(update={"contention": None, "torch": "2.12.0"})
         for run in made_timings()
         if run.timing == "slow"
-    ]
-    write_timings("results/timings/slow.jsonl", disturbed)
-    forecast.main(Parameters())
-    found = read_document(ForecastDocument, timed / "results/forecast/forecast.json", "forecast")
-    assert found.warnings == [
-        "calibration: others used 40 % of its CPUs during it",
-        "timing slow: the load of others during it is unknown",
-    ]
-    assert f"forecast: warning: {found.warnings[0]}" in capsys.readouterr().err
-
-
-def test_timings_of_another_machine_than_the_calibration_are_named(timed):
-    elsewhere = [
-        run.model_copy(update={"torch": "2.12.0"}) for run in made_timings() if run.timing == "slow"
     ]
     write_timings("results/timings/slow.jsonl", elsewhere)
     forecast.main(Parameters())
     found = read_document(ForecastDocument, timed / "results/forecast/forecast.json", "forecast")
-    (warning,) = found.warnings
-    assert "torch 2.13.0+cpu, timings slow of " in warning and "torch 2.12.0: measure" in warning
+    other, *disturbed = found.warnings
+    assert "torch 2.13.0+cpu, timings slow of " in other and "torch 2.12.0: measure" in other
+    assert disturbed == [
+        "calibration: others used 40 % of its CPUs during it",
+        "timing slow: the load of others during it is unknown",
+    ]
+    assert f"forecast: warning: {disturbed[0]}" in capsys.readouterr().err
 
 
 def test_forecast_stage_writes_all_files_the_same_each_time(timed):
@@ -89,29 +79,30 @@ def test_forecast_stage_writes_all_files_the_same_each_time(timed):
         assert len(list(csv.DictReader(file))) == len(found.checks) == 25
 
 
-def test_forecast_names_the_stage_of_a_missing_file(timed):
-    path = timed / "results/timings/slow.jsonl"
+@pytest.mark.parametrize(
+    ("file", "text", "complaint"),
+    [
+        ("timings/slow.jsonl", None, r"slow\.jsonl: no such file: run python -m stages\.timing"),
+        ("calibration.json", "{}", r"calibration\.json.*: run python -m stages\.calibrate"),
+    ],
+)
+def test_a_missing_or_invalid_file_names_its_stage(timed, file, text, complaint):
+    path = timed / "results" / file
     path.unlink()
-    with pytest.raises(UserError, match=r"slow\.jsonl: no such file: run python -m stages\.timing"):
-        forecast.main(Parameters())
-
-
-def test_invalid_calibration_is_refused(timed):
-    (timed / "results/calibration.json").write_text("{}")
-    with pytest.raises(UserError, match=r"calibration\.json.*: run python -m stages\.calibrate"):
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UserError, match=complaint):
         forecast.main(Parameters())
 
 
 def test_calibration_measures_operations_codecs_and_memory_on_real_ranks(tmp_path, monkeypatch):
     """With error feedback a sparse codec sends other elements each time."""
     monkeypatch.chdir(tmp_path)
-    networks = [Network(2, None), Network(2, Link(rate="1gbit"))]
     codecs = [(INT8, False), ("topk:density=0.05", True), ("threshold:threshold=0.001", True)]
     memory = memory_operations(parse_strategy({"engine": "slide"}).canonical())
-    found = calibrate(networks, codecs, threads=1, timeout_s=60, repetitions=2, memory=memory)
+    found = calibrate([2], codecs, threads=1, timeout_s=60, repetitions=2, memory=memory)
     assert Calibration.model_validate_json(found.model_dump_json()) == found
-    assert sum(cost.link == "loopback" for cost in found.transfers) == 4 * len(SIZES)
-    assert all(len(cost.seconds) == 2 for cost in found.transfers)
+    assert len(found.transfers) == 4 * len(SIZES)
     for cost in found.transfers:
         twice = cost.operation in ("all_reduce", "reduce_scatter")
         assert cost.wire_bytes == cost.nbytes / 2 * (1 + twice)
@@ -142,12 +133,8 @@ def test_codecs_to_calibrate_are_unique():
     found = codecs_of([parse_strategy(each).canonical() for each in strategies], space)
     names = [codec.partition(":")[0] + "+" * feedback for codec, feedback in found]
     assert names == ["int8", "int8+", "powersgd", "bf16", "fp8"]
-
-
-def test_codecs_that_the_search_may_propose_are_calibrated_unless_the_parameters_say_otherwise():
     by_default = codecs_of([], Forecast.model_validate(PARAMS["forecast"]).space)
     assert ("topk:density=0.01", True) in by_default and ("int8:group=128", False) in by_default
-    assert codecs_of([], Space(gradients=(), weights=())) == []
 
 
 def test_a_codec_that_loses_elements_is_refused_for_weights():

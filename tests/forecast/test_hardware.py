@@ -35,10 +35,9 @@ def test_caches_and_rates_are_read(tmp_path: Path) -> None:
     found = detect(calibration, tmp_path)
     assert found.caches_kb == {"L1 data": 48}
     assert found.copy_gb_per_s == pytest.approx(2.0)
-    links = {(each.world_size, each.link): each for each in found.connections or []}
-    assert 10 < links[2, "100mbit"].mb_per_s < 12.5
-    assert links[2, "loopback"].mb_per_s > links[2, "100mbit"].mb_per_s
-    assert links[2, "loopback"].latency_us > 0
+    (connection,) = found.connections or []
+    assert (connection.world_size, connection.link) == (2, "loopback")
+    assert connection.mb_per_s > 0 and connection.latency_us > 0
 
 
 def test_gpus_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,39 +5,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardlab.core.errors import UserError
-from shardlab.forecast.costs import framing
 from shardlab.forecast.machine import fit_line, fit_machine
 from shardlab.forecast.results import operation_fits
-from tests.forecast.timing_factory import MACHINE, OPERATIONS, made_calibration
+from tests.forecast.timing_factory import MACHINE, made_calibration
 
 SIZES = [2.0**n for n in range(12, 23, 2)]
 
 
 def test_fit_recovers_the_machine():
-    machine = fit_machine(made_calibration())
-    for name in OPERATIONS:
-        assert machine.transport[name].alpha == pytest.approx(
-            MACHINE.transport[name].alpha, rel=1e-3
-        )
-        assert machine.transport[name].beta == pytest.approx(MACHINE.transport[name].beta, rel=1e-3)
+    calibration = made_calibration()
+    machine = fit_machine(calibration)
+    fits = operation_fits(calibration, machine)
+    assert len(fits) == len(calibration.transfers)
+    assert max(abs(fit.error) for fit in fits) < 1e-3
     (found,), (lines,) = machine.codecs.values(), MACHINE.codecs.values()
     assert found.encode.at(1e5) == pytest.approx(lines.encode.at(1e5), rel=1e-3)
     assert found.payload.at(1e5) == pytest.approx(lines.payload.at(1e5), rel=1e-3)
-
-
-def test_every_measured_operation_is_compared_with_its_fit():
-    calibration = made_calibration()
-    fits = operation_fits(calibration, fit_machine(calibration))
-    assert len(fits) == len(calibration.transfers)
-    assert max(abs(fit.error) for fit in fits) < 0.02
-
-
-def test_framing_counts_headers_and_acknowledgements_like_the_kernel():
-    """1514 bytes carry 1448; whole packets of 64 KiB pass from 275 Mbit/s on."""
-    for bits in (10**7, 10**8, 274 * 10**6):
-        assert framing(bits) == pytest.approx((1514 + 66 / 2) / 1448)
-    for bits in (275 * 10**6, 10**9, 10**10):
-        assert framing(bits) == pytest.approx(1514 / 1448)
 
 
 def test_calibration_with_too_few_sizes_is_refused():

@@ -3,17 +3,13 @@
 import pytest
 import torch
 
-from shardlab.codecs.base import Block, Unit
 from shardlab.codecs.multi_phase import MultiPhaseMethod
 from shardlab.codecs.registry import make_method
 from shardlab.comm.codec_collective import Route
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.multi_phase import MultiPhaseCollective
 from shardlab.config.calibration_record import PhasedCost, wire_bytes
-from shardlab.forecast.codec_costs import Vector, phased_times, unit_of
-from shardlab.forecast.coding import powersgd_phases
-from shardlab.forecast.machine import fit_machine
-from tests.forecast.timing_factory import made_calibration
+from shardlab.forecast.codec_costs import phased_times, unit_of
 from tests.ranks import on_ranks
 
 SPECS = [
@@ -29,7 +25,7 @@ SPECS = [
 def test_calibrated_messages_are_those_of_real_ranks(group, monkeypatch, spec, world_size):
     """Number and bytes, in an ordinary step."""
     n = 48 * 30
-    unit = unit_of(n, 1)
+    unit = unit_of(n)
     monkeypatch.setattr("shardlab.forecast.codec_costs.ELEMENTS", [n])
     costs = [PhasedCost(**each) for each in phased_times([(spec, True)], 1, group)]
     assert [each.operation for each in costs] == ["reduce_scatter", "all_reduce"]
@@ -56,20 +52,3 @@ def test_calibrated_messages_are_those_of_real_ranks(group, monkeypatch, spec, w
         assert account.bytes_wire == pytest.approx(sum(sent))
         assert account.collectives == len(cost.messages) > 0
         assert len(cost.seconds) == 1 and cost.seconds[0] > 0
-
-
-@on_ranks(2)
-def test_a_calibration_on_square_matrices_predicts_messages_of_powersgd_on_a_layer(
-    group, monkeypatch
-):
-    sizes = [1 << 12, 1 << 14, 1 << 16]
-    monkeypatch.setattr("shardlab.forecast.codec_costs.ELEMENTS", sizes)
-    spec, rank = "powersgd:rank=4", 4
-    costs = [PhasedCost(**cost) for cost in phased_times([(spec, True)], 1, group)]
-    assert {(cost.elements, cost.matrices) for cost in costs} > {(1 << 16, 1), (1 << 16, 16)}
-    machine = fit_machine(made_calibration().model_copy(update={"phased": costs}))
-    shapes = [(384, 128), (128, 128), (512, 128), (128, 512), (128, 1), (1000, 128), (5, 3)]
-    unit = Unit("layer", tuple(Block(str(n), *shape) for n, shape in enumerate(shapes)))
-    for operation, lines in powersgd_phases(rank, shapes, 2, machine.phased[spec, True]).items():
-        real = Vector(spec, True, unit, operation, group)
-        assert [(way, size.at(1.0)) for way, size in lines.messages] == real.messages

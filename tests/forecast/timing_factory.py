@@ -12,14 +12,13 @@ from shardlab.config.calibration_record import (
     wire_bytes,
 )
 from shardlab.config.machine import bits_per_second
-from shardlab.config.run_record import Breakdown
 from shardlab.config.strategy import parse_strategy
 from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun, UnitSize
 from shardlab.forecast.costs import Measured
 from shardlab.forecast.machine import CodecLines, Line, Machine
 from shardlab.forecast.model import Model, case_of, workload_of
-from shardlab.forecast.step import Compute, Timeline
-from tests.record_factory import HOST, QUIET
+from shardlab.forecast.step import Compute, section_seconds
+from tests.record_factory import HOST, QUIET, make_breakdown
 from tests.timed_run_factory import timed_facts
 
 INT8 = "int8:group=128"
@@ -56,7 +55,7 @@ MACHINE = Machine(
     codecs={(INT8, False): CodecLines(Line(2e-5, 1e-9), Line(1e-5, 5e-10), Line(8.0, 1 + 4 / 128))},
     memory={name: Line(1e-6 * number, 1e-10 * number) for number, name in enumerate(MEMORY, 1)},
 )
-_ALONE = Compute(8e-3, 13e-3, 2e-3)
+_ALONE = Compute(6.9e-3, 13.8e-3, 2.3e-3)
 MODEL = Model(
     machine=MACHINE,
     cores=2.0,
@@ -84,7 +83,8 @@ def made_run(
         "interface_bytes": None,
         "interface_frames": None,
         "ledger": {},
-        "breakdown": _breakdown(MODEL.compute[min(world_size, 2)]),
+        # passes are divided as those of `_ALONE`
+        "breakdown": make_breakdown(1e3 * sum(_ALONE), 0.0, 0.1),
     }
     made = TimedRun(**{**facts, **changes})
     if "step_ms" in changes:
@@ -115,10 +115,17 @@ def made_timings() -> list[TimedRun]:
 
 
 def made_calibration(machine: Machine = MACHINE) -> Calibration:
-    """Operations of two ranks without and with a link, codecs, and memory, of a machine."""
+    """Operations of two ranks, codecs, and memory, of a machine."""
+    costs = Measured(machine, 2, 2)
     transfers = [
-        _transfer(machine, operation, nbytes, rate)
-        for rate in (None, "100mbit")
+        Transfer(
+            operation=operation,
+            world_size=2,
+            link="loopback",
+            nbytes=nbytes,
+            wire_bytes=wire_bytes(operation, nbytes, 2),
+            seconds=[section_seconds([(costs.transfer(operation, nbytes),)], costs.rank)] * 3,
+        )
         for operation in OPERATIONS
         for nbytes in (1 << 12, 1 << 16, 1 << 20, 1 << 22)
     ]
@@ -148,30 +155,3 @@ def made_calibration(machine: Machine = MACHINE) -> Calibration:
         "kernels": "x",
     }
     return Calibration(transfers=transfers, codecs=codecs, memory=memory, **facts)
-
-
-def _transfer(machine: Machine, operation: Operation, nbytes: int, rate: str | None) -> Transfer:
-    bits = None if rate is None else bits_per_second(rate)
-    costs = Measured(machine, 2, 2, bits)
-    seconds = Timeline(costs.rank).run("lane", (costs.transfer(operation, nbytes),))
-    return Transfer(
-        operation=operation,
-        world_size=2,
-        link=rate or "loopback",
-        link_emulation="none" if rate is None else "namespaces",
-        bits_per_second=bits,
-        nbytes=nbytes,
-        wire_bytes=wire_bytes(operation, nbytes, 2),
-        seconds=[seconds] * 3,
-    )
-
-
-def _breakdown(compute: Compute) -> Breakdown:
-    """Of steps that compute alone."""
-    nothing: dict[str, Any] = {
-        name: {} if "_by_" in name else 0.0 for name in Breakdown.model_fields
-    }
-    step = 1e3 * sum(compute)
-    passes = zip(("forward", "backward", "update"), compute, strict=True)
-    times = {f"{name}{end}": 1e3 * s for name, s in passes for end in ("_ms", "_compute_ms")}
-    return Breakdown(**{**nothing, "profiled_step_ms": step, "compute_ms": step, **times})

@@ -1,15 +1,11 @@
 """Units and settings of blocks: wrapping, overrides, checkpointing."""
 
-import json
-
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2LMHeadModel
 
 from shardlab.config.strategy import parse_strategy
-from shardlab.config.timing_record import UnitSize
-from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.models.build import Shape, shape_config
 from shardlab.models.units import matching, plan_units, prepare, unit_sizes
@@ -110,9 +106,6 @@ def test_what_does_not_fit_the_model_is_refused(model, document, message):
 )
 def test_sizes_of_units_are_those_of_the_model(model, document):
     sizes = unit_sizes(model, parse_strategy(document).canonical(), CPU)
-    for each in sizes:  # as their records are read, too
-        assert sum(rows * columns for rows, columns in each.matrices) == each.elements
-        assert validate(UnitSize, json.loads(each.model_dump_json()), "unit") == each
     assert sum(size.elements for size in sizes) == sum(p.numel() for p in model.parameters())
     assert len({size.name for size in sizes}) == len(sizes)
 

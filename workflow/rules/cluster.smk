@@ -65,7 +65,7 @@ def calibrated(wildcards):
     if nodes_of(train) > 1:
         return train
     return {
-        "world_size": max(ranks for ranks, _ in config["calibration"]["networks"]),
+        "world_size": max(config["calibration"]["world_sizes"]),
         "link": None,
     }
 
