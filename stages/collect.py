@@ -6,7 +6,7 @@ from shardlab.config.parameters import Parameters
 from shardlab.config.run_record import write_records
 from shardlab.config.timing_record import read_timing
 from shardlab.core.progress import say
-from shardlab.report.collect import join_record, read_estimate, write_csv
+from shardlab.report.collect import join_record, read_estimates, write_csv
 from stages.common import run
 
 _RESULTS = Path("results")
@@ -18,7 +18,7 @@ def main(params: Parameters) -> None:
     runs = sorted(strategies)
     folder = _RESULTS / "timings"
     timed = [run for name, timing in timings.items() for run in read_timing(folder, name, timing)]
-    estimates = {name: read_estimate(_RESULTS / "memory.json", name) for name in runs}
+    estimates = read_estimates(_RESULTS / "memory.json", runs)
     records = [
         join_record(_RESULTS, name, seed, quality=quality, timed=timed, estimate=estimates[name])
         for name in runs

@@ -9,7 +9,7 @@ from shardlab.core.files import read_json
 from shardlab.core.progress import say
 from shardlab.forecast.results import ForecastDocument
 from shardlab.report.aggregate import select
-from shardlab.report.collect import read_document, read_loss_curve
+from shardlab.report.collect import read_document, read_losses
 from shardlab.report.evidence import Evidence
 from shardlab.report.write import write_report
 from shardlab.search.history import History
@@ -29,7 +29,10 @@ def main(params: Parameters) -> None:
     evidence = Evidence(
         records=select(read_records(results), runs, seeds),
         baseline=baseline,
-        losses={name: {seed: _losses(name, seed) for seed in seeds} for name in runs},
+        losses={
+            name: {seed: read_losses(_RESULTS, name, seed)["loss"] for seed in seeds}
+            for name in runs
+        },
         history=read_document(History, history, f"decide {last}"),
         source=read_json("data/source.json", "run python -m stages.prepare"),
         statistics=read_json("data/statistics.json", "run python -m stages.tokenize"),
@@ -42,11 +45,6 @@ def main(params: Parameters) -> None:
     )
     write_report(evidence, _FOLDER)
     say(f"report: {_FOLDER / 'report.html'}")
-
-
-def _losses(run: str, seed: int) -> dict[int, float]:
-    curve = read_loss_curve(_RESULTS, run, seed)
-    return dict(zip(curve.steps, curve.losses, strict=True))
 
 
 if __name__ == "__main__":

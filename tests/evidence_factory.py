@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pandas as pd
+
 from shardlab.config.run_record import Record
 from shardlab.config.schema import Quality
 from shardlab.forecast.extrapolation import BreakEven, Point
@@ -82,9 +84,11 @@ def make_evidence(records: list[Record], baseline: str = BASELINE, **changes: An
 
     Runs that the timings lack are added to the timing whose steps are compared.
     """
-    losses: dict[str, dict[int, dict[int, float]]] = {}
+    losses: dict[str, dict[int, pd.Series]] = {}
     for record in records:
-        losses.setdefault(record.run, {})[record.seed] = make_losses(record.run, record.seed)
+        losses.setdefault(record.run, {})[record.seed] = pd.Series(
+            make_losses(record.run, record.seed)
+        )
     facts: dict[str, Any] = {
         "records": records,
         "baseline": baseline,

@@ -3,12 +3,11 @@
 An error names the stage to run.
 """
 
-import csv
-import math
 from collections.abc import Sequence
-from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
+
+import pandas as pd
 
 from shardlab.config.run_record import (
     Breakdown,
@@ -34,16 +33,6 @@ class Metrics(Setting, Training):
     """metrics.json of the train stage."""
 
 
-class LossCurve(NamedTuple):
-    """Training loss of one run and seed; one entry for each step."""
-
-    steps: list[int]
-    losses: list[float]
-    """nats per token; NaN where it was not finite"""
-    seconds: list[float]
-    """training time until the end of the step"""
-
-
 def read_document(kind: type[D], path: Path, stage: str) -> D:
     """Return the document of `kind` that a stage wrote as JSON.
 
@@ -56,24 +45,28 @@ def read_document(kind: type[D], path: Path, stage: str) -> D:
     return kind.from_file(path, _fix(stage))
 
 
-def read_estimate(path: Path, run: str) -> Estimate:
-    """Return the memory estimate of one run.
+def read_estimates(path: Path, runs: Sequence[str]) -> dict[str, Estimate]:
+    """Return the memory estimate of each run.
 
     Raises:
-        UserError: the file is missing or damaged, or has no estimate of the run.
+        UserError: the file is missing or damaged, or has no estimate of a run.
     """
     fix = _fix("estimate")
     estimates = read_json(path, fix)
-    if run not in estimates:
-        raise UserError(f"{path}: has no run {run!r}: {fix}")
+    for run in runs:
+        if run not in estimates:
+            raise UserError(f"{path}: has no run {run!r}: {fix}")
     try:
-        return validate(Estimate, estimates[run], str(path))
+        return {run: validate(Estimate, estimates[run], str(path)) for run in runs}
     except UserError as error:
         raise UserError(f"{error}: {fix}") from None
 
 
-def read_loss_curve(results: Path, run: str, seed: int) -> LossCurve:
-    """Return the loss curve in the events of a training run.
+def read_losses(results: Path, run: str, seed: int) -> pd.DataFrame:
+    """Return the curve in the events of a training run, a row per step.
+
+    Columns: loss (nats per token; NaN where it was not finite), seconds (training time until the
+    end of the step).
 
     Raises:
         UserError: the file is missing or damaged, or an event has no step, loss or time.
@@ -82,11 +75,10 @@ def read_loss_curve(results: Path, run: str, seed: int) -> LossCurve:
     fix = _fix(_train(run, seed))
     events = read_json_lines(path, fix)
     try:
-        return LossCurve(
-            steps=[int(event["step"]) for event in events],
-            losses=[math.nan if event["loss"] is None else event["loss"] for event in events],
-            seconds=[*accumulate(event["step_ms"] / 1e3 for event in events)],
-        )
+        steps = pd.Index([int(event["step"]) for event in events], name="step")
+        values = [(event["loss"], event["step_ms"] / 1e3) for event in events]
+        curve = pd.DataFrame(values, steps, ["loss", "seconds"]).astype(float)
+        return curve.assign(seconds=curve["seconds"].cumsum())
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: not the events of a training run ({error!r}): {fix}") from None
 
@@ -125,7 +117,7 @@ def join_record(
     joined = Joined(
         memory_estimate_bytes=estimate.total,
         scaling_efficiency=efficiency,
-        **_time_to_quality(read_loss_curve(results, run, seed), quality),
+        **_time_to_quality(read_losses(results, run, seed), quality),
     )
     values: dict[str, Any] = {}
     for part in (metrics, breakdown, validation, joined):
@@ -133,9 +125,9 @@ def join_record(
     return Record(**{name: value for name, value in values.items() if name in Record.model_fields})
 
 
-def _time_to_quality(curve: LossCurve, quality: Quality) -> dict[str, Any]:
+def _time_to_quality(curve: pd.DataFrame, quality: Quality) -> dict[str, Any]:
     """Return the fields of `Joined` on losses that were reached, and at which time."""
-    losses, seconds = curve.losses, curve.seconds
+    losses, seconds = curve["loss"], curve["seconds"].tolist()
     values = {
         "steps_to_quality": {f"{x:g}": steps_to_quality(losses, x) for x in quality.train_loss},
         "time_to_quality_s": {
@@ -148,10 +140,7 @@ def _time_to_quality(curve: LossCurve, quality: Quality) -> dict[str, Any]:
 
 def write_csv(path: str | Path, records: Sequence[Record]) -> None:
     """Write the records as CSV with a column for each field; nested values are JSON text."""
-    with (
-        atomic(path) as temporary,
-        temporary.open("w", encoding="utf-8", newline="") as file,
-    ):
-        writer = csv.DictWriter(file, list(Record.model_fields), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(table_row(record) for record in records)
+    # as objects, so that numbers stay as they are and nothing is left empty
+    table = pd.DataFrame([table_row(record) for record in records], dtype=object)
+    with atomic(path) as temporary:
+        table.to_csv(temporary, index=False, columns=list(Record.model_fields))

@@ -7,7 +7,7 @@ from a fixed salt and no date or version is written.
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -54,11 +54,11 @@ _TOP = 112
 """upper end of its panels, %"""
 
 
-def save(figure: Figure, file: Path | TextIO, kind: Literal["svg", "png"]) -> None:
-    """Write a figure; equal figures give equal bytes."""
+def save(figure: Figure, path: Path, kind: str) -> None:
+    """Write a figure as svg or png; equal figures give equal bytes."""
     unstamped = ("Date", "Creator", "Format", "Type") if kind == "svg" else ("Software",)
     with mpl.rc_context(STYLE):
-        figure.savefig(file, format=kind, dpi=160, metadata=dict.fromkeys(unstamped))
+        figure.savefig(path, format=kind, dpi=160, metadata=dict.fromkeys(unstamped))
 
 
 def line_styles(runs: Iterable[str], baseline: str) -> dict[str, dict[str, Any]]:
