@@ -5,11 +5,11 @@ batch is more difficult than another; a mean over the last twentieth of the run'
 of that out.
 """
 
-import bisect
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 _SHARE = 20
 
@@ -53,7 +53,7 @@ def time_to_quality(
     return None if steps is None else float(np.interp(steps, range(1, len(times) + 1), times))
 
 
-def quality_at_time(losses: Iterable[float], times: Sequence[float], moment: float) -> float | None:
+def quality_at_time(losses: Iterable[float], times: ArrayLike, moment: float) -> float | None:
     """Return the smoothed loss of the last step that had ended; a finished run keeps its last loss.
 
     Args:
@@ -63,5 +63,5 @@ def quality_at_time(losses: Iterable[float], times: Sequence[float], moment: flo
     Returns:
         None as long as no step has ended.
     """
-    ended = bisect.bisect_right(times, moment)
+    ended = np.searchsorted(times, moment, side="right")
     return float(smoothed(losses)[ended - 1]) if ended else None

@@ -76,9 +76,7 @@ def test_files_in_place_of_a_run_are_broken_down(tmp_path, monkeypatch, capsys):
         ("--set seeds=[0] ddp --params other.yaml", True),
         ("trace.json", False),
         ("trace", False),
-        ("rank0 rank1", False),
         ("--csv rows.csv ddp", False),
-        ("", False),
     ],
 )
 def test_a_run_is_a_name_that_is_no_file(tmp_path, monkeypatch, arguments, run):
