@@ -5,7 +5,7 @@ An error names the stage to run.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import pandas as pd
 
@@ -21,28 +21,16 @@ from shardlab.config.run_record import (
 )
 from shardlab.config.schema import Quality
 from shardlab.config.timing_record import TimedRun, scaling_efficiency
-from shardlab.core.document import Document, validate
+from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic, finite, read_json, read_json_lines
 from shardlab.report.quality import quality_at_time, steps_to_quality, time_to_quality
 
-D = TypeVar("D", bound=Document)
+_FIX_TRAINING = "run python -m stages.train --run {run} --seed {seed}"
 
 
 class Metrics(Setting, Training):
     """metrics.json of the train stage."""
-
-
-def read_document(kind: type[D], path: Path, stage: str) -> D:
-    """Return the document of `kind` that a stage wrote as JSON.
-
-    Args:
-        stage: module of `stages` that writes the file, with its arguments.
-
-    Raises:
-        UserError: the file is missing, damaged or holds something else.
-    """
-    return kind.from_file(path, _fix(stage))
 
 
 def read_estimates(path: Path, runs: Sequence[str]) -> dict[str, Estimate]:
@@ -51,7 +39,7 @@ def read_estimates(path: Path, runs: Sequence[str]) -> dict[str, Estimate]:
     Raises:
         UserError: the file is missing or damaged, or has no estimate of a run.
     """
-    fix = _fix("estimate")
+    fix = "run python -m stages.estimate"
     estimates = read_json(path, fix)
     for run in runs:
         if run not in estimates:
@@ -72,7 +60,7 @@ def read_losses(results: Path, run: str, seed: int) -> pd.DataFrame:
         UserError: the file is missing or damaged, or an event has no step, loss or time.
     """
     path = results / "train" / run / f"seed{seed}" / "events.jsonl"
-    fix = _fix(_train(run, seed))
+    fix = _FIX_TRAINING.format(run=run, seed=seed)
     events = read_json_lines(path, fix)
     try:
         steps = pd.Index([int(event["step"]) for event in events], name="step")
@@ -81,14 +69,6 @@ def read_losses(results: Path, run: str, seed: int) -> pd.DataFrame:
         return curve.assign(seconds=curve["seconds"].cumsum())
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: not the events of a training run ({error!r}): {fix}") from None
-
-
-def _train(run: str, seed: int) -> str:
-    return f"train --run {run} --seed {seed}"
-
-
-def _fix(stage: str) -> str:
-    return f"run python -m stages.{stage}"
 
 
 def join_record(
@@ -110,9 +90,12 @@ def join_record(
         UserError: a file is missing or is not of its stage.
     """
     file = f"{run}/seed{seed}"
-    metrics = read_document(Metrics, results / "train" / file / "metrics.json", _train(run, seed))
-    breakdown = read_document(Breakdown, results / "profile" / f"{file}.json", f"profile {run}")
-    validation = read_document(Validation, results / "validate" / f"{file}.json", f"validate {run}")
+    training = _FIX_TRAINING.format(run=run, seed=seed)
+    metrics = Metrics.from_file(results / "train" / file / "metrics.json", training)
+    fix = f"run python -m stages.profile {run}"
+    breakdown = Breakdown.from_file(results / "profile" / f"{file}.json", fix)
+    fix = f"run python -m stages.validate {run}"
+    validation = Validation.from_file(results / "validate" / f"{file}.json", fix)
     efficiency = scaling_efficiency(timed, metrics.strategy_hash, metrics.world_size, metrics.link)
     joined = Joined(
         memory_estimate_bytes=estimate.total,
