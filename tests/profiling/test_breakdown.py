@@ -48,6 +48,16 @@ STEPS = {
         ],
         {"exposed_comm_ms": 0.57, "comm_ms": 0.57, "compute_ms": 0.1},
     ),
+    "an operator that holds a wrapper is not compute, one beside it is": (
+        [
+            event("custom::layer", 0, 500),
+            event("custom::layer", 100, 400),
+            event("c10d::send", 200, 300),
+            event("aten::mm", 120, 190),
+            event("aten::mm", 310, 320),
+        ],
+        {"compute_ms": 0.08},
+    ),
     **{
         f"{wrapper} waits, which is not compute": (
             [event(wrapper, 0, 900), label("gloo:all_reduce", 100, 800, WORKER)],

@@ -5,7 +5,6 @@ import pytest
 
 from shardlab.report.answer import answer
 from shardlab.report.sections.appendix import environment, setting_line
-from shardlab.report.sections.links import time_to_quality
 from shardlab.report.sections.runs import headline_table
 from shardlab.report.tables import (
     ABSENT,
@@ -26,7 +25,6 @@ from shardlab.report.write import (
     comparison_rows,
     headline_markdown,
     report_sections,
-    summary,
 )
 from tests.evidence_factory import make_evidence
 from tests.record_factory import BASELINE, BUSY, STRATEGIES, make_record, make_records
@@ -126,22 +124,6 @@ def test_answer_claims_no_more_than_the_interval():
     assert "not shown" not in clear
     assert first([60.0, 61.0, 62.0]).startswith("No run has a shorter step")
     assert first([40.0]).endswith("in the only repetition.")
-
-
-def test_compared_step_times_are_those_of_the_timing_alone():
-    """Training runs that were slowed, or ran on another day, change no compared time."""
-
-    def shown(slower):
-        changes = {
-            run: {"step_ms_mean": 50 * times, "tokens_per_s": 1e3 / times, "contention": BUSY}
-            for run, times in slower.items()
-        }
-        records = [make_record(run, n, **changes[run]) for run in changes for n in range(3)]
-        evidence = make_evidence(records)
-        texts = [*answer(evidence)[:2], headline_markdown(evidence)]
-        return [summary(evidence)["runs"], *texts, time_to_quality(evidence).markdown()]
-
-    assert shown({"fsdp2": 1, "ddp": 1}) == shown({"fsdp2": 3, "ddp": 9})
 
 
 def test_every_host_and_machine_is_named():

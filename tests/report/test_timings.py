@@ -9,7 +9,6 @@ from shardlab.config.contention import Contention
 from shardlab.config.schema import Quality
 from shardlab.config.strategy import parse_strategy
 from shardlab.config.timing_record import NO_COMMUNICATION
-from shardlab.report.sections.forecast import forecast
 from shardlab.report.sections.links import (
     codec_table,
     crossing,
@@ -28,7 +27,7 @@ from shardlab.report.sections.scaling import (
 from shardlab.report.tables import ABSENT, DISTURBED, rate_text
 from shardlab.report.timings import crossovers, group_title, link_headings, timing_table
 from shardlab.report.write import write_report
-from tests.evidence_factory import make_evidence, make_forecast
+from tests.evidence_factory import make_evidence
 from tests.record_factory import BASELINE, BUSY, STRATEGIES, make_record, make_records
 from tests.timed_run_factory import make_timed, make_timings
 
@@ -63,12 +62,6 @@ def timed(rate, ranks=2, delay=0.0, **steps):
 
 def groups_of(timed):
     return crossovers(timing_table(timed, BASELINE))
-
-
-def test_drift_common_to_all_runs_cancels_in_a_ratio():
-    row = row_of(pair(1.5))
-    assert [row[f"bound_ratio{end}"] for end in ("", "_low", "_high")] == pytest.approx([1.5] * 3)
-    assert row["step_ms_sd"] > 0.4 * row["step_ms"]
 
 
 def test_efficiency_is_throughput_per_rank_against_one_rank():
@@ -154,12 +147,9 @@ def test_report_accepts_a_single_timing(without_png, tmp_path, timing):
     ("rates", "ratios", "rate"),
     [
         ([1e8, 1e9], [0.5, 2.0], math.sqrt(1e8 * 1e9)),
-        ([1e8, 1e9], [0.5, 1.0], 1e9),
         ([1e8, 3e8, 1e9], [0.5, 0.5, 2.0], math.sqrt(3e8 * 1e9)),
-        ([1e8, 1e9], [0.5, 0.9], math.inf),
-        ([1e8, 1e9], [1.1, 2.0], 0.0),
         ([1e8], [0.5], math.inf),
-        ([1e8], [1.5], 0.0),
+        ([1e8, 1e9], [1.1, 2.0], 0.0),
         # noise: what counts is where it stays above
         ([1e8, 3e8, 1e9], [0.9, 1.1, 0.8], math.inf),
     ],
@@ -229,7 +219,7 @@ def test_time_to_a_loss_is_interpolated_steps_times_the_step_time_of_the_link():
         "fsdp2-int8": {0: pd.Series(reached_late)},
     }
     # other ranks than those of the training have other losses
-    runs = timed(1e8, fsdp2=[400.0, 600.0], int8=[250.0]) + timed(1e8, 4, fsdp2=[60.0])
+    runs = timed(1e8, fsdp2=[400.0, 600.0], int8=[250.0, 250.0]) + timed(1e8, 4, fsdp2=[60.0])
     reached, after = by_quality(runs, losses)
     headings = [column.heading for column in reached.columns]
     assert headings[1:3] == ["loss 7, steps", "loss 7, s, 100 Mbit/s"]
@@ -252,13 +242,3 @@ def test_a_disturbed_timing_is_marked_in_all_headings():
     assert "others used more than" in table.note
     assert "others used" not in step_table(groups_of(runs[:2])[0], BASELINE).note
     assert f"1 Gbit/s {DISTURBED}: ddp" in fastest(group, BASELINE)
-
-
-def test_forecast_says_how_many_runs_it_is_fitted_on_and_whether_its_goals_are_met():
-    fitted = ["one/ddp", f"one/{NO_COMMUNICATION}", "two/fsdp2", f"two/{NO_COMMUNICATION}"]
-    errors = make_forecast().summary.model_copy(update={"median": 0.081, "worst": 0.199})
-    predicted = make_forecast(fitted_on=fitted, summary=errors)
-    (sentence,) = forecast(make_evidence(make_records(), predicted=predicted)).sentences
-    assert sentence.startswith("The model is fitted on 2 timed runs and 2 no-communication bounds ")
-    errors = "a median error of 8.1 % (goal 8 %: missed) and a worst of 19.9 % (goal 20 %: met)."
-    assert errors in sentence
