@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from shardlab.config.timing_record import NO_COMMUNICATION
 from shardlab.forecast.extrapolation import Point
-from shardlab.report.tables import percent, rate_text, within
+from shardlab.report.tables import estimate, percent, rate_text, within
 from shardlab.report.timings import group_title
 
 BASELINE_COLOUR = "#000000"
@@ -151,7 +151,7 @@ def step_time_plot(compared: pd.DataFrame, baseline: str) -> Figure:
     )
     axes.axvline(ordered.loc[baseline, "step_ms"], color=BASELINE_COLOUR, linewidth=0.8)
     first = ordered.iloc[-1]
-    ratio = within(first["step_ratio"], first["step_ratio_low"], first["step_ratio_high"], 2)
+    ratio = within(*estimate(first, "step_ratio"), places=2)
     axes.set_title(
         f"{baseline} has the shortest step"
         if first.name == baseline
@@ -279,9 +279,9 @@ def crossover_plot(
         for run, rows in group.groupby("run", sort=False):
             marker = "" if run == NO_COMMUNICATION else "o"
             style = {**styles[run], "marker": marker, "markersize": 4}
-            # the bound is a line alone
-            ends = ("", "", "") if run == NO_COMMUNICATION else ("", "_low", "_high")
-            times = [1 / rows[f"step_ratio{end}"] for end in ends]
+            times = [1 / ratio for ratio in estimate(rows, "step_ratio")]
+            if run == NO_COMMUNICATION:  # a line alone
+                times = times[:1] * 3
             _line(axes, rows["bits_per_second"], times, run, style)
         axes.set_xscale("log")
         axes.set_yscale("log", base=2)

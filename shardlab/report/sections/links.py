@@ -31,6 +31,7 @@ from shardlab.report.tables import (
     Row,
     Section,
     Table,
+    estimate,
     figure,
     interval,
     make_table,
@@ -129,7 +130,7 @@ def _in_timing(group: pd.DataFrame, timing: str, cell: Cell) -> Cell:
 
 
 def _codec_speed_up(row: Row) -> str:
-    mean, low, high = (1 / row[f"codec_ratio{end}"] for end in ("", "_high", "_low"))
+    mean, high, low = (1 / ratio for ratio in estimate(row, "codec_ratio"))
     return within(mean, low, high, places=2)
 
 
