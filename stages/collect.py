@@ -4,9 +4,9 @@ from pathlib import Path
 
 from shardlab.config.parameters import Parameters
 from shardlab.config.run_record import write_records
-from shardlab.config.timing_record import read_timing
+from shardlab.config.timing_record import read_all
 from shardlab.core.progress import say
-from shardlab.report.collect import join_record, read_estimate, write_csv
+from shardlab.report.collect import join_record, read_estimates, write_csv
 from stages.common import run
 
 _RESULTS = Path("results")
@@ -16,9 +16,8 @@ def main(params: Parameters) -> None:
     """Write results/results.jsonl, and the same columns to results/results.csv."""
     strategies, seeds, timings, quality = params("strategies", "seeds", "timings", "quality")
     runs = sorted(strategies)
-    folder = _RESULTS / "timings"
-    timed = [run for name, timing in timings.items() for run in read_timing(folder, name, timing)]
-    estimates = {name: read_estimate(_RESULTS / "memory.json", name) for name in runs}
+    timed = read_all(_RESULTS / "timings", timings)
+    estimates = read_estimates(_RESULTS / "memory.json", runs)
     records = [
         join_record(_RESULTS, name, seed, quality=quality, timed=timed, estimate=estimates[name])
         for name in runs

@@ -7,7 +7,6 @@ from shardlab.config.parameters import Parameters
 from shardlab.config.timing_record import read_all
 from shardlab.core.progress import say
 from shardlab.forecast.results import predict, write_forecast
-from shardlab.report.collect import read_document
 from stages.common import run
 
 _FOLDER, _TIMINGS = Path("results/forecast"), Path("results/timings")
@@ -16,7 +15,9 @@ _FOLDER, _TIMINGS = Path("results/forecast"), Path("results/timings")
 def main(params: Parameters) -> None:
     """Write results/forecast: forecast.json and its tables as CSV."""
     options, timings = params("forecast", "timings")
-    calibration = read_document(Calibration, Path("results/calibration.json"), "calibrate")
+    calibration = Calibration.from_file(
+        "results/calibration.json", "run python -m stages.calibrate"
+    )
     timed = read_all(_TIMINGS, timings)
     predicted = predict(calibration, timed, options)
     write_forecast(_FOLDER, predicted)

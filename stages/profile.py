@@ -4,13 +4,13 @@ Given files in place of a run (python -m stages.profile TRACE...), break down an
 torch.profiler, labelled or not, and print a line per rank and what is unknown.
 """
 
-import csv
 import json
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, fields
 from pathlib import Path
+
+import pandas as pd
 
 from shardlab.config.parameters import Parameters
 from shardlab.core.errors import UserError
@@ -50,17 +50,11 @@ def _break_down_run(run: str, seed: int) -> None:
 
 def write_rows(path: Path, steps: Sequence[StepTimes]) -> None:
     """Write one row per step and rank; times by operation and by unit as JSON text."""
-    with atomic(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
-        names = [field.name for field in fields(StepTimes)]
-        writer = csv.DictWriter(file, names, lineterminator="\n")
-        writer.writeheader()
-        for step in steps:
-            writer.writerow(
-                {
-                    name: json.dumps(value, sort_keys=True) if isinstance(value, dict) else value
-                    for name, value in asdict(step).items()
-                }
-            )
+    table = pd.DataFrame([vars(step) for step in steps])
+    for name in table.filter(like="_by_"):
+        table[name] = [json.dumps(times, sort_keys=True) for times in table[name]]
+    with atomic(path) as temporary:
+        table.to_csv(temporary, index=False)
 
 
 def of_traces(arguments: Sequence[str]) -> None:

@@ -4,19 +4,19 @@ from pathlib import Path
 
 from shardlab.config.parameters import Parameters
 from shardlab.config.run_record import read_records
-from shardlab.config.timing_record import read_timing
+from shardlab.config.timing_record import read_all
 from shardlab.core.files import read_json
 from shardlab.core.progress import say
 from shardlab.forecast.results import ForecastDocument
 from shardlab.report.aggregate import select
-from shardlab.report.collect import read_document, read_loss_curve
+from shardlab.report.collect import read_losses
 from shardlab.report.evidence import Evidence
 from shardlab.report.write import write_report
 from shardlab.search.history import History
 from stages.common import run
 
 _RESULTS = Path("results")
-_FOLDER, _TIMINGS = _RESULTS / "report", _RESULTS / "timings"
+_FOLDER = _RESULTS / "report"
 _FORECAST = _RESULTS / "forecast" / "forecast.json"
 
 
@@ -29,24 +29,20 @@ def main(params: Parameters) -> None:
     evidence = Evidence(
         records=select(read_records(results), runs, seeds),
         baseline=baseline,
-        losses={name: {seed: _losses(name, seed) for seed in seeds} for name in runs},
-        history=read_document(History, history, f"decide {last}"),
+        losses={
+            name: {seed: read_losses(_RESULTS, name, seed)["loss"] for seed in seeds}
+            for name in runs
+        },
+        history=History.from_file(history, f"run python -m stages.decide {last}"),
         source=read_json("data/source.json", "run python -m stages.prepare"),
         statistics=read_json("data/statistics.json", "run python -m stages.tokenize"),
-        timed=[
-            run for name, timing in timings.items() for run in read_timing(_TIMINGS, name, timing)
-        ],
+        timed=read_all(_RESULTS / "timings", timings),
         comparison=comparison,
         quality=quality,
-        predicted=read_document(ForecastDocument, _FORECAST, "forecast"),
+        predicted=ForecastDocument.from_file(_FORECAST, "run python -m stages.forecast"),
     )
     write_report(evidence, _FOLDER)
     say(f"report: {_FOLDER / 'report.html'}")
-
-
-def _losses(run: str, seed: int) -> dict[int, float]:
-    curve = read_loss_curve(_RESULTS, run, seed)
-    return dict(zip(curve.steps, curve.losses, strict=True))
 
 
 if __name__ == "__main__":

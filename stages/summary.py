@@ -2,9 +2,9 @@
 
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 
@@ -12,21 +12,6 @@ _LOGS = Path("logs")
 _REPORT = Path("results/report/report.html")
 _ENTRY = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d) ", re.MULTILINE)
 _DONE = re.compile(r"done in ([\d.]+) s")
-
-
-class _Ended(NamedTuple):
-    job: str
-    """stage and the values of its arguments"""
-    log: Path
-    seconds: float | None
-    """None: it failed"""
-    said: str
-    """the last line of its log"""
-
-    def __str__(self) -> str:
-        stage = self.job.partition(" ")[0]
-        error = self.said.removeprefix(f"{stage}: error: ")
-        return f"failed: {self.job}: {error} (log: {self.log})"
 
 
 def summarize(tool: int) -> str:
@@ -40,35 +25,35 @@ def summarize(tool: int) -> str:
     """
     # logs have whole seconds
     since = datetime.fromtimestamp(int(psutil.Process(tool).create_time()))
-    ended = [job for path in sorted(_LOGS.rglob("*.log")) if (job := _read(path, since))]
-    if not ended:
+    seconds: dict[str, list[float]] = defaultdict(list)
+    failed = []
+    for path in sorted(_LOGS.rglob("*.log")):
+        job = " ".join(path.relative_to(_LOGS).with_suffix("").parts)
+        stage = job.partition(" ")[0]
+        last = _last_line(path, since)
+        if done := _DONE.fullmatch(last):
+            seconds[stage].append(float(done[1]))
+        elif last:
+            error = last.removeprefix(f"{stage}: error: ")
+            failed.append(f"failed: {job}: {error} (log: {path})")
+    if not seconds and not failed:
         return ""
-    failed = [str(job) for job in ended if job.seconds is None]
-    lines = _table([job for job in ended if job.seconds is not None])
-    return "\n".join([*lines, *(failed or [f"report: {_REPORT}"] * _REPORT.is_file())])
+    return "\n".join([*_table(seconds), *(failed or [f"report: {_REPORT}"] * _REPORT.is_file())])
 
 
-def _read(path: Path, since: datetime) -> _Ended | None:
-    """Return the job that wrote the last entry of a log; None if it did so before."""
+def _last_line(path: Path, since: datetime) -> str:
+    """Return the last line of a log; empty if its last entry was written before."""
     if datetime.fromtimestamp(path.stat().st_mtime) < since:
-        return None
+        return ""
     *_, time, text = ["", *_ENTRY.split(path.read_text(encoding="utf-8", errors="replace"))]
     if not time or datetime.fromisoformat(time) < since:
-        return None
-    last = text.strip().rpartition("\n")[2]
-    done = _DONE.fullmatch(last)
-    job = " ".join(path.relative_to(_LOGS).with_suffix("").parts)
-    return _Ended(job, path, float(done[1]) if done else None, last)
+        return ""
+    return text.strip().rpartition("\n")[2]
 
 
-def _table(jobs: list[_Ended]) -> list[str]:
+def _table(seconds: Mapping[str, list[float]]) -> list[str]:
     """Return a line for each stage, the longest first."""
-    if not jobs:
-        return []
-    stages: dict[str, list[float]] = defaultdict(list)
-    for job in jobs:
-        stages[job.job.partition(" ")[0]].append(job.seconds or 0.0)
-    rows = sorted(stages.items(), key=lambda item: -sum(item[1]))
-    rows = [*rows, ("all", [second for seconds in stages.values() for second in seconds])]
-    lines = [f"{name:10}{len(seconds):6}{sum(seconds):10.1f}" for name, seconds in rows]
-    return [f"{'stage':10}{'jobs':>6}{'seconds':>10}", *lines]
+    rows = sorted(seconds.items(), key=lambda item: -sum(item[1]))
+    rows.append(("all", [time for times in seconds.values() for time in times]))
+    lines = [f"{name:10}{len(times):6}{sum(times):10.1f}" for name, times in rows]
+    return [f"{'stage':10}{'jobs':>6}{'seconds':>10}", *lines] if seconds else []

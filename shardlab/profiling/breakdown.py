@@ -28,18 +28,17 @@ their clocks is added to one of the two and taken from the other: keep it below 
 (NTP: about a millisecond, PTP: microseconds).
 """
 
-import statistics
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import pandas as pd
 
 from shardlab.config.run_record import Breakdown
 from shardlab.core.errors import UserError
+from shardlab.profiling.events import read_events
 from shardlab.profiling.intervals import (
     EMPTY,
     Intervals,
@@ -48,27 +47,18 @@ from shardlab.profiling.intervals import (
     intersection,
     length,
     merge,
+    times_of,
     union,
 )
 from shardlab.profiling.labels import BACKWARD
-from shardlab.profiling.trace import EVER, Trace
+from shardlab.profiling.trace import EVER, Trace, launched_during, traces_of
 from shardlab.profiling.trace_file import refusing
-from shardlab.profiling.trace_reader import read_trace
 
 OTHER = "other"
 """collectives that belong to no unit, such as that of the gradient norm"""
 _PARTS = ("forward", "backward", "update")
-_Kind = tuple[int, str, str]
-"""step, operation, unit"""
-_Key = tuple[_Kind, int]
-
-
-class _Phases(NamedTuple):
-    """Times of the matched collectives of one rank."""
-
-    waiting: Intervals
-    """some collective waits for a rank and none transfers"""
-    transfer: Intervals
+_KIND = ["step", "name", "unit"]
+"""of a collective"""
 
 
 @dataclass(frozen=True)
@@ -124,13 +114,21 @@ def read_steps(path: str | Path) -> list[StepTimes]:
     Raises:
         UserError: the trace holds no step or no backward pass, or is incomplete.
     """
-    traces = read_trace(path)
-    try:
-        with refusing(path):
-            _require_labels(traces)
-            return step_times(traces)
-    except UserError as error:
-        raise UserError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from None
+    events = read_events(path)
+    with refusing(path):
+        traces = traces_of(events)
+        for rank, trace in traces.items():
+            if not trace.steps:
+                raise UserError(
+                    f"{path}: rank {rank} has no profiled step (ProfilerStep): call Capture.step()"
+                )
+            for number, step in trace.steps.items():
+                if len(intersection(trace.backward, step)) == 0:
+                    raise UserError(
+                        f"{path}: step {number} of rank {rank} has no backward pass: label it with "
+                        f"record_function({BACKWARD!r})"
+                    )
+        return step_times(traces)
 
 
 def step_times(ranks: Mapping[int, Trace]) -> list[StepTimes]:
@@ -143,47 +141,36 @@ def step_times(ranks: Mapping[int, Trace]) -> list[StepTimes]:
     ]
 
 
-def _require_labels(ranks: Mapping[int, Trace]) -> None:
-    for rank, trace in ranks.items():
-        if not trace.steps:
-            raise UserError(f"rank {rank} has no profiled step (ProfilerStep): call Capture.step()")
-        for number, step in trace.steps.items():
-            if len(intersection(trace.backward, step)) == 0:
-                raise UserError(
-                    f"step {number} of rank {rank} has no backward pass: label it with "
-                    f"record_function({BACKWARD!r})"
-                )
-
-
 def summarize(times: Sequence[StepTimes]) -> Breakdown:
     """Return means over steps and ranks; shares are shares of the summed times."""
-
-    def mean(name: str) -> float:
-        return statistics.fmean(getattr(t, name) for t in times)
-
-    def means(name: str) -> dict[str, float]:
-        mappings = [getattr(t, name) for t in times]
-        keys = sorted({key for mapping in mappings for key in mapping})
-        return {key: statistics.fmean(m.get(key, 0.0) for m in mappings) for key in keys}
-
-    comm, exposed, backward = (mean(n) for n in ("comm_ms", "exposed_comm_ms", "backward_ms"))
-    shared = Breakdown.model_fields.keys() & {field.name for field in fields(StepTimes)}
-    values: dict[str, Any] = {n: means(n) if "_by_" in n else mean(n) for n in shared}
+    table = pd.DataFrame([vars(step) for step in times])
+    names = [name for name in table if name in Breakdown.model_fields]
+    values: dict[str, Any] = {
+        name: means_by_kind(table[name]) if "_by_" in name else table[name].mean() for name in names
+    }
+    comm, step = table["comm_ms"].mean(), table["step_ms"].mean()
+    backward = values["backward_ms"]
     return Breakdown(
-        profiled_step_ms=mean("step_ms"),
+        profiled_step_ms=step,
         comm_ms_per_step=comm,
-        comm_share=comm / mean("step_ms"),
-        overlap=1 - exposed / comm if comm else 0.0,
-        backward_comm_share=mean("backward_comm_ms") / backward if backward else 0.0,
+        comm_share=comm / step,
+        overlap=1 - values["exposed_comm_ms"] / comm if comm else 0.0,
+        backward_comm_share=values["backward_comm_ms"] / backward if backward else 0.0,
         **values,
     )
 
 
-def _within(rank: int, number: int, trace: Trace, waits: _Phases) -> StepTimes:
+def means_by_kind(times: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each kind; where it is missing, it counts as 0."""
+    return dict(pd.DataFrame([*times]).fillna(0.0).mean().sort_index())
+
+
+def _within(rank: int, number: int, trace: Trace, waits: tuple[Intervals, Intervals]) -> StepTimes:
     """Return the times inside one step."""
-    step = trace.steps[number]
+    step, (waiting, transfer) = trace.steps[number], waits
     near = trace.near(step)
-    compute, comm, copies = near.compute(step), near.communication(step), near.copied(step)
+    compute, comm = near.compute(step), near.communication(step)
+    copies = intersection(merge(times_of(near.copies)), step)
     exposed_comm = difference(comm, compute)
     exposed_copies = difference(difference(copies, compute), comm)
     busy = union(union(compute, comm), copies)
@@ -193,13 +180,13 @@ def _within(rank: int, number: int, trace: Trace, waits: _Phases) -> StepTimes:
         step_ms=_ms(step),
         compute_ms=_ms(compute),
         comm_ms=_ms(comm),
-        comm_ms_by_op=_by(near.collectives.operations, near.collectives.times, step),
-        comm_ms_by_unit=_by(near.collectives.units, near.collectives.times, step),
-        comm_skew_ms=_ms(intersection(waits.waiting, step)),
-        comm_transfer_ms=_ms(intersection(waits.transfer, step)),
+        comm_ms_by_op=_by(near.collectives, "name", step),
+        comm_ms_by_unit=_by(near.collectives, "unit", step),
+        comm_skew_ms=_ms(intersection(waiting, step)),
+        comm_transfer_ms=_ms(intersection(transfer, step)),
         exposed_comm_ms=_ms(exposed_comm),
         copy_ms=_ms(copies),
-        copy_ms_by_kind=_by(near.copies.kinds, near.copies.times, step),
+        copy_ms_by_kind=_by(near.copies, "name", step),
         exposed_copy_ms=_ms(exposed_copies),
         idle_ms=_ms(difference(step, busy)),
         **_times_of_passes(near, step, (trace.host_steps or trace.steps)[number]),
@@ -208,11 +195,11 @@ def _within(rank: int, number: int, trace: Trace, waits: _Phases) -> StepTimes:
     return result
 
 
-def _by(kinds: NDArray[np.str_], times: Intervals, step: Intervals) -> dict[str, float]:
-    """Sum times, as they are read, by a property."""
+def _by(work: pd.DataFrame, column: str, step: Intervals) -> dict[str, float]:
+    """Return times within a step by a property."""
     by_kind = {
-        str(kind) or OTHER: intersection(merge(times[kinds == kind]), step)
-        for kind in np.unique(kinds)
+        str(kind) or OTHER: intersection(merge(times_of(of_kind)), step)
+        for kind, of_kind in work.groupby(column)
     }
     return {kind: _ms(within) for kind, within in by_kind.items() if len(within)}
 
@@ -249,7 +236,8 @@ def _times_of_passes(trace: Trace, step: Intervals, host: Intervals) -> dict[str
         launched = (forward, backward, difference(EVER, union(forward, backward)))
         spans = (first, second, difference(step, union(first, second)))
         done = [
-            (trace.kernels.during(window), trace.collectives.during(window)) for window in launched
+            (launched_during(trace.kernels, window), launched_during(trace.collectives, window))
+            for window in launched
         ]
         stepping = _lasting(trace, stepping)
     else:
@@ -270,59 +258,38 @@ def _lasting(trace: Trace, labelled: Intervals) -> Intervals:
     spans = [EMPTY]
     for start, end in labelled:
         window = np.array([[start, end]])
-        done = np.concatenate([work.during(window) for work in trace.work])
+        done = np.concatenate([launched_during(work, window) for work in trace.work])
         if len(done):
             spans.append(np.array([[done[:, 0].min(), done[:, 1].max()]]))
     return merge(np.concatenate(spans))
 
 
-def _phases(ranks: Mapping[int, Trace]) -> dict[int, _Phases]:
-    """Return waiting and transfer time of the collectives of each rank.
+def _phases(ranks: Mapping[int, Trace]) -> dict[int, tuple[Intervals, Intervals]]:
+    """Return when some collective of each rank waits for a rank and none transfers, and transfers.
 
     Those of a kind that the ranks have not equally often in a step are matched with none, nor is
     what began outside of the steps.
     """
-    keys = {rank: list(_keys(trace)) for rank, trace in ranks.items()}
-    totals = [Counter(kind for kind, _ in of_rank) for of_rank in keys.values()]
-    begun: dict[_Key, float] = {}
-    for rank, trace in ranks.items():
-        for key, start in zip(keys[rank], trace.collectives.times[:, 0], strict=True):
-            begun[key] = max(begun.get(key, -np.inf), float(start))
-
-    def is_matched(kind: _Kind) -> bool:
-        return kind[0] >= 0 and all(total[kind] == totals[0][kind] for total in totals)
-
-    return {
-        rank: _phases_of_rank(
-            trace.collectives.times,
-            np.array([is_matched(kind) for kind, _ in keys[rank]], dtype=bool),
-            [begun[key] for key in keys[rank]],
-        )
-        for rank, trace in ranks.items()
-    }
+    all_ranks = pd.concat(
+        [_in_steps(trace).assign(rank=rank) for rank, trace in ranks.items()], ignore_index=True
+    )
+    ordinal = all_ranks.groupby(["rank", *_KIND]).cumcount()
+    same = all_ranks.assign(ordinal=ordinal).groupby([*_KIND, "ordinal"])["start"]
+    everywhere = (same.transform("size") == len(ranks)).rename("everywhere")
+    matched = everywhere.groupby([all_ranks[name] for name in _KIND]).transform("all").astype(bool)
+    begun = same.transform("max").clip(all_ranks["start"], all_ranks["end"])
+    phases = {}
+    for rank in ranks:
+        of_rank = all_ranks.assign(begun=begun)[matched & (all_ranks["rank"] == rank)]
+        transfer = merge(of_rank[["begun", "end"]].to_numpy())
+        phases[rank] = difference(merge(times_of(of_rank)), transfer), transfer
+    return phases
 
 
-def _keys(trace: Trace) -> Iterator[_Key]:
-    """Return kind and ordinal within its kind of each collective, in order."""
-    step_of = np.full(len(trace.collectives.times), -1)
+def _in_steps(trace: Trace) -> pd.DataFrame:
+    """Return the collectives that began in a step, with its number."""
+    start = trace.collectives["start"].to_numpy()
+    step_of = np.full(len(start), -1)
     for number, step in trace.steps.items():
-        step_of[covers(step, trace.collectives.times[:, 0])] = number
-    seen: Counter[_Kind] = Counter()
-    collectives = trace.collectives
-    for step, operation, unit in zip(
-        step_of, collectives.operations, collectives.units, strict=True
-    ):
-        kind = (int(step), str(operation), str(unit))
-        yield kind, seen[kind]
-        seen[kind] += 1
-
-
-def _phases_of_rank(
-    times: Intervals, matched: NDArray[np.bool_], begun: Sequence[float]
-) -> _Phases:
-    if not matched.any():
-        return _Phases(EMPTY, EMPTY)
-    start, end = times[matched].T
-    last = np.array(begun)[matched].clip(start, end)
-    transfer = merge(np.column_stack([last, end]))
-    return _Phases(difference(merge(times[matched]), transfer), transfer)
+        step_of[covers(step, start)] = number
+    return trace.collectives.assign(step=step_of)[step_of >= 0]

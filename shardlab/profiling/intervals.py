@@ -7,12 +7,20 @@ dropped and touching ones are one.
 from collections.abc import Callable
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 Intervals = NDArray[np.float64]
 _Mask = NDArray[np.bool_]
 
 EMPTY: Intervals = np.empty((0, 2))
+RESOLUTION_US = 2e-3
+"""times are rounded to nanoseconds, and large floating-point numbers lose some more"""
+
+
+def times_of(events: pd.DataFrame) -> Intervals:
+    """Return start and end of events, overlapping and in their order."""
+    return np.column_stack([events["start"].to_numpy(float), events["end"].to_numpy(float)])
 
 
 def merge(raw: Intervals) -> Intervals:

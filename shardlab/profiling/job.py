@@ -5,13 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from shardlab.core.errors import UserError
 from shardlab.profiling.breakdown import StepTimes, step_times
-from shardlab.profiling.trace import Trace
-from shardlab.profiling.trace_file import load_trace, refusing
-from shardlab.profiling.trace_reader import read_trace
+from shardlab.profiling.events import read_events
+from shardlab.profiling.trace import Trace, traces_of
+from shardlab.profiling.trace_file import refusing
 from shardlab.profiling.unlabelled import infer
 
 _APART_US = 3.6e9
@@ -26,15 +25,6 @@ class Job:
     notes: list[str]
 
 
-class _Clock(NamedTuple):
-    base: int
-    """nanoseconds"""
-    first: float
-    """time of the first event, microseconds since the base"""
-    ranks: int
-    """of the job; 0 where the trace does not say"""
-
-
 def break_down(paths: Sequence[str | Path]) -> Job:
     """Break every step of every rank down.
 
@@ -47,25 +37,30 @@ def break_down(paths: Sequence[str | Path]) -> Job:
     for path in paths:
         if not Path(path).is_file():
             raise UserError(f"{path}: no such file: give traces of torch.profiler, or RUN")
-    clocks = [_clock_of(path) for path in paths]
-    shared = [clocks[0].first + (clocks[0].base - clock.base) / 1000 for clock in clocks]
-    same_clock = all(
-        abs(clock.first - origin) < _APART_US for clock, origin in zip(clocks, shared, strict=True)
-    )
+    files = {path: read_events(path) for path in paths}
+    first = files[paths[0]]
+    # from the first event of the first trace to that of each
+    later = {
+        path: (events.base_ns - first.base_ns) / 1000 + events.first_us - first.first_us
+        for path, events in files.items()
+    }
+    same_clock = all(abs(shift) < _APART_US for shift in later.values())
     ranks: dict[int, Trace] = {}
     notes: dict[str, list[int]] = defaultdict(list)
-    for path, origin in zip(paths, shared, strict=True):
-        for number, trace in read_trace(path, origin if same_clock else None).items():
-            rank = next(free for free in count(number) if free not in ranks)
-            if rank != number:
-                notes[f"rank: unknown: {path} is a second trace of rank {number}"].append(rank)
-            with refusing(path):
+    for path in paths:
+        with refusing(path):
+            for number, trace in traces_of(files[path], later[path] if same_clock else 0.0).items():
+                rank = next(free for free in count(number) if free not in ranks)
+                if rank != number:
+                    note = f"rank: unknown: {path} is a second trace of rank {number}"
+                    notes[note].append(rank)
                 ranks[rank], inferred = infer(trace)
-            for note in inferred:
-                notes[note].append(rank)
+                for note in inferred:
+                    notes[note].append(rank)
     with refusing(paths[0]):
         steps = step_times(dict(sorted(ranks.items())))
-    reason = _unknown_skew(clocks, ranks, same_clock)
+    size = max(events.world_size for events in files.values())
+    reason = _unknown_skew(ranks, size, same_clock)
     if reason:
         notes[f"skew, transfer: unknown: {reason}"] = sorted(ranks)
         steps = [replace(step, comm_skew_ms=None, comm_transfer_ms=None) for step in steps]
@@ -74,27 +69,10 @@ def break_down(paths: Sequence[str | Path]) -> Job:
     return Job(steps, [f"{_names(of, ranks)}: {note}" for note, of in notes.items()])
 
 
-def _clock_of(path: str | Path) -> _Clock:
-    with refusing(path):
-        header, events = load_trace(path)
-        first = next((float(e["ts"]) for e in events if e["ph"] == "X"), 0.0)
-        return _Clock(int(header.get("baseTimeNanoseconds", 0)), first, _ranks_of(header))
-
-
-def _ranks_of(header: Mapping[str, Any]) -> int:
-    job = header.get("distributedInfo", {})
-    # a merged trace holds that of each rank
-    jobs = [job, *(value for value in job.values() if isinstance(value, dict))]
-    return max(int(job.get("world_size", 0)) for job in jobs)
-
-
-def _unknown_skew(
-    clocks: Sequence[_Clock], ranks: Mapping[int, Trace], same_clock: bool
-) -> str | None:
+def _unknown_skew(ranks: Mapping[int, Trace], size: int, same_clock: bool) -> str | None:
     """Return why waits for other ranks cannot be separated from transfers; None if they can."""
-    if not any(len(trace.collectives.times) for trace in ranks.values()):
+    if not any(len(trace.collectives) for trace in ranks.values()):
         return None
-    size = max(clock.ranks for clock in clocks)
     if len(ranks) < (size or 2):
         return f"{len(ranks)} of {size or 'an unknown number of'} ranks given"
     return None if same_clock else "the clocks of the traces are more than an hour apart"

@@ -1,15 +1,15 @@
 """Breakdown of a job as text: a line per rank, then the kinds of communication and of copies."""
 
-import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+
+import pandas as pd
 
 from shardlab.core.errors import shorten
-from shardlab.profiling.breakdown import StepTimes
+from shardlab.profiling.breakdown import means_by_kind
 from shardlab.profiling.job import Job
 
-_COLUMNS = ("compute", "exposed_comm", "exposed_copy", "idle")
-"""parts of the step"""
-_TIMES = ("comm", "comm_skew", "copy", "forward", "backward", "update", "optimizer")
+_PARTS = ["compute", "exposed comm", "exposed copy", "idle"]
+_TIMES = ["comm", "comm skew", "copy", "forward", "backward", "update", "optimizer"]
 _BY = {"communication": "comm_ms_by_op", "copies": "copy_ms_by_kind"}
 UNKNOWN = "?"
 
@@ -19,47 +19,41 @@ def render(job: Job) -> Iterator[str]:
 
     Nothing in them but printable characters, whatever a trace says.
     """
-    ranks = sorted({step.rank for step in job.steps})
-    by_rank = [[step for step in job.steps if step.rank == rank] for rank in ranks]
-    headings = ["rank", "steps", "step", *(f"{n.replace('_', ' ')}, %" for n in _COLUMNS)]
-    headings += [*(name.replace("_", " ") for name in _TIMES), "overlap, %"]
+    steps = pd.DataFrame([vars(step) for step in job.steps]).drop(columns="step")
+    steps = steps.rename(columns=lambda name: name.removesuffix("_ms").replace("_", " "))
+    counts = steps.groupby("rank").size()
+    # of the steps in which a time is known
+    means = steps[["rank", "step", *_PARTS, *_TIMES]].astype(float).groupby("rank").mean()
+    shares = means[_PARTS].div(means["step"], axis=0)
+    shares["overlap"] = 1 - means["exposed comm"] / means["comm"].where(means["comm"] > 0)
+    headings = ["rank", "steps", "step", *(f"{part}, %" for part in _PARTS), *_TIMES, "overlap, %"]
+    rows = [
+        [
+            str(rank),
+            str(counts[rank]),
+            _text(times["step"]),
+            *(_text(100 * share, 1) for share in shares.loc[rank, _PARTS]),
+            *(_text(time) for time in times[_TIMES]),
+            _text(100 * shares.loc[rank, "overlap"], 1),
+        ]
+        for rank, times in means.rename(index=int).iterrows()
+    ]
     yield "Times of a step in ms, means over steps; parts of it in %"
-    yield from _aligned([headings, *(_row(steps) for steps in by_rank)])
+    yield from _aligned([headings, *rows])
     for title, name in _BY.items():
-        kinds = sorted({kind for step in job.steps for kind in getattr(step, name)})
-        if kinds:
-            means = [_mean(getattr(s, name).get(kind, 0.0) for s in job.steps) for kind in kinds]
+        means_of_kinds = means_by_kind(getattr(step, name) for step in job.steps)
+        if means_of_kinds:
             yield ""
-            yield from _aligned(
-                [[title, "ms"], *([k, m] for k, m in zip(kinds, means, strict=True))]
-            )
+            lines = [[kind, _text(mean)] for kind, mean in means_of_kinds.items()]
+            yield from _aligned([[title, "ms"], *lines])
     if job.notes:
         yield ""
     for note in job.notes:
         yield shorten(note)
 
 
-def _row(steps: Sequence[StepTimes]) -> list[str]:
-    whole = statistics.fmean(step.step_ms for step in steps)
-    comm, exposed = (
-        statistics.fmean(getattr(step, name) for step in steps)
-        for name in ("comm_ms", "exposed_comm_ms")
-    )
-    parts = [statistics.fmean(getattr(step, f"{name}_ms") for step in steps) for name in _COLUMNS]
-    return [
-        str(steps[0].rank),
-        str(len(steps)),
-        f"{whole:.3f}",
-        *(f"{100 * part / whole:.1f}" for part in parts),
-        *(_mean(getattr(step, f"{name}_ms") for step in steps) for name in _TIMES),
-        f"{100 * (1 - exposed / comm):.1f}" if comm else UNKNOWN,
-    ]
-
-
-def _mean(times: Iterable[float | None]) -> str:
-    """Return the mean of those that are known."""
-    known = [time for time in times if time is not None]
-    return f"{statistics.fmean(known):.3f}" if known else UNKNOWN
+def _text(number: float, places: int = 3) -> str:
+    return UNKNOWN if pd.isna(number) else f"{number:.{places}f}"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:

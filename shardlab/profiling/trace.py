@@ -1,39 +1,33 @@
-"""Contents of one rank's trace, the events that tell its steps and passes, and their readers."""
+"""One rank's trace: its steps and passes, and what computed, moved and copied when.
 
-from array import array
-from collections import defaultdict
+Labels stand around the call that starts a collective, on the thread that makes it. NCCL's kernels
+are traced back to that call by the correlation of their launch, messages to one other rank happen
+inside of it. What gloo's worker threads run is not linked to its call: the i-th call of an
+operation is matched to the i-th that runs. Two workers may begin two collectives in the other order
+than they were called, then these two exchange their units.
+"""
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
-from shardlab.profiling.intervals import EMPTY, Intervals, covers, intersection, merge
-from shardlab.profiling.trace_file import Event
+from shardlab.profiling.events import GLOO_OPERATIONS, ON_DEVICES, STEP, WORK, Events
+from shardlab.profiling.intervals import (
+    EMPTY,
+    RESOLUTION_US,
+    Intervals,
+    covers,
+    intersection,
+    merge,
+    times_of,
+)
+from shardlab.profiling.labels import BACKWARD, FORWARD, unit_of
 
-ENGINE, OPTIMIZER, ASIDE = "engine", "optimizer", "aside"
-_NAMES = {
-    # every node that the engine runs, hooks included (torch/csrc/autograd/engine.cpp)
-    "autograd::engine::evaluate_function": ENGINE,
-    # what FSDP2 and FSDP1 do after the last node
-    "FSDP::post_backward": ENGINE,
-    "FullyShardedDataParallel._post_backward": ENGINE,
-    # written by every torch.optim.Optimizer and by DataLoader
-    "Optimizer.step#": OPTIMIZER,
-    "Optimizer.zero_grad#": ASIDE,
-    "enumerate(DataLoader)#": ASIDE,
-}
-ENGINE_THREAD = "pt_autograd"
-"""in the names of the threads of the autograd engine that launch work on devices"""
 EVER = np.array([[-np.inf, np.inf]])
-
-
-@cache
-def clue_of(name: str) -> str:
-    """Return what an operator or a range tells; empty if nothing."""
-    return next((clue for start, clue in _NAMES.items() if name.startswith(start)), "")
+_COLUMNS = ["start", "end", "launched", "name"]
 
 
 @dataclass(frozen=True)
@@ -60,62 +54,26 @@ class Clues:
     """those of them that were launched before the trace began"""
 
 
-class Launched(NamedTuple):
-    """Events on devices."""
-
-    times: Intervals
-    """start and end, [n, 2]; not merged"""
-    launched: NDArray[np.float64]
-    """time of the launch by the CPU, [n]; where the trace does not say, -inf if it was before the
-    trace, otherwise the event's own start"""
-    kinds: NDArray[np.str_] = np.empty(0, dtype=np.str_)
-    """of copies: HtoD, DtoH, ..., Memset, [n]"""
-
-    def during(self, window: Intervals) -> Intervals:
-        """Return the time of events that were launched within `window`."""
-        return merge(self.times[covers(window, self.launched)])
-
-    def only(self, wanted: NDArray[np.bool_]) -> "Launched":
-        """Select events."""
-        kinds = self.kinds[wanted] if len(self.kinds) else self.kinds
-        return Launched(self.times[wanted], self.launched[wanted], kinds)
-
-
-class Collectives(NamedTuple):
-    """Communication between ranks, in the order of its start."""
-
-    times: Intervals
-    """start and end, [n, 2]; not merged"""
-    launched: NDArray[np.float64]
-    """as in `Launched`; of gloo's workers the time of the call, if that is known"""
-    operations: NDArray[np.str_]
-    units: NDArray[np.str_]
-    """empty where the trace does not say"""
-
-    def during(self, window: Intervals) -> Intervals:
-        """Return the time of the collectives that were launched within `window`."""
-        return merge(self.times[covers(window, self.launched)])
-
-    def only(self, wanted: NDArray[np.bool_]) -> "Collectives":
-        """Select collectives."""
-        return Collectives(
-            self.times[wanted], self.launched[wanted], self.operations[wanted], self.units[wanted]
-        )
-
-
 @dataclass(frozen=True)
 class Trace:
-    """Trace of one rank; times are microseconds from the same origin on all ranks of a trace."""
+    """Trace of one rank; times are microseconds from the same origin on all ranks of a trace.
+
+    Work is a table of start, end, launched (time of the launch by the CPU; of gloo's workers the
+    time of the call; where the trace does not say, -inf if it was before the trace, otherwise the
+    event's own start) and name (of a copy its direction); collectives have the unit, too, which is
+    empty where the trace does not say.
+    """
 
     steps: dict[int, Intervals]
     forward: Intervals
     """of all steps, on the CPU"""
     backward: Intervals
-    kernels: Launched
+    kernels: pd.DataFrame
     """kernels except NCCL's"""
-    copies: Launched
+    copies: pd.DataFrame
     """copies to, from and on devices, fills included"""
-    collectives: Collectives
+    collectives: pd.DataFrame
+    """communication between ranks, in the order of its start"""
     on_cpu: Intervals
     """when operators on the CPU computed, outside of gloo's threads"""
     on_device: bool
@@ -127,139 +85,172 @@ class Trace:
     def near(self, window: Intervals) -> "Trace":
         """Return the trace with only the work that overlaps `window`."""
         first, last = window[0, 0], window[-1, 1]
-
-        def reach(times: Intervals) -> NDArray[np.bool_]:
-            overlaps: NDArray[np.bool_] = (times[:, 0] < last) & (times[:, 1] > first)
-            return overlaps
-
+        work = [events[(events["start"] < last) & (events["end"] > first)] for events in self.work]
+        reached = (self.on_cpu[:, 0] < last) & (self.on_cpu[:, 1] > first)
+        kernels, copies, collectives = work
         return replace(
             self,
-            on_cpu=self.on_cpu[reach(self.on_cpu)],
-            kernels=self.kernels.only(reach(self.kernels.times)),
-            copies=self.copies.only(reach(self.copies.times)),
-            collectives=self.collectives.only(reach(self.collectives.times)),
+            on_cpu=self.on_cpu[reached],
+            kernels=kernels,
+            copies=copies,
+            collectives=collectives,
         )
 
     @property
-    def work(self) -> tuple[Launched, Launched, Collectives]:
-        """All events on devices."""
+    def work(self) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+        """All events on devices, and all collectives."""
         return self.kernels, self.copies, self.collectives
 
     def compute(self, window: Intervals) -> Intervals:
         """Return the time within `window` in which anything computed."""
-        times = merge(self.kernels.times) if self.on_device else self.on_cpu
+        times = merge(times_of(self.kernels)) if self.on_device else self.on_cpu
         return intersection(times, window)
 
     def communication(self, window: Intervals) -> Intervals:
         """Return the time within `window` in which a collective ran."""
-        return intersection(merge(self.collectives.times), window)
-
-    def copied(self, window: Intervals) -> Intervals:
-        """Return the time within `window` in which a device copied."""
-        return intersection(merge(self.copies.times), window)
+        return intersection(merge(times_of(self.collectives)), window)
 
 
-class Device:
-    """Growing columns of events on devices."""
-
-    def __init__(self) -> None:
-        self.start = array("d")
-        self.end = array("d")
-        self.correlation = array("q")
-        self.stream = array("q")
-        self._streams: dict[int | str, int] = {}
-
-    def add(self, event: Event, start: float, end: float) -> None:
-        """Append an event; times in the unit of the reader."""
-        self.start.append(start)
-        self.end.append(end)
-        self.correlation.append(event.get("args", {}).get("correlation", -1))
-        self.stream.append(self._streams.setdefault(event["tid"], len(self._streams)))
-
-    @property
-    def times(self) -> Intervals:
-        """Starts and ends, [n, 2]."""
-        return np.column_stack([np.array(self.start), np.array(self.end)])
+def launched_during(work: pd.DataFrame, window: Intervals) -> Intervals:
+    """Return the time of work that was launched within `window`."""
+    return merge(times_of(work[covers(window, work["launched"].to_numpy())]))
 
 
-class Launches:
-    """Times and threads in which the CPU launched kernels."""
+def traces_of(events: Events, shift_us: float = 0.0) -> dict[int, Trace]:
+    """Return the trace of each rank.
 
-    def __init__(self) -> None:
-        self._correlation = array("q")
-        self._start = array("d")
-        self._thread = array("q")
+    Args:
+        shift_us: is added to all times.
+    """
+    table = events.table
+    table = table.assign(start=table["start"] + shift_us, end=table["end"] + shift_us)
+    # of events that start together, the one that holds the others is first
+    table = table.sort_values(["start", "end"], ascending=[True, False], kind="stable")
 
-    def add(self, event: Event, start: float) -> None:
-        """Append a launch."""
-        correlation = event.get("args", {}).get("correlation")
-        if correlation is not None:
-            self._correlation.append(correlation)
-            self._start.append(start)
-            self._thread.append(event["tid"])
+    def threads(rank: int, kind: str) -> list[str]:
+        return [tid for (of, tid), this in events.threads.items() if (of, this) == (rank, kind)]
 
-    def __len__(self) -> int:
-        return len(self._start)
-
-    def of(self, events: Device) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return time and thread of the launch of each event; -1 where the thread is unknown.
-
-        A stream runs in the order of launches. So what ran on it without a known launch, before
-        anything with one, was launched before the trace began.
-        """
-        known = np.array(self._correlation)
-        order = np.argsort(known)
-        wanted, start = np.array(events.correlation), np.array(events.start)
-        if len(known) == 0 or len(wanted) == 0:
-            return start, np.full(len(wanted), -1)
-        index = np.searchsorted(known[order], wanted).clip(max=len(known) - 1)
-        launch = order[index]
-        is_known = known[launch] == wanted
-        stream = np.array(events.stream)
-        first = np.full(stream.max() + 1, np.inf)
-        np.minimum.at(first, stream[is_known], start[is_known])
-        before = np.isfinite(first[stream]) & (start < first[stream])
-        return (
-            np.where(is_known, np.array(self._start)[launch], np.where(before, -np.inf, start)),
-            np.where(is_known, np.array(self._thread)[launch], -1),
-        )
+    return {
+        rank: _trace(of_rank, threads(rank, "worker"), threads(rank, "engine"))
+        for rank, of_rank in table.groupby("rank")
+    }
 
 
-class ClueReader:
-    """Growing clues of one rank."""
+def _trace(events: pd.DataFrame, workers: list[str], engine_threads: list[str]) -> Trace:
+    roles = {str(role): of_role for role, of_role in events.groupby("role")}
+    none = events[:0]
+    on_cpu = events[~events["role"].isin(ON_DEVICES)]
+    compute = {
+        str(thread): computing(times_of(of_thread), of_thread["role"].to_numpy() == "compute")
+        for thread, of_thread in on_cpu.groupby("thread")
+    }
+    work = _launched(events[events["role"].isin(WORK)], roles.get("launch", none))
+    labels = roles.get("label", none)
+    sent = _called(roles.get("collective", none), roles.get("call", none), workers)
+    sent = pd.concat([sent, work[work["role"] == "nccl"]]).sort_values("start", kind="stable")
+    passes, steps = roles.get("pass", none), roles.get("step", none)
+    numbers = steps["name"].str.removeprefix(STEP).astype(int)
+    kernels = work[work["role"] == "kernel"]
+    return Trace(
+        steps={int(number): merge(times_of(of)) for number, of in steps.groupby(numbers)},
+        forward=merge(times_of(passes[passes["name"] == FORWARD])),
+        backward=merge(times_of(passes[passes["name"] == BACKWARD])),
+        kernels=kernels[_COLUMNS],
+        copies=work.loc[work["role"] == "copy", _COLUMNS],
+        collectives=sent[_COLUMNS].assign(unit=_units(labels, sent)),
+        on_device=len(kernels) > 0,
+        on_cpu=merge(np.concatenate([EMPTY, *(t for i, t in compute.items() if i not in workers)])),
+        clues=replace(
+            _clues(roles, compute, workers, engine_threads),
+            whole=np.array([[events["start"].min(), events["end"].max()]]),
+            calls=len(roles.get("call", none)),
+            launches=len(roles.get("launch", none)),
+            unlaunched=int(work["caller"].isna().sum()),
+            earlier=int(np.isneginf(work["launched"]).sum()),
+        ),
+    )
 
-    def __init__(self) -> None:
-        self._times: dict[str, array[float]] = defaultdict(lambda: array("d"))
-        """start, end, start, end, ... by clue, and by annotation for optimizers"""
-        self._host: int | None = None
-        self.engine_threads: set[int] = set()
 
-    def add(self, clue: str, name: str, start: float, end: float) -> None:
-        """Read an event that tells something."""
-        self._times[name if clue == OPTIMIZER else clue].extend((start, end))
+def computing(times: Intervals, computes: NDArray[np.bool_]) -> Intervals:
+    """Return the time in which operators of a thread compute.
 
-    def run_by(self, thread: int) -> None:
-        """Read which thread annotates steps."""
-        if self._host is None:
-            self._host = thread
+    An operator computes unless it holds one that launches or awaits a collective, a node of the
+    autograd engine or a labelled range: such a wrapper lasts as long as what it waits for.
 
-    def finish(self, compute: Mapping[int, Intervals], workers: set[int], counted: Clues) -> Clues:
-        """Return the clues.
+    Args:
+        times: start and end of operators and labelled ranges, by start.
+        computes: whether each of them is an operator that may compute.
+    """
+    operators, others = times[computes], times[~computes]
+    # the first end among all that start at this one or later
+    first_end = np.append(np.minimum.accumulate(others[::-1, 1])[::-1], np.inf)
+    later = np.searchsorted(others[:, 0], operators[:, 0] - RESOLUTION_US)
+    return merge(operators[first_end[later] > operators[:, 1] + RESOLUTION_US])
 
-        Args:
-            compute: when operators computed, by thread.
-            workers: threads that run collectives.
-            counted: clues with the numbers of events.
-        """
-        times = {key: merge(np.array(pairs).reshape(-1, 2)) for key, pairs in self._times.items()}
-        engine = [compute[tid] for tid in sorted(self.engine_threads & compute.keys())]
-        aside = workers | self.engine_threads
-        others = [intervals for tid, intervals in compute.items() if tid not in aside]
-        busiest = max(others, key=len, default=EMPTY)
-        return replace(
-            counted,
-            engine=times.pop(ENGINE, merge(np.concatenate([EMPTY, *engine]))),
-            aside=times.pop(ASIDE, EMPTY),
-            optimizer=times,
-            host=busiest if self._host is None else compute[self._host],
-        )
+
+def _launched(work: pd.DataFrame, launches: pd.DataFrame) -> pd.DataFrame:
+    """Add time and thread of the launch of work on devices.
+
+    A stream runs in the order of launches. So what ran on it without a known launch, before
+    anything with one, was launched before the trace began.
+    """
+    known = launches.dropna(subset="correlation").drop_duplicates("correlation")
+    known = known.set_index("correlation")
+    launched = work["correlation"].map(known["start"]).astype(float)
+    first = work["start"].where(launched.notna()).groupby(work["thread"]).transform("min")
+    otherwise = work["start"].mask(work["start"] < first, -np.inf)
+    caller = work["correlation"].map(known["thread"])
+    return work.assign(launched=launched.fillna(otherwise), caller=caller)
+
+
+def _called(sent: pd.DataFrame, calls: pd.DataFrame, workers: list[str]) -> pd.DataFrame:
+    """Add time and thread of the call of collectives on the CPU: where they are not as many as the
+    calls of their operation, they cannot be matched and have their own."""
+    sent = sent.assign(launched=sent["start"], caller=sent["thread"])
+    operations = calls["name"].map(GLOO_OPERATIONS)
+    for operation, run in sent[sent["thread"].isin(workers)].groupby("name"):
+        called = calls[operations == operation]
+        if len(called) == len(run):
+            sent.loc[run.index, "launched"] = called["start"].to_numpy()
+            sent.loc[run.index, "caller"] = called["thread"].to_numpy()
+    return sent
+
+
+def _units(labels: pd.DataFrame, sent: pd.DataFrame) -> list[str]:
+    """Return the unit of each collective: that of the innermost label around its call."""
+    by_thread = {str(thread): of_thread for thread, of_thread in labels.groupby("thread")}
+    units = pd.Series("", index=sent.index)
+    for thread, called in sent.groupby("caller"):
+        if thread in by_thread:
+            names = by_thread[str(thread)]["name"].tolist()
+            start, end = times_of(by_thread[str(thread)]).T
+            for index, time in called["launched"].items():
+                around = np.flatnonzero((start <= time + RESOLUTION_US) & (end >= time))
+                if len(around):
+                    units[index] = unit_of(names[around[-1]])
+    return [*units]
+
+
+def _clues(
+    roles: Mapping[str, pd.DataFrame],
+    compute: Mapping[str, Intervals],
+    workers: list[str],
+    engine_threads: list[str],
+) -> Clues:
+    def times(role: str) -> Intervals:
+        return merge(times_of(roles[role])) if role in roles else EMPTY
+
+    by_engine = [compute[tid] for tid in engine_threads if tid in compute]
+    others = [times for tid, times in compute.items() if tid not in (*workers, *engine_threads)]
+    # steps are run by the thread that annotates them, otherwise by the busiest
+    host = max(others, key=len, default=EMPTY)
+    for role in ("optimizer", "step"):
+        if role in roles:
+            host = compute[roles[role]["thread"].iloc[0]]
+    calls = roles["optimizer"].groupby("name") if "optimizer" in roles else ()
+    return Clues(
+        engine=times("engine") if "engine" in roles else merge(np.concatenate([EMPTY, *by_engine])),
+        aside=times("aside"),
+        optimizer={str(name): merge(times_of(of_name)) for name, of_name in calls},
+        host=host,
+    )

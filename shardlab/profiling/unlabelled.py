@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
-from shardlab.profiling.intervals import EMPTY, Intervals, difference, merge
-from shardlab.profiling.operators import RESOLUTION_US
+from shardlab.profiling.intervals import EMPTY, RESOLUTION_US, Intervals, difference, merge
 from shardlab.profiling.trace import Clues, Trace
 
 Steps = dict[int, Intervals]
@@ -83,11 +83,11 @@ def _with_waits(trace: Trace, outside: Intervals, steps: Steps, backward: Interv
     """Extend backward passes on the CPU by the wait for collectives that they have started."""
     if trace.on_device or len(backward) == 0:
         return backward
-    launched = trace.collectives.launched
+    launched = trace.collectives["launched"].to_numpy()
     of_pass = np.searchsorted(backward[:, 0], launched, side="right") - 1
     inside = (of_pass >= 0) & (launched <= backward[of_pass, 1])
     ends = backward[:, 1].copy()
-    np.maximum.at(ends, of_pass[inside], trace.collectives.times[inside, 1])
+    np.maximum.at(ends, of_pass[inside], trace.collectives["end"].to_numpy()[inside])
     waits = np.bincount(of_pass[inside], minlength=len(ends)) > 0
     beyond = [backward[:, 0], trace.clues.aside[:, 0], *(step[:, 1] for step in steps.values())]
     beyond += [calls[:, 0] for calls in trace.clues.optimizer.values()]
@@ -124,12 +124,10 @@ def _forward(clues: Clues, outside: Intervals, steps: Steps, backward: Intervals
 
 def _on_device(trace: Trace, steps: Steps) -> Steps:
     """Return when a device ran the steps; without those for which it had no time of their own."""
-    launched = np.concatenate([work.launched for work in trace.work])
-    ends = np.concatenate([work.times[:, 1] for work in trace.work])
-    order = np.argsort(launched, kind="stable")
-    done = np.concatenate([[-np.inf], np.maximum.accumulate(ends[order])])
+    work = pd.concat(trace.work).sort_values("launched")
+    done = np.append(-np.inf, work["end"].cummax())
     bounds = {
-        number: np.maximum(step, done[np.searchsorted(launched[order], step)])
+        number: np.maximum(step, done[np.searchsorted(work["launched"], step)])
         for number, step in steps.items()
     }
     return {number: b for number, b in bounds.items() if b[0, 0] < b[0, 1]}
@@ -148,17 +146,17 @@ def _notes_on_passes(trace: Trace, labelled: bool) -> Iterator[str]:
 def _missing(trace: Trace) -> Iterator[str]:
     """Say which part of the breakdown is unknown, and why."""
     clues = trace.clues
-    if clues.launches and not any(len(work.times) for work in trace.work):
+    if clues.launches and not any(len(work) for work in trace.work):
         yield (
             "compute: of the CPU alone: work was launched on devices, but the trace holds none of "
             "it: trace with ProfilerActivity.CUDA"
         )
-    if clues.calls and len(trace.collectives.times) == 0:
+    if clues.calls and trace.collectives.empty:
         yield (
             f"communication: unknown: {clues.calls} calls of collectives, but the trace holds none "
             "of their executions"
         )
-    total = sum(len(work.times) for work in trace.work)
+    total = sum(len(work) for work in trace.work)
     if clues.earlier:
         yield (
             f"steps: {clues.earlier} of {total} kernels and copies were launched before the trace: "

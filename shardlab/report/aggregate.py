@@ -258,13 +258,13 @@ def seed_warning(records: Sequence[Record]) -> str | None:
     )
 
 
-def loss_curves(losses: Mapping[str, Mapping[int, Mapping[int, float]]]) -> pd.DataFrame:
+def loss_curves(losses: Mapping[str, Mapping[int, pd.Series]]) -> pd.DataFrame:
     """Return the training loss in long form: run, step, mean and standard deviation over seeds.
 
     From the step on at which a seed has stopped, they are NaN.
 
     Args:
-        losses: run -> seed -> step -> nats per token.
+        losses: nats per token by step, of each run and seed.
     """
     parts = []
     for run, seeds in losses.items():

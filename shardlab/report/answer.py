@@ -10,7 +10,7 @@ from shardlab.report.evidence import Evidence
 from shardlab.report.sections.links import fastest
 from shardlab.report.sections.scaling import bottleneck_of
 from shardlab.report.sections.search import outcome
-from shardlab.report.tables import figure, fixed, plus_minus, within
+from shardlab.report.tables import estimate, figure, fixed, plus_minus, within
 
 
 def answer(evidence: Evidence) -> list[str]:
@@ -37,11 +37,12 @@ def _speed(compared: pd.DataFrame, baseline: str) -> str:
     time = f"{plus_minus(run['step_ms'], run['step_ms_sd'])} ms per step"
     if name == baseline:
         return f"No run has a shorter step than the baseline {baseline} ({time})."
-    times = within(run["step_ratio"], run["step_ratio_low"], run["step_ratio_high"], 2)
+    ratio, low, high = estimate(run, "step_ratio")
+    times = within(ratio, low, high, 2)
     ending = {
         "same": "; the interval contains 1, so it is not shown to be faster.",
         "unknown": ", in the only repetition.",
-    }.get(verdict(run["step_ratio_low"], run["step_ratio_high"], 1), ".")
+    }.get(verdict(low, high, 1), ".")
     return (
         f"{name} has the shortest step: {time}, {times} times that of the baseline "
         f"{baseline}{ending}"
@@ -57,7 +58,7 @@ def _bytes(compared: pd.DataFrame, baseline: str) -> str:
     )
     if name == baseline:
         return f"{text}; it is the baseline."
-    change, low, high = (100 * (run[f"ppl_ratio{end}"] - 1) for end in ("", "_low", "_high"))
+    change, low, high = (100 * (ratio - 1) for ratio in estimate(run, "ppl_ratio"))
     if not math.isfinite(change):
         return f"{text}; its validation perplexity is not finite."
     size = within(abs(change), min(abs(low), abs(high)), max(abs(low), abs(high)), 1, " %")

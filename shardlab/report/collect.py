@@ -3,12 +3,11 @@
 An error names the stage to run.
 """
 
-import csv
-import math
 from collections.abc import Sequence
-from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, cast
+
+import pandas as pd
 
 from shardlab.config.run_record import (
     Breakdown,
@@ -22,81 +21,54 @@ from shardlab.config.run_record import (
 )
 from shardlab.config.schema import Quality
 from shardlab.config.timing_record import TimedRun, scaling_efficiency
-from shardlab.core.document import Document, validate
+from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic, finite, read_json, read_json_lines
 from shardlab.report.quality import quality_at_time, steps_to_quality, time_to_quality
 
-D = TypeVar("D", bound=Document)
+_FIX_TRAINING = "run python -m stages.train --run {run} --seed {seed}"
 
 
 class Metrics(Setting, Training):
     """metrics.json of the train stage."""
 
 
-class LossCurve(NamedTuple):
-    """Training loss of one run and seed; one entry for each step."""
-
-    steps: list[int]
-    losses: list[float]
-    """nats per token; NaN where it was not finite"""
-    seconds: list[float]
-    """training time until the end of the step"""
-
-
-def read_document(kind: type[D], path: Path, stage: str) -> D:
-    """Return the document of `kind` that a stage wrote as JSON.
-
-    Args:
-        stage: module of `stages` that writes the file, with its arguments.
+def read_estimates(path: Path, runs: Sequence[str]) -> dict[str, Estimate]:
+    """Return the memory estimate of each run.
 
     Raises:
-        UserError: the file is missing, damaged or holds something else.
+        UserError: the file is missing or damaged, or has no estimate of a run.
     """
-    return kind.from_file(path, _fix(stage))
-
-
-def read_estimate(path: Path, run: str) -> Estimate:
-    """Return the memory estimate of one run.
-
-    Raises:
-        UserError: the file is missing or damaged, or has no estimate of the run.
-    """
-    fix = _fix("estimate")
+    fix = "run python -m stages.estimate"
     estimates = read_json(path, fix)
-    if run not in estimates:
-        raise UserError(f"{path}: has no run {run!r}: {fix}")
+    for run in runs:
+        if run not in estimates:
+            raise UserError(f"{path}: has no run {run!r}: {fix}")
     try:
-        return validate(Estimate, estimates[run], str(path))
+        return {run: validate(Estimate, estimates[run], str(path)) for run in runs}
     except UserError as error:
         raise UserError(f"{error}: {fix}") from None
 
 
-def read_loss_curve(results: Path, run: str, seed: int) -> LossCurve:
-    """Return the loss curve in the events of a training run.
+def read_losses(results: Path, run: str, seed: int) -> pd.DataFrame:
+    """Return the curve in the events of a training run, a row per step.
+
+    Columns: loss (nats per token; NaN where it was not finite), seconds (training time until the
+    end of the step).
 
     Raises:
         UserError: the file is missing or damaged, or an event has no step, loss or time.
     """
     path = results / "train" / run / f"seed{seed}" / "events.jsonl"
-    fix = _fix(_train(run, seed))
+    fix = _FIX_TRAINING.format(run=run, seed=seed)
     events = read_json_lines(path, fix)
     try:
-        return LossCurve(
-            steps=[int(event["step"]) for event in events],
-            losses=[math.nan if event["loss"] is None else event["loss"] for event in events],
-            seconds=[*accumulate(event["step_ms"] / 1e3 for event in events)],
-        )
+        steps = pd.Index([int(event["step"]) for event in events], name="step")
+        values = [(event["loss"], event["step_ms"] / 1e3) for event in events]
+        curve = pd.DataFrame(values, steps, ["loss", "seconds"]).astype(float)
+        return curve.assign(seconds=curve["seconds"].cumsum())
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: not the events of a training run ({error!r}): {fix}") from None
-
-
-def _train(run: str, seed: int) -> str:
-    return f"train --run {run} --seed {seed}"
-
-
-def _fix(stage: str) -> str:
-    return f"run python -m stages.{stage}"
 
 
 def join_record(
@@ -118,14 +90,17 @@ def join_record(
         UserError: a file is missing or is not of its stage.
     """
     file = f"{run}/seed{seed}"
-    metrics = read_document(Metrics, results / "train" / file / "metrics.json", _train(run, seed))
-    breakdown = read_document(Breakdown, results / "profile" / f"{file}.json", f"profile {run}")
-    validation = read_document(Validation, results / "validate" / f"{file}.json", f"validate {run}")
+    training = _FIX_TRAINING.format(run=run, seed=seed)
+    metrics = Metrics.from_file(results / "train" / file / "metrics.json", training)
+    fix = f"run python -m stages.profile {run}"
+    breakdown = Breakdown.from_file(results / "profile" / f"{file}.json", fix)
+    fix = f"run python -m stages.validate {run}"
+    validation = Validation.from_file(results / "validate" / f"{file}.json", fix)
     efficiency = scaling_efficiency(timed, metrics.strategy_hash, metrics.world_size, metrics.link)
     joined = Joined(
         memory_estimate_bytes=estimate.total,
         scaling_efficiency=efficiency,
-        **_time_to_quality(read_loss_curve(results, run, seed), quality),
+        **_time_to_quality(read_losses(results, run, seed), quality),
     )
     values: dict[str, Any] = {}
     for part in (metrics, breakdown, validation, joined):
@@ -133,9 +108,9 @@ def join_record(
     return Record(**{name: value for name, value in values.items() if name in Record.model_fields})
 
 
-def _time_to_quality(curve: LossCurve, quality: Quality) -> dict[str, Any]:
+def _time_to_quality(curve: pd.DataFrame, quality: Quality) -> dict[str, Any]:
     """Return the fields of `Joined` on losses that were reached, and at which time."""
-    losses, seconds = curve.losses, curve.seconds
+    losses, seconds = curve["loss"], curve["seconds"].tolist()
     values = {
         "steps_to_quality": {f"{x:g}": steps_to_quality(losses, x) for x in quality.train_loss},
         "time_to_quality_s": {
@@ -148,10 +123,7 @@ def _time_to_quality(curve: LossCurve, quality: Quality) -> dict[str, Any]:
 
 def write_csv(path: str | Path, records: Sequence[Record]) -> None:
     """Write the records as CSV with a column for each field; nested values are JSON text."""
-    with (
-        atomic(path) as temporary,
-        temporary.open("w", encoding="utf-8", newline="") as file,
-    ):
-        writer = csv.DictWriter(file, list(Record.model_fields), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(table_row(record) for record in records)
+    # as objects, so that numbers stay as they are and nothing is left empty
+    table = pd.DataFrame([table_row(record) for record in records], dtype=object)
+    with atomic(path) as temporary:
+        table.to_csv(temporary, index=False, columns=list(Record.model_fields))

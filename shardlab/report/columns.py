@@ -10,6 +10,7 @@ from shardlab.report.tables import (
     Cell,
     Column,
     Row,
+    estimate,
     figure,
     interval,
     scientific,
@@ -28,7 +29,7 @@ def _step_ratio(row: Row) -> str:
 
 
 def _of_bound(row: Row) -> str:
-    mean, low, high = (100 / row[f"bound_ratio{end}"] for end in ("", "_high", "_low"))
+    mean, high, low = (100 / ratio for ratio in estimate(row, "bound_ratio"))
     return "100" if low == high == 100 else within(mean, low, high, 1)
 
 
@@ -40,7 +41,7 @@ def _quality(name: str) -> Cell:
 def _ppl_change(row: Row) -> str:
     if row["is_baseline"]:
         return "baseline"
-    change, low, high = (100 * (row[f"ppl_ratio{end}"] - 1) for end in ("", "_low", "_high"))
+    change, low, high = (100 * (ratio - 1) for ratio in estimate(row, "ppl_ratio"))
     return within(change, low, high, 2)
 
 

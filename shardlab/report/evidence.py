@@ -24,8 +24,8 @@ class Evidence:
     records: list[Record]
     """of every run and seed, in the order of the runs"""
     baseline: str
-    losses: dict[str, dict[int, dict[int, float]]]
-    """run -> seed -> step -> training loss"""
+    losses: dict[str, dict[int, pd.Series]]
+    """training loss by step, of each run and seed"""
     history: History
     source: dict[str, Any]
     statistics: dict[str, Any]

@@ -7,7 +7,7 @@ from a fixed salt and no date or version is written.
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from shardlab.config.timing_record import NO_COMMUNICATION
 from shardlab.forecast.extrapolation import Point
-from shardlab.report.tables import percent, rate_text, within
+from shardlab.report.tables import estimate, percent, rate_text, within
 from shardlab.report.timings import group_title
 
 BASELINE_COLOUR = "#000000"
@@ -54,11 +54,11 @@ _TOP = 112
 """upper end of its panels, %"""
 
 
-def save(figure: Figure, file: Path | TextIO, kind: Literal["svg", "png"]) -> None:
-    """Write a figure; equal figures give equal bytes."""
+def save(figure: Figure, path: Path, kind: str) -> None:
+    """Write a figure as svg or png; equal figures give equal bytes."""
     unstamped = ("Date", "Creator", "Format", "Type") if kind == "svg" else ("Software",)
     with mpl.rc_context(STYLE):
-        figure.savefig(file, format=kind, dpi=160, metadata=dict.fromkeys(unstamped))
+        figure.savefig(path, format=kind, dpi=160, metadata=dict.fromkeys(unstamped))
 
 
 def line_styles(runs: Iterable[str], baseline: str) -> dict[str, dict[str, Any]]:
@@ -119,9 +119,8 @@ def loss_plot(losses: pd.DataFrame, runs: Sequence[str], baseline: str) -> Figur
     curves = {run: losses[losses["run"] == run].set_index("step") for run in runs}
     smooth = max(1, len(curves[baseline]) // 20)
     for run, curve in curves.items():
-        top.plot(curve.index, curve["loss"], label=run, **styles[run])
-        band = curve["loss"] - curve["sd"], curve["loss"] + curve["sd"]
-        top.fill_between(curve.index, *band, color=styles[run]["color"], alpha=0.12, linewidth=0)
+        loss, sd = curve["loss"], curve["sd"]
+        _line(top, curve.index, [loss, loss - sd, loss + sd], run, styles[run])
         difference = curve["loss"] - curves[baseline]["loss"]
         smoothed = difference.rolling(smooth, min_periods=1).mean()
         below.plot(difference.index, smoothed, **styles[run])
@@ -152,7 +151,7 @@ def step_time_plot(compared: pd.DataFrame, baseline: str) -> Figure:
     )
     axes.axvline(ordered.loc[baseline, "step_ms"], color=BASELINE_COLOUR, linewidth=0.8)
     first = ordered.iloc[-1]
-    ratio = within(first["step_ratio"], first["step_ratio_low"], first["step_ratio_high"], 2)
+    ratio = within(*estimate(first, "step_ratio"), places=2)
     axes.set_title(
         f"{baseline} has the shortest step"
         if first.name == baseline
@@ -280,11 +279,10 @@ def crossover_plot(
         for run, rows in group.groupby("run", sort=False):
             marker = "" if run == NO_COMMUNICATION else "o"
             style = {**styles[run], "marker": marker, "markersize": 4}
-            rates = rows["bits_per_second"]
-            axes.plot(rates, 1 / rows["step_ratio"], label=run, **style)
-            if run != NO_COMMUNICATION:
-                ends = 1 / rows["step_ratio_low"], 1 / rows["step_ratio_high"]
-                axes.fill_between(rates, *ends, alpha=0.12, color=style["color"])
+            times = [1 / ratio for ratio in estimate(rows, "step_ratio")]
+            if run == NO_COMMUNICATION:  # a line alone
+                times = times[:1] * 3
+            _line(axes, rows["bits_per_second"], times, run, style)
         axes.set_xscale("log")
         axes.set_yscale("log", base=2)
         rates = sorted(set(group["bits_per_second"]))
@@ -305,32 +303,36 @@ def forecast_plot(points: Sequence[Point], runs: Sequence[str], baseline: str) -
     Args:
         runs: in the order of their colours in all plots; others follow.
     """
-    styles = line_styles([*runs, *(point.run for point in points)], baseline)
-    links = [*dict.fromkeys(point.link for point in points)]
-    sizes = sorted({point.ranks for point in points})
-    down = -(-len(links) // _ACROSS)
+    table = pd.DataFrame([point.model_dump() for point in points])
+    styles = line_styles([*runs, *table["run"]], baseline)
+    down = -(-table["link"].nunique() // _ACROSS)
     figure = _figure(1.2 + 1.7 * down)
     panels = figure.subplots(down, _ACROSS, sharex=True, sharey=True, squeeze=False).flatten()
-    for axes, link in zip(panels, links, strict=False):
-        for run in dict.fromkeys(point.run for point in points):
-            _line(axes, [p for p in points if (p.run, p.link) == (run, link)], styles[run])
+    clusters = [*table.groupby("link", sort=False)]
+    for axes, (link, cluster) in zip(panels, clusters, strict=False):
+        for run, line in cluster.groupby("run", sort=False):
+            shares = [
+                100 * line["compute_ms"] / line[f"{end}_ms"] for end in ("step", "low", "high")
+            ]
+            # an interval of few observations may begin at 0 ms
+            _line(axes, line["ranks"], [s.clip(upper=_TOP) for s in shares], run, styles[run])
         axes.set_title(link, fontsize=9)
         axes.set_xscale("log", base=2)
+        sizes = sorted(table["ranks"].unique())
         axes.set_xticks(sizes, [f"{size:,}" for size in sizes], fontsize=7, rotation=45)
         axes.set_ylim(0, _TOP)
-    for spare in panels[len(links) :]:
+    for spare in panels[len(clusters) :]:
         spare.set_visible(False)
-    for axes in panels[: len(links)][-_ACROSS:]:
+    for axes in panels[: len(clusters)][-_ACROSS:]:
         axes.set_xlabel("ranks")
     figure.supylabel("% of a rank without communication", fontsize=9)
     _legend(figure, panels[0])
     return figure
 
 
-def _line(axes: Axes, points: Sequence[Point], style: dict[str, Any]) -> None:
-    ranks = [point.ranks for point in points]
-    axes.plot(ranks, [100 * p.efficiency for p in points], label=points[0].run, **style)
-    worst = [100 * point.compute_ms / point.high_ms for point in points]
-    # an interval of few observations may begin at 0 ms
-    best = [100 * p.compute_ms / max(p.low_ms, 100 * p.compute_ms / _TOP) for p in points]
-    axes.fill_between(ranks, worst, best, color=style["color"], alpha=0.12, linewidth=0)
+def _line(
+    axes: Axes, x: pd.Series, y: Sequence[pd.Series], label: str, style: dict[str, Any]
+) -> None:
+    """Draw a line with a band between two others."""
+    axes.plot(x, y[0], label=label, **style)
+    axes.fill_between(x, y[1], y[2], color=style["color"], alpha=0.12, linewidth=0)

@@ -5,24 +5,24 @@ batch is more difficult than another; a mean over the last twentieth of the run'
 of that out.
 """
 
-import bisect
-import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike
 
 _SHARE = 20
 
 
-def smoothed(losses: Sequence[float]) -> list[float]:
+def smoothed(losses: Iterable[float]) -> pd.Series:
     """Return the running mean over the last twentieth of the steps, over fewer at the beginning."""
-    width = max(1, len(losses) // _SHARE)
-    return [
-        statistics.fmean(losses[max(0, end - width) : end]) for end in range(1, len(losses) + 1)
-    ]
+    curve = pd.Series([*losses], dtype=float)
+    window = curve.rolling(max(1, len(curve) // _SHARE), min_periods=1)
+    # of raw values: a loss that is not finite must show
+    return window.apply(np.mean, raw=True)
 
 
-def steps_to_quality(losses: Sequence[float], threshold: float) -> float | None:
+def steps_to_quality(losses: Iterable[float], threshold: float) -> float | None:
     """Return the steps until the smoothed loss reaches `threshold`, interpolated between two steps.
 
     Args:
@@ -32,15 +32,17 @@ def steps_to_quality(losses: Sequence[float], threshold: float) -> float | None:
         None for a run that did not get there.
     """
     curve = smoothed(losses)
-    reached = next((step for step, loss in enumerate(curve) if loss <= threshold), None)
-    if not reached:
-        return None if reached is None else 1.0
-    before, after = curve[reached - 1], curve[reached]
-    return reached + (before - threshold) / (before - after)
+    reached = np.flatnonzero(curve <= threshold)
+    if not len(reached):
+        return None
+    if reached[0] == 0:
+        return 1.0
+    before, after = curve[reached[0] - 1], curve[reached[0]]
+    return float(reached[0] + (before - threshold) / (before - after))
 
 
 def time_to_quality(
-    losses: Sequence[float], times: Sequence[float], threshold: float
+    losses: Iterable[float], times: Sequence[float], threshold: float
 ) -> float | None:
     """Return the time at which `steps_to_quality` steps had ended, in the unit of `times`.
 
@@ -51,7 +53,7 @@ def time_to_quality(
     return None if steps is None else float(np.interp(steps, range(1, len(times) + 1), times))
 
 
-def quality_at_time(losses: Sequence[float], times: Sequence[float], moment: float) -> float | None:
+def quality_at_time(losses: Iterable[float], times: ArrayLike, moment: float) -> float | None:
     """Return the smoothed loss of the last step that had ended; a finished run keeps its last loss.
 
     Args:
@@ -61,5 +63,5 @@ def quality_at_time(losses: Sequence[float], times: Sequence[float], moment: flo
     Returns:
         None as long as no step has ended.
     """
-    ended = bisect.bisect_right(times, moment)
-    return smoothed(losses)[ended - 1] if ended else None
+    ended = np.searchsorted(times, moment, side="right")
+    return float(smoothed(losses)[ended - 1]) if ended else None

@@ -91,11 +91,16 @@ def spread(name: str, digits: int = 3) -> Cell:
     return lambda row: plus_minus(row[name], row[f"{name}_sd"], digits)
 
 
+def estimate(row: Row, name: str) -> tuple[float, float, float]:
+    """Return a value of a row with the ends of its interval, `NAME_low` and `NAME_high`."""
+    return row[name], row[f"{name}_low"], row[f"{name}_high"]
+
+
 def interval(name: str, places: int = 2) -> Cell:
     """Show a ratio with the interval `NAME_low` to `NAME_high`; 1 alone for the reference."""
 
     def cell(row: Row) -> str:
-        ratio, low, high = (row[f"{name}{end}"] for end in ("", "_low", "_high"))
+        ratio, low, high = estimate(row, name)
         return "1" if ratio == low == high == 1 else within(ratio, low, high, places)
 
     return cell

@@ -5,17 +5,14 @@ To add a section: write a module in `sections` with a function from evidence to 
 and in plots/, and the meanings of its columns in the section Definitions.
 """
 
-import io
 import math
-import re
-from collections.abc import Mapping, Sequence
+from base64 import b64encode
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib.figure
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
 from shardlab.core.files import atomic, write_json, write_json_lines, write_text
 from shardlab.report.aggregate import loss_curves, seed_warning
@@ -74,11 +71,10 @@ def write_report(evidence: Evidence, folder: Path, builders: Sequence[Builder] =
     Equal evidence gives equal files, byte for byte.
     """
     sections = report_sections(evidence, builders)
-    drawn = {figure.name: _svg(figure.drawing) for figure in figures_of(sections)}
     for figure in figures_of(sections):
-        write_text(folder / "plots" / f"{figure.name}.svg", drawn[figure.name])
-        with atomic(folder / "plots" / f"{figure.name}.png") as temporary:
-            save(figure.drawing, temporary, "png")
+        for kind in ("svg", "png"):
+            with atomic(folder / "plots" / f"{figure.name}.{kind}") as temporary:
+                save(figure.drawing, temporary, kind)
     _write_csv(evidence.compared.reset_index(), folder / "comparison.csv")
     _write_csv(loss_curves(evidence.losses), folder / "loss.csv")
     _write_csv(evidence.timing_rows, folder / "timings.csv")
@@ -86,7 +82,7 @@ def write_report(evidence: Evidence, folder: Path, builders: Sequence[Builder] =
     write_json(folder / "summary.json", summary(evidence))
     write_text(folder / "headline.md", headline_markdown(evidence))
     write_text(folder / "tables.md", _markdown(evidence, sections))
-    write_text(folder / "report.html", _page(evidence, sections, drawn))
+    write_text(folder / "report.html", _page(evidence, sections, folder / "plots"))
 
 
 def headline_markdown(evidence: Evidence) -> str:
@@ -138,13 +134,7 @@ def _markdown(evidence: Evidence, sections: Sequence[Section]) -> str:
     return "\n\n".join([*parts, *(section.markdown() for section in sections)]) + "\n"
 
 
-def _svg(drawing: matplotlib.figure.Figure) -> str:
-    buffer = io.StringIO()
-    save(drawing, buffer, "svg")
-    return buffer.getvalue()
-
-
-def _page(evidence: Evidence, sections: Sequence[Section], drawn: Mapping[str, str]) -> str:
+def _page(evidence: Evidence, sections: Sequence[Section], plots: Path) -> str:
     """Return the page, which needs no other file; the template escapes every text."""
     environment = Environment(
         loader=PackageLoader("shardlab.report"),
@@ -154,23 +144,12 @@ def _page(evidence: Evidence, sections: Sequence[Section], drawn: Mapping[str, s
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["svg"] = lambda name: _inline(drawn[name], name)
+    environment.filters["base64"] = lambda name: b64encode(
+        (plots / f"{name}.svg").read_bytes()
+    ).decode()
     return environment.get_template("report.html.j2").render(
         title=_TITLE,
         answer=answer(evidence),
         warning=seed_warning(evidence.records),
         sections=sections,
     )
-
-
-def _inline(svg: str, name: str) -> Markup:
-    """Return an SVG file as an element, with `name` as prefix of its identifiers.
-
-    Matplotlib escapes the texts of an SVG, so this alone is exempt from escaping.
-    """
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
-    # without width and height the style sheet scales the figure to its column
-    svg = re.sub(r'(<svg\b[^>]*?) width="[^"]*"', r"\1", svg, count=1)
-    svg = re.sub(r'(<svg\b[^>]*?) height="[^"]*"', r"\1", svg, count=1)
-    return Markup(svg.replace("<svg", '<svg aria-hidden="true"', 1))

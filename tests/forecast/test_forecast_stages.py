@@ -13,7 +13,6 @@ from shardlab.forecast.calibrate import SIZES, calibrate
 from shardlab.forecast.codec_costs import ELEMENTS, codecs_of
 from shardlab.forecast.machine import fit_machine
 from shardlab.forecast.results import ForecastDocument
-from shardlab.report.collect import read_document
 from stages import calibrate as calibrate_stage
 from stages import forecast
 from tests.forecast.timing_factory import INT8, made_calibration, made_timings
@@ -55,7 +54,7 @@ def test_a_forecast_warns_of_disturbed_timings_and_of_other_machines(timed, caps
     ]
     write_timings("results/timings/slow.jsonl", elsewhere)
     forecast.main(Parameters())
-    found = read_document(ForecastDocument, timed / "results/forecast/forecast.json", "forecast")
+    found = ForecastDocument.from_file(timed / "results/forecast/forecast.json", "")
     other, *disturbed = found.warnings
     assert "torch 2.13.0+cpu, timings slow of " in other and "torch 2.12.0: measure" in other
     assert disturbed == [
@@ -71,7 +70,7 @@ def test_forecast_stage_writes_all_files_the_same_each_time(timed):
         forecast.main(Parameters())
         files.append({path.name: path.read_bytes() for path in folder.iterdir()})
     assert files[0] == files[1]
-    found = read_document(ForecastDocument, folder / "forecast.json", "forecast")
+    found = ForecastDocument.from_file(folder / "forecast.json", "")
     assert found.summary is not None and found.summary.runs == 16
     assert found.left_out == {}
     assert len(found.points) == 5 * 2 * 2

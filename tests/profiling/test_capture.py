@@ -1,8 +1,5 @@
 """Traces that `Capture` takes of two gloo ranks, merged."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -91,21 +88,3 @@ def test_merged_trace_follows_the_trace_event_format(trace):
 def test_wrong_number_of_steps_is_an_error():
     with pytest.raises(RuntimeError, match="called 1 times, not 3"), Capture(2) as capture:
         capture.step()
-
-
-_CAPTURE = """
-import os
-from shardlab.profiling.capture import Capture
-
-os.environ.clear()
-with Capture(1) as capture:
-    for _ in range(capture.calls):
-        capture.step()
-"""
-
-
-@pytest.mark.long
-def test_the_tracing_library_is_quiet_whatever_the_environment():
-    """In another process: the library reads its level once, and other tests trace as well."""
-    done = subprocess.run([sys.executable, "-c", _CAPTURE], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -10,7 +10,6 @@ from shardlab.profiling.intervals import (
     merge,
     union,
 )
-from shardlab.profiling.operators import Operators
 
 SPAN = 64
 RAW = st.lists(st.tuples(st.integers(0, SPAN), st.integers(0, SPAN)).map(sorted), max_size=12).map(
@@ -51,31 +50,3 @@ def test_operations_equal_those_of_a_bitmap(operation, law, a, b):
     result = operation(merge(a), merge(b))
     assert is_set(result)
     assert (bitmap(result) == law(bitmap(a), bitmap(b))).all()
-
-
-@st.composite
-def nested(draw, first=0, last=SPAN, depth=0):
-    """Events of one thread in the order of their start: start, end, whether it computes."""
-    events, now = [], first
-    while now < last - 1 and draw(st.booleans()):
-        start = draw(st.integers(now, last - 1))
-        end = draw(st.integers(start + 1, last))
-        events.append((start, end, draw(st.booleans())))
-        if depth < 3:
-            events += draw(nested(start, end, depth + 1))
-        now = end
-    return events
-
-
-@given(nested(), st.randoms())
-def test_operators_compute_unless_they_contain_other_events(events, chance):
-    leaves = [
-        (start, end)
-        for start, end, computes in events
-        if computes and not any(start <= s and e <= end for s, e, c in events if not c)
-    ]
-    operators = Operators()
-    chance.shuffle(events)
-    for start, end, computes in events:
-        operators.add(float(start), float(end), computes)
-    assert (bitmap(operators.compute()) == bitmap(leaves)).all()

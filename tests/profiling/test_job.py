@@ -17,7 +17,7 @@ def rocm_ranks(steps=2, rank=0, annotated=True, late=0):
     """Steps that the CPU launches in 100 us each; the device takes 1000 us for each."""
     made = MadeTrace(rank)
     # launched before the trace began
-    made._add("kernel", "Cijk_gemm", 0, 500, made.device, 7, {"correlation": 1})
+    made.add("kernel", "Cijk_gemm", 0, 500, made.device, 7, correlation=1)
     for i in range(steps):
         cpu, gpu = 100 * i, 500 + 1000 * i
         if annotated:
@@ -32,7 +32,8 @@ def rocm_ranks(steps=2, rank=0, annotated=True, late=0):
         made.operator("c10d::allreduce_", cpu + 51, cpu + 53, AUTOGRAD)
         made.operator(NODE, cpu + 50, cpu + 60, AUTOGRAD)
         made.nccl(gpu + 600 + late, gpu + 900, cpu + 55, "Generic", AUTOGRAD, "allreduce")
-        made.events[-3]["name"] = RCCL
+        kernel = next(e for e in made.events[::-1] if e["cat"] == "kernel")
+        kernel["name"] = RCCL
         made.label("Optimizer.step#SGD.step", cpu + 70, cpu + 90)
         made.kernel(gpu + 900, gpu + 950, launched=cpu + 80, name="multi_tensor_apply")
     return made
@@ -95,10 +96,10 @@ MISSING = {
     "communication: unknown: 1 calls": MadeTrace().operator("c10d::allreduce_", 0, 9),
     "compute: of the CPU alone": MadeTrace()
     .operator("aten::mm", 0, 9)
-    ._add("cuda_runtime", "cudaLaunchKernel", 1, 2, 1, 1, {"correlation": 1}),
+    .add("cuda_runtime", "cudaLaunchKernel", 1, 2, 1, 1, correlation=1),
     "1 of 2 kernels and copies have no launch": MadeTrace()
     .kernel(0, 9, 0)
-    ._add("kernel", "gemm", 10, 12, 0, 7, {"correlation": 1}),
+    .add("kernel", "gemm", 10, 12, 0, 7, correlation=1),
 }
 
 

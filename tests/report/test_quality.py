@@ -13,23 +13,20 @@ from shardlab.report.quality import (
 
 
 def test_smoothing_averages_over_a_twentieth_of_the_steps():
-    assert smoothed([3.0, 1.0, 2.0]) == [3.0, 1.0, 2.0]
-    curve = smoothed([5.0 + (-1) ** step for step in range(80)])
-    assert curve[3:] == [5.0] * 77
-    assert curve[0] == 6.0
-
-
-def test_non_finite_loss_affects_its_window_only():
+    assert [*smoothed([3.0, 1.0, 2.0])] == [3.0, 1.0, 2.0]
+    assert [*smoothed([5.0 + (-1) ** step for step in range(80)])][3:] == [5.0] * 77
+    # a loss that is not finite affects its window only
     curve = smoothed([1.0] * 10 + [math.nan] + [1.0] * 29)
     assert [step for step, loss in enumerate(curve) if math.isnan(loss)] == [10, 11]
 
 
 def test_steps_to_quality_are_interpolated_and_the_first_crossing_counts():
-    losses = [5.0, 4.0, 3.0, 2.0]
-    assert steps_to_quality(losses, 3.0) == 3.0
-    assert steps_to_quality(losses, 3.25) == pytest.approx(2.75)
+    losses, times = [5.0, 4.0, 3.0, 2.0], [10.0, 20.0, 40.0, 50.0]
+    for threshold, steps, time in ((6.0, 1, 10), (4.0, 2, 20), (3.5, 2.5, 30), (2.0, 4, 50)):
+        assert steps_to_quality(losses, threshold) == steps
+        assert time_to_quality(losses, times, threshold) == time
     assert steps_to_quality([5.0, 2.0, 5.0, 1.0], 2.0) == 2.0
-    assert steps_to_quality([5.0, 4.0], 6.0) == 1.0
+    assert time_to_quality(losses, times, 1.0) is None
 
 
 @pytest.mark.parametrize("losses", [[5.0, 4.0], [math.nan, math.nan], []])
@@ -42,12 +39,3 @@ def test_quality_at_time_is_that_of_the_last_completed_step():
     assert quality_at_time(losses, times, 9.9) is None
     assert quality_at_time(losses, times, 20.0) == 4.0
     assert quality_at_time(losses, times, 1000.0) == 3.0
-
-
-def test_time_to_quality_follows_steps_to_quality():
-    losses, times = [5.0, 4.0, 3.0, 2.0], [10.0, 20.0, 40.0, 50.0]
-    assert time_to_quality(losses, times, 6.0) == 10.0
-    assert time_to_quality(losses, times, 4.0) == 20.0
-    assert time_to_quality(losses, times, 3.5) == 30.0
-    assert time_to_quality(losses, times, 2.0) == 50.0
-    assert time_to_quality(losses, times, 1.0) is None

@@ -82,21 +82,16 @@ def test_report_writes_exactly_the_expected_files(report):
 
 
 def test_page_loads_no_external_resources(report):
-    page = _Page((report / "report.html").read_text())
-    assert "script" not in page.tags
-    for name, value in page.attributes:
-        if name in ("src", "href", "xlink:href", "srcset", "action", "data", "poster"):
-            assert value.startswith(("#", "data:")), (name, value)
-        if "url(" in (value or ""):
-            assert value.count("url(") == value.count("url(#"), (name, value)
     text = (report / "report.html").read_text()
-    assert "@import" not in text
-    assert text.count("url(") == text.count("url(#")
+    page = _Page(text)
+    assert "script" not in page.tags and "svg" not in page.tags
+    loaded = [value for name, value in page.attributes if name in ("src", "href")]
+    assert all(value.startswith(("#", "data:")) for value in loaded)
+    assert sum(value.startswith("data:image/svg+xml;base64,") for value in loaded) == len(PLOTS)
+    assert "@import" not in text and "url(" not in text
     ids = [value for name, value in page.attributes if name == "id"]
     assert len(ids) == len(set(ids))
-    links = [v for n, v in page.attributes if n in ("href", "xlink:href") and v.startswith("#")]
-    assert links
-    assert {link[1:] for link in links} <= set(ids)
+    assert {value[1:] for value in loaded if value.startswith("#")} == set(ids)
 
 
 def test_untrusted_texts_are_escaped(without_png, tmp_path):
@@ -164,26 +159,20 @@ def test_added_section_is_on_the_page_and_in_markdown(undrawn, tmp_path):
     write_report(evidence, tmp_path, [*SECTIONS, lambda _: section])
     page = _Page((tmp_path / "report.html").read_text())
     assert ("href", "#added-section") in page.attributes
-    assert ("aria-label", "A caption.") in page.attributes
     markdown = (tmp_path / "tables.md").read_text().replace("\\", "")
-    texts = [section.title, *section.sentences, *section.items, "A caption.", "Sprockets by run"]
-    texts += [*section.notes, "inner cell", "A folded sentence.", "a meaning of the column"]
-    for part in texts:
+    texts = [*section.sentences, *section.items, *section.notes, "A caption.", "Sprockets by run"]
+    for part in (*texts, "inner cell", "A folded sentence.", "a meaning of the column"):
         assert part in page.text and part in markdown, part
-    for kind in ("svg", "png"):
-        assert (tmp_path / "plots" / f"sprockets.{kind}").exists()
+    assert {path.suffix for path in tmp_path.glob("plots/sprockets.*")} == {".svg", ".png"}
 
 
 def test_every_table_and_figure_is_on_the_page_and_in_markdown(report):
     sections = report_sections(make_evidence(make_records()))
     page, markdown = (report / "report.html").read_text(), (report / "tables.md").read_text()
     for table in tables_of(sections):
-        assert f'aria-label="{table.title}"' in page, table.title
-        assert table.markdown() in markdown, table.title
+        assert f'aria-label="{table.title}"' in page and table.markdown() in markdown
     assert [figure.name for figure in figures_of(sections)] == PLOTS
-    reasons = ["ddp waits less at the end", "it ended with outcome timeout: 300 s"]
-    for part in (*STRATEGIES, *reasons, "CC BY-SA 4.0", "snakemake --cores all", "dvc repro"):
-        assert part in _Page(page).text, part
+    assert all(run in page for run in STRATEGIES)
 
 
 def test_baseline_alone_can_be_reported(without_png, tmp_path):

@@ -79,13 +79,11 @@ def test_collect_joins_the_parts_and_what_was_estimated_and_timed(measured):
     ("path", "content", "error"),
     [
         ("profile/ddp/seed3.json", None, "no such file: run python -m stages.profile ddp"),
-        ("validate/ddp/seed0.json", "{", "damaged"),
         ("validate/ddp/seed0.json", "[1]", "run python -m stages.validate ddp"),
         ("profile/fsdp2/seed3.json", '{"step": 1}', "run python -m stages.profile fsdp2"),
         ("train/ddp/seed3/metrics.json", "\x00", "stages.train --run ddp --seed 3"),
         ("train/ddp/seed3/events.jsonl", "{}", "stages.train --run ddp --seed 3"),
         ("memory.json", None, "no such file: run python -m stages.estimate"),
-        ("memory.json", '{"ddp": {}}', "run python -m stages.estimate"),
         ("memory.json", "{}", "has no run 'ddp': run python -m stages.estimate"),
         ("timings/slow.jsonl", None, "no such file: run python -m stages.timing slow"),
     ],

@@ -2,14 +2,13 @@
 
 import math
 
+import pandas as pd
 import pytest
 
 from shardlab.config.contention import Contention
 from shardlab.config.schema import Quality
 from shardlab.config.strategy import parse_strategy
 from shardlab.config.timing_record import NO_COMMUNICATION
-from shardlab.report.plots import crossover_plot, forecast_plot
-from shardlab.report.sections.forecast import forecast
 from shardlab.report.sections.links import (
     codec_table,
     crossing,
@@ -24,13 +23,12 @@ from shardlab.report.sections.scaling import (
     bottleneck_of,
     cores_note,
     scaling,
-    scaling_rows,
 )
-from shardlab.report.tables import ABSENT, DISTURBED, rate_text, tables_of
+from shardlab.report.tables import ABSENT, DISTURBED, rate_text
 from shardlab.report.timings import crossovers, group_title, link_headings, timing_table
 from shardlab.report.write import write_report
-from tests.evidence_factory import make_evidence, make_forecast
-from tests.record_factory import BASELINE, BUSY, STRATEGIES, make_losses, make_record, make_records
+from tests.evidence_factory import make_evidence
+from tests.record_factory import BASELINE, BUSY, STRATEGIES, make_record, make_records
 from tests.timed_run_factory import make_timed, make_timings
 
 DRIFT = [20.0, 40.0, 25.0, 90.0]
@@ -64,12 +62,6 @@ def timed(rate, ranks=2, delay=0.0, **steps):
 
 def groups_of(timed):
     return crossovers(timing_table(timed, BASELINE))
-
-
-def test_drift_common_to_all_runs_cancels_in_a_ratio():
-    row = row_of(pair(1.5))
-    assert [row[f"bound_ratio{end}"] for end in ("", "_low", "_high")] == pytest.approx([1.5] * 3)
-    assert row["step_ms_sd"] > 0.4 * row["step_ms"]
 
 
 def test_efficiency_is_throughput_per_rank_against_one_rank():
@@ -123,23 +115,23 @@ def test_order_of_timings_does_not_matter():
     runs = make_timings()
     by_name = sorted(runs, key=lambda run: run.timing)
     assert runs != by_name
-    ours, theirs = (
-        [section(make_evidence(make_records(), timed=order)) for section in (scaling, links)]
+    first, second = (
+        [
+            section(make_evidence(make_records(), timed=order)).markdown()
+            for section in (scaling, links)
+        ]
         for order in (runs, by_name)
     )
-    assert [t.rows for t in tables_of(ours)] == [t.rows for t in tables_of(theirs)]
-    assert ours[0].items == theirs[0].items
-    assert [s.sentences for s in ours[1].sections] == [s.sentences for s in theirs[1].sections]
+    assert first == second
 
 
 def test_scaling_leaves_out_emulated_links_and_says_where_ranks_share_cores():
-    assert cores_note(timing_table(make_timings(), BASELINE)) == []
+    evidence = make_evidence(make_records(), timed=make_timings(["ddp", "fsdp2"]))
+    rows = [row[:2] for row in scaling(evidence).tables[0].rows[:4]]
+    assert rows == [[run, ranks] for run in ("ddp", "fsdp2") for ranks in "12"]
     (note,) = cores_note(timing_table([make_timed(world_size=4)], BASELINE))
     assert note.startswith("4 ranks of 1 thread shared 2 cores")
-    rows = scaling_rows(timing_table(make_timings(["ddp", "fsdp2"]), BASELINE))
-    assert rows[["run", "world_size"]].to_numpy().tolist() == [
-        [run, ranks] for run in ("ddp", "fsdp2", NO_COMMUNICATION) for ranks in (1, 2)
-    ]
+    assert cores_note(evidence.timing_rows) == []
 
 
 @pytest.mark.long
@@ -155,12 +147,9 @@ def test_report_accepts_a_single_timing(without_png, tmp_path, timing):
     ("rates", "ratios", "rate"),
     [
         ([1e8, 1e9], [0.5, 2.0], math.sqrt(1e8 * 1e9)),
-        ([1e8, 1e9], [0.5, 1.0], 1e9),
         ([1e8, 3e8, 1e9], [0.5, 0.5, 2.0], math.sqrt(3e8 * 1e9)),
-        ([1e8, 1e9], [0.5, 0.9], math.inf),
-        ([1e8, 1e9], [1.1, 2.0], 0.0),
         ([1e8], [0.5], math.inf),
-        ([1e8], [1.5], 0.0),
+        ([1e8, 1e9], [1.1, 2.0], 0.0),
         # noise: what counts is where it stays above
         ([1e8, 3e8, 1e9], [0.9, 1.1, 0.8], math.inf),
     ],
@@ -208,16 +197,13 @@ def test_links_are_compared_at_equal_ranks_and_delay():
     assert groups_of([make_timed("two-ranks"), make_timed("one-rank", world_size=1)]) == []
 
 
-def test_fastest_run_is_never_the_no_communication_bound():
-    runs = timed(1e8, fsdp2=[60.0], int8=[20.0], none=[1.0]) + timed(1e9, fsdp2=[10.0], int8=[11.0])
-    text = fastest(groups_of(runs)[0], BASELINE)
+def test_fastest_run_is_never_the_no_communication_bound_and_one_not_timed_is_absent():
+    runs = timed(1e8, fsdp2=[60.0], int8=[20.0], none=[1.0]) + timed(1e9, fsdp2=[10.0])
+    [group] = groups_of(runs)
+    text = fastest(group, BASELINE)
     assert "fsdp2-int8 (20.0 ms, 3.00 times as fast as fsdp2); " in text
     assert text.endswith("fsdp2 (10.0 ms).")
-
-
-def test_run_not_timed_on_a_link_is_absent():
-    runs = timed(1e8, fsdp2=[60.0], int8=[20.0]) + timed(1e9, fsdp2=[10.0])
-    rows = {row[0]: row[1:] for row in step_table(groups_of(runs)[0], BASELINE).rows}
+    rows = {row[0]: row[1:] for row in step_table(group, BASELINE).rows}
     assert rows["fsdp2-int8"] == ["20.0", "0.333", ABSENT, ABSENT]
 
 
@@ -226,38 +212,23 @@ def by_quality(runs, losses):
     return time_to_quality(make_evidence(make_records([BASELINE]), **facts)).tables
 
 
-def test_time_to_a_loss_is_steps_times_the_step_time_of_the_link():
-    losses = {run: {0: make_losses(run, 0)} for run in ("fsdp2", "fsdp2-int8")}
-    runs = timed(1e8, fsdp2=[1000.0], int8=[500.0]) + timed(1e8, 4, fsdp2=[60.0])
-    reached, after = by_quality(runs, losses)
+def test_time_to_a_loss_is_interpolated_steps_times_the_step_time_of_the_link():
+    reached_late = [8.0, 7.0, 6.5]
+    losses = {
+        BASELINE: {0: pd.Series([8.0, 7.0, 6.0]), 1: pd.Series(reached_late)},
+        "fsdp2-int8": {0: pd.Series(reached_late)},
+    }
     # other ranks than those of the training have other losses
-    assert [column.heading for column in reached.columns][1:3] == [
-        "loss 7, steps",
-        "loss 7, s, 100 Mbit/s",
+    runs = timed(1e8, fsdp2=[400.0, 600.0], int8=[250.0, 250.0]) + timed(1e8, 4, fsdp2=[60.0])
+    reached, after = by_quality(runs, losses)
+    headings = [column.heading for column in reached.columns]
+    assert headings[1:3] == ["loss 7, steps", "loss 7, s, 100 Mbit/s"]
+    # absent where a seed does not reach it
+    assert reached.rows == [
+        [BASELINE, "2.00", "1.00", ABSENT, ABSENT],
+        ["fsdp2-int8", "2.00", "0.500", ABSENT, ABSENT],
     ]
-    rows = {row[0]: row[1:] for row in reached.rows}
-    steps, seconds, never, _ = rows["fsdp2"]
-    assert float(steps) == pytest.approx(float(seconds), rel=0.01)
-    assert float(rows["fsdp2-int8"][1]) == pytest.approx(float(rows["fsdp2-int8"][0]) / 2, rel=0.01)
-    assert never == ABSENT
-    # twice the steps in the same time
-    assert float(dict(after.rows)["fsdp2-int8"]) < float(dict(after.rows)["fsdp2"])
-
-
-def test_time_to_quality_is_interpolated_and_absent_if_a_seed_does_not_reach_it():
-    losses = {BASELINE: {0: {0: 8.0, 1: 7.0, 2: 6.0}, 1: {0: 8.0, 1: 7.0, 2: 6.5}}}
-    reached, after = by_quality(timed(1e8, fsdp2=[400.0, 600.0]), losses)
-    assert reached.rows == [[BASELINE, "2.00", "1.00", ABSENT, ABSENT]]
-    assert after.rows == [[BASELINE, "6.25"]]
-
-
-def test_crossover_plot_lists_runs_timed_on_links():
-    runs = [make_timed("two-ranks", run) for run in (BASELINE, "ddp", NO_COMMUNICATION)]
-    for rate in (1e8, 1e9):
-        runs += timed(rate, fsdp2=[2.0, 2.1], int8=[1.0, 1.1], none=[0.5, 0.6])
-    figure = crossover_plot(groups_of(runs), [run.run for run in runs], [BASELINE], BASELINE)
-    named = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert named == [BASELINE, "fsdp2-int8", NO_COMMUNICATION]
+    assert after.rows == [[BASELINE, "6.25"], ["fsdp2-int8", "6.50"]]
 
 
 def test_a_disturbed_timing_is_marked_in_all_headings():
@@ -271,23 +242,3 @@ def test_a_disturbed_timing_is_marked_in_all_headings():
     assert "others used more than" in table.note
     assert "others used" not in step_table(groups_of(runs[:2])[0], BASELINE).note
     assert f"1 Gbit/s {DISTURBED}: ddp" in fastest(group, BASELINE)
-
-
-def test_interval_down_to_0_ms_is_clipped_to_its_panel():
-    points = [p.model_copy(update={"low_ms": 0.0}) for p in make_forecast().points]
-    figure = forecast_plot(points, [*STRATEGIES], BASELINE)
-    bands = [(axes, band) for axes in figure.axes for band in axes.collections]
-    assert bands
-    for axes, band in bands:
-        highest = max(float(path.vertices[:, 1].max()) for path in band.get_paths())
-        assert highest == pytest.approx(axes.get_ylim()[1])
-
-
-def test_forecast_says_how_many_runs_it_is_fitted_on_and_whether_its_goals_are_met():
-    fitted = ["one/ddp", f"one/{NO_COMMUNICATION}", "two/fsdp2", f"two/{NO_COMMUNICATION}"]
-    errors = make_forecast().summary.model_copy(update={"median": 0.081, "worst": 0.199})
-    predicted = make_forecast(fitted_on=fitted, summary=errors)
-    (sentence,) = forecast(make_evidence(make_records(), predicted=predicted)).sentences
-    assert sentence.startswith("The model is fitted on 2 timed runs and 2 no-communication bounds ")
-    errors = "a median error of 8.1 % (goal 8 %: missed) and a worst of 19.9 % (goal 20 %: met)."
-    assert errors in sentence

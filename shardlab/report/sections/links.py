@@ -10,7 +10,8 @@ their own times would compare the drift of the machine.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -30,6 +31,7 @@ from shardlab.report.tables import (
     Row,
     Section,
     Table,
+    estimate,
     figure,
     interval,
     make_table,
@@ -38,9 +40,6 @@ from shardlab.report.tables import (
     within,
 )
 from shardlab.report.timings import group_title, link_headings
-
-Curves = Mapping[str, Sequence[Sequence[float]]]
-"""losses by run and seed"""
 
 
 def links(evidence: Evidence) -> Section:
@@ -131,7 +130,7 @@ def _in_timing(group: pd.DataFrame, timing: str, cell: Cell) -> Cell:
 
 
 def _codec_speed_up(row: Row) -> str:
-    mean, low, high = (1 / row[f"codec_ratio{end}"] for end in ("", "_high", "_low"))
+    mean, high, low = (1 / ratio for ratio in estimate(row, "codec_ratio"))
     return within(mean, low, high, places=2)
 
 
@@ -181,18 +180,38 @@ def time_to_quality(evidence: Evidence) -> Section | None:
 
     Means over seeds; absent if a seed does not reach the loss.
     """
-    rows = evidence.timing_rows
+    rows, quality = evidence.timing_rows, evidence.quality
     # losses of the training runs hold for their number of ranks alone
     rows = rows[rows["world_size"] == evidence.records[0].world_size]
-    runs = [run for run in rows["run"].unique() if run in evidence.losses]
-    curves = {
-        run: [[seed[step] for step in sorted(seed)] for seed in evidence.losses[run].values()]
-        for run in runs
-    }
-    titles = {
-        "Time to a training loss": _times(rows, curves, evidence.quality.train_loss),
-        "Training loss at equal time": _losses(rows, curves, evidence.quality.time_s),
-    }
+    rows = rows[rows["run"].isin(evidence.losses)]
+    runs = rows["run"].unique()
+    links = link_headings(rows)
+    steps_s = rows.pivot(index="run", columns="timing", values="step_ms") / 1e3
+
+    def mean(run: str, measure: Callable[[pd.Series], float | None]) -> float:
+        """Return the mean over seeds; NaN if one has no value."""
+        values = [measure(seed) for seed in evidence.losses[run].values()]
+        return float(pd.Series(values, dtype=float).mean(skipna=False))
+
+    def loss_after(moment: float, run: str, step_s: float) -> float:
+        return mean(
+            run, lambda seed: quality_at_time(seed, step_s * np.arange(1, len(seed) + 1), moment)
+        )
+
+    reached, after = [], []
+    for loss in quality.train_loss:
+        steps = pd.Series(
+            {run: mean(run, partial(steps_to_quality, threshold=loss)) for run in runs}
+        )
+        reached.append(_by_run(f"loss {loss:g}", "steps", steps))
+        for timing, link in links.items():
+            reached.append(_by_run(f"loss {loss:g}", f"s, {link}", steps * steps_s[timing]))
+    for moment in quality.time_s:
+        for timing, link in links.items():
+            step_s = steps_s[timing].dropna()
+            losses = {run: loss_after(moment, run, step) for run, step in step_s.items()}
+            after.append(_by_run(f"after {moment:g} s", link, pd.Series(losses, dtype=float)))
+    titles = {"Time to a training loss": reached, "Training loss at equal time": after}
     tables = [
         make_table(title, [RUN, *columns], [{"run": run} for run in runs], evidence.baseline)
         for title, columns in titles.items()
@@ -207,49 +226,6 @@ def time_to_quality(evidence: Evidence) -> Section | None:
     return Section("Time to quality", [sentence], tables=tables) if tables else None
 
 
-def _times(rows: pd.DataFrame, curves: Curves, losses: Sequence[float]) -> list[Column]:
-    columns = []
-    for loss in losses:
-        steps = {
-            run: _mean([steps_to_quality(seed, loss) for seed in seeds])
-            for run, seeds in curves.items()
-        }
-        columns.append(_by_run(f"loss {loss:g}", "steps", steps))
-        for timing, link in link_headings(rows).items():
-            seconds = {
-                run: steps[run] * step for run, step in _step_s(rows, timing, curves).items()
-            }
-            columns.append(_by_run(f"loss {loss:g}", f"s, {link}", seconds))
-    return columns
-
-
-def _losses(rows: pd.DataFrame, curves: Curves, moments: Sequence[float]) -> list[Column]:
-    columns = []
-    for moment in moments:
-        for timing, link in link_headings(rows).items():
-            losses = {
-                run: _mean([_loss_after(moment, seed, step) for seed in curves[run]])
-                for run, step in _step_s(rows, timing, curves).items()
-            }
-            columns.append(_by_run(f"after {moment:g} s", link, losses))
-    return columns
-
-
-def _step_s(rows: pd.DataFrame, timing: str, curves: Curves) -> dict[str, float]:
-    """Return the step time of each trained run in a timing."""
-    steps = rows[rows["timing"] == timing].set_index("run")["step_ms"] / 1e3
-    return {run: float(step) for run, step in steps.items() if run in curves}
-
-
-def _loss_after(moment: float, losses: Sequence[float], step_s: float) -> float | None:
-    return quality_at_time(losses, [step_s * (i + 1) for i in range(len(losses))], moment)
-
-
-def _mean(values: Sequence[float | None]) -> float:
-    """Return the mean over seeds; NaN if one has no value."""
-    return float(np.mean([math.nan if value is None else value for value in values]))
-
-
-def _by_run(title: str, unit: str, values: Mapping[str, float]) -> Column:
+def _by_run(title: str, unit: str, values: pd.Series) -> Column:
     """Return a column with a number for each run; a dash where there is none."""
     return Column(title, unit, lambda row: figure(values.get(row["run"], math.nan)))

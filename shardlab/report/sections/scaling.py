@@ -7,7 +7,7 @@ from shardlab.report.aggregate import verdict
 from shardlab.report.columns import SCALING
 from shardlab.report.evidence import Evidence
 from shardlab.report.plots import scaling_plot
-from shardlab.report.tables import Figure, Section, percent, plural, within
+from shardlab.report.tables import Figure, Section, estimate, percent, plural, within
 from shardlab.report.timings import without_link
 
 _HALF = 2.0
@@ -66,7 +66,7 @@ def bottleneck_of(rows: pd.DataFrame, setting: Setting) -> str:
 
 
 def _sentence(row: pd.Series) -> str:
-    ratio, low, high = (row[f"bound_ratio{end}"] for end in ("", "_low", "_high"))
+    ratio, low, high = estimate(row, "bound_ratio")
     return (
         f"On {row['world_size']} ranks (link: {row['link']}) {_verdict(row)} of {row['run']}: its "
         f"step takes {within(ratio, low, high, 2)} times the no-communication bound, so "
