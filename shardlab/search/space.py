@@ -16,6 +16,7 @@ from shardlab.config.strategy import CanonicalStrategy, parse_strategy
 from shardlab.config.timing_record import UnitSize
 from shardlab.config.validation import check_fits
 from shardlab.core.errors import UserError
+from shardlab.forecast.model import Estimate
 from shardlab.models.memory import Sizes, device_memory
 from shardlab.search.history import History
 
@@ -49,13 +50,15 @@ class Shapes(Protocol):
         """
 
 
-class Feasible(NamedTuple):
+class Option(NamedTuple):
     """A strategy that can be tried."""
 
     strategy: CanonicalStrategy
     hash: str
     memory_bytes: int
     """peak of a rank"""
+    step: Estimate | str = "not predicted"
+    """in seconds, or why it cannot be predicted"""
 
 
 Peak = Callable[[CanonicalStrategy], int]
@@ -77,23 +80,30 @@ def peak_of(history: History, shapes: Shapes) -> Peak:
     return lambda strategy: rest + formula_bytes(strategy, shapes, load.world_size)
 
 
-def predicted_peaks(history: History, shapes: Shapes) -> dict[str, int]:
-    """Return peaks by hash of what was timed and has none measured on the ranks of the search."""
-    peak = peak_of(history, shapes)
-    rows = history.tried.items()
-    return {key: peak(row.strategy) for key, row in rows if history.peak(row) is None}
+def peaks_of(history: History, shapes: Shapes) -> dict[str, int]:
+    """Return the peak of a rank by hash of all that was measured: its own, or else predicted.
+
+    Where training ran on other ranks than the search has, its peaks are none of the search.
+    """
+    peak, load = peak_of(history, shapes), history.workload
+    return {
+        key: max(run.memory_peak_bytes for run in row.trained)
+        if row.trained and load.world_size == load.trained_on
+        else peak(row.strategy)
+        for key, row in history.measured.items()
+    }
 
 
 def feasible(
     space: Space, shapes: Shapes, world_size: int, peak: Peak, limit_bytes: int, count: Counter[str]
-) -> Iterator[Feasible]:
+) -> Iterator[Option]:
     """Yield the feasible strategies of the grid, each meaning once, in a fixed order.
 
     Of strategies that only differ in how they save activation memory the fastest that fits comes,
     and the others are spared.
 
     Args:
-        count: how many are `legal`, `beyond memory` and `spared`.
+        count: how many `strategies` are legal, `beyond_memory` and `spared`.
     """
     seen: set[str] = set()
     levels = frugality(shapes.samples)
@@ -111,13 +121,13 @@ def feasible(
             if key in seen:
                 break
             seen.add(key)
-            count["legal"] += 1
+            count["strategies"] += 1
             if memory <= limit_bytes:
                 spared = len(levels) - number - 1
-                count.update({"legal": spared, "spared": spared})
-                yield Feasible(strategy, key, memory)
+                count.update(strategies=spared, spared=spared)
+                yield Option(strategy, key, memory)
                 break
-            count["beyond memory"] += 1
+            count["beyond_memory"] += 1
 
 
 def documents(space: Space, layers: int, world_size: int) -> Iterator[Part]:

@@ -12,11 +12,11 @@ from shardlab.report.sections.search import outcome as outcome_in_words
 from shardlab.search import proposal as proposals
 from shardlab.search.evidence import aspects
 from shardlab.search.history import hold_fastest
-from shardlab.search.judge import Judge, LanguageModelJudge, Question, choose_by_rules
+from shardlab.search.judge import Judge, Question, choose_by_rules
 from shardlab.search.records import Candidate, Verdict
-from shardlab.search.space import Feasible, formula_bytes, predicted_peaks
+from shardlab.search.space import Option, formula_bytes, peaks_of
 from tests.search.chat_server import judge as http_judge
-from tests.search.chat_server import listed, says, serving
+from tests.search.chat_server import listed, model_judge, says, serving
 from tests.search.machine import Machine, quality, raced, space_of
 
 
@@ -94,16 +94,14 @@ def test_what_is_timed_as_the_fastest_is_not_held_beyond_the_memory_limit():
         for strategy, step in ((ddp, 20.0), (manual, 30.0), (start, 50.0))
     )
     history = machine.begin(timed=timed)
-    # 4 ranks trained it, so the start's peak was measured
-    peaks = predicted_peaks(history, machine.shapes)
-    assert {*peaks} == {ddp.hash(), manual.hash()}
+    peaks = peaks_of(history, machine.shapes)
+    assert peaks[history.start] == history.reference.trained[0].memory_peak_bytes
     for limit, held in (
         (peaks[ddp.hash()], ddp),
         (peaks[ddp.hash()] - 1, manual),
         (peaks[manual.hash()] - 1, start),
     ):
-        agent = machine.agent(memory_limit_gb=limit / 1e9)
-        assert hold_fastest(history, agent, peaks).incumbent == held.hash()
+        assert hold_fastest(history, 0.03, limit, peaks).incumbent == held.hash()
 
 
 @pytest.mark.long
@@ -128,7 +126,7 @@ def test_one_rank_has_nothing_to_search():
 
 
 @pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> list[Feasible]:
+def few(monkeypatch: pytest.MonkeyPatch) -> list[Option]:
     """A dozen strategies of several engines without codecs, which are all that there is."""
     plain = [
         each
@@ -189,7 +187,7 @@ def test_no_judge_makes_it_worse_than_the_best_that_was_measured(few, tmp_path, 
     machine = FlatMachine(noise=0.05)
     chance = np.random.default_rng(0)
     machine.factors = {each.hash: chance.uniform(0.7, 1.5) for each in few}
-    judge = LanguageModelJudge("http://127.0.0.1:9/v1", "m", tmp_path, 1, 0.001).choose
+    judge = model_judge("http://127.0.0.1:9/v1", tmp_path)
     if kind == "worst":
         judge = chosen(lambda options: max(options, key=lambda o: machine.true_s(o.strategy)))
     history, _ = machine.search(judge)
@@ -222,7 +220,7 @@ def test_an_instruction_in_the_name_of_a_model_reaches_no_judge_and_no_file(few,
     load = history.workload.model_copy(update={"model": evil})
     history = history.model_copy(update={"workload": load})
     with serving(lambda request, n: (200, says(sorted(listed(request))[0], evil))) as server:
-        made = machine.propose(history, http_judge(server, tmp_path).choose)
+        made = machine.propose(history, http_judge(server, tmp_path))
     assert "rm -rf" not in json.dumps(server.requests) + made.evidence
     assert made.verdict.choice in {option.id for option in made.candidates}
     assert {arm.hash for arm in made.arms} <= {each.hash for each in few} | {history.start}

@@ -10,7 +10,7 @@ from shardlab.config.strategy import CanonicalStrategy, parse_strategy
 from shardlab.config.validation import check_fits
 from shardlab.core.errors import UserError
 from shardlab.models.memory import CUBLAS_WORKSPACE, host_memory
-from shardlab.search.space import Feasible, documents, feasible, formula_bytes, frugality
+from shardlab.search.space import Option, documents, feasible, formula_bytes, frugality
 from tests.search.machine import ENDLESS, SPACE, Shapes
 
 SHAPES = Shapes()
@@ -22,7 +22,7 @@ def peak_of(ranks: int):
     return lambda strategy: formula_bytes(strategy, SHAPES, ranks)
 
 
-def found(ranks: int, limit: int = ENDLESS, space: Space = NOTHING) -> list[Feasible]:
+def found(ranks: int, limit: int = ENDLESS, space: Space = NOTHING) -> list[Option]:
     return [*feasible(space, SHAPES, ranks, peak_of(ranks), limit, Counter())]
 
 
@@ -60,11 +60,11 @@ def test_counts_add_up_and_the_order_is_fixed():
     first = [*feasible(NOTHING, SHAPES, 4, peak_of(4), limit, count)]
     assert first == [*feasible(NOTHING, SHAPES, 4, peak_of(4), limit, again)]
     assert count == again
-    assert count["legal"] == len(first) + count["spared"] + count["beyond memory"]
+    assert count["strategies"] == len(first) + count["spared"] + count["beyond_memory"]
     everything = Counter()
     assert [*feasible(NOTHING, SHAPES, 4, peak_of(4), ENDLESS, everything)]
-    assert everything["legal"] == count["legal"], "memory makes nothing illegal"
-    assert count["spared"] > 0 < count["beyond memory"]
+    assert everything["strategies"] == count["strategies"], "memory makes nothing illegal"
+    assert count["spared"] > 0 < count["beyond_memory"]
 
 
 def test_every_engine_with_all_of_its_values_is_there():
