@@ -10,7 +10,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardlab.config.calibration_record import Calibration
 from shardlab.config.machine import Link
@@ -24,7 +24,10 @@ from shardlab.search.evidence import aspects, describe
 from shardlab.search.history import History, Quality
 from shardlab.search.judge import Judge, Question
 from shardlab.search.records import Candidate, Prediction, Proposal, Role, Space, Verdict
-from shardlab.search.space import Option, Shapes, feasible, peak_of, peaks_of
+from shardlab.search.space import Option, feasible, peak_of, peaks_of
+
+if TYPE_CHECKING:  # it needs torch, which a stage that passes one has
+    from shardlab.models.sizes import ModelShapes
 
 _TIE = 0.05
 """relative difference of steps that predictions cannot tell apart"""
@@ -40,7 +43,7 @@ def predictor(
     history: History,
     link: Link | None,
     threads: int,
-    shapes: Shapes,
+    shapes: "ModelShapes",
 ) -> Predict:
     """Return predictions by the forecast, fitted on timings and on what earlier races timed.
 
@@ -102,7 +105,7 @@ def propose(
     agent: Agent,
     limit_bytes: int,
     space: SpaceParameters,
-    shapes: Shapes,
+    shapes: "ModelShapes",
     predict: Predict,
     judge: Judge,
     facts: Sequence[str] = (),

@@ -6,19 +6,21 @@ memory and takes time, so of these the first that fits is taken.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import product
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardlab.config.engine_traits import ENGINES, EngineName, EngineTraits, accepts_codec
 from shardlab.config.schema import Space
 from shardlab.config.strategy import CanonicalStrategy, parse_strategy
-from shardlab.config.timing_record import UnitSize
 from shardlab.config.validation import check_fits
 from shardlab.core.errors import UserError
 from shardlab.forecast.model import Estimate
-from shardlab.models.memory import Sizes, device_memory
+from shardlab.models.memory import device_memory
 from shardlab.search.history import History
+
+if TYPE_CHECKING:  # it needs torch, which a stage that passes one has
+    from shardlab.models.sizes import ModelShapes
 
 Part = dict[str, Any]
 """some settings of a strategy"""
@@ -27,27 +29,6 @@ _BUCKETS_MB = (1.0, 5.0, 25.0, 100.0)
 _AHEAD = (0, 1, 2)
 """units gathered ahead"""
 _WINDOWS = (2, 3, 4)
-
-
-class Shapes(Protocol):
-    """Reads the model that is searched for; a stage passes one, as models need torch."""
-
-    layers: int
-    """transformer blocks"""
-    samples: int
-    """that one rank sees in a step"""
-    on_gpu: bool
-    """whether the ranks compute on GPUs"""
-
-    def units(self, strategy: CanonicalStrategy) -> Sequence[UnitSize]:
-        """Return what the strategy gathers or reduces together, in order of use."""
-
-    def sizes(self, strategy: CanonicalStrategy) -> Sizes:
-        """Return the sizes that memory depends on.
-
-        Raises:
-            UserError: the strategy does not fit the model.
-        """
 
 
 class Option(NamedTuple):
@@ -66,13 +47,13 @@ Peak = Callable[[CanonicalStrategy], int]
 """
 
 
-def formula_bytes(strategy: CanonicalStrategy, shapes: Shapes, world_size: int) -> int:
+def formula_bytes(strategy: CanonicalStrategy, shapes: "ModelShapes", world_size: int) -> int:
     """Return the peak of a rank by the closed form, of the memory that limits it."""
     need = device_memory(strategy, shapes.sizes(strategy), world_size, shapes.on_gpu)
     return sum(need.values())
 
 
-def peak_of(history: History, shapes: Shapes) -> Peak:
+def peak_of(history: History, shapes: "ModelShapes") -> Peak:
     """Return the formula plus what the start's peak has beyond it, such as the interpreter."""
     start, load = history.reference, history.workload
     measured = max(run.memory_peak_bytes for run in start.trained)
@@ -80,7 +61,7 @@ def peak_of(history: History, shapes: Shapes) -> Peak:
     return lambda strategy: rest + formula_bytes(strategy, shapes, load.world_size)
 
 
-def peaks_of(history: History, shapes: Shapes) -> dict[str, int]:
+def peaks_of(history: History, shapes: "ModelShapes") -> dict[str, int]:
     """Return the peak of a rank by hash of all that was measured: its own, or else predicted.
 
     Where training ran on other ranks than the search has, its peaks are none of the search.
@@ -95,7 +76,12 @@ def peaks_of(history: History, shapes: Shapes) -> dict[str, int]:
 
 
 def feasible(
-    space: Space, shapes: Shapes, world_size: int, peak: Peak, limit_bytes: int, count: Counter[str]
+    space: Space,
+    shapes: "ModelShapes",
+    world_size: int,
+    peak: Peak,
+    limit_bytes: int,
+    count: Counter[str],
 ) -> Iterator[Option]:
     """Yield the feasible strategies of the grid, each meaning once, in a fixed order.
 

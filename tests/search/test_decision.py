@@ -96,6 +96,12 @@ def test_what_is_not_held_has_a_reason(figures, runs, how, reason):
     assert reason in found.reason
 
 
+def test_losses_count_where_an_arm_computes_what_the_start_does():
+    before = after({KEPT: 0.5, DDP: 0.8}, losses=7.9)
+    assert before.fastest(0.03, LIMIT, {}).hash == FSDP2.hash(), "no later choice holds it either"
+    assert last({DDP_INT8: 0.5}, losses=7.9).decision == "accept"
+
+
 def test_what_fits_replaces_an_incumbent_that_does_not_even_if_it_is_slower():
     found = last({DDP: 1.8, KEPT: 1.4}, fits=False)
     assert (found.decision, found.held, found.fits) == ("accept", KEPT.hash(), True)
@@ -103,15 +109,6 @@ def test_what_fits_replaces_an_incumbent_that_does_not_even_if_it_is_slower():
     large = trained(INT4_KEPT, memory_peak_bytes=2 * LIMIT)
     found = last({INT4_KEPT: 1.2}, large, fits=False)
     assert (found.decision, found.held, found.fits) == ("reject", FSDP2.hash(), False)
-
-
-def test_what_computes_other_losses_is_held_by_no_later_choice():
-    before = after({KEPT: 0.5, DDP: 0.8}, losses=7.9)
-    assert before.fastest(0.03, LIMIT, {}).hash == FSDP2.hash()
-
-
-def test_other_losses_are_no_objection_to_what_is_compressed():
-    assert last({DDP_INT8: 0.5}, losses=7.9).decision == "accept"
 
 
 def test_quality_is_compared_with_the_start_and_steps_with_the_incumbent():

@@ -147,14 +147,6 @@ def test_memory_is_that_of_the_hardware_detected_or_given(params):
         limit_of()
 
 
-def test_a_spent_budget_ends_the_search_without_a_race(params):
-    run_round(params, "1")
-    proposal, history = run_round(Parameters(overrides=["agent.budget=1"]), "2")
-    assert (proposal.arms, proposal.candidates, proposal.space) == ([], [], None)
-    assert history.rounds[-1].decision == "none"
-    assert "budget of 1 trials is spent" in history.rounds[-1].reason
-
-
 @pytest.mark.parametrize("number", ["3", "../1", "x"])
 def test_a_round_that_is_not_in_the_parameters_is_refused(params, number):
     with pytest.raises(UserError):
