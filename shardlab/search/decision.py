@@ -236,7 +236,6 @@ def _compare(history: History, proposal: Proposal, race: Race, agent: Agent) -> 
                 step=standing and StepRatio(**standing.figures(), **_place(proposal)),
                 predicted_ms=arm.prediction.step_ms,
                 perplexity_ratio=quality.ratio if quality and quality.ratio < math.inf else None,
-                memory_peak_bytes=max((run.memory_peak_bytes for run in row.trained), default=None),
                 objections=objections,
             )
         )

@@ -40,8 +40,8 @@ class Question:
 
     evidence: str
     """the facts, in words"""
-    incumbent: Candidate
-    """that is held, and not to be chosen"""
+    incumbent_ms: float | None
+    """predicted step of what is held; None: it cannot be predicted"""
     candidates: list[Candidate]
 
 
@@ -75,7 +75,7 @@ def choose_by_rules(question: Question) -> Verdict:
 
     Abstains when there is none.
     """
-    held = question.incumbent.prediction.step_ms
+    held = question.incumbent_ms
 
     def order(candidate: Candidate) -> tuple[int, float, str]:
         prediction = candidate.prediction

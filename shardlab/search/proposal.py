@@ -143,8 +143,9 @@ def propose(
             stop = "no strategy is legal, new, tolerated and fits in memory"
     candidates = [candidate(each, quality) for each in shortlist.options]
     if stop is None:
-        held_option = candidate(option(history.held.strategy), quality, "the incumbent")
-        verdict = judge(Question(evidence, held_option, candidates))
+        held_s = predict(history.held.strategy)
+        held_ms = None if isinstance(held_s, str) else 1e3 * held_s.value
+        verdict = judge(Question(evidence, held_ms, candidates))
     else:
         verdict = Verdict(choice=None, reason=stop, judge=agent.judge)
     chosen = [each.strategy for each in candidates if each.id == verdict.choice]

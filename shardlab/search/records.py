@@ -203,8 +203,6 @@ class Comparison(Document):
     """step that the forecast expected"""
     perplexity_ratio: float | None = None
     """over the start's; None: unknown"""
-    memory_peak_bytes: int | None = None
-    """of the worst seed, where it was trained"""
     objections: list[str] = []
     """to holding it; it is admissible and faster where there is none"""
 

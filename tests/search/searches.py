@@ -22,7 +22,6 @@ from shardlab.search.records import (
 from tests.record_factory import (
     STRATEGIES,
     candidate_of,
-    make_candidate,
     make_record,
     make_records,
 )
@@ -49,8 +48,8 @@ def peaks_of_runs(history: History) -> dict[str, int]:
     }
 
 
-def ask(*candidates: Candidate, held: Candidate | None = None) -> Question:
-    return Question("Nothing is known.", held or make_candidate(engine="fsdp2"), [*candidates])
+def ask(*candidates: Candidate, held: float | None = 40.0) -> Question:
+    return Question("Nothing is known.", held, [*candidates])
 
 
 def proposal_of(history: History, *strategies: Strategy) -> Proposal:
