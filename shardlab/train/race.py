@@ -36,8 +36,8 @@ def race(plan: TimingPlan, output: Path, look: Look, limit_s: float) -> None:
     """Write the `Race` of the runs of the plan, of which the first is the incumbent.
 
     The arm in whose step ranks fail is left out of another attempt. All arms share the memory:
-    where the incumbent lacks it, no arm is to blame. Under torchrun or srun there is one attempt,
-    and its failure names the run.
+    where the incumbent lacks it, no arm is to blame, and there is no race. Under torchrun or srun
+    there is one attempt, and its failure names the run.
 
     Args:
         plan: its repetitions are the most.
@@ -47,7 +47,7 @@ def race(plan: TimingPlan, output: Path, look: Look, limit_s: float) -> None:
             half of what is left. Where no look comes in time, no arm is to blame.
 
     Raises:
-        RunFailed: ranks failed, and no arm is to blame.
+        RunFailed: ranks failed outside of any arm's step.
         UserError: the data, the model or the link cannot be used.
     """
     native.library()  # says once, and not once per rank, when there are no compiled kernels
@@ -69,12 +69,15 @@ def race(plan: TimingPlan, output: Path, look: Look, limit_s: float) -> None:
             except StorageError:
                 raise  # no property of an arm
             except (RunFailed, UserError) as error:
-                run = _blamed(error, marks, plan, limit_s)
-                failed[run] = _failed_arm(error)
+                run, arm = _blamed(error, marks, plan, limit_s), _failed_arm(error)
+                reason = "" if run else f"the race failed: {arm.detail}"
+                if run:
+                    failed[run] = arm
                 if run == incumbent:
-                    found = found.model_copy(update={"reason": "the incumbent failed"})
+                    reason = "the incumbent failed"
                 elif failed.keys() >= {*challengers}:
-                    found = found.model_copy(update={"reason": "every challenger failed"})
+                    reason = "every challenger failed"
+                found = found.model_copy(update={"reason": reason})
             else:
                 if not record.exists():
                     return  # rank 0, which writes, is on another node
@@ -126,21 +129,25 @@ def _attempt(
     launch_plan(plan, link, worker, max(limit_s, 0.01))
 
 
-def _blamed(error: RunFailed | UserError, marks: _Marks, plan: TimingPlan, limit_s: float) -> str:
-    """Return the arm that made an attempt fail.
+def _blamed(
+    error: RunFailed | UserError, marks: _Marks, plan: TimingPlan, limit_s: float
+) -> str | None:
+    """Return the arm that made an attempt fail; None where no arm is to blame.
 
     Raises:
-        RunFailed, UserError: none is to blame, or no further attempt is possible.
+        RunFailed, UserError: no further attempt is possible.
     """
     (run, step_s), arm = marks.behind(), _failed_arm(error)
     kind = error.kind if isinstance(error, RunFailed) else "crash"
     if run and rank_environment(plan.timing.world_size) is not None:
         # ranks of torchrun or srun are not this command's to start again
         raise RunFailed(kind, str(error), f"{run}: {arm.detail}")
+    at_arm = run in plan.timing.runs
     hung = isinstance(error, RunFailed) and error.hung
-    late = kind == "timeout" and not hung and step_s < _HUNG * limit_s
-    together = arm.outcome == "memory" and run == plan.timing.runs[0]
-    if run not in plan.timing.runs or together or late:
+    late = kind == "timeout" and not hung and not (at_arm and step_s >= _HUNG * limit_s)
+    if late or (arm.outcome == "memory" and run == plan.timing.runs[0]):
+        return None
+    if not at_arm:
         raise error
     return run
 
