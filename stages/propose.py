@@ -14,14 +14,14 @@ from shardlab.models.sizes import ModelShapes
 from shardlab.search.evidence import data_facts, machine_facts
 from shardlab.search.history import hold_fastest, initial_history, load_history
 from shardlab.search.judge import judge_of
-from shardlab.search.prediction import Predictor, fit, workload_of
-from shardlab.search.proposal import Proposer
-from shardlab.search.space import predicted_peaks
+from shardlab.search.proposal import predictor, propose
+from shardlab.search.space import peaks_of
 from stages.common import SAMPLES, integer, run
 
 RESULTS = "results/results.jsonl"
 ANSWERS = Path("results/answers")
 """of a language model that judges: kept when the round is repeated, so that it needs no server"""
+_CALIBRATE = "run python -m stages.calibrate"
 
 
 def main(params: Parameters, number: str) -> None:
@@ -32,23 +32,31 @@ def main(params: Parameters, number: str) -> None:
     timed = read_all(Path("results/timings"), timings)
     first = initial_history(read_records(RESULTS), timed, agent, train, here.search)
     history = load_history(here.after, RESULTS, first)
-    detected = Hardware.from_file("results/hardware.json", "run python -m stages.calibrate")
+    detected = Hardware.from_file("results/hardware.json", _CALIBRATE)
     hardware = detected.changed_by(agent.hardware)
-    agent = agent.on(hardware, history.workload.world_size)
+    limit_gb = agent.memory_limit_gb or hardware.memory_of_rank_gb(history.workload.world_size)
+    assert limit_gb is not None, "calibrate detects the memory"
+    limit = int(1e9 * limit_gb)
     shapes = ModelShapes.of(model, train, Path("data/tokens"), bool(hardware.gpus))
-    # first the limit has to be known: of the hardware, and of the formula where nothing was trained
-    history = hold_fastest(history, agent, predicted_peaks(history, shapes))
-    calibration = Calibration.from_file(
-        "results/calibration.json", "run python -m stages.calibrate"
-    )
-    raced = [run for race in history.races for run in race.runs]
-    fitted = fit(calibration, fitted_runs(timed, forecast), raced)
-    workload = workload_of(history, agent, train, timed)
-    predictor = Predictor(fitted, workload, shapes, history)
+    peaks = peaks_of(history, shapes)
+    history = hold_fastest(history, agent.quality_tolerance, limit, peaks)
+    calibration = Calibration.from_file("results/calibration.json", _CALIBRATE)
+    fitted = fitted_runs(timed, forecast)
+    link = agent.link or train.link
+    predict = predictor(calibration, timed, fitted, history, link, train.threads, shapes)
     statistics = read_json("data/statistics.json", "run python -m stages.tokenize")
     facts = machine_facts(hardware), data_facts(statistics)
-    proposer = Proposer(history, agent, forecast.space, shapes, predictor, facts)
-    proposal = proposer.propose(integer("round", number), judge_of(agent, ANSWERS))
+    proposal = propose(
+        integer("round", number),
+        history,
+        agent,
+        limit,
+        forecast.space,
+        shapes,
+        predict,
+        judge_of(agent, ANSWERS),
+        facts,
+    )
     proposal.to_file(Path("results/rounds", number, "proposal.json"))
     if proposal.space is not None:
         say(f"round {number}: {proposal.space.predicted} strategies predicted")

@@ -16,11 +16,10 @@ from shardlab.comm.emulated_link import Links
 from shardlab.config.machine import LOOPBACK, Link
 from shardlab.config.parameters import Parameters
 from shardlab.config.schema import Name
-from shardlab.config.timing_record import read_all
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.core.progress import say, stopwatch
-from shardlab.search.experiment import Request, result_text, search_parameters, write_folder
+from shardlab.search.experiment import result_text, search_parameters, write_folder
 from shardlab.search.history import History
 from stages.common import run
 
@@ -41,24 +40,19 @@ def main(
     name: Annotated[str | None, "folder in searches/; else from link and ranks"] = None,
 ) -> None:
     """Search, and print the strategies that were raced and the best of them."""
-    request = Request(
-        link=None if link == "none" else validate(Link, {"rate": link}, "--link"),
-        ranks=validate(Ranks, ranks, "--ranks"),
-        rounds=_ROUNDS,
-        model=model,
-    )
+    emulated = None if link == "none" else validate(Link, {"rate": link}, "--link")
+    ranks = validate(Ranks, ranks, "--ranks")
     limit_s = 60.0 * validate(Minutes, minutes, "--minutes")
     if name is None:
-        name = f"{link if request.link else LOOPBACK}-{ranks}-ranks".replace(".", "-")
+        name = f"{link if emulated else LOOPBACK}-{ranks}-ranks".replace(".", "-")
     folder = Path("searches") / validate(Name, name, "--name")
-    tree = search_parameters(params, request)
-    if request.link is not None:
-        with Links(ranks, request.link):
+    tree = search_parameters(params, emulated, ranks, _ROUNDS, model)
+    if emulated is not None:
+        with Links(ranks, emulated):
             pass  # this process may make them
     write_folder(folder, tree)
     history, reason = _search(folder, limit_s)
-    timings = Parameters(folder / "params.yaml")("timings")
-    print(result_text(history, read_all(folder / "results/timings", timings), name, reason))
+    print(result_text(history, name, reason))
     sys.stdout.flush()
     say(f"search: all results are in {folder}")
 

@@ -8,28 +8,29 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
+from shardlab.config.model_and_data import Model
 from shardlab.config.parameters import Parameters
 from shardlab.config.run_record import Record
-from shardlab.config.schema import Timing
+from shardlab.config.schema import Agent, Timing, Train
 from shardlab.config.timing_record import Race, Ruling
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import StorageError, UserError
 from shardlab.core.files import read_json, unfinished, write_json
 from shardlab.core.progress import say, stopwatch
 from shardlab.profiling.breakdown import analyse
-from shardlab.search.decision import TrialFailed, train_promising
+from shardlab.search.decision import failure_of, train_promising
 from shardlab.search.race_rule import RaceRule, ruling
-from shardlab.search.records import Candidate, Measured, Proposal, Trial
+from shardlab.search.records import Candidate, Failure, Proposal, Trial
 from shardlab.train.evaluation import validate_run
 from shardlab.train.launch import RunFailed
 from shardlab.train.plans import RunPlan, TimingPlan
 from shardlab.train.race import race
-from shardlab.train.rank import Failure
+from shardlab.train.rank import Failure as RankFailure
 from shardlab.train.run import train_run
 from stages.common import integer, run
 
@@ -38,8 +39,6 @@ SCRATCH = Path(".trials")
 """files of a trial while it runs; all nodes see them"""
 
 _FAILED = "failed.json"
-
-Values = dict[str, Any]
 
 
 class Step(Document):
@@ -57,6 +56,49 @@ class Step(Document):
 Do = Callable[[Step], None]
 
 
+@dataclass(frozen=True)
+class Work:
+    """The work of a trial on the ranks of this process, step by step."""
+
+    proposal: Proposal
+    agent: Agent
+    train: Train
+    model: Model
+
+    def do(self, step: Step) -> None:
+        """Race the arms, or train one.
+
+        Raises:
+            RunFailed, UserError: of the ranks.
+        """
+        if step.arm is None:
+            self._race(Path(step.folder))
+        else:
+            (arm,) = (arm for arm in self.proposal.arms if arm.hash == step.arm)
+            train_run(self.plan(arm, step.seed), Path(step.folder), limit_s=step.limit_s)
+
+    def plan(self, arm: Candidate, seed: int) -> RunPlan:
+        """Return the training run of an arm."""
+        return RunPlan(f"trial-{arm.hash}", seed, arm.strategy, self.train, self.model, DATA)
+
+    def _race(self, folder: Path) -> None:
+        proposal, agent, rule = self.proposal, self.agent, RaceRule.of(self.agent)
+        arms = {arm.hash: arm.strategy for arm in proposal.arms}
+        timing = Timing(
+            runs=tuple(arms),
+            world_size=agent.world_size or self.train.world_size,
+            link=agent.link or self.train.link,
+            repetitions=agent.repetitions,
+        )
+        name = f"round-{proposal.round}"
+        plan = TimingPlan(name, timing, {**arms}, self.train, self.model, DATA)
+
+        def look(step_ms: dict[str, list[float]]) -> Ruling:
+            return ruling(step_ms, proposal.incumbent, rule)
+
+        race(plan, folder / "race.json", look, agent.trial_timeout_s)
+
+
 def main(
     params: Parameters,
     number: str,
@@ -68,41 +110,20 @@ def main(
     count, folder = integer("round", number), Path("results/rounds", number)
     fix = f"run python -m stages.propose {number}"
     proposal = Proposal.from_file(folder / "proposal.json", fix)
-    values = values_of(params, number)
-    do: Do = partial(_do, values, proposal)
+    train, model, seeds = params("train", "model", "seeds")
+    work = Work(proposal, params.agent_of(number), train, model)
     if step:
-        _report_failure(do, Step.model_validate_json(step))
+        _report_failure(work, Step.model_validate_json(step))
         return
-    if start:
-        do = partial(_start, shlex.split(start), number)
+    do = partial(_start, shlex.split(start), number) if start else work.do
     elapsed = stopwatch()
-    trained: list[Measured] = []
-    raced = _raced(proposal, do) if proposal.arms else None
-    if raced is not None:
-        agent, seeds = values["agent"], values["seeds"]
-        trained = train_promising(raced, proposal, agent, seeds, partial(measure, values, do))
+    raced, trained = None, []
+    if proposal.arms:
+        raced = _raced(proposal, do)
+        trained = train_promising(raced, proposal, work.agent, seeds, partial(measure, work, do))
     trial = Trial(round=count, race=raced, trained=trained, seconds=elapsed())
     trial.to_file(folder / "trial.json")
     say(f"round {number}: {raced.reason if raced else 'nothing was raced'}")
-
-
-def values_of(params: Parameters, number: str) -> Values:
-    """Return the parameters of a trial."""
-    train, model, seeds = params("train", "model", "seeds")
-    return {"agent": params.agent_of(number), "train": train, "model": model, "seeds": seeds}
-
-
-def _do(values: Values, proposal: Proposal, step: Step) -> None:
-    """Do the step here.
-
-    Raises:
-        RunFailed, UserError: of the ranks.
-    """
-    if step.arm is None:
-        _race(values, proposal, Path(step.folder))
-    else:
-        (arm,) = (arm for arm in proposal.arms if arm.hash == step.arm)
-        train_run(_plan(values, arm, step.seed), Path(step.folder), limit_s=step.limit_s)
 
 
 def _start(command: list[str], number: str, step: Step) -> None:
@@ -116,40 +137,22 @@ def _start(command: list[str], number: str, step: Step) -> None:
     sys.stderr.write(done.stderr)
     if done.returncode:
         if (failed := Path(step.folder, _FAILED)).exists():
-            raise Failure(**read_json(failed)).error()
+            raise RankFailure(**read_json(failed)).error()
         said = done.stderr.strip() or f"{command[0]} ended with exit code {done.returncode}"
         raise RunFailed("crash", said, said.splitlines()[-1])
 
 
-def _report_failure(do: Do, step: Step) -> None:
+def _report_failure(work: Work, step: Step) -> None:
     """Do the step, and leave its failure to the stage that started it."""
     try:
-        do(step)
+        work.do(step)
     except (RunFailed, UserError) as error:
-        write_json(Path(step.folder, _FAILED), asdict(Failure.of(error)))
+        write_json(Path(step.folder, _FAILED), asdict(RankFailure.of(error)))
         raise
 
 
-def _race(values: Values, proposal: Proposal, folder: Path) -> None:
-    agent, train = values["agent"], values["train"]
-    arms = {arm.hash: arm.strategy for arm in proposal.arms}
-    timing = Timing(
-        runs=tuple(arms),
-        world_size=agent.world_size or train.world_size,
-        link=agent.link or train.link,
-        repetitions=agent.repetitions,
-    )
-    plan = TimingPlan(f"round-{proposal.round}", timing, {**arms}, train, values["model"], DATA)
-    rule, elapsed = RaceRule.of(agent), stopwatch()
-
-    def look(step_ms: dict[str, list[float]]) -> Ruling:
-        return ruling(step_ms, proposal.incumbent, rule, elapsed())
-
-    race(plan, folder / "race.json", look, agent.trial_timeout_s)
-
-
 def _raced(proposal: Proposal, do: Do) -> Race:
-    """Return the race; without runs where ranks failed and no arm is known to be the cause."""
+    """Return the race; without runs where ranks failed and no arm is to blame."""
     SCRATCH.mkdir(exist_ok=True)
     elapsed = stopwatch()
     with unfinished(SCRATCH / f"race-{proposal.round}") as folder:
@@ -171,28 +174,19 @@ def _raced(proposal: Proposal, do: Do) -> Race:
     return found.model_copy(update={"reason": reason})
 
 
-def _plan(values: Values, arm: Candidate, seed: int) -> RunPlan:
-    run, train, model = f"trial-{arm.hash}", values["train"], values["model"]
-    return RunPlan(run, seed, arm.strategy, train, model, DATA)
-
-
-def measure(values: Values, do: Do, arm: Candidate, seed: int, left_s: float) -> Record:
-    """Return the record of a training run.
-
-    Raises:
-        TrialFailed: it ended without figures.
-    """
+def measure(work: Work, do: Do, arm: Candidate, seed: int, left_s: float) -> Record | Failure:
+    """Return the record of a training run, or its failure."""
     SCRATCH.mkdir(exist_ok=True)
     with unfinished(SCRATCH / f"{arm.hash}-seed{seed}") as folder:
         try:
             do(Step(folder=str(folder), arm=arm.hash, seed=seed, limit_s=left_s))
-            return evaluated(_plan(values, arm, seed), folder)
+            return evaluated(work.plan(arm, seed), folder)
         except RunFailed as failure:
-            raise TrialFailed(failure.kind, failure.detail) from failure
+            return failure_of(work.proposal, failure.kind, failure.detail)
         except StorageError:
             raise  # no property of the strategy: a rerun tries it again
         except UserError as error:  # not chosen by a user, so a refusal is data
-            raise TrialFailed("crash", str(error)) from error
+            return failure_of(work.proposal, "crash", str(error))
 
 
 def evaluated(plan: RunPlan, folder: Path) -> Record:

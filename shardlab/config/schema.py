@@ -90,13 +90,6 @@ class Agent(Document):
         given = {name: own[name] for name in own if own[name] is not None}
         return self.model_copy(update={**given, "searches": {}})
 
-    def on(self, hardware: Hardware, world_size: int) -> "Agent":
-        """Return the settings for ranks on some hardware, whose memory is the limit by default."""
-        if self.memory_limit_gb is not None:
-            return self
-        limit = hardware.memory_of_rank_gb(world_size)
-        return self.model_copy(update={"memory_limit_gb": limit})
-
 
 class RoundPlan(Document):
     """One round of the search."""

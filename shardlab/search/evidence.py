@@ -5,59 +5,22 @@ ranking here, and strategies come in the order of their hashes.
 """
 
 from collections.abc import Mapping, Sequence
-from statistics import stdev
+from statistics import fmean, stdev
 from typing import Any
 
-from shardlab.config.codec_table import codec_text
-from shardlab.config.machine import Gpu, Hardware
+from shardlab.config.machine import Hardware
+from shardlab.config.run_record import Record
 from shardlab.config.schema import Agent
-from shardlab.config.strategy import Strategy, override_words
-from shardlab.search.history import History, perplexity_ratio
+from shardlab.config.strategy import Strategy
+from shardlab.search.history import History, mean_ratio
 from shardlab.search.records import Decision, Measured, Prediction, Workload
-
-
-def changes(before: Strategy, after: Strategy) -> dict[str, tuple[Any, Any]]:
-    """Return the settings of the canonical form that differ, before and after, by key."""
-    old, new = _settings(before), _settings(after)
-    return {key: (old[key], new[key]) for key in sorted(old) if old[key] != new[key]}
 
 
 def aspects(before: Strategy, after: Strategy) -> set[str]:
     """Return in which of `sharding`, `gradients` and `weights` two strategies differ."""
-    weights = {"weights", "weights_minimum_size"}
-    return {
-        "weights" if key in weights else "sharding" if key in Strategy.model_fields else "gradients"
-        for key in changes(before, after)
-    }
-
-
-def in_words(before: Strategy, after: Strategy) -> str:
-    """Return the changes as `engine: fsdp2 to ddp; wrap: block to unset`."""
-    differences = changes(before, after).items()
-    return "; ".join(f"{key}: {_word(old)} to {_word(new)}" for key, (old, new) in differences)
-
-
-def _settings(strategy: Strategy) -> dict[str, Any]:
-    """Flatten the canonical form to one level; a codec with its options is one setting."""
-    canonical = strategy.canonical()
-    form = canonical.model_dump(mode="json", exclude={"gradients", "weights", "overrides"})
-    gradients, weights = canonical.gradients, canonical.weights
-    between = gradients.between_nodes
-    return {
-        **form,
-        "overrides": "; ".join(override_words(unit) for unit in canonical.overrides) or None,
-        "weights": codec_text(weights.codec) if weights else "none",
-        "weights_minimum_size": weights and weights.minimum_size,
-        **gradients.model_dump(mode="json"),
-        "codec": codec_text(gradients.codec),
-        "between_nodes": between and codec_text(between),
-    }
-
-
-def _word(value: Any) -> str:
-    if value is None:
-        return "unset"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    one, other = before.canonical(), after.canonical()
+    keys = (key for key in Strategy.model_fields if getattr(one, key) != getattr(other, key))
+    return {key if key in ("gradients", "weights") else "sharding" for key in keys}
 
 
 def describe(
@@ -89,28 +52,18 @@ def describe(
 
 
 def machine_facts(hardware: Hardware) -> str:
-    """Return what the machine is, and how fast its ranks send on each link."""
-    facts = [
-        hardware.cpu,
-        hardware.cores and f"{hardware.cores} cores",
-        hardware.numa_nodes and f"NUMA nodes: {hardware.numa_nodes}",
-        hardware.caches_kb
-        and "caches " + ", ".join(f"{name} {n} kB" for name, n in hardware.caches_kb.items()),
-        hardware.memory_gb and f"{hardware.memory_gb:.1f} GB of memory",
-        hardware.copy_gb_per_s and f"a rank copies {hardware.copy_gb_per_s:.1f} GB/s",
-        *(", ".join(fact for fact in _gpu_facts(gpu) if fact) for gpu in hardware.gpus or []),
-        *(
-            f"a rank sends {network.mb_per_s:.0f} MB/s after {network.latency_us:.0f} us "
-            f"({network.world_size} ranks, {network.link})"
-            for network in hardware.connections or []
-        ),
-    ]
-    return f"Machine: {'; '.join(fact for fact in facts if fact)}."
+    """Return what the machine is, and how fast its ranks send on each link; names have units."""
 
+    def words(value: Any) -> str:
+        match value:
+            case dict():
+                return ", ".join(f"{key} {words(item)}" for key, item in value.items())
+            case list():
+                return " and ".join(f"({words(item)})" for item in value)
+        return f"{value:.4g}" if isinstance(value, float) else str(value)
 
-def _gpu_facts(gpu: Gpu) -> tuple[str | None, ...]:
-    peak = None if gpu.peak_tflops is None else f"peak {gpu.peak_tflops:.0f} TFLOP/s"
-    return gpu.name, f"{gpu.memory_gb:.1f} GB of memory", peak, gpu.link
+    facts = hardware.model_dump(exclude_none=True).items()
+    return f"Machine: {'; '.join(f'{key} {words(value)}' for key, value in facts if value)}."
 
 
 def data_facts(statistics: Mapping[str, Any]) -> str:
@@ -161,34 +114,37 @@ def _strategy(row: Measured, history: History) -> str:
             f"{step.source})"
         )
     if row.trained:
-        facts.append(_trained(row, history.reference))
+        facts.append(_trained(row.trained, history.reference.trained))
     return f"Strategy {row.strategy.label()} [{row.source}]: {'; '.join(facts)}."
 
 
-def _trained(row: Measured, start: Measured) -> str:
-    mean = row.mean
+def _trained(runs: Sequence[Record], start: Sequence[Record]) -> str:
+    def values(field: str) -> list[float]:
+        return [getattr(run, field) for run in runs]
+
+    def mean(field: str) -> float:
+        return fmean(values(field))
+
+    def moved(kind: str) -> str:
+        raw, wire = (
+            fmean(run.ledger[kind][what] for run in runs) / 1e6
+            for what in ("bytes_raw", "bytes_wire")
+        )
+        return f"{raw:.3f} MB asked, {wire:.3f} MB moved"
+
+    spread = f" +- {stdev(values('val_ppl')):.2f}" if len(runs) > 1 else ""
     return (
-        f"trained with {len(row.trained)} of {len(start.trained)} seeds: traced step "
+        f"trained with {len(runs)} of {len(start)} seeds: traced step "
         f"{mean('profiled_step_ms'):.2f} ms with compute {mean('compute_ms'):.2f} ms, "
         f"communication {mean('comm_ms_per_step'):.2f} ms, exposed communication "
         f"{mean('exposed_comm_ms'):.2f} ms, idle {mean('idle_ms'):.2f} ms; "
         f"encoding {mean('encode_ms'):.2f} ms, decoding {mean('decode_ms'):.2f} ms; "
-        f"gradients {_moved(row, 'gradients')}; weights {_moved(row, 'weights')}; "
+        f"gradients {moved('gradients')}; weights {moved('weights')}; "
         f"{100 * mean('flops_share'):.1f} % of the fastest matrix product's operations per second; "
-        f"validation perplexity {mean('val_ppl'):.2f}{_spread(row, 'val_ppl')}, "
-        f"{perplexity_ratio(row, start):.3f} times the start's; "
+        f"validation perplexity {mean('val_ppl'):.2f}{spread}, "
+        f"{mean_ratio(runs, start):.3f} times the start's; "
         f"peak memory {mean('memory_peak_bytes') / 1e6:.0f} MB per rank"
     )
-
-
-def _moved(row: Measured, kind: str) -> str:
-    raw, wire = (row.mean(f"{kind}_bytes_{what}") / 1e6 for what in ("raw", "wire"))
-    return f"{raw:.3f} MB asked, {wire:.3f} MB moved"
-
-
-def _spread(row: Measured, field: str) -> str:
-    values = [getattr(run, field) for run in row.trained]
-    return f" +- {stdev(values):.2f}" if len(values) > 1 else ""
 
 
 def _round(decision: Decision) -> str:

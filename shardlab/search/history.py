@@ -6,8 +6,8 @@ share the table; steps and failures count on their own link and ranks alone.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import takewhile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,14 +20,7 @@ from shardlab.config.timing_record import NO_COMMUNICATION, Race, TimedRun
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError, nearest
 from shardlab.core.interval import paired_ratio
-from shardlab.search.records import (
-    Decision,
-    Failure,
-    Measured,
-    StepRatio,
-    TrainingRun,
-    Workload,
-)
+from shardlab.search.records import Decision, Failure, Measured, StepRatio, Workload
 
 
 class Numerics(NamedTuple):
@@ -52,12 +45,8 @@ class Numerics(NamedTuple):
         flat = bool(gradients or coded) and strategy.traits.flat_gradients
         return cls(gradients, coded, " ".join(types), flat)
 
-    def is_alike(self, other: "Numerics") -> bool:
-        """Return whether only the vectors differ that codecs see."""
-        return self[:3] == other[:3]
-
     def includes(self, other: "Numerics") -> bool:
-        """Return whether the other compresses a part of what this does, in the same way."""
+        """Return whether the other has some or all codecs of this one, on any vectors."""
         return (
             other.types == self.types
             and bool(other.gradients or other.weights)
@@ -72,11 +61,7 @@ class Quality(NamedTuple):
     ratio: float
     source: str
     sure: bool = True
-    """of the same numerics; otherwise its codecs saw other vectors"""
-
-    def is_tolerated(self, tolerance: float) -> bool:
-        """Return whether it is known well enough, and low enough."""
-        return self.sure and self.ratio <= 1 + tolerance
+    """of the same numerics; otherwise its codecs saw other vectors, or were not all there"""
 
 
 class History(Document):
@@ -127,93 +112,70 @@ class History(Document):
     def qualities(self) -> Callable[[CanonicalStrategy], Quality | None]:
         """Return a function to the quality of a strategy, which need not have been trained.
 
-        Its own runs count before those with the same numerics, and these before those whose codecs
-        see other vectors. Of what was trained with a part of its codecs alone, the worst counts,
-        since more codecs hardly improve it. None: nothing like it was trained.
+        Its own runs count before those with the same numerics. Of what was trained with a part of
+        its codecs alone, or with all of them on other vectors, the worst counts, since more codecs
+        hardly improve it. None: nothing like it was trained.
         """
         start = Numerics.of(self.reference.strategy)
         trained = [
-            (Numerics.of(row.strategy), row) for row in self.measured.values() if row.has_quality
+            (Numerics.of(row.strategy), row, perplexity_ratio(row, self.reference))
+            for row in self.measured.values()
+            if row.trained or row.diverged
         ]
-        ratios = {row.hash: perplexity_ratio(row, self.reference) for _, row in trained}
 
         def quality(strategy: CanonicalStrategy) -> Quality | None:
             wanted, key = Numerics.of(strategy), strategy.hash()
             if wanted == start:
                 return Quality(1.0, "computes what the start computes")
-            own = [row for _, row in trained if row.hash == key]
-            same = [row for numerics, row in trained if numerics == wanted]
-            alike = [row for numerics, row in trained if numerics.is_alike(wanted)]
-            for rows, what in (own, "its own"), (same, "the same numerics"), (alike, "its codecs"):
-                if rows:
-                    mean = math.exp(sum(math.log(ratios[row.hash]) for row in rows) / len(rows))
-                    sources = ", ".join(row.source for row in rows)
-                    return Quality(mean, f"{what}: {sources}", sure=rows is not alike)
-            parts = [row for numerics, row in trained if wanted.includes(numerics)]
-            worst = max(parts, key=lambda row: ratios[row.hash], default=None)
-            if worst is None:
+            same = [(row, ratio) for numerics, row, ratio in trained if numerics == wanted]
+            own = [(row, ratio) for row, ratio in same if row.hash == key]
+            if rows := own or same:
+                mean = math.prod(ratio for _, ratio in rows) ** (1 / len(rows))
+                sources = ", ".join(row.source for row, _ in rows)
+                return Quality(mean, f"{'its own' if own else 'the same numerics'}: {sources}")
+            alike = [(row, ratio) for numerics, row, ratio in trained if wanted.includes(numerics)]
+            if not alike:
                 return None
-            source = f"a part of its codecs: {worst.source}"
-            return Quality(ratios[worst.hash], source, sure=False)
+            worst, ratio = max(alike, key=lambda each: each[1])
+            return Quality(ratio, f"its codecs, or a part of them: {worst.source}", sure=False)
 
         return quality
 
-    def peak(self, row: Measured) -> int | None:
-        """Return the largest measured peak of a rank, bytes.
-
-        None: it was not trained, or on other ranks than the search has, which changes the peak.
-        """
-        if self.workload.world_size != self.workload.trained_on:
-            return None
-        return max((run.memory_peak_bytes for run in row.trained), default=None)
-
-    def fits(self, row: Measured, limit_bytes: int, predicted: Mapping[str, int]) -> bool:
-        """Return whether a peak of a rank is within the limit; true where none is known.
-
-        Args:
-            predicted: peaks by hash, where none was measured.
-        """
-        return (self.peak(row) or predicted.get(row.hash, 0)) <= limit_bytes
-
-    def fastest(self, tolerance: float, limit_bytes: int, predicted: Mapping[str, int]) -> Measured:
+    def fastest(self, tolerance: float, limit_bytes: int, peaks: Mapping[str, int]) -> Measured:
         """Return the admissible strategy whose steps were measured as the shortest.
 
         Admissible: it did not fail, runs with the same numerics say that its perplexity is
         tolerated, and it fits. The start, where none is.
 
         Args:
-            limit_bytes, predicted: of `fits`.
+            tolerance: largest relative rise of perplexity.
+            limit_bytes: of the peak of a rank.
+            peaks: of ranks, by hash; what is not there fits.
         """
-        ratios, quality = {}, self.qualities()
+        ratios, quality = {self.start: math.inf}, self.qualities()
         for row in self.measured.values():
             step, known = row.step(self.workload), quality(row.strategy)
-            admissible = known is not None and known.is_tolerated(tolerance)
-            admissible &= row.failure(self.workload) is None
-            if step and admissible and self.fits(row, limit_bytes, predicted):
+            if step is None or row.failure(self.workload) is not None:
+                continue
+            tolerated = known is not None and known.sure and known.ratio <= 1 + tolerance
+            if tolerated and peaks.get(row.hash, 0) <= limit_bytes:
                 ratios[row.hash] = step.ratio
-        return self.measured[min(ratios, key=lambda key: ratios[key], default=self.start)]
+        return self.measured[min(ratios, key=lambda key: ratios[key])]
 
 
-def memory_limit(agent: Agent, workload: Workload) -> int:
-    """Return the bytes that one rank may use: of the parameters (1 GB = 10^9 B), or its part of the
-    machine's."""
-    if agent.memory_limit_gb is not None:
-        return int(agent.memory_limit_gb * 1e9)
-    return workload.memory_bytes
-
-
-def hold_fastest(history: History, agent: Agent, predicted: Mapping[str, int]) -> History:
+def hold_fastest(
+    history: History, tolerance: float, limit_bytes: int, peaks: Mapping[str, int]
+) -> History:
     """Return the history with the fastest admissible strategy held, if its search has no round.
 
     The first race has to confirm it.
 
     Args:
-        predicted: peaks by hash of what has none measured, bytes of a rank.
+        tolerance, limit_bytes, peaks: of `History.fastest`.
     """
     if history.own_rounds:
         return history
-    limit = memory_limit(agent, history.workload)
-    best = history.fastest(agent.quality_tolerance, limit, predicted)
+    best = history.fastest(tolerance, limit_bytes, peaks)
     return history.model_copy(update={"incumbent": best.hash})
 
 
@@ -235,20 +197,19 @@ def initial_history(
         search: its name, where it has one.
 
     Raises:
-        UserError: no record of `agent.start`, or it diverged.
+        UserError: no record of `agent.start`, or it diverged; or records of different workloads.
     """
-    workload = _workload(records, agent, train)
     runs: dict[str, list[Record]] = {}
-    for record in records:
+    # two names of one meaning are one strategy: name and figures of the start take precedence
+    for record in sorted(records, key=lambda record: record.run != agent.start):
         runs.setdefault(record.run, []).append(record)
     if agent.start not in runs:
         raise UserError(
             f"agent.start: no record of run {agent.start!r}; {nearest(agent.start, runs)}"
         )
-    # two names of one meaning are one strategy: name and figures of the start take precedence
     measured: dict[str, Measured] = {}
-    for run in (agent.start, *runs):
-        row = _row_of_run(run, runs[run])
+    for run, found in runs.items():
+        row = _row_of_run(run, sorted(found, key=lambda record: record.seed))
         measured.setdefault(row.hash, row)
     start = next(iter(measured.values()))
     if start.diverged:
@@ -257,12 +218,12 @@ def initial_history(
             "run"
         )
     for row in _rows_of_timings(timed, start.hash):
-        known = measured.get(row.hash)
-        steps = [*known.steps, *row.steps] if known else row.steps
-        measured[row.hash] = (known or row).model_copy(update={"steps": steps})
+        known = measured.get(row.hash, row)
+        steps = row.steps if known is row else [*known.steps, *row.steps]
+        measured[row.hash] = known.model_copy(update={"steps": steps})
     return History(
         search=search or "",
-        workload=workload,
+        workload=_workload(runs, agent, train),
         start=start.hash,
         incumbent=start.hash,
         measured=measured,
@@ -276,16 +237,11 @@ def load_history(path: str, results: str, first: History) -> History:
     holds the start.
 
     Raises:
-        UserError: the earlier history lacks something of the first, so it is out of date.
+        UserError: there is no such history.
     """
     if path == results:
         return first
     history = History.from_file(path, f"run python -m stages.decide {Path(path).parent.name}")
-    for key, row in first.measured.items():
-        if key not in history.measured:
-            raise UserError(
-                f"{path}: knows nothing of {row.source} in {results}: repeat the earlier rounds"
-            )
     if history.search == first.search:
         return history
     update = {"search": first.search, "workload": first.workload, "incumbent": first.incumbent}
@@ -297,10 +253,11 @@ def perplexity_ratio(row: Measured, reference: Measured) -> float:
     return math.inf if row.diverged else mean_ratio(row.trained, reference.trained)
 
 
-def mean_ratio(runs: Iterable[TrainingRun], others: Iterable[TrainingRun]) -> float:
+def mean_ratio(runs: Iterable[Record], others: Iterable[Record]) -> float:
     """Return the geometric mean over seeds of the perplexity over the other's; NaN without one."""
     known = {run.seed: run.val_ppl for run in others}
-    logs = [math.log(run.val_ppl / known[run.seed]) for run in runs if run.seed in known]
+    pairs = [(run.val_ppl, known[run.seed]) for run in runs if run.seed in known]
+    logs = [math.log(one / other) for one, other in pairs if one and other]
     return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
 
@@ -315,9 +272,7 @@ def paired_steps(
 
 
 def _row_of_run(run: str, records: list[Record]) -> Measured:
-    strategy = parse_strategy(records[0].strategy, f"strategy of run {run}")
-    records = sorted(records, key=lambda record: record.seed)
-    source = f"run {run}"
+    strategy, source = parse_strategy(records[0].strategy, f"strategy of run {run}"), f"run {run}"
     failures = [
         Failure(
             source=source,
@@ -333,59 +288,43 @@ def _row_of_run(run: str, records: list[Record]) -> Measured:
         strategy=strategy.canonical(),
         hash=strategy.hash(),
         source=source,
-        trained=[] if failures else [TrainingRun.of(record) for record in records],
+        trained=[] if failures else records,
         failures=failures,
     )
 
 
-def _rows_of_timings(timed: Iterable[TimedRun], start: str) -> list[Measured]:
-    """Return the steps of every strategy that was timed together with the start."""
-    timings: dict[str, list[TimedRun]] = {}
-    for run in timed:
-        timings.setdefault(run.timing, []).append(run)
-    rows = []
-    for name, runs in timings.items():
-        reference = next((run for run in runs if run.strategy_hash == start), None)
-        for run in runs:
-            if reference is None or run.run == NO_COMMUNICATION:
-                continue
-            strategy = parse_strategy(run.strategy, f"strategy of {run.run} in timing {name}")
-            source = f"timing {name}"
-            where = source, run.link, run.world_size
-            steps = paired_steps(run.step_ms, reference.step_ms, *where)
-            rows.append(
-                Measured(
-                    strategy=strategy.canonical(),
-                    hash=strategy.hash(),
-                    source=source,
-                    steps=[steps],
-                )
-            )
-    return rows
+def _rows_of_timings(timed: Iterable[TimedRun], start: str) -> Iterator[Measured]:
+    """Yield the steps of every strategy that was timed together with the start."""
+    runs = [run for run in timed if run.run != NO_COMMUNICATION]
+    references = {run.timing: run for run in runs if run.strategy_hash == start}
+    for run in runs:
+        if run.timing not in references:
+            continue
+        others, source = references[run.timing].step_ms, f"timing {run.timing}"
+        strategy = parse_strategy(run.strategy, f"strategy of {run.run} in {source}")
+        steps = paired_steps(run.step_ms, others, source, run.link, run.world_size)
+        facts = {"strategy": strategy.canonical(), "hash": strategy.hash(), "source": source}
+        yield Measured.model_validate({**facts, "steps": [steps]})
 
 
-def _workload(records: Sequence[Record], agent: Agent, train: Train) -> Workload:
+def _workload(runs: Mapping[str, Sequence[Record]], agent: Agent, train: Train) -> Workload:
     """Return what the records trained, on the link of the search.
 
     Raises:
-        UserError: there are none, or they are of different workloads.
+        UserError: they are of different workloads.
     """
-    if not records:
-        raise UserError("results: no record: train the matrix first")
     names = [name for name in Workload.model_fields if name in Record.model_fields]
-    for record in records:
-        for name in names:
-            if getattr(record, name) != getattr(records[0], name):
-                raise UserError(
-                    f"results: run {record.run!r} trained another workload than "
-                    f"{records[0].run!r}: collect the results again"
-                )
-    link, trained_on = agent.link or train.link, records[0].world_size
-    ranks = agent.world_size or trained_on
+    first = runs[agent.start][0]
+    for record in chain(*runs.values()):
+        if any(getattr(record, name) != getattr(first, name) for name in names):
+            raise UserError(
+                f"results: run {record.run!r} trained another workload than {first.run!r}: collect "
+                "the results again"
+            )
+    link = agent.link or train.link
     own = {
         "link": LOOPBACK if link is None else link.name,
-        "world_size": ranks,
-        "trained_on": trained_on,
-        "memory_bytes": records[0].host["memory_bytes"] // ranks,
+        "world_size": agent.world_size or first.world_size,
+        "trained_on": first.world_size,
     }
-    return Workload(**{name: getattr(records[0], name) for name in names} | own)
+    return Workload(**{name: getattr(first, name) for name in names} | own)

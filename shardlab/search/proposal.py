@@ -1,18 +1,86 @@
-"""Proposal of a round: evidence, shortlist by prediction, verdict, and the arms of the race."""
+"""Proposal of a round: evidence, shortlist by prediction, verdict, and the arms of the race.
 
+Steps are predicted by the forecast, memory by formula, quality by earlier runs. Many strategies lie
+within the error of a prediction, so a list of the shortest steps would hold one idea many times:
+the shortlist has the best of each class, an engine with a kind of codec, and one strategy of
+unknown quality. Classes that differ in the codec of the weights are one where predictions tie.
+"""
+
+import math
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shardlab.config.calibration_record import Calibration
+from shardlab.config.machine import Link
 from shardlab.config.schema import Agent
 from shardlab.config.schema import Space as SpaceParameters
 from shardlab.config.strategy import CanonicalStrategy
+from shardlab.config.timing_record import TimedRun
+from shardlab.forecast.machine import fit_machine
+from shardlab.forecast.model import Estimate, Workload, fit_model, strategy_of, unpredictable
 from shardlab.search.evidence import aspects, describe
-from shardlab.search.history import History, memory_limit
+from shardlab.search.history import History, Quality
 from shardlab.search.judge import Judge, Question
-from shardlab.search.prediction import Predictor, Ranked, Shortlist, shorten
-from shardlab.search.records import Candidate, Proposal, Role, Space, Verdict
-from shardlab.search.space import Feasible, Shapes, feasible, peak_of, predicted_peaks
+from shardlab.search.records import Candidate, Prediction, Proposal, Role, Space, Verdict
+from shardlab.search.space import Option, feasible, peak_of, peaks_of
+
+if TYPE_CHECKING:  # it needs torch, which a stage that passes one has
+    from shardlab.models.sizes import ModelShapes
+
+_TIE = 0.05
+"""relative difference of steps that predictions cannot tell apart"""
+
+Predict = Callable[[CanonicalStrategy], Estimate | str]
+"""predicts the seconds of a step on ranks and link of the search, or says why it cannot"""
+
+
+def predictor(
+    calibration: Calibration,
+    timed: Sequence[TimedRun],
+    fitted: Sequence[TimedRun],
+    history: History,
+    link: Link | None,
+    threads: int,
+    shapes: "ModelShapes",
+) -> Predict:
+    """Return predictions by the forecast, fitted on timings and on what earlier races timed.
+
+    Args:
+        timed: all timings; those with a link say how it is emulated here.
+        fitted: those to fit on.
+        link: of the search.
+        threads: of each rank.
+
+    Raises:
+        UserError: the calibration or the timings lack something.
+    """
+    machine = fit_machine(calibration)
+    raced = [
+        run
+        for race in history.races
+        for run in race.runs
+        if run.strategy is None or not unpredictable(strategy_of(run), machine)
+    ]
+    model = fit_model(machine, [*fitted, *raced])
+    load = history.workload
+    emulations = (run.link_emulation for run in timed if run.bits_per_second is not None)
+    workload = Workload(
+        world_size=load.world_size,
+        parameters=load.parameters,
+        accumulation=load.accumulation,
+        threads=threads,
+        bits_per_second=link.bits_per_second if link else None,
+        delay_s=link.delay_ms / 1e3 if link else 0.0,
+        link_emulation=next(emulations, "namespaces") if link else "none",
+    )
+
+    def predict(strategy: CanonicalStrategy) -> Estimate | str:
+        obstacle = model.obstacle(strategy)
+        return obstacle or model.estimate(strategy, shapes.units(strategy), workload)
+
+    return predict
 
 
 def reason_to_stop(history: History, agent: Agent) -> str | None:
@@ -25,151 +93,210 @@ def reason_to_stop(history: History, agent: Agent) -> str | None:
     minutes = sum(decision.seconds for decision in history.own_rounds) / 60
     if agent.budget_minutes is not None and minutes >= agent.budget_minutes:
         return f"the budget of {agent.budget_minutes:g} minutes is spent: {minutes:.1f} minutes"
-    rejections = 0
-    for decision in reversed(ran):
-        if decision.decision == "accept":
-            break
-        rejections += 1
-    if rejections >= agent.stop_loss:
-        return f"stop-loss: the last {rejections} trials were rejected"
+    last = [decision.decision for decision in ran[-agent.stop_loss :]]
+    if last == ["reject"] * agent.stop_loss:
+        return f"stop-loss: the last {agent.stop_loss} trials were rejected"
     return None
 
 
-class Proposer:
-    """Makes the proposal of one round.
+def propose(
+    number: int,
+    history: History,
+    agent: Agent,
+    limit_bytes: int,
+    space: SpaceParameters,
+    shapes: "ModelShapes",
+    predict: Predict,
+    judge: Judge,
+    facts: Sequence[str] = (),
+) -> Proposal:
+    """Return the proposal of round `number`.
+
+    Nothing is raced when the search has to stop, when no candidate is left or when the judge
+    abstains; the verdict's reason says which.
 
     Args:
+        limit_bytes: of the peak of a rank.
         space: codecs that may be proposed.
-        shapes: of the model.
-        predictor: of strategies.
         facts: on the machine and the data, for the evidence.
     """
+    peak, quality = peak_of(history, shapes), history.qualities()
 
-    def __init__(
-        self,
-        history: History,
-        agent: Agent,
-        space: SpaceParameters,
-        shapes: Shapes,
-        predictor: Predictor,
-        facts: Sequence[str] = (),
-    ) -> None:
-        self._history, self._agent, self._space = history, agent, space
-        self._shapes, self._predictor, self._facts = shapes, predictor, facts
-        self._limit = memory_limit(agent, history.workload)
-        self._peak = peak_of(history, shapes)
+    def option(strategy: CanonicalStrategy) -> Option:
+        return Option(strategy, strategy.hash(), peak(strategy), predict(strategy))
 
-    def propose(self, number: int, judge: Judge) -> Proposal:
-        """Return the proposal of round `number`.
+    stop, evidence = reason_to_stop(history, agent), describe(history, agent, limit_bytes, facts)
+    narrowed, shortlist = None, Shortlist([], [], 0)
+    if stop is None:
+        count = Counter(strategies=0, beyond_memory=0, spared=0)
+        legal = feasible(space, shapes, history.workload.world_size, peak, limit_bytes, count)
+        if agent.candidates == "action":
+            held = history.held.strategy
+            legal = (each for each in legal if len(aspects(held, each.strategy)) == 1)
+        ranked = rank(legal, predict)
+        shortlist = shorten(ranked, history, agent.quality_tolerance, agent.max_candidates)
+        unpredicted = Counter(each.step for each in ranked if isinstance(each.step, str))
+        predicted = len(ranked) - unpredicted.total()
+        known = {"known": shortlist.known, "unpredicted": dict(unpredicted), "predicted": predicted}
+        narrowed = Space.model_validate({**count, **known})
+        if not shortlist.options:
+            stop = "no strategy is legal, new, tolerated and fits in memory"
+    candidates = [candidate(each, quality) for each in shortlist.options]
+    if stop is None:
+        held_s = predict(history.held.strategy)
+        held_ms = None if isinstance(held_s, str) else 1e3 * held_s.value
+        verdict = judge(Question(evidence, held_ms, candidates))
+    else:
+        verdict = Verdict(choice=None, reason=stop, judge=agent.judge)
+    chosen = [each.strategy for each in candidates if each.id == verdict.choice]
+    assert bool(chosen) == (verdict.choice is not None), "a judge only chooses what is offered"
+    arms = _arms(number, history, chosen[0], shortlist.tolerated) if chosen else {}
+    peaks = peaks_of(history, shapes)
+    return Proposal(
+        round=number,
+        workload=history.workload,
+        incumbent=history.incumbent,
+        evidence=evidence,
+        memory_limit_bytes=limit_bytes,
+        fits=peaks[history.incumbent] <= limit_bytes,
+        peaks=peaks,
+        space=narrowed,
+        candidates=sorted(candidates, key=lambda each: each.id),
+        verdict=verdict,
+        arms=[candidate(option(arm), quality, "", roles) for arm, roles in arms.values()],
+        reference=history.reference.trained,
+    )
 
-        Nothing is raced when the search has to stop, when no candidate is left or when the judge
-        abstains; the verdict's reason says which.
-        """
-        history, stop = self._history, reason_to_stop(self._history, self._agent)
-        candidates: list[Candidate] = []
-        tolerated: list[Ranked] = []
-        space = None
-        evidence = describe(history, self._agent, self._limit, self._facts)
-        if stop is None:
-            space, shortlist = self._shorten()
-            candidates = self._candidates(shortlist)
-            tolerated = shortlist.tolerated
-            stop = None if candidates else "no strategy is legal, new, tolerated and fits in memory"
-        if stop is None:
-            held = self._candidate(self._feasible(history.held.strategy), "the incumbent")
-            verdict = judge(Question(evidence, held, candidates))
+
+def rank(options: Iterable[Option], predict: Predict) -> list[Option]:
+    """Return the options with predictions, the shortest step first; those without one last."""
+    return sorted((each._replace(step=predict(each.strategy)) for each in options), key=_order)
+
+
+def _order(option: Option) -> tuple[Any, ...]:
+    # of ties first what compresses less, then by hash: the same list in every run
+    weights = option.strategy.weights is not None
+    return seconds(option), weights, option.hash
+
+
+def seconds(option: Option) -> float:
+    """Return the predicted step; infinite where there is none."""
+    return math.inf if isinstance(option.step, str) else option.step.value
+
+
+class Shortlist(NamedTuple):
+    """Strategies that a judge may choose from, and those among which the controls are."""
+
+    options: list[Option]
+    """the shortest predicted steps of each class whose quality is known and tolerated, then one to
+    explore: the shortest of unknown quality, or one whose step cannot be predicted"""
+    tolerated: list[Option]
+    """all new strategies of known, tolerated quality, the shortest predicted step first"""
+    known: int
+    """number that were left out: timed before, failed, or worse than is tolerated"""
+
+
+def shorten(
+    ranked: Sequence[Option], history: History, tolerance: float, at_most: int
+) -> Shortlist:
+    """Shorten the predictions to at most so many strategies.
+
+    Args:
+        ranked: the shortest step first, those without prediction last.
+        tolerance: largest relative rise of perplexity.
+        at_most: strategies that a judge may choose from.
+    """
+    best: list[Option] = []
+    tolerated: list[Option] = []
+    unknown: list[Option] = []
+    known, tried, quality_of = 0, history.tried, history.qualities()
+    for option in ranked:
+        quality = quality_of(option.strategy)
+        if option.hash in tried or (quality and not quality.ratio <= 1 + tolerance):
+            known += 1
+        elif quality is None or isinstance(option.step, str):
+            unknown.append(option)
         else:
-            verdict = Verdict(choice=None, reason=stop, judge=self._agent.judge)
-        chosen = next((option for option in candidates if option.id == verdict.choice), None)
-        assert (chosen is None) == (verdict.choice is None), "a judge only chooses what is offered"
-        peaks = predicted_peaks(history, self._shapes)
-        return Proposal(
-            round=number,
-            workload=history.workload,
-            incumbent=history.incumbent,
-            evidence=evidence,
-            memory_limit_bytes=self._limit,
-            fits=history.fits(history.held, self._limit, peaks),
-            peaks=peaks,
-            space=space,
-            candidates=sorted(candidates, key=lambda option: option.id),
-            verdict=verdict,
-            arms=self._arms(number, chosen.strategy, tolerated) if chosen else [],
-            reference=history.reference.trained,
-        )
+            tolerated.append(option)
+            if not any(_is_alike(option, other) for other in best):
+                best.append(option)
+    exploratory = unknown[:1]
+    return Shortlist([*best[: at_most - len(exploratory)], *exploratory], tolerated, known)
 
-    def _shorten(self) -> tuple[Space, Shortlist]:
-        """Return the shortlist of all that is feasible, and how the space was narrowed down."""
-        count: Counter[str] = Counter()
-        unpredicted: Counter[str] = Counter()
-        ranks, near = self._history.workload.world_size, self._agent.candidates == "action"
-        legal = feasible(self._space, self._shapes, ranks, self._peak, self._limit, count)
-        held = self._history.held.strategy
-        options = (
-            option for option in legal if not near or len(aspects(held, option.strategy)) == 1
-        )
-        ranked = self._predictor.rank(options, unpredicted)
-        tolerance, most = self._agent.quality_tolerance, self._agent.max_candidates
-        shortlist = shorten(ranked, self._history, tolerance, most)
-        space = Space(
-            strategies=count["legal"],
-            beyond_memory=count["beyond memory"],
-            spared=count["spared"],
-            known=shortlist.known,
-            unpredicted=dict(unpredicted),
-            predicted=len(ranked) - unpredicted.total(),
-        )
-        return space, shortlist
 
-    def _candidates(self, shortlist: Shortlist) -> list[Candidate]:
-        """Return what the judge chooses from, with predictions; the exploratory one comes last."""
+def _is_alike(option: Option, best: Option) -> bool:
+    """Return whether the shorter of two predictions stands for the other, too: it has the same
+    engine and codecs, or only the codec of the weights differs and the predictions tie."""
+    one, other = option.strategy, best.strategy
+    weights, others = (s.weights.codec.name if s.weights else "none" for s in (one, other))
+    return (
+        one.engine == other.engine
+        and one.gradients.codec.name == other.gradients.codec.name
+        and (weights == others or seconds(option) <= (1 + _TIE) * seconds(best))
+    )
+
+
+def candidate(
+    option: Option,
+    quality_of: Callable[[CanonicalStrategy], Quality | None],
+    why: str | None = None,
+    roles: Sequence[Role] = (),
+) -> Candidate:
+    """Return an option with all predictions, for a judge or as an arm of a race.
+
+    Args:
+        why: its origin; None: the shortlist.
+    """
+    quality, step = quality_of(option.strategy), option.step
+    known = quality is not None and quality.ratio < math.inf
+    source = quality.source if quality else "its codecs were never trained with"
+    if isinstance(step, str):
+        note, value, low, high = step, None, None, None
+    else:
+        note, (value, low, high) = source, (1e3 * each for each in step)
+    if why is None:
+        exploratory = value is None or quality is None
         why = "the shortest predicted step of its engine and codecs"
-        candidates = [self._candidate(ranked.feasible, why) for ranked in shortlist.best]
-        if shortlist.exploratory is not None:
-            why = "exploratory: its step or its quality is unknown"
-            candidates.append(self._candidate(shortlist.exploratory.feasible, why))
-        return candidates
+        why = "exploratory: its step or its quality is unknown" if exploratory else why
+    return Candidate(
+        hash=option.hash,
+        strategy=option.strategy,
+        label=option.strategy.label(),
+        why=why,
+        prediction=Prediction(
+            step_ms=value,
+            low_ms=low,
+            high_ms=high,
+            memory_bytes=option.memory_bytes,
+            perplexity_ratio=quality.ratio if quality and known else None,
+            note=note,
+        ),
+        roles=[*roles],
+        has_quality=quality is not None and quality.sure,
+    )
 
-    def _candidate(self, option: Feasible, why: str) -> Candidate:
-        quality = self._history.quality(option.strategy)
-        return Candidate(
-            hash=option.hash,
-            strategy=option.strategy,
-            label=option.strategy.label(),
-            why=why,
-            prediction=self._predictor.predict(option),
-            has_quality=quality is not None and quality.sure,
-        )
 
-    def _arms(
-        self, number: int, chosen: CanonicalStrategy, tolerated: Sequence[Ranked]
-    ) -> list[Candidate]:
-        """Return what the race times: the incumbent, the start, the choice and two controls, the
-        forecast's first and a random strategy.
+def _arms(
+    number: int, history: History, chosen: CanonicalStrategy, tolerated: Sequence[Option]
+) -> dict[str, tuple[CanonicalStrategy, list[Role]]]:
+    """Return by hash what the race times: the incumbent, the start, the choice and two controls,
+    the forecast's first and a random strategy.
 
-        A strategy that is several of them is raced once, in all its roles.
+    A strategy that is several of them is raced once, in all its roles.
 
-        Args:
-            number: of the round, which the random choice depends on, so that a rerun repeats it.
-            tolerated: of the shortlist.
-        """
-        history = self._history
-        raced: list[tuple[Role, Feasible]] = [
-            ("incumbent", self._feasible(history.held.strategy)),
-            ("start", self._feasible(history.reference.strategy)),
-            ("judge", self._feasible(chosen)),
-        ]
-        if tolerated:
-            drawn = random.Random(number).choice(tolerated)
-            raced += [("forecast", tolerated[0].feasible), ("random", drawn.feasible)]
-        roles: dict[str, list[Role]] = {}
-        for role, option in raced:
-            roles.setdefault(option.hash, []).append(role)
-        arms = {option.hash: option for _, option in raced}
-        return [
-            self._candidate(option, "").model_copy(update={"roles": roles[key]})
-            for key, option in arms.items()
-        ]
-
-    def _feasible(self, strategy: CanonicalStrategy) -> Feasible:
-        return Feasible(strategy, strategy.hash(), self._peak(strategy))
+    Args:
+        number: of the round, which the random choice depends on, so that a rerun repeats it.
+        tolerated: of the shortlist.
+    """
+    raced: list[tuple[Role, CanonicalStrategy]] = [
+        ("incumbent", history.held.strategy),
+        ("start", history.reference.strategy),
+        ("judge", chosen),
+    ]
+    if tolerated:
+        drawn = random.Random(number).choice(tolerated)
+        raced += [("forecast", tolerated[0].strategy), ("random", drawn.strategy)]
+    arms: dict[str, tuple[CanonicalStrategy, list[Role]]] = {}
+    for role, strategy in raced:
+        arms.setdefault(strategy.hash(), (strategy, []))[1].append(role)
+    return arms

@@ -14,8 +14,7 @@ lower end only gives challengers up; its error is the chance to miss a useful ga
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,26 +34,24 @@ USEFUL = 0.05
 _LARGEST_RACE = 4
 """challengers: the start, the judge's choice, the forecast's and a random one"""
 
+_BLOCK_SIZE = 5
+"""repetitions, of which the middle three count"""
+
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class RaceRule:
-    """Errors and limits of one race."""
+class RaceRule(NamedTuple):
+    """Error and length of one race."""
 
     false_accept: float
-    """of one challenger that is not faster"""
+    """chance to accept one challenger that is not faster"""
     repetitions: int
     """at most"""
-    budget_s: float
-    """seconds, after which the next look ends the race"""
 
     @classmethod
     def of(cls, agent: Agent) -> "RaceRule":
-        """Return the rule of each race, such that its errors hold over the whole search."""
-        # traces follow the steps, and a race without one arm may have to begin again
-        budget_s = agent.trial_timeout_s / 2
-        return cls(SEARCH_ERROR / (_LARGEST_RACE * agent.budget), agent.repetitions, budget_s)
+        """Return the rule of each race, such that its error holds over the whole search."""
+        return cls(SEARCH_ERROR / (_LARGEST_RACE * agent.budget), agent.repetitions)
 
     @property
     def looks(self) -> list[int]:
@@ -64,12 +61,8 @@ class RaceRule:
 
 
 class Standing(NamedTuple):
-    """Challenger after the last look, or arrays of several; the first verdict stays."""
+    """Challenger after the last look, or arrays of several."""
 
-    faster: NDArray[np.bool_]
-    """whether the interval lies below 1"""
-    hopeless: NDArray[np.bool_]
-    """whether it lies above 1 - `USEFUL`"""
     ratio: Array
     """of step times over the incumbent's"""
     low: Array
@@ -77,13 +70,26 @@ class Standing(NamedTuple):
     repetitions: int
     """at the last look"""
 
+    @property
+    def faster(self) -> Any:
+        """Whether the interval lies below 1."""
+        return self.high < 1
+
+    @property
+    def hopeless(self) -> Any:
+        """Whether the interval lies above 1 - `USEFUL`, but not below 1."""
+        return (self.high >= 1) & (self.low > 1 - USEFUL)
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures of one challenger as plain numbers."""
+        ratio, low, high = map(float, self[:3])
+        return {"ratio": ratio, "low": low, "high": high, "repetitions": self.repetitions}
+
 
 def standings(
     step_ms: Mapping[str, Sequence[float]], incumbent: str, rule: RaceRule
 ) -> dict[str, Standing]:
     """Return how each challenger stands, by arm; none where the incumbent has no steps.
-
-    More repetitions leave faster ones faster and hopeless ones hopeless.
 
     Args:
         step_ms: one per repetition, by arm; fewer for an arm that has left.
@@ -95,18 +101,15 @@ def standings(
     return {arm: intervals(times - held[: len(times)], rule) for arm, times in logs.items()}
 
 
-def ruling(
-    step_ms: Mapping[str, Sequence[float]], incumbent: str, rule: RaceRule, seconds: float
-) -> Ruling:
+def ruling(step_ms: Mapping[str, Sequence[float]], incumbent: str, rule: RaceRule) -> Ruling:
     """Return whether a race ends, and which challengers leave it.
 
     Args:
         step_ms: of `standings`.
-        seconds: since the race began.
     """
     if incumbent not in step_ms:
         return Ruling("the incumbent diverged")
-    known, repetitions = standings(step_ms, incumbent, rule), len(step_ms[incumbent])
+    known = standings(step_ms, incumbent, rule)
     hopeless = tuple(arm for arm, state in known.items() if state.hopeless)
     fastest = min((float(s.high) for s in known.values() if s.faster), default=0.0)
     still = {arm: s for arm, s in known.items() if not s.faster and not s.hopeless}
@@ -116,25 +119,23 @@ def ruling(
         return Ruling("every challenger is decided", hopeless)
     if all(float(state.low) > fastest > 0 for state in still.values()):
         return Ruling(f"{', '.join(still)} cannot become the fastest", hopeless)
-    if repetitions >= rule.repetitions:
+    if len(step_ms[incumbent]) >= rule.repetitions:
         return Ruling(f"all of {rule.repetitions} repetitions", hopeless)
-    if seconds >= rule.budget_s:
-        return Ruling(f"{rule.budget_s:g} s are over", hopeless)
     return Ruling(None, hopeless)
 
 
 def intervals(log_ratios: Array, rule: RaceRule) -> Standing:
-    """Return the intervals after the last complete look.
+    """Return the intersection of the intervals of all looks until the last complete one.
 
     Args:
         log_ratios: [..., repetitions], at least `BLOCK` of them.
     """
     looks = [look for look in rule.looks if look <= log_ratios.shape[-1]]
     shape = log_ratios.shape[:-1]
-    faster, hopeless = np.zeros(shape, bool), np.zeros(shape, bool)
-    low, high, mean = np.zeros(shape), np.full(shape, np.inf), np.zeros(shape)
+    low, high, mean = np.full(shape, -700.0), np.full(shape, 700.0), np.zeros(shape)
     for look in looks:
-        values = block_means(log_ratios[..., :look])
+        blocks = log_ratios[..., : look - look % _BLOCK_SIZE].reshape(*shape, -1, _BLOCK_SIZE)
+        values = np.sort(blocks, axis=-1)[..., 1:-1].mean(axis=-1)
         count = values.shape[-1]
         mean = values.mean(axis=-1)
         error = values.std(axis=-1, ddof=1) / math.sqrt(count)
@@ -142,18 +143,8 @@ def intervals(log_ratios: Array, rule: RaceRule) -> Standing:
             stdtrit(count - 1, 1 - chance / len(rule.looks))
             for chance in (rule.false_accept, MISSED)
         )
-        low = np.maximum(low, np.exp(np.clip(mean - lower * error, -700, 700)))
-        high = np.minimum(high, np.exp(np.clip(mean + upper * error, -700, 700)))
-        faster |= ~hopeless & (high < 1)
-        hopeless |= ~faster & (low > 1 - USEFUL)
+        low = np.maximum(low, mean - lower * error)
+        high = np.minimum(high, mean + upper * error)
     low = np.minimum(low, high)
-    ratio = np.clip(np.exp(mean), low, high)
-    return Standing(faster, hopeless, ratio, low, high, looks[-1])
-
-
-def block_means(log_ratios: Array) -> Array:
-    """Return the mean of the middle three of every five repetitions; an incomplete block is left
-    out."""
-    shape, count = log_ratios.shape[:-1], log_ratios.shape[-1] // 5
-    blocks = log_ratios[..., : 5 * count].reshape(*shape, count, 5)
-    return np.asarray(np.sort(blocks, axis=-1)[..., 1:4].mean(axis=-1))
+    ratio = np.clip(mean, low, high)
+    return Standing(np.exp(ratio), np.exp(low), np.exp(high), looks[-1])

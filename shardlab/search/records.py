@@ -1,6 +1,6 @@
 """Records of the search: the table of measurements, the proposal and the decision of a round."""
 
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 from shardlab.config.run_record import Record
 from shardlab.config.strategy import CanonicalStrategy
@@ -28,42 +28,6 @@ class Workload(Document):
     accumulation: int
     link: str
     """of the search; training runs, which give quality, may have another one"""
-    memory_bytes: int
-    """of the machine, for each of its ranks"""
-
-
-class TrainingRun(Document):
-    """Figures of one training run that the search uses; fields as in `shardlab.config.run_record`.
-
-    Bytes are those of the record's ledger by kind of message.
-    """
-
-    seed: int
-    flops_share: float
-    gradients_bytes_raw: float
-    gradients_bytes_wire: float
-    weights_bytes_raw: float
-    weights_bytes_wire: float
-    encode_ms: float
-    decode_ms: float
-    profiled_step_ms: float
-    compute_ms: float
-    comm_ms_per_step: float
-    exposed_comm_ms: float
-    idle_ms: float
-    memory_peak_bytes: int
-    val_ppl: float
-
-    @classmethod
-    def of(cls, record: Record) -> Self:
-        """Extract the part of a record that the search uses."""
-        ledger: dict[str, Any] = {
-            f"{kind}_{what}": record.ledger[kind][what]
-            for kind in ("gradients", "weights")
-            for what in ("bytes_raw", "bytes_wire")
-        }
-        rest = {name: getattr(record, name) for name in cls.model_fields if name not in ledger}
-        return cls(**rest, **ledger)
 
 
 class StepRatio(Document):
@@ -97,7 +61,7 @@ class Measured(Document):
     hash: str
     source: str
     """where it was first measured: `run NAME`, `timing NAME` or `round K`"""
-    trained: list[TrainingRun] = []
+    trained: list[Record] = []
     """by seed; perplexity depends neither on the link nor on the ranks of a race"""
     steps: list[StepRatio] = []
     """over the start's, the latest last"""
@@ -112,11 +76,6 @@ class Measured(Document):
     def has_quality(self) -> bool:
         """Whether its perplexity was measured, or it diverged."""
         return bool(self.trained) or self.diverged
-
-    def mean(self, field: str) -> float:
-        """Return the mean of a field of the training runs over their seeds."""
-        values: list[float] = [getattr(run, field) for run in self.trained]
-        return sum(values) / len(values)
 
     def step(self, load: Workload) -> StepRatio | None:
         """Return the latest steps on the link and the ranks of a search."""
@@ -209,14 +168,14 @@ class Proposal(Document):
     fits: bool = True
     """whether the incumbent's peak is within the limit; otherwise a slower arm may replace it"""
     peaks: dict[str, int] = {}
-    """predicted of what was timed and has none measured, by hash; bytes of a rank"""
+    """of a rank, by hash of all that was measured; bytes, predicted where no training gave them"""
     space: Space | None
     """None where the search had to stop"""
     candidates: list[Candidate]
     verdict: Verdict
     arms: list[Candidate]
     """of the race, the incumbent first; empty where nothing was chosen"""
-    reference: list[TrainingRun]
+    reference: list[Record]
     """of the start, with which those of an arm are compared"""
 
 
@@ -244,8 +203,6 @@ class Comparison(Document):
     """step that the forecast expected"""
     perplexity_ratio: float | None = None
     """over the start's; None: unknown"""
-    memory_peak_bytes: int | None = None
-    """of the worst seed, where it was trained"""
     objections: list[str] = []
     """to holding it; it is admissible and faster where there is none"""
 

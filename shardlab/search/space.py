@@ -6,18 +6,21 @@ memory and takes time, so of these the first that fits is taken.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import product
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardlab.config.engine_traits import ENGINES, EngineName, EngineTraits, accepts_codec
 from shardlab.config.schema import Space
 from shardlab.config.strategy import CanonicalStrategy, parse_strategy
-from shardlab.config.timing_record import UnitSize
 from shardlab.config.validation import check_fits
 from shardlab.core.errors import UserError
-from shardlab.models.memory import Sizes, device_memory
+from shardlab.forecast.model import Estimate
+from shardlab.models.memory import device_memory
 from shardlab.search.history import History
+
+if TYPE_CHECKING:  # it needs torch, which a stage that passes one has
+    from shardlab.models.sizes import ModelShapes
 
 Part = dict[str, Any]
 """some settings of a strategy"""
@@ -28,34 +31,15 @@ _AHEAD = (0, 1, 2)
 _WINDOWS = (2, 3, 4)
 
 
-class Shapes(Protocol):
-    """Reads the model that is searched for; a stage passes one, as models need torch."""
-
-    layers: int
-    """transformer blocks"""
-    samples: int
-    """that one rank sees in a step"""
-    on_gpu: bool
-    """whether the ranks compute on GPUs"""
-
-    def units(self, strategy: CanonicalStrategy) -> Sequence[UnitSize]:
-        """Return what the strategy gathers or reduces together, in order of use."""
-
-    def sizes(self, strategy: CanonicalStrategy) -> Sizes:
-        """Return the sizes that memory depends on.
-
-        Raises:
-            UserError: the strategy does not fit the model.
-        """
-
-
-class Feasible(NamedTuple):
+class Option(NamedTuple):
     """A strategy that can be tried."""
 
     strategy: CanonicalStrategy
     hash: str
     memory_bytes: int
     """peak of a rank"""
+    step: Estimate | str = "not predicted"
+    """in seconds, or why it cannot be predicted"""
 
 
 Peak = Callable[[CanonicalStrategy], int]
@@ -63,13 +47,13 @@ Peak = Callable[[CanonicalStrategy], int]
 """
 
 
-def formula_bytes(strategy: CanonicalStrategy, shapes: Shapes, world_size: int) -> int:
+def formula_bytes(strategy: CanonicalStrategy, shapes: "ModelShapes", world_size: int) -> int:
     """Return the peak of a rank by the closed form, of the memory that limits it."""
     need = device_memory(strategy, shapes.sizes(strategy), world_size, shapes.on_gpu)
     return sum(need.values())
 
 
-def peak_of(history: History, shapes: Shapes) -> Peak:
+def peak_of(history: History, shapes: "ModelShapes") -> Peak:
     """Return the formula plus what the start's peak has beyond it, such as the interpreter."""
     start, load = history.reference, history.workload
     measured = max(run.memory_peak_bytes for run in start.trained)
@@ -77,23 +61,35 @@ def peak_of(history: History, shapes: Shapes) -> Peak:
     return lambda strategy: rest + formula_bytes(strategy, shapes, load.world_size)
 
 
-def predicted_peaks(history: History, shapes: Shapes) -> dict[str, int]:
-    """Return peaks by hash of what was timed and has none measured on the ranks of the search."""
-    peak = peak_of(history, shapes)
-    rows = history.tried.items()
-    return {key: peak(row.strategy) for key, row in rows if history.peak(row) is None}
+def peaks_of(history: History, shapes: "ModelShapes") -> dict[str, int]:
+    """Return the peak of a rank by hash of all that was measured: its own, or else predicted.
+
+    Where training ran on other ranks than the search has, its peaks are none of the search.
+    """
+    peak, load = peak_of(history, shapes), history.workload
+    return {
+        key: max(run.memory_peak_bytes for run in row.trained)
+        if row.trained and load.world_size == load.trained_on
+        else peak(row.strategy)
+        for key, row in history.measured.items()
+    }
 
 
 def feasible(
-    space: Space, shapes: Shapes, world_size: int, peak: Peak, limit_bytes: int, count: Counter[str]
-) -> Iterator[Feasible]:
+    space: Space,
+    shapes: "ModelShapes",
+    world_size: int,
+    peak: Peak,
+    limit_bytes: int,
+    count: Counter[str],
+) -> Iterator[Option]:
     """Yield the feasible strategies of the grid, each meaning once, in a fixed order.
 
     Of strategies that only differ in how they save activation memory the fastest that fits comes,
     and the others are spared.
 
     Args:
-        count: how many are `legal`, `beyond memory` and `spared`.
+        count: how many `strategies` are legal, `beyond_memory` and `spared`.
     """
     seen: set[str] = set()
     levels = frugality(shapes.samples)
@@ -111,13 +107,13 @@ def feasible(
             if key in seen:
                 break
             seen.add(key)
-            count["legal"] += 1
+            count["strategies"] += 1
             if memory <= limit_bytes:
                 spared = len(levels) - number - 1
-                count.update({"legal": spared, "spared": spared})
-                yield Feasible(strategy, key, memory)
+                count.update(strategies=spared, spared=spared)
+                yield Option(strategy, key, memory)
                 break
-            count["beyond memory"] += 1
+            count["beyond_memory"] += 1
 
 
 def documents(space: Space, layers: int, world_size: int) -> Iterator[Part]:

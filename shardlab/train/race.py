@@ -25,9 +25,9 @@ from shardlab.train.launch_environment import rank_environment
 from shardlab.train.plans import TimingPlan
 from shardlab.train.timing import Turn
 
-_LAST_LOOK = 0.75
+_LAST_LOOK = 0.5
 """share of the time of a race after which no look comes: the rest is for traces, since a race that
-is ended by force has no record"""
+is ended by force has no record, and for another attempt without an arm that fails"""
 _HUNG = 0.5
 """share of the time of a race after which a single step is the arm's fault"""
 
@@ -36,7 +36,7 @@ def race(plan: TimingPlan, output: Path, look: Look, limit_s: float) -> None:
     """Write the `Race` of the runs of the plan, of which the first is the incumbent.
 
     The arm in whose step ranks fail is left out of another attempt. All arms share the memory:
-    where the incumbent lacks it, no arm is blamed, and there is no race. Under torchrun or srun
+    where the incumbent lacks it, no arm is to blame, and there is no race. Under torchrun or srun
     there is one attempt, and its failure names the run.
 
     Args:
@@ -44,7 +44,7 @@ def race(plan: TimingPlan, output: Path, look: Look, limit_s: float) -> None:
         look: called on rank 0 after every `BLOCK` repetitions. Runs that diverged are missing in
             what it gets.
         limit_s: seconds of all attempts together. A look is the last if the next would come after
-            three quarters of what is left. Where no look comes in time, no arm is blamed.
+            half of what is left. Where no look comes in time, no arm is to blame.
 
     Raises:
         RunFailed: ranks failed outside of any arm's step.
@@ -54,13 +54,13 @@ def race(plan: TimingPlan, output: Path, look: Look, limit_s: float) -> None:
     elapsed = stopwatch()
     incumbent, *challengers = list(plan.timing.runs)
     failed: dict[str, Arm] = {}
-    finished, reason = None, ""
+    found = Race(name=plan.name, incumbent=incumbent, arms={}, reason="", seconds=0, runs=[])
     with (
         emulated(plan.timing.link, plan.timing.world_size) as link,
         temporary("shardlab-race") as folder,
     ):
         record = folder / "race.json"
-        while finished is None and not reason:
+        while not found.reason:
             runs = tuple(run for run in plan.timing.runs if run not in failed)
             part = replace(plan, timing=plan.timing.model_copy(update={"runs": runs}))
             marks = _Marks(part)
@@ -69,25 +69,21 @@ def race(plan: TimingPlan, output: Path, look: Look, limit_s: float) -> None:
             except StorageError:
                 raise  # no property of an arm
             except (RunFailed, UserError) as error:
-                run = _blamed(error, marks, plan, limit_s)
+                run, arm = _blamed(error, marks, plan, limit_s), _failed_arm(error)
+                reason = "" if run else f"the race failed: {arm.detail}"
                 if run:
-                    failed[run] = _failed_arm(error)
-                else:
-                    reason = _without_blame(error, limit_s)
+                    failed[run] = arm
+                if run == incumbent:
+                    reason = "the incumbent failed"
+                elif failed.keys() >= {*challengers}:
+                    reason = "every challenger failed"
+                found = found.model_copy(update={"reason": reason})
             else:
                 if not record.exists():
                     return  # rank 0, which writes, is on another node
-                finished = Race.from_file(record, "race again")
-            if incumbent in failed:
-                reason = "the incumbent failed"
-            elif failed.keys() >= {*challengers}:
-                reason = "every challenger failed"
-    if finished is None:
-        finished = Race(
-            name=plan.name, incumbent=incumbent, arms={}, reason=reason, seconds=0, runs=[]
-        )
-    update = {"arms": finished.arms | failed, "seconds": elapsed()}
-    finished.model_copy(update=update).to_file(output)
+                found = Race.from_file(record, "race again")
+    update = {"arms": found.arms | failed, "seconds": elapsed()}
+    found.model_copy(update=update).to_file(output)
 
 
 class _Marks:
@@ -103,16 +99,15 @@ class _Marks:
         count = self._ranks[rank, 0] + 1
         self._ranks[rank] = count, self._runs.index(run), time.monotonic_ns()
 
-    def behind(self, ranks: slice = slice(None)) -> tuple[str, float]:
+    def behind(self) -> tuple[str, float]:
         """Return the run of the rank that has come least far, and for how many seconds it has been
         there; empty: it was at no run.
 
         Barriers part the steps, so no rank has gone beyond the one that fails.
-
-        Args:
-            ranks: those that share this memory.
         """
-        marks = self._ranks[ranks]
+        marks = self._ranks[self._ranks[:, 0] > 0]  # ranks of torchrun do not share this memory
+        if not len(marks):
+            return "", 0.0
         _, run, since = marks[marks[:, 0].argmin()]
         return self._runs[int(run)], (time.monotonic_ns() - int(since)) / 1e9
 
@@ -127,7 +122,7 @@ def _attempt(
         ruling = look(step_ms)
         block_s = sum(sum(times[-BLOCK:]) for times in step_ms.values()) / 1e3
         if ruling.stop is None and elapsed() + block_s > _LAST_LOOK * limit_s:
-            return Ruling(f"the {limit_s:.0f} s of the race are nearly over")
+            return ruling._replace(stop=f"half of {limit_s:.0f} s is over")
         return ruling
 
     worker = partial(_work, plan, link, record, look_in_time, marks)
@@ -142,20 +137,19 @@ def _blamed(
     Raises:
         RunFailed, UserError: no further attempt is possible.
     """
-    environment = rank_environment(plan.timing.world_size)
-    if environment is not None:
+    (run, step_s), arm = marks.behind(), _failed_arm(error)
+    kind = error.kind if isinstance(error, RunFailed) else "crash"
+    if run and rank_environment(plan.timing.world_size) is not None:
         # ranks of torchrun or srun are not this command's to start again
-        run, _ = marks.behind(slice(environment.rank, environment.rank + 1))
-        arm = _failed_arm(error)
-        kind = error.kind if isinstance(error, RunFailed) else "crash"
-        raise RunFailed(kind, str(error), f"{run}: {arm.detail}") if run else error
-    run, step_s = marks.behind()
-    outcome = _failed_arm(error).outcome
-    if isinstance(error, RunFailed) and error.kind == "timeout" and not error.hung:
-        return run if step_s >= _HUNG * limit_s and run in plan.timing.runs else None
-    if run not in plan.timing.runs:
+        raise RunFailed(kind, str(error), f"{run}: {arm.detail}")
+    at_arm = run in plan.timing.runs
+    hung = isinstance(error, RunFailed) and error.hung
+    late = kind == "timeout" and not hung and not (at_arm and step_s >= _HUNG * limit_s)
+    if late or (arm.outcome == "memory" and run == plan.timing.runs[0]):
+        return None
+    if not at_arm:
         raise error
-    return None if outcome == "memory" and run == plan.timing.runs[0] else run
+    return run
 
 
 def _failed_arm(error: RunFailed | UserError) -> Arm:
@@ -163,13 +157,6 @@ def _failed_arm(error: RunFailed | UserError) -> Arm:
     if isinstance(error, UserError):  # not chosen by a user, so a refusal is data
         return Arm(outcome="crash", detail=str(error))
     return Arm(outcome="timeout" if error.hung else error.kind, detail=error.summary)
-
-
-def _without_blame(error: RunFailed | UserError, limit_s: float) -> str:
-    """Return the reason of a race without steps."""
-    if isinstance(error, RunFailed) and error.kind == "memory":
-        return f"the arms together lack memory: {error.summary}"
-    return f"the time limit of {limit_s:g} s came before the first look at the step times"
 
 
 def _work(

@@ -8,7 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from shardlab.search.judge import LanguageModelJudge
+from shardlab.search.chat import Endpoint
+from shardlab.search.judge import Judge, choose_by_model
 
 Request = dict[str, Any]
 Reply = tuple[int, Any]
@@ -80,6 +81,10 @@ def listed(request: Request) -> list[str]:
     return [line[2:].partition(":")[0] for line in lines if line.startswith("- ")]
 
 
-def judge(server: Server, answers: Path, **options: float) -> LanguageModelJudge:
-    options = {"timeout_s": 60, "pause_s": 0.001, **options}
-    return LanguageModelJudge(server.url, "a-model", answers, **options)
+def judge(server: Server, answers: Path, **options: float) -> Judge:
+    return model_judge(server.url, answers, **options)
+
+
+def model_judge(url: str, answers: Path, model: str = "a-model", **options: float) -> Judge:
+    endpoint = Endpoint(url, model, **{"timeout_s": 60, "pause_s": 0.001, **options})
+    return lambda question: choose_by_model(question, endpoint, answers)

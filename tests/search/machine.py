@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 from functools import cache
 
 import numpy as np
@@ -11,15 +10,15 @@ from shardlab.config.machine import Link
 from shardlab.config.schema import Agent, Space, Train
 from shardlab.config.strategy import CanonicalStrategy
 from shardlab.config.timing_record import BLOCK, Arm, Race, TimedRun, UnitSize
+from shardlab.forecast.model import Estimate
 from shardlab.models.memory import Sizes, UnitShape
 from shardlab.search.decision import conclude, train_promising
 from shardlab.search.history import History, initial_history
 from shardlab.search.judge import Judge
-from shardlab.search.prediction import Ranked
-from shardlab.search.proposal import Proposer
+from shardlab.search.proposal import propose
 from shardlab.search.race_rule import RaceRule, ruling
-from shardlab.search.records import Candidate, Outcome, Prediction, Proposal, Trial
-from shardlab.search.space import Feasible, feasible, formula_bytes
+from shardlab.search.records import Candidate, Outcome, Proposal, Trial
+from shardlab.search.space import Option, feasible, formula_bytes
 from tests.record_factory import FIGURES, STRATEGIES, make_record, make_records
 from tests.timed_run_factory import make_timed
 
@@ -71,7 +70,7 @@ class Shapes:
 
 
 @cache
-def space_of(ranks: int = 2, limit: int = ENDLESS) -> list[Feasible]:
+def space_of(ranks: int = 2, limit: int = ENDLESS) -> list[Option]:
     """All strategies without bf16 that fit a memory limit, bytes."""
     shapes = Shapes()
     legal = feasible(
@@ -145,9 +144,15 @@ class Machine:
         return self.factors.get(key, 1.0) * math.exp(error) * self.predicted_s(strategy)
 
     def propose(self, history: History, judge: Judge, agent: Agent | None = None) -> Proposal:
-        agent, predictor = agent or self.agent(), MachinePredictor(self, history)
-        proposer = Proposer(history, agent, SPACE, self.shapes, predictor)  # type: ignore[arg-type]
-        return proposer.propose(len(history.rounds) + 1, judge)
+        agent, number = agent or self.agent(), len(history.rounds) + 1
+        limit = int(1e9 * agent.memory_limit_gb) if agent.memory_limit_gb else ENDLESS
+        return propose(number, history, agent, limit, SPACE, self.shapes, self.predict, judge)
+
+    def predict(self, strategy: CanonicalStrategy) -> Estimate | str:
+        step_s = self.predicted_s(strategy)
+        if strategy.param_dtype == "bf16":
+            return "computation in bf16 was not timed"
+        return Estimate(step_s, 0.9 * step_s, 1.1 * step_s)
 
     def search(
         self, judge: Judge, history: History | None = None, rounds: int = 8, **settings: object
@@ -190,7 +195,7 @@ class Machine:
             for key in racing & steps.keys():
                 noise = drift + self.rng.normal(0, self._noise / math.sqrt(2), BLOCK)
                 steps[key] += [*(1e3 * self.true_s(running[key]) * np.exp(noise))]
-            reason, leaving = ruling(steps, proposal.incumbent, rule, 0.0)
+            reason, leaving = ruling(steps, proposal.incumbent, rule)
             racing -= {*leaving}
         return Race(
             name=f"round-{proposal.round}",
@@ -206,30 +211,3 @@ def raced(key: str, strategy: CanonicalStrategy, step_ms: list[float]) -> TimedR
     run = make_timed("race", step_ms=step_ms)
     form = strategy.model_dump(mode="json")
     return run.model_copy(update={"run": key, "strategy": form, "strategy_hash": key})
-
-
-class MachinePredictor:
-    """Predictions in place of the forecast's."""
-
-    def __init__(self, machine: Machine, history: History) -> None:
-        self._machine, self._quality = machine, history.qualities()
-
-    def rank(self, options: Iterator[Feasible], unpredicted: Counter[str]) -> list[Ranked]:
-        ranked = [
-            Ranked(option, self._machine.predicted_s(option.strategy))
-            for option in options
-            if option.strategy.param_dtype != "bf16"
-        ]
-        return sorted(ranked, key=lambda each: (each.seconds, each.feasible.hash))
-
-    def predict(self, option: Feasible) -> Prediction:
-        step_ms, known = 1e3 * self._machine.predicted_s(option.strategy), None
-        if (found := self._quality(option.strategy)) and found.ratio < math.inf:
-            known = found.ratio
-        return Prediction(
-            step_ms=step_ms,
-            low_ms=0.9 * step_ms,
-            high_ms=1.1 * step_ms,
-            memory_bytes=option.memory_bytes,
-            perplexity_ratio=known,
-        )

@@ -16,14 +16,12 @@ from shardlab.search.records import (
     Measured,
     Outcome,
     Proposal,
-    TrainingRun,
     Trial,
     Verdict,
 )
 from tests.record_factory import (
     STRATEGIES,
     candidate_of,
-    make_candidate,
     make_record,
     make_records,
 )
@@ -40,11 +38,18 @@ def begin(
     runs: list[str] | None = None, timed: Iterable[TimedRun] = (), agent: Agent = AGENT
 ) -> History:
     first = initial_history(make_records(runs, seeds=2), timed, agent, Train())
-    return hold_fastest(first, agent, {})
+    return hold_fastest(first, agent.quality_tolerance, LIMIT, peaks_of_runs(first))
 
 
-def ask(*candidates: Candidate, held: Candidate | None = None) -> Question:
-    return Question("Nothing is known.", held or make_candidate(engine="fsdp2"), [*candidates])
+def peaks_of_runs(history: History) -> dict[str, int]:
+    rows = history.measured.items()
+    return {
+        key: max(run.memory_peak_bytes for run in row.trained) for key, row in rows if row.trained
+    }
+
+
+def ask(*candidates: Candidate, held: float | None = 40.0) -> Question:
+    return Question("Nothing is known.", held, [*candidates])
 
 
 def proposal_of(history: History, *strategies: Strategy) -> Proposal:
@@ -111,9 +116,7 @@ def trained(strategy: Strategy, quality: float = 1.0, **changes: Any) -> Measure
     return row_of(
         strategy,
         trained=[
-            TrainingRun.of(run).model_copy(
-                update={"val_ppl": quality * (run.val_ppl or 0.0), **changes}
-            )
+            run.model_copy(update={"val_ppl": quality * (run.val_ppl or 0.0), **changes})
             for run in runs
         ],
     )

@@ -16,7 +16,6 @@ from tests.search.searches import (
     DDP,
     DDP_INT8,
     FSDP2,
-    INT4_KEPT,
     KEPT,
     LIMIT,
     begin,
@@ -41,7 +40,6 @@ def test_the_matrix_is_known_and_without_timings_the_start_is_held():
     assert history.held.source == "run fsdp2"
     assert history.start == history.incumbent
     assert [each.seed for each in history.held.trained] == [0, 1]
-    assert history.workload.memory_bytes == 4 * 2**30
 
 
 def test_two_names_of_one_meaning_are_one_strategy_named_after_the_start():
@@ -84,23 +82,6 @@ def test_what_was_timed_alone_is_held_only_with_tolerated_perplexity():
         assert [each.ratio for each in history.measured[strategy.hash()].steps] == [0.5]
 
 
-def test_what_took_more_memory_than_the_limit_is_not_held():
-    large = [
-        record.model_copy(update={"memory_peak_bytes": LIMIT + 1})
-        if record.run == "ddp"
-        else record
-        for record in make_records(seeds=2)
-    ]
-    timed = [
-        make_timed("two-ranks", run, step_ms=[ms] * 5)
-        for run, ms in {"fsdp2": 50.0, "ddp": 20.0, "ddp-int8": 30.0}.items()
-    ]
-    history = initial_history(large, timed, AGENT, Train())
-    assert hold_fastest(history, AGENT, {}).incumbent == DDP_INT8.hash()
-    roomy = Agent(start="fsdp2", memory_limit_gb=(LIMIT + 1) / 1e9)
-    assert hold_fastest(history, roomy, {}).incumbent == DDP.hash()
-
-
 @pytest.mark.parametrize(
     ("strategy", "ratio", "source", "sure"),
     [
@@ -114,8 +95,8 @@ def test_what_took_more_memory_than_the_limit_is_not_held():
         ),
         (
             canonical(engine="manual", gradients=INT8),
-            math.sqrt(FIGURES["ddp-int8"][2] * FIGURES["fsdp2-int8"][2]) / START,
-            "its codecs: run ddp-int8, run fsdp2-int8",
+            FIGURES["fsdp2-int8"][2] / START,
+            "its codecs, or a part of them: run fsdp2-int8",
             False,
         ),
         (
@@ -123,7 +104,7 @@ def test_what_took_more_memory_than_the_limit_is_not_held():
                 engine="manual", gradients=STRATEGIES["fsdp2-topk"]["gradients"], weights=INT8
             ),
             FIGURES["fsdp2-topk"][2] / START,
-            "a part of its codecs: run fsdp2-topk",
+            "its codecs, or a part of them: run fsdp2-topk",
             False,
         ),
     ],
@@ -160,8 +141,6 @@ def test_records_of_no_start_or_of_different_workloads_are_refused():
     mixed = [make_record("fsdp2", 0), make_record("ddp", 0, world_size=4)]
     with pytest.raises(UserError, match="another workload"):
         initial_history(mixed, [], AGENT, Train())
-    with pytest.raises(UserError, match="no record"):
-        initial_history([], [], AGENT, Train())
 
 
 @pytest.mark.parametrize("outcome", ["timeout", "diverged"])
@@ -180,52 +159,38 @@ def test_history_keeps_what_failed_and_survives_its_file(tmp_path, outcome):
     assert History.from_file(tmp_path / "history.json", "make it again") == after
 
 
-def test_a_history_older_than_the_matrix_is_refused(tmp_path):
-    old, path = begin(["fsdp2", "ddp"]), tmp_path / "history.json"
-    old.to_file(path)
-    assert load_history(str(path), "results.jsonl", old) == old
-    assert load_history("results.jsonl", "results.jsonl", begin()) == begin()
-    with pytest.raises(UserError, match="knows nothing of run ddp-int8"):
-        load_history(str(path), "results.jsonl", begin(["fsdp2", "ddp", "ddp-int8"]))
-
-
 SLOW = Agent.model_validate({"start": "fsdp2", "link": {"rate": "100mbit"}, "world_size": 4})
 
 
-def test_another_search_on_the_same_link_and_ranks_begins_with_steps_and_failures(tmp_path):
-    first = begin(["fsdp2", "ddp"])
-    proposal, lost, fast = proposal_of(first, KEPT, INT4_KEPT, DDP), INT4_KEPT.hash(), KEPT.hash()
-    ratios = {f"_{lost}": "memory", f"_{fast}": 0.5, f"_{DDP.hash()}": 0.8}
-    before = conclude(first, proposal, trial_of(proposal, **ratios), AGENT)
-    path = tmp_path / "history.json"
+def test_searches_share_training_runs_and_races_and_steps_where_link_and_ranks_are_the_same(
+    tmp_path,
+):
+    """And where the first goes on after another, it has what its link and ranks had before."""
+    first, path = begin(["fsdp2", "ddp"]), tmp_path / "history.json"
+    proposal, lost, fast = proposal_of(first, KEPT, DDP_INT8, DDP), KEPT.hash(), DDP_INT8.hash()
+    ratios = {f"_{lost}": "timeout", f"_{fast}": 0.5, f"_{DDP.hash()}": 0.8}
+    before = conclude(first, proposal, trial_of(proposal, trained(DDP_INT8), **ratios), AGENT)
     before.to_file(path)
+    assert load_history(str(path), "results.jsonl", first) == before
+    assert load_history("results.jsonl", "results.jsonl", first) == first
+
     small = first.model_copy(update={"search": "small"})
     found = load_history(str(path), "results.jsonl", small)
     assert found.measured == before.measured and not found.own_rounds
-    assert hold_fastest(found, AGENT, {}).incumbent == before.incumbent == fast
-    assert hold_fastest(found, AGENT, {fast: LIMIT + 1}).incumbent == DDP.hash()
+    assert hold_fastest(found, 0.03, LIMIT, {}).incumbent == before.incumbent == fast
+    assert hold_fastest(found, 0.03, LIMIT, {fast: LIMIT + 1}).incumbent == DDP.hash()
 
-
-def test_another_search_begins_with_training_runs_and_races_but_not_with_steps(tmp_path):
-    """And where the first goes on after it, with what its link and ranks had before."""
-    first = begin(["fsdp2", "ddp"])
-    proposal, lost, fast = proposal_of(first, KEPT, DDP_INT8), KEPT.hash(), DDP_INT8.hash()
-    ratios = {f"_{lost}": "timeout", f"_{fast}": 0.5}
-    before = conclude(first, proposal, trial_of(proposal, trained(DDP_INT8), **ratios), AGENT)
-    path = tmp_path / "history.json"
-    before.to_file(path)
     records = make_records(["fsdp2", "ddp"], seeds=2)
     alone = initial_history(records, [], SLOW, Train(), "slow")
     slow = load_history(str(path), "results.jsonl", alone)
     assert (slow.workload.world_size, slow.workload.trained_on) == (4, 2)
-    assert slow.workload.memory_bytes == first.workload.memory_bytes // 2
     assert slow.races == before.races and slow.rounds == before.rounds and not slow.own_rounds
     assert not slow.tried and slow.incumbent == slow.start
     assert slow.measured[fast].trained == trained(DDP_INT8).trained
     proposal = proposal_of(slow, DDP_INT8)
     slow = conclude(slow, proposal, trial_of(proposal, **{f"_{fast}": "memory"}), SLOW)
     slow.to_file(path)
-    again = hold_fastest(load_history(str(path), "results.jsonl", first), AGENT, {})
+    again = hold_fastest(load_history(str(path), "results.jsonl", first), 0.03, LIMIT, {})
     assert again.incumbent == fast and not again.own_rounds
     assert again.tried.keys() == before.tried.keys()
     assert again.measured[fast].failure(again.workload) is None

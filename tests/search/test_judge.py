@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardlab.core.files import read_json
-from shardlab.search.judge import KEY_VARIABLE, LanguageModelJudge, choose_by_rules
+from shardlab.search.chat import KEY_VARIABLE
+from shardlab.search.judge import choose_by_rules
 from shardlab.search.records import Candidate
 from tests.record_factory import make_candidate
-from tests.search.chat_server import chat, judge, listed, says, serving
+from tests.search.chat_server import chat, judge, listed, model_judge, says, serving
 from tests.search.searches import ask
 
 
@@ -23,7 +24,6 @@ def offer(number: int, step: tuple[float, ...] = (), quality: float | None = 1.0
     return made.model_copy(update={"prediction": made.prediction.model_copy(update=figures)})
 
 
-HELD = offer(99, (38, 40, 42))
 SURE, RISKY = offer(0, (30, 31, 32)), offer(1, (20, 30, 41))
 UNTRAINED, UNTIMED = offer(2, (24, 25, 26), quality=None), offer(3)
 POSSIBLE, SLOW = offer(4, (39, 41, 43)), offer(5, (50, 55, 60))
@@ -34,30 +34,17 @@ def test_the_first_kind_that_there_is_decides_whatever_the_order(candidates, cou
     offered = candidates[:count]
     ranked = [SURE, RISKY, UNTRAINED, UNTIMED, POSSIBLE]
     wanted = next((option.id for option in ranked if option in offered), None)
-    assert choose_by_rules(ask(*offered, held=HELD)).choice == wanted
+    assert choose_by_rules(ask(*offered)).choice == wanted
 
 
-@pytest.mark.parametrize(
-    ("offered", "held", "reason"),
-    [
-        (
-            [SURE, RISKY],
-            HELD,
-            "ddp, none, bucket_mb=1.0: the lowest upper end of a predicted step, 32.0 ms (31.0 "
-            "ms expected, and 40.0 ms for the incumbent)",
-        ),
-        ([UNTRAINED], HELD, f"{UNTRAINED.label}: {UNTRAINED.prediction.note}"),
-        ([SLOW], HELD, "abstains: no candidate is predicted to be faster"),
-        # an incumbent without prediction is no limit
-        (
-            [SLOW, UNTIMED],
-            offer(7),
-            f"{SLOW.label}: the lowest upper end of a predicted step, 60.0 ms (55.0 ms expected)",
-        ),
-    ],
-)
-def test_reasons_cite_the_prediction(offered, held, reason):
-    assert choose_by_rules(ask(*offered, held=held)).reason == reason
+def test_reasons_cite_the_prediction():
+    assert choose_by_rules(ask(SURE, RISKY)).reason == (
+        "ddp, none, bucket_mb=1.0: the lowest upper end of a predicted step, 32.0 ms (31.0 ms "
+        "expected, and 40.0 ms for the incumbent)"
+    )
+    assert UNTRAINED.prediction.note in choose_by_rules(ask(UNTRAINED)).reason
+    # an incumbent without prediction is no limit
+    assert choose_by_rules(ask(SLOW, UNTIMED, held=None)).choice == SLOW.id
 
 
 KEY = "sk-very-secret-0123456789"
@@ -71,10 +58,10 @@ QUESTION = ask(*CANDIDATES)
 BY_RULES = choose_by_rules(QUESTION)
 
 
-def verdict_of(tmp_path, reply):
+def verdict_of(folder, reply):
     """Verdict of a judge whose server always sends this reply, (status, body)."""
     with serving(lambda request, number: reply) as server:
-        return judge(server, tmp_path / "answers").choose(QUESTION), server
+        return judge(server, folder / "answers")(QUESTION), server
 
 
 def test_a_choice_counts_that_both_orders_agree_on_and_a_rerun_needs_no_server(tmp_path):
@@ -86,14 +73,14 @@ def test_a_choice_counts_that_both_orders_agree_on_and_a_rerun_needs_no_server(t
     assert [request["path"] for request in server.requests] == ["/v1/chat/completions"] * 2
     stored = [read_json(file)["messages"] for file in first.prompts]
     assert stored == [request["messages"] for request in server.requests]
-    assert judge(server, tmp_path / "answers").choose(QUESTION) == first  # it has stopped
-    another = LanguageModelJudge(server.url, "another-model", tmp_path / "answers", 1, 0.001)
-    assert "gave no usable answer" in another.choose(QUESTION).reason
+    assert judge(server, tmp_path / "answers")(QUESTION) == first  # it has stopped
+    another = model_judge(server.url, tmp_path / "answers", model="another-model", timeout_s=1)
+    assert "gave no usable answer" in another(QUESTION).reason
 
 
 def test_a_choice_by_place_is_an_abstention(tmp_path):
     with serving(lambda request, number: (200, says(listed(request)[0]))) as server:
-        verdict = judge(server, tmp_path).choose(QUESTION)
+        verdict = judge(server, tmp_path)(QUESTION)
     assert verdict.choice is None
     assert "in one order of the candidates" in verdict.reason
     assert verdict_of(tmp_path / "other", (200, says("abstain")))[0].choice is None
@@ -104,7 +91,6 @@ def test_a_choice_by_place_is_an_abstention(tmp_path):
     [
         'I choose: {"reason": "r", "choice": "%s"}. Done',
         '<think>{"choice": "abstain"} no, {"choice": "x"}</think>{"choice": "%s", "reason": "r"}',
-        '{"note": {"a": 1}} {"choice": "%s", "reason": "r"} {"choice": "%s"}',
     ],
 )
 def test_the_choice_is_found_in_other_text(tmp_path, text):
@@ -120,13 +106,11 @@ def test_the_choice_is_found_in_other_text(tmp_path, text):
         ((200, b"[" * 100_000), "its reply is no chat completion"),
         ((200, chat("{}", "length")), "the answer is incomplete: finish_reason length"),
         ((200, chat(None)), "the answer has no text"),
-        ((200, chat("<think> and on and on")), "the answer holds 0 choices in JSON instead of one"),
-        ((200, chat('{"choice": "abstain"} {"choice": "x"}')), "the answer holds 2 choices"),
+        ((200, chat("<think> and on and on")), "the answer holds no choice in JSON"),
         ((200, says("../../etc/passwd")), "the answer names an id that was not offered"),
-        ((400, {"error": {"message": "no such\nmodel"}}), "status 400: no such model; check it"),
-        ((401, {"error": f"bad key {KEY}"}), "status 401: bad key [key]; check SHARDLAB_API_KEY"),
+        ((401, {"error": f"bad\nkey {KEY}"}), "status 401: bad key [key]; check SHARDLAB_API_KEY"),
         ((301, {}), "status 301"),
-        ((503, {"error": "busy"}), "status 503: busy"),
+        ((503, {"error": "busy"}), "status 503: busy; check it, or set agent.judge to rules"),
     ],
 )
 def test_each_way_to_fail_is_one_line_and_rules_choose(tmp_path, monkeypatch, reply, words):
@@ -136,12 +120,12 @@ def test_each_way_to_fail_is_one_line_and_rules_choose(tmp_path, monkeypatch, re
     assert verdict.reason.startswith("http: a-model gave no usable answer (")
     assert verdict.reason.endswith(BY_RULES.reason)
     assert (verdict.choice, verdict.judge) == (BY_RULES.choice, "rules")
-    assert len(server.requests) == {503: 4}.get(reply[0], len(server.requests))
+    assert len(server.requests) == (4 if reply[0] == 503 else 1)
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:9/v1", "http://api..example/v1"])
 def test_an_absent_server_is_one_line(tmp_path, address):
-    verdict = LanguageModelJudge(address, "m", tmp_path, 1, 0.001).choose(QUESTION)
+    verdict = model_judge(address, tmp_path, timeout_s=1)(QUESTION)
     assert verdict.choice == BY_RULES.choice
     assert "; check it, or set agent.judge to rules" in verdict.reason
 
@@ -149,7 +133,7 @@ def test_an_absent_server_is_one_line(tmp_path, address):
 def test_a_slow_server_is_one_line(tmp_path):
     release = threading.Event()
     with serving(lambda request, number: (200, says(WANTED * release.wait(20)))) as server:
-        verdict = judge(server, tmp_path, timeout_s=0.05).choose(QUESTION)
+        verdict = judge(server, tmp_path, timeout_s=0.05)(QUESTION)
         release.set()
     assert "no answer within 0.05 s; check it, or set agent.judge to rules" in verdict.reason
 
@@ -159,8 +143,7 @@ def test_a_busy_server_is_asked_again(tmp_path):
         return (429, {}) if number <= 2 else (200, says(WANTED))
 
     with serving(rule) as server:
-        assert judge(server, tmp_path).choose(QUESTION).choice == WANTED
-    assert len(server.requests) == 4
+        assert judge(server, tmp_path)(QUESTION).choice == WANTED
 
 
 def test_the_key_is_sent_and_kept_nowhere(tmp_path, monkeypatch, capsys, caplog):

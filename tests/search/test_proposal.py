@@ -6,31 +6,30 @@ import pytest
 
 from shardlab.config.schema import Agent
 from shardlab.config.strategy import parse_strategy
+from shardlab.forecast.model import Estimate
 from shardlab.search.decision import conclude
-from shardlab.search.history import memory_limit
-from shardlab.search.prediction import Ranked, shorten
-from shardlab.search.proposal import reason_to_stop
+from shardlab.search.proposal import reason_to_stop, shorten
 from shardlab.search.records import Decision, Verdict
-from shardlab.search.space import Feasible
+from shardlab.search.space import Option
 from tests.record_factory import STRATEGIES
 from tests.search.searches import AGENT, DDP, KEPT, begin, proposal_of, trial_of
 
 HISTORY = begin(timed=[])
 
 
-def ranked(*documents: dict[str, object] | str) -> list[Ranked]:
+def ranked(*documents: dict[str, object] | str) -> list[Option]:
     """Strategies in the order of their predictions; the last one has none."""
     found = []
     for number, document in enumerate(documents, 1):
         form = STRATEGIES[document] if isinstance(document, str) else document
         strategy = parse_strategy(form).canonical()
-        seconds = None if number == len(documents) else number / 100
-        found.append(Ranked(Feasible(strategy, strategy.hash(), 1), seconds))
+        step = "unknown" if number == len(documents) else Estimate(number / 100, 0, 1)
+        found.append(Option(strategy, strategy.hash(), 1, step))
     return found
 
 
-def labels(found: Sequence[Ranked]) -> list[str]:
-    return [each.feasible.strategy.label() for each in found]
+def labels(found: Sequence[Option]) -> list[str]:
+    return [each.strategy.label() for each in found]
 
 
 def test_a_shortlist_holds_the_best_of_each_class_and_one_to_explore():
@@ -48,16 +47,16 @@ def test_a_shortlist_holds_the_best_of_each_class_and_one_to_explore():
         {"engine": "fsdp1"},
     )
     found = shorten(predicted, HISTORY, 0.03, 4)
-    assert labels(found.best) == [
+    assert labels(found.options) == [
         "ddp, none, bucket_mb=5.0",
         "fsdp2, int8:group=128, reshard_after_forward=false",
         "manual, none, route=exchange",
+        "ddp, int8:group=64",
     ]
-    assert labels([found.exploratory]) == ["ddp, int8:group=64"]
     assert found.known == 1
     fewer = shorten(predicted, HISTORY, 0.03, 2)
-    assert (fewer.best, fewer.exploratory) == (found.best[:1], found.exploratory)
-    assert labels([shorten(predicted[1:], HISTORY, 0.03, 4).exploratory]) == ["fsdp1, none"]
+    assert fewer.options == [found.options[0], found.options[-1]]
+    assert labels(shorten(predicted[1:], HISTORY, 0.03, 4).options)[-1] == "fsdp1, none"
 
 
 @pytest.mark.parametrize(
@@ -67,12 +66,12 @@ def test_a_shortlist_holds_the_best_of_each_class_and_one_to_explore():
 def test_predictions_that_tie_are_listed_once(step, listed):
     weights = {"codec": "int8:group=128"}
     one, other = ranked({}, {"weights": weights}, "ddp")[:2]
-    coded = other.feasible.strategy
+    coded = other.strategy
     entry = HISTORY.reference.model_copy(update={"strategy": coded, "hash": coded.hash()})
     history = HISTORY.model_copy(update={"measured": {**HISTORY.measured, entry.hash: entry}})
-    both = [one, other._replace(seconds=step)]
+    both = [one, other._replace(step=Estimate(step, 0, 1))]
     found = shorten(both, history, 0.03, 6)
-    assert (found.best, found.tolerated) == (both[:listed], both)
+    assert (found.options, found.tolerated) == (both[:listed], both)
 
 
 def test_what_was_raced_or_failed_is_not_listed_again():
@@ -80,15 +79,9 @@ def test_what_was_raced_or_failed_is_not_listed_again():
     trial = trial_of(proposal, **{f"_{KEPT.hash()}": "crash"})
     history = conclude(HISTORY, proposal, trial, AGENT)
     predicted = ranked("ddp", {"reshard_after_forward": False}, "fsdp2", "fsdp2-exchange", "ddp")
-    assert labels(shorten(predicted, HISTORY, 0.03, 6).best) == ["ddp, none", KEPT.label()]
+    assert labels(shorten(predicted, HISTORY, 0.03, 6).options)[:2] == ["ddp, none", KEPT.label()]
     after = shorten(predicted, history, 0.03, 6)
-    assert (labels(after.best), after.known) == (["fsdp2, none, route=exchange"], 4)
-
-
-def test_the_memory_limit_is_given_or_the_machines_share():
-    load = HISTORY.workload
-    assert memory_limit(Agent(memory_limit_gb=1.5), load) == 1_500_000_000
-    assert memory_limit(Agent(), load) == load.memory_bytes
+    assert (labels(after.options), after.known) == (["fsdp2, none, route=exchange"], 4)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from shardlab.config.run_record import Record, write_records
 from shardlab.config.timing_record import NO_COMMUNICATION, write_timings
 from shardlab.core.errors import StorageError, UserError
 from shardlab.core.files import write_json
-from shardlab.search.decision import TrialFailed, conclude
+from shardlab.search.decision import conclude
 from shardlab.search.history import History
 from shardlab.search.records import Proposal, Trial
 from shardlab.train.launch import RunFailed
@@ -147,14 +147,6 @@ def test_memory_is_that_of_the_hardware_detected_or_given(params):
         limit_of()
 
 
-def test_a_spent_budget_ends_the_search_without_a_race(params):
-    run_round(params, "1")
-    proposal, history = run_round(Parameters(overrides=["agent.budget=1"]), "2")
-    assert (proposal.arms, proposal.candidates, proposal.space) == ([], [], None)
-    assert history.rounds[-1].decision == "none"
-    assert "budget of 1 trials is spent" in history.rounds[-1].reason
-
-
 @pytest.mark.parametrize("number", ["3", "../1", "x"])
 def test_a_round_that_is_not_in_the_parameters_is_refused(params, number):
     with pytest.raises(UserError):
@@ -192,7 +184,9 @@ def test_only_what_is_faster_than_all_that_is_known_is_trained(
 
 
 def test_training_that_fails_is_data_but_a_full_disk_is_not(params):
-    values, (*_, arm) = trial.values_of(params, "1"), proposal_of(begin(["fsdp2"]), INT4_KEPT).arms
+    proposal = proposal_of(begin(["fsdp2"]), INT4_KEPT)
+    train, model = params("train", "model")
+    work = trial.Work(proposal, params.agent_of("1"), train, model)
 
     def failing(error: Exception) -> Any:
         def do(_: trial.Step) -> None:
@@ -201,11 +195,11 @@ def test_training_that_fails_is_data_but_a_full_disk_is_not(params):
         return do
 
     for error, kind in (RunFailed("memory", "no memory", ""), "memory"), (UserError("no"), "crash"):
-        with pytest.raises(TrialFailed) as failure:
-            trial.measure(values, failing(error), arm, 0, 1.0)
-        assert failure.value.kind == kind
+        found = trial.measure(work, failing(error), proposal.arms[-1], 0, 1.0)
+        assert (found.outcome, found.source) == (kind, "round 1")
     with pytest.raises(StorageError):
-        trial.measure(values, failing(StorageError("no space left")), arm, 0, 1.0)
+        full = failing(StorageError("no space left"))
+        trial.measure(work, full, proposal.arms[-1], 0, 1.0)
     assert not [*Path(".trials").iterdir()]
 
 
