@@ -144,7 +144,7 @@ def _train(plan: RunPlan, folders: _Folders, link: Emulation, group: dist.Proces
         ledger=ledger,
         audit=audit,
         residual_norm=engine.residual_norm(),
-        memory=asdict(memory_use),
+        memory=memory_use,
         flops_per_token=built.flops_per_token,
         product_flops_per_s=products,
         loss_scaled=built.loss_scaled,

@@ -31,8 +31,8 @@ class Measured:
     ledger: dict[str, dict[str, Any]]
     audit: dict[str, float] | None
     residual_norm: float | None
-    memory: dict[str, Any]
-    """`MemoryUse`"""
+    memory: dict[str, int | None]
+    """of `MemoryMeter`"""
     flops_per_token: float
     product_flops_per_s: float
     loss_scaled: bool

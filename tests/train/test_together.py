@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,8 @@ import pytest
 from shardlab.config.schema import Timing
 from shardlab.config.timing_record import NO_COMMUNICATION, read_timing
 from shardlab.core.errors import UserError
-from shardlab.train.interleaved import time_strategies
+from shardlab.train.interleaved import Turns, time_strategies
 from shardlab.train.launch import launch_together
-from shardlab.train.timing import Turns
 from tests.train.test_timing import plan
 
 WHOLE = Timing(
@@ -71,22 +71,21 @@ def test_ranks_of_torchrun_take_no_turns(data, tmp_path, monkeypatch):
 def take_turns(turns: Turns, path: Path, number: int, repetitions: int) -> None:
     """Write a line at the begin and the end of each turn, as the only rank of a timing."""
     turn = turns.of(number, 0)
-    time.sleep(0.05 * number)
     for repetition in range(repetitions + 1):
-        turn.wait(repetition / repetitions)
+        next(turn)
         for edge in ("begin", "end"):
             with path.open("a") as file:
                 file.write(f"{edge} {number} {repetition}\n")
             time.sleep(0.001)
-    turn.leave()
+    assert next(turn, None) is None
 
 
 def test_one_timing_at_a_time_does_a_repetition(tmp_path):
     path, repetitions = tmp_path / "turns", [3, 12, 5]
-    turns = Turns([1, 1, 1])
+    turns = Turns([(count, 1) for count in repetitions])
     launch_together(
         {
-            str(number): lambda number=number, count=count: take_turns(turns, path, number, count)
+            str(number): partial(take_turns, turns, path, number, count)
             for number, count in enumerate(repetitions)
         }
     )
