@@ -160,11 +160,11 @@ def forked(folder: Path, line: list[str]) -> Command:
     return Command(folder, call)
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 120, pause_s: float = 0.02) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.02)
+        time.sleep(pause_s)
 
 
 def is_running(pid: int) -> bool:
