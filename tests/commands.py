@@ -82,11 +82,6 @@ class Command:
                     found.append(pid)
         return found
 
-    def leaves_nothing(self) -> None:
-        """No process and no temporary file, soon after its end."""
-        wait_for(lambda: not self.family())
-        assert list(self.temporary.iterdir()) == []
-
 
 def said_after(prepare: Callable[[], object], call: Callable[[], object], folder: Path) -> str:
     """What a process says that prepares itself, such as its disks or its rights, and then calls.

@@ -76,9 +76,12 @@ class Turns:
         All ranks of the timing end a turn after a barrier.
         """
         self._all_there.wait()
-        for turn in (turn for turn, other in enumerate(self._order) if other == timing):
+        for turn, other in enumerate(self._order):
+            if other != timing:
+                continue
             with self._ended:
-                self._ended.wait_for(lambda turn=turn: self._turn.value == turn)
+                while self._turn.value != turn:
+                    self._ended.wait()
             yield
             if rank == 0:
                 with self._ended:
@@ -138,27 +141,12 @@ def interleave(
         turns: advanced before each repetition and at the end; None: the machine is this timing's.
         shown: whether its progress is shown.
     """
-    if plan.train.deterministic:
-        compute_deterministically()
-    chief = dist.get_rank(group) == 0
-    share = slice(dist.get_rank(group), None, dist.get_world_size(group))
-    split = open_split(plan.data / "tokens", "train", share)
-    runners = []
-    for run in plan.runs:
-        dist.barrier(group)  # so that a rank that fails is the one that is behind
-        mark(run)
-        runners.append(Runner(plan, run, split, link, group))
-    for _ in range(_UNTIMED_REPETITIONS):
-        for runner in runners:
-            mark(runner.run)
-            runner.step()
-    for runner in runners:
-        runner.begin()
+    runners = _build(plan, link, mark, group)
     used = []
     most = plan.timing.repetitions
     reason = f"all of {most} repetitions"
     numbers: Iterable[int] = range(most)
-    if chief and shown:
+    if shown and dist.get_rank(group) == 0:
         numbers = track(numbers, f"time {plan.name}", total=most, unit="repetition")
     turns = itertools.repeat(None) if turns is None else turns
     for number in numbers:
@@ -181,6 +169,26 @@ def interleave(
     next(turns)
     contention = Contention.of(gather_values(total(used), group))
     return Interleaved(runners, reason, contention)
+
+
+def _build(plan: TimingPlan, link: Emulation, mark: Mark, group: dist.ProcessGroup) -> list[Runner]:
+    """Return all runs of the plan after their untimed steps."""
+    if plan.train.deterministic:
+        compute_deterministically()
+    share = slice(dist.get_rank(group), None, dist.get_world_size(group))
+    split = open_split(plan.data / "tokens", "train", share)
+    runners = []
+    for run in plan.runs:
+        dist.barrier(group)  # so that a rank that fails is the one that is behind
+        mark(run)
+        runners.append(Runner(plan, run, split, link, group))
+    for _ in range(_UNTIMED_REPETITIONS):
+        for runner in runners:
+            mark(runner.run)
+            runner.step()
+    for runner in runners:
+        runner.begin()
+    return runners
 
 
 def _ruling(runners: list[Runner], look: Look, group: dist.ProcessGroup) -> Ruling:
