@@ -12,7 +12,7 @@ from pathlib import Path
 
 from shardlab.config.parameters import Parameters
 from shardlab.core import progress
-from shardlab.core.errors import UserError
+from shardlab.core.errors import RunFailed, UserError
 from shardlab.core.lock import lock_tree
 from shardlab.core.process import on_end_signals
 from shardlab.core.progress import log_to, say, stopwatch
@@ -26,9 +26,9 @@ def run(main: Callable[..., None], log: Sequence[str] | None = None, lock: bool 
 
     The arguments after `params` are those of `main`, by their names: positional ones are text,
     keyword-only ones are options `--like-this`, whose annotation is `Annotated[type, help]`. Errors
-    of the user are shown as one line (exit 2); every other error with its traceback (exit 1). Both,
-    all that the stage says and how long it took are kept in a log. Nobody else works in this folder
-    meanwhile.
+    of the user are shown as one line (exit 2); a run that failed with the traceback of the rank
+    that is the cause, every other error with its own (exit 1). All of them, what the stage says and
+    how long it took are kept in a log. Nobody else works in this folder meanwhile.
 
     Args:
         log: the arguments whose values name the log `logs/NAME/VALUE/VALUE.log`; when not given,
@@ -52,10 +52,10 @@ def run(main: Callable[..., None], log: Sequence[str] | None = None, lock: bool 
         if lock:
             lock_tree()
         main(Parameters(params, overrides), *values, **given)
-    except UserError as error:
+    except (UserError, RunFailed) as error:
         say(f"{name}: error: {error}")
         _show_log(path)
-        sys.exit(2)
+        sys.exit(2 if isinstance(error, UserError) else 1)
     except BaseException:
         progress.log(traceback.format_exc())
         _show_log(path)

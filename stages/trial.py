@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +19,7 @@ from shardlab.config.run_record import Record
 from shardlab.config.schema import Agent, Timing, Train
 from shardlab.config.timing_record import Race, Ruling
 from shardlab.core.document import Document, validate
-from shardlab.core.errors import StorageError, UserError
+from shardlab.core.errors import RunFailed, StorageError, UserError
 from shardlab.core.files import read_json, unfinished, write_json
 from shardlab.core.progress import say, stopwatch
 from shardlab.profiling.breakdown import analyse
@@ -27,10 +27,8 @@ from shardlab.search.decision import failure_of, train_promising
 from shardlab.search.race_rule import RaceRule, ruling
 from shardlab.search.records import Candidate, Failure, Proposal, Trial
 from shardlab.train.evaluation import validate_run
-from shardlab.train.launch import RunFailed
 from shardlab.train.plans import RunPlan, TimingPlan
 from shardlab.train.race import race
-from shardlab.train.rank import Failure as RankFailure
 from shardlab.train.run import train_run
 from stages.common import integer, run
 
@@ -39,6 +37,7 @@ SCRATCH = Path(".trials")
 """files of a trial while it runs; all nodes see them"""
 
 _FAILED = "failed.json"
+_ERRORS = {kind.__name__: kind for kind in (RunFailed, StorageError, UserError)}
 
 
 class Step(Document):
@@ -137,7 +136,8 @@ def _start(command: list[str], number: str, step: Step) -> None:
     sys.stderr.write(done.stderr)
     if done.returncode:
         if (failed := Path(step.folder, _FAILED)).exists():
-            raise RankFailure(**read_json(failed)).error()
+            kind, arguments = read_json(failed)
+            raise _ERRORS[kind](*arguments)
         said = done.stderr.strip() or f"{command[0]} ended with exit code {done.returncode}"
         raise RunFailed("crash", said, said.splitlines()[-1])
 
@@ -147,7 +147,9 @@ def _report_failure(work: Work, step: Step) -> None:
     try:
         work.do(step)
     except (RunFailed, UserError) as error:
-        write_json(Path(step.folder, _FAILED), asdict(RankFailure.of(error)))
+        path = Path(step.folder, _FAILED)
+        if not path.exists() or not (isinstance(error, RunFailed) and error.is_consequence):
+            write_json(path, [type(error).__name__, error.args])
         raise
 
 

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.distributed.run import main
 
-from shardlab.core.errors import UserError
+from shardlab.core.errors import RunFailed, UserError
 from shardlab.core.process import die_with_parent
 from shardlab.train.launch import Worker, launch
 
@@ -81,11 +82,6 @@ class Command:
                     found.append(pid)
         return found
 
-    def leaves_nothing(self) -> None:
-        """No process and no temporary file, soon after its end."""
-        wait_for(lambda: not self.family())
-        assert list(self.temporary.iterdir()) == []
-
 
 def said_after(prepare: Callable[[], object], call: Callable[[], object], folder: Path) -> str:
     """What a process says that prepares itself, such as its disks or its rights, and then calls.
@@ -119,14 +115,16 @@ def launching(
     Its exit code is 0, or 1 when the run failed, or 2 when the user made a mistake.
     """
 
-    def call() -> None:
-        try:
-            launch(worker, world_size, 1, timeout_s)
-        except UserError as error:
-            print("error:", error, flush=True)
-            sys.exit(2)
+    return Command(folder, partial(_launch, worker, world_size, timeout_s), environment)
 
-    return Command(folder, call, environment)
+
+def _launch(worker: Worker, world_size: int, timeout_s: float) -> None:
+    """Show errors as a stage does (stages.common)."""
+    try:
+        launch(worker, world_size, 1, timeout_s)
+    except (UserError, RunFailed) as error:
+        print("error:", error, flush=True)
+        sys.exit(2 if isinstance(error, UserError) else 1)
 
 
 def typed(
@@ -157,11 +155,11 @@ def forked(folder: Path, line: list[str]) -> Command:
     return Command(folder, call)
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 120, pause_s: float = 0.02) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.02)
+        time.sleep(pause_s)
 
 
 def is_running(pid: int) -> bool:
@@ -186,19 +184,17 @@ def agents(
     folder: Path,
     worker: Worker,
     world_size: int,
-    count: int = 2,
-    timeout_s: float = 30,
     max_restarts: int = 0,
 ) -> list[Command]:
-    """Start torchrun's agent of every node, all of them on this machine.
+    """Start torchrun's agent of two nodes, both on this machine.
 
     The agents fork their processes, which is faster than what `torchrun` does: they need no
     imports.
     """
     config = LaunchConfig(
-        min_nodes=count,
-        max_nodes=count,
-        nproc_per_node=world_size // count,
+        min_nodes=2,
+        max_nodes=2,
+        nproc_per_node=world_size // 2,
         run_id="test",
         rdzv_backend="c10d",
         rdzv_endpoint=f"127.0.0.1:{free_port()}",
@@ -209,14 +205,11 @@ def agents(
         local_addr="127.0.0.1",
     )
 
-    def rank() -> None:
-        launch(worker, world_size, 1, timeout_s)
-
     def agent() -> None:
         _name_no_events()
-        elastic_launch(config, rank)()
+        elastic_launch(config, _launch)(worker, world_size, 30.0)
 
-    return [Command(folder / f"node{node}", agent) for node in range(count)]
+    return [Command(folder / f"node{node}", agent) for node in range(2)]
 
 
 def _name_no_events() -> None:

@@ -201,8 +201,6 @@ def _validated(tree: dict[str, Any]) -> _Values:
 
 
 def _section(key: str, value: Any) -> Any:
-    if key in Params.renamed:
-        raise UserError(f"{key}: renamed: write {Params.renamed[key]}")
     if key not in Params.model_fields:
         raise UserError(f"{key}: unknown key; {nearest(str(key), Params.model_fields)}")
     field = Params.model_fields[key]

@@ -1,7 +1,7 @@
 """Parameters of an experiment: the schema of params.yaml, from which its JSON schema is made."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
@@ -199,8 +199,6 @@ def _names_or_word(value: Any) -> Any:
 class Repetitions(Document):
     """Interleaved steps of several strategies in the same processes, to be compared in pairs."""
 
-    renamed: ClassVar[dict[str, str]] = {"rounds": "repetitions"}
-
     runs: Annotated[
         Annotated[tuple[Name, ...], AS_TUPLE, Field(min_length=1)] | Literal["matrix", "all"],
         BeforeValidator(_names_or_word),
@@ -291,11 +289,6 @@ class Quality(Document):
 class Params(Document):
     """Top level of `params.yaml`. Only what DVC interpolates has to be there: strategies, seeds,
     timings, rounds, baseline, and inputs."""
-
-    renamed: ClassVar[dict[str, str]] = {
-        "runs": "strategies, all of which are runs, and timed_strategies for the others",
-        "last_round": "rounds alone, the last of which is the last round",
-    }
 
     codecs: Annotated[tuple[str, ...], AS_TUPLE] = ()
     """modules in the folder user_codecs (`user_codecs.ternary`), or of installed packages, that

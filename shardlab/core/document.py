@@ -2,7 +2,7 @@
 
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar, overload
+from typing import Any, Self, TypeVar, overload
 
 import pydantic
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
@@ -22,9 +22,6 @@ _SHOWN = 100
 class Document(BaseModel):
     """Frozen and strict: unknown keys and wrong types are refused, never converted."""
 
-    renamed: ClassVar[dict[str, str]] = {}
-    """keys that earlier versions had, with the names that they have now"""
-
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
     )
@@ -34,12 +31,6 @@ class Document(BaseModel):
     def _refuse_unknown_keys(cls, value: Any) -> Any:
         if isinstance(value, dict):
             for key in value:
-                if key in cls.renamed:
-                    raise PydanticCustomError(
-                        "unknown_key",
-                        "renamed: write {now}",
-                        {"key": str(key), "now": cls.renamed[key]},
-                    )
                 if key not in cls.model_fields:
                     raise PydanticCustomError(
                         "unknown_key",
@@ -58,11 +49,8 @@ class Document(BaseModel):
         Raises:
             UserError: it is, or it holds something else.
         """
-        value = read_json(path, fix)
-        if isinstance(value, dict):
-            value.pop("checksum", None)  # of the file, in those of earlier versions
         try:
-            return validate(cls, value, str(path))
+            return validate(cls, read_json(path, fix), str(path))
         except UserError as error:
             raise UserError(f"{error}: {fix}") from None
 

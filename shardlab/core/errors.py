@@ -1,7 +1,8 @@
-"""Errors for the user: what is wrong, where, and the fix, in one line."""
+"""Errors for the user: what is wrong, where, and the fix, in one line; and runs that failed."""
 
 import difflib
 from collections.abc import Iterable
+from typing import Literal
 
 
 class UserError(ValueError):
@@ -10,6 +11,42 @@ class UserError(ValueError):
 
 class StorageError(UserError):
     """A file that cannot be written, whatever is to be in it: the disk is at fault."""
+
+
+_TIMED_OUT = "Timed out waiting"
+"""gloo's message about a rank that neither answers nor closes its connection"""
+_DISCONNECTED = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+"""gloo's messages about a rank whose process ended"""
+
+
+class RunFailed(RuntimeError):
+    """A run that a rank or its time limit ended.
+
+    Args:
+        detail: with the traceback of the rank, if there is one.
+        summary: one line.
+    """
+
+    def __init__(
+        self, kind: Literal["timeout", "crash", "memory"], detail: str, summary: str
+    ) -> None:
+        super().__init__(kind, detail, summary)  # pickle makes it of these again
+        self.kind = kind
+        self.detail = detail
+        self.summary = summary
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.detail}"
+
+    @property
+    def hung(self) -> bool:
+        """Return whether a rank waited for one that neither answered nor ended."""
+        return _TIMED_OUT in self.summary
+
+    @property
+    def is_consequence(self) -> bool:
+        """Return whether another rank is the cause: it ended, or did not answer."""
+        return self.hung or any(message in self.summary for message in _DISCONNECTED)
 
 
 def nearest(word: str, valid: Iterable[str]) -> str:

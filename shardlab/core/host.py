@@ -1,12 +1,12 @@
 """The machine that a figure was measured on: its facts, its memory, and who used its CPUs."""
 
-import importlib.util
 import os
 import platform
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -126,11 +126,10 @@ def torch_version() -> str:
     Raises:
         UserError: there is no torch.
     """
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        raise UserError("no torch here: run make")
-    text = Path(spec.origin).with_name("version.py").read_text()
-    return text.partition("__version__ = '")[2].partition("'")[0]
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        raise UserError("no torch here: run make") from None
 
 
 def _cpu_name() -> str:

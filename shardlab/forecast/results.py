@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import mean, median
-from typing import ClassVar
 
 import pandas as pd
 
@@ -78,8 +77,6 @@ class EngineFit(Document):
 
 class ForecastDocument(Document):
     """Document of results/forecast/forecast.json."""
-
-    renamed: ClassVar[dict[str, str]] = {"learnt_from": "fitted_on"}
 
     fitted_on: list[str]
     """timing/run, steps without communication included"""

@@ -1,6 +1,6 @@
 """Records of the search: the table of measurements, the proposal and the decision of a round."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from shardlab.config.run_record import Record
 from shardlab.config.strategy import CanonicalStrategy
@@ -110,8 +110,6 @@ class Prediction(Document):
 
 class Candidate(Document):
     """Strategy that a judge may choose or that a race times."""
-
-    renamed: ClassVar[dict[str, str]] = {"brief": "label"}
 
     hash: str
     strategy: CanonicalStrategy

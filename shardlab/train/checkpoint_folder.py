@@ -1,7 +1,7 @@
 """Folder with the checkpoints of one run, each complete on disk or absent, and without pickles.
 
 step-00000040/
-  checkpoint.json              origin, and the checksum of every other file
+  checkpoint.json              parameters, and the checksum of every other file
   model.safetensors            format full: parameters by the names of the unwrapped model
   optimizer.safetensors        and `exp_avg`, `exp_avg_sq` and `step` of each of them
   sharded/*.safetensors        format sharded: torch.distributed.checkpoint, one file per rank
@@ -16,15 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Train
 from shardlab.config.strategy import CanonicalStrategy
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
 from shardlab.core.files import find_damage, sha256_of_file, writing
-from shardlab.core.host import git_revision
 from shardlab.train.plans import RunPlan
 
 _NAME = re.compile(r"step-(\d{8,})")
@@ -108,8 +105,6 @@ class Manifest(Document):
     seed: int
     tokens: str
     """checksum of the manifest of the token shards"""
-    revision: str
-    torch: str
     files: dict[str, str]
     """SHA-256 of every file, by its path in the checkpoint"""
 
@@ -126,8 +121,6 @@ class Manifest(Document):
             model_files=plan.model.state(),
             seed=plan.seed,
             tokens=sha256_of_file(plan.data / "tokens/manifest.json"),
-            revision=git_revision(),
-            torch=torch.__version__,
             files={},
         )
 
@@ -143,10 +136,6 @@ class Manifest(Document):
     def write(self, folder: Path) -> None:
         """Write checkpoint.json."""
         self.to_file(folder / _FILE)
-
-    def made_by(self) -> str:
-        """Return the versions that wrote it; with others a run may not resume bit for bit."""
-        return f"revision {self.revision} with torch {self.torch}"
 
     def refuse_other(self, run: "Manifest", path: Path, elastic: bool) -> None:
         """Check that `run` can resume from this checkpoint, which is at `path`.

@@ -110,10 +110,8 @@ class Checkpoints:
         events = self._load_rank(path, manifest)
         self._loop.step, self._loop.sample = manifest.step, manifest.sample
         if self._is_chief:
-            same_versions = manifest.made_by() == self._manifest.made_by()
-            who = "" if same_versions else f", made by {manifest.made_by()}"
             run = f"{self._plan.run} seed {self._plan.seed}"
-            say(f"{run}: continues after step {step} ({path}{who})")
+            say(f"{run}: continues after step {step} ({path})")
         # loading may have taken longer than the timeout of a step: wait in this group
         dist.barrier(self._group)
         return events
@@ -184,7 +182,7 @@ class Checkpoints:
 
     @cached_property
     def _manifest(self) -> Manifest:
-        """Manifest of this run before its first step; on rank 0 alone, since it runs git."""
+        """Manifest of this run before its first step."""
         return Manifest.of(self._plan, self._options.format)
 
     def _last_whole(self) -> int | None:

@@ -5,8 +5,10 @@ strategy, and in each repetition each engine does one step, in another order eve
 one repetition are compared in pairs.
 """
 
+import itertools
+import multiprocessing
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +35,7 @@ from shardlab.data.tokens import open_split
 from shardlab.train.launch import Worker, launch, launch_together
 from shardlab.train.launch_environment import rank_environment
 from shardlab.train.plans import TimingPlan
-from shardlab.train.timing import Runner, Turn, Turns, slowest
+from shardlab.train.timing import Runner, slowest
 
 _UNTIMED_REPETITIONS = 2
 """first steps allocate memory, and DDP rebuilds its buckets after one"""
@@ -43,6 +45,48 @@ Look = Callable[[dict[str, list[float]]], Ruling]
 run that has left"""
 Mark = Callable[[str], None]
 """says of which run the next calls are; empty: of none"""
+
+
+class Turns:
+    """Turns of several timings, created before their ranks are forked.
+
+    A timing has a turn for each repetition and one for what follows. The next turn is that of the
+    timing that has done the smallest share of its repetitions. Whoever watches the ranks has to end
+    all of them when one fails: the others would wait forever.
+
+    Args:
+        timings: number of repetitions and of ranks of each timing.
+    """
+
+    def __init__(self, timings: Sequence[tuple[int, int]]) -> None:
+        fork = multiprocessing.get_context("fork")
+        shares = [
+            (number / repetitions, timing)
+            for timing, (repetitions, _) in enumerate(timings)
+            for number in range(repetitions + 1)
+        ]
+        self._order = [timing for _, timing in sorted(shares)]
+        self._all_there = fork.Barrier(sum(ranks for _, ranks in timings))
+        self._ended = fork.Condition()
+        self._turn = fork.Value("i", 0, lock=False)
+
+    def of(self, timing: int, rank: int) -> Iterator[None]:
+        """Wait for each turn of a timing, on one of its ranks; the next one ends that before.
+
+        All ranks of the timing end a turn after a barrier.
+        """
+        self._all_there.wait()
+        for turn, other in enumerate(self._order):
+            if other != timing:
+                continue
+            with self._ended:
+                while self._turn.value != turn:
+                    self._ended.wait()
+            yield
+            if rank == 0:
+                with self._ended:
+                    self._turn.value += 1
+                    self._ended.notify_all()
 
 
 class Interleaved(NamedTuple):
@@ -84,41 +128,29 @@ def interleave(
     block: int,
     look: Look,
     mark: Mark,
-    turn: Turn,
     group: dist.ProcessGroup,
+    turns: Iterator[None] | None = None,
+    shown: bool = True,
 ) -> Interleaved:
-    """Do repetitions until a look stops them, or as many as the plan says; end in a last turn.
+    """Do repetitions until a look stops them, or as many as the plan says.
 
     Args:
         block: repetitions before each look. Runs that have diverged by then leave.
         look: called on rank 0.
         mark: called on each rank before each part of a run.
-        turn: waited for before each repetition.
+        turns: advanced before each repetition and at the end; None: the machine is this timing's.
+        shown: whether its progress is shown.
     """
-    if plan.train.deterministic:
-        compute_deterministically()
-    chief = dist.get_rank(group) == 0
-    share = slice(dist.get_rank(group), None, dist.get_world_size(group))
-    split = open_split(plan.data / "tokens", "train", share)
-    runners = []
-    for run in plan.runs:
-        dist.barrier(group)  # so that a rank that fails is the one that is behind
-        mark(run)
-        runners.append(Runner(plan, run, split, link, group))
-    for _ in range(_UNTIMED_REPETITIONS):
-        for runner in runners:
-            mark(runner.run)
-            runner.step()
-    for runner in runners:
-        runner.begin()
+    runners = _build(plan, link, mark, group)
     used = []
     most = plan.timing.repetitions
     reason = f"all of {most} repetitions"
     numbers: Iterable[int] = range(most)
-    if chief and turn.shown:
+    if shown and dist.get_rank(group) == 0:
         numbers = track(numbers, f"time {plan.name}", total=most, unit="repetition")
+    turns = itertools.repeat(None) if turns is None else turns
     for number in numbers:
-        turn.wait(number / most)
+        next(turns)
         meter = CpuMeter()
         for index in order(number, len(runners)):
             if runners[index].active:
@@ -134,9 +166,29 @@ def interleave(
             break
         for runner in runners:
             runner.active &= runner.run not in ruling.leave and not runner.diverged
-    turn.wait(1.0)
+    next(turns)
     contention = Contention.of(gather_values(total(used), group))
     return Interleaved(runners, reason, contention)
+
+
+def _build(plan: TimingPlan, link: Emulation, mark: Mark, group: dist.ProcessGroup) -> list[Runner]:
+    """Return all runs of the plan after their untimed steps."""
+    if plan.train.deterministic:
+        compute_deterministically()
+    share = slice(dist.get_rank(group), None, dist.get_world_size(group))
+    split = open_split(plan.data / "tokens", "train", share)
+    runners = []
+    for run in plan.runs:
+        dist.barrier(group)  # so that a rank that fails is the one that is behind
+        mark(run)
+        runners.append(Runner(plan, run, split, link, group))
+    for _ in range(_UNTIMED_REPETITIONS):
+        for runner in runners:
+            mark(runner.run)
+            runner.step()
+    for runner in runners:
+        runner.begin()
+    return runners
 
 
 def _ruling(runners: list[Runner], look: Look, group: dist.ProcessGroup) -> Ruling:
@@ -172,7 +224,7 @@ def time_strategies(plans: Sequence[TimingPlan], output: Path) -> None:
     """
     native.library()  # says once, and not once per rank, when there are no compiled kernels
     if len(plans) == 1:
-        _time(plans[0], output, lambda rank: Turn())
+        _time(plans[0], output)
         return
     first, *others = (plan.name for plan in plans)
     if rank_environment(plans[0].timing.world_size) is not None:
@@ -180,12 +232,12 @@ def time_strategies(plans: Sequence[TimingPlan], output: Path) -> None:
             f"timings.{first}.interleaved: timings take turns on one machine, without torchrun or "
             f"srun: move {', '.join(others)} to timings"
         )
-    turns = Turns([plan.timing.world_size for plan in plans])
+    turns = Turns([(plan.timing.repetitions, plan.timing.world_size) for plan in plans])
     with temporary("shardlab-timings") as folder:
         files = [folder / f"{plan.name}.jsonl" for plan in plans]
         launch_together(
             {
-                f"timing {plan.name}": partial(_time, plan, file, partial(turns.of, number))
+                f"timing {plan.name}": partial(_time, plan, file, turns, number)
                 for number, (plan, file) in enumerate(zip(plans, files, strict=True))
             }
         )
@@ -193,16 +245,17 @@ def time_strategies(plans: Sequence[TimingPlan], output: Path) -> None:
         write_timings(output, timed)
 
 
-def _time(plan: TimingPlan, output: Path, turn: Callable[[int], Turn]) -> None:
+def _time(plan: TimingPlan, output: Path, turns: Turns | None = None, number: int = 0) -> None:
     with emulated(plan.timing.link, plan.timing.world_size) as link:
-        launch_plan(plan, link, partial(_work, plan, link, output, turn))
+        launch_plan(plan, link, partial(_work, plan, link, output, turns, number))
 
 
 def _work(
     plan: TimingPlan,
     link: Emulation,
     output: Path,
-    turn_of: Callable[[int], Turn],
+    turns: Turns | None,
+    number: int,
     group: dist.ProcessGroup,
 ) -> None:
     def look(step_ms: dict[str, list[float]]) -> Ruling:
@@ -211,11 +264,13 @@ def _work(
     def mark(run: str) -> None:
         pass
 
-    turn = turn_of(dist.get_rank(group))
-    whole = interleave(plan, link, plan.timing.repetitions, look, mark, turn, group)
+    own = None if turns is None else turns.of(number, dist.get_rank(group))
+    shown = number == 0  # one bar for all
+    whole = interleave(plan, link, plan.timing.repetitions, look, mark, group, own, shown)
     timed = whole.timed(mark)
     if timed:
         write_timings(output, timed)
         say(f"{plan.name}: {len(timed)} runs of {plan.timing.repetitions} repetitions")
     dist.barrier(group)
-    turn.leave()
+    if own is not None:
+        next(own, None)  # ends the last turn

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal, NamedTuple
@@ -66,18 +67,15 @@ class StepEvent:
     applied: bool
     tokens: int
     """of all ranks"""
-    collective_ms: float | None
+    collective_ms: float | None = None
     """time with a collective under way; None until a device, which nothing waits for, has done the
     step: by the end of a later step, or by `Ledger.settle`"""
-    interface_bytes: float | None
+    interface_bytes: float | None = None
     """sent by the interface of this rank's emulated link; None without one"""
 
 
-class _Moment(NamedTuple):
-    """Readings at the beginning of a step."""
-
-    seconds: float
-    interface_bytes: int | None
+def _set_collective_ms(event: StepEvent, in_collectives_s: float) -> None:
+    event.collective_ms = in_collectives_s * 1e3
 
 
 class Loop:
@@ -111,7 +109,7 @@ class Loop:
         """index of the next sample"""
 
     def run(self, steps: int, after: Callable[[StepEvent], bool | None] | None = None) -> None:
-        """Run the next `steps` steps, each timed from the end of the one before.
+        """Run the next `steps` steps.
 
         Args:
             after: called after each step; its time does not count. True ends the run.
@@ -119,42 +117,35 @@ class Loop:
         numbers: Iterator[int] = iter(range(steps))
         if self._rank == 0:
             numbers = track(range(steps), "train", total=steps, unit="step")
-        start = self._begin()
+        traffic = self._engine.ledger.traffic
         for _ in numbers:
-            event = self._next(start)
+            start, before = perf_counter(), interface_bytes()
+            traffic.begin_step(self._device)
+            event = self._step()
+            event.step_ms = (perf_counter() - start) * 1e3
+            if before is not None and (sent := interface_bytes()) is not None:
+                event.interface_bytes = sent - before
+            traffic.end_step(partial(_set_collective_ms, event))
             if after is not None and after(event):
                 return
-            start = self._begin()
 
-    def _begin(self) -> _Moment:
-        start = perf_counter()
-        self._engine.ledger.traffic.begin_step(self._device)
-        return _Moment(start, interface_bytes())
-
-    def _next(self, start: _Moment) -> StepEvent:
+    def _step(self) -> StepEvent:
+        """Do a step; what is measured around it is not yet in the event."""
         train = self._train
         rate = learning_rate(
             self.step, train.steps, train.learning_rate, train.warmup_steps, train.decay
         )
         outcome = self._engine.step(self.micro_batches(), rate)
-        end, sent, before = perf_counter(), interface_bytes(), start.interface_bytes
         samples = train.accumulation * self._world_size * train.batch_size
         event = StepEvent(
-            self.step,
-            outcome.loss,
-            (end - start.seconds) * 1e3,
-            rate,
-            outcome.gradient_norm,
-            outcome.applied,
-            samples * train.sequence_length,
-            None,
-            None if sent is None or before is None else sent - before,
+            step=self.step,
+            loss=outcome.loss,
+            step_ms=math.nan,
+            learning_rate=rate,
+            gradient_norm=outcome.gradient_norm,
+            applied=outcome.applied,
+            tokens=samples * train.sequence_length,
         )
-
-        def know(in_collectives_s: float) -> None:
-            event.collective_ms = in_collectives_s * 1e3
-
-        self._engine.ledger.traffic.end_step(know)
         self.step += 1
         self.sample += samples
         return event

@@ -23,7 +23,6 @@ from shardlab.train.interleaved import Look, interleave, launch_plan
 from shardlab.train.launch import RunFailed
 from shardlab.train.launch_environment import rank_environment
 from shardlab.train.plans import TimingPlan
-from shardlab.train.timing import Turn
 
 _LAST_LOOK = 0.5
 """share of the time of a race after which no look comes: the rest is for traces, since a race that
@@ -168,7 +167,7 @@ def _work(
     group: dist.ProcessGroup,
 ) -> None:
     mark = partial(marks.mark, dist.get_rank(group))
-    whole = interleave(plan, link, BLOCK, look, mark, Turn(), group)
+    whole = interleave(plan, link, BLOCK, look, mark, group)
     arms = {
         runner.run: Arm(
             outcome="diverged" if runner.diverged else "ok",

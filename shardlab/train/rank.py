@@ -1,4 +1,4 @@
-"""A rank: its process group, its errors, and whose failure was the cause."""
+"""A rank: its process group, its device and CPUs, and its errors."""
 
 import ctypes
 import faulthandler
@@ -7,113 +7,39 @@ import os
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
 from shardlab.comm.emulated_link import Links, Loopback
 from shardlab.config.machine import CpuAffinity, format_cpus, parse_cpus
-from shardlab.core.errors import StorageError, UserError
+from shardlab.core.errors import RunFailed, UserError
 from shardlab.core.gpus import RankGpu, backend_of, take_gpu, why_on_cpu
 from shardlab.core.progress import say
 from shardlab.engines.cpu_placement import RankLocation, node_of_pci, place_here, read_topology
 
-_TIMED_OUT = "Timed out waiting"
-"""gloo's message about a rank that neither answers nor closes its connection"""
-_DISCONNECTED = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
-"""gloo's messages about a rank whose process ended"""
 
-
-class RunFailed(RuntimeError):
-    """A run that a rank or its time limit ended."""
-
-    def __init__(
-        self, kind: Literal["timeout", "crash", "memory"], detail: str, summary: str
-    ) -> None:
-        super().__init__(f"{kind}: {detail}")
-        self.kind = kind
-        self.detail = detail
-        """with the traceback, if there is one"""
-        self.summary = summary
-        """one line"""
-
-    @property
-    def hung(self) -> bool:
-        """Return whether ranks waited for one that neither answered nor ended."""
-        return _TIMED_OUT in self.summary
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Report of why a rank failed; plain values, to be sent as JSON."""
-
-    kind: Literal["user", "storage", "timeout", "crash", "memory"]
-    summary: str
-    """one line"""
-    text: str = ""
-    """with the traceback; empty when there is none"""
-    seconds: float = 0.0
-    """time of the report, since the epoch; 0: a signal ended the process"""
-
-    @classmethod
-    def of(cls, error: BaseException, where: str = "") -> Self:
-        """Return the failure that an error is.
-
-        Args:
-            where: name of the rank; not needed for the errors that `launch` raises.
-        """
-        if isinstance(error, RunFailed):
-            return cls(error.kind, error.summary, error.detail, time.time())
-        if isinstance(error, UserError):
-            storage = isinstance(error, StorageError)
-            return cls("storage" if storage else "user", str(error), seconds=time.time())
-        line = traceback.format_exception_only(error)[0].splitlines()[0]
-        text = "".join(traceback.format_exception(error)).strip()
-        memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
-        return cls(
-            "memory" if memory else "crash", f"{where}: {line}", f"{where}: {text}", time.time()
-        )
-
-    def error(self) -> UserError | RunFailed:
-        """Return the exception for the caller of `launch`."""
-        if self.kind == "user":
-            return UserError(self.summary)
-        if self.kind == "storage":
-            return StorageError(self.summary)
-        return RunFailed(self.kind, self.text or self.summary, self.summary)
-
-    @property
-    def waited(self) -> bool:
-        """Return whether the rank timed out waiting for another, which is the cause."""
-        return _TIMED_OUT in self.summary
-
-    @property
-    def is_consequence(self) -> bool:
-        """Return whether another rank is the cause: it ended, or did not answer."""
-        return self.waited or any(message in self.summary for message in _DISCONNECTED)
-
-
-def cause_of(reports: Mapping[str, Failure | None]) -> Failure:
-    """Return the failure that caused those of the other ranks.
+def failure_of(error: BaseException, where: str) -> UserError | RunFailed:
+    """Return an error of a rank as `launch` raises it.
 
     Args:
-        reports: by the names of the ranks, at least one; None for a rank that has not reported.
+        where: name of the rank.
     """
-    failures = sorted(filter(None, reports.values()), key=lambda failure: failure.seconds)
-    for failure in failures:
-        if not failure.is_consequence:
-            return failure
-    silent = [name for name, failure in reports.items() if failure is None]
-    if silent:
-        summary = f"no report from {', '.join(silent)}: {failures[0].summary}"
-        return replace(failures[0], kind="crash", summary=summary, text="")
-    return failures[0]
+    if isinstance(error, UserError | RunFailed):
+        return error
+    line = traceback.format_exception_only(error)[0].splitlines()[0]
+    text = "".join(traceback.format_exception(error)).strip()
+    memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    kind: Literal["memory", "crash"] = "memory" if memory else "crash"
+    failure = RunFailed(kind, f"{where}: {text}", f"{where}: {line}")
+    # the traceback of the rank that is the cause says why
+    return RunFailed(kind, failure.summary, failure.summary) if failure.is_consequence else failure
 
 
 Worker = Callable[[dist.ProcessGroup], None]
@@ -134,13 +60,13 @@ class Job:
     links: Links | Loopback | None
     placement: CpuAffinity
 
-    def run_forked(self, rank: int, folder: Path) -> None:
-        """Run the worker as a rank of one command, whose ranks share a folder."""
+    def run_forked(self, rank: int, store: Path) -> None:
+        """Run the worker as a rank of one command, whose ranks share the file of a store."""
         os.environ["LOCAL_RANK"] = str(rank)
         os.environ["LOCAL_WORLD_SIZE"] = str(self.world_size)
         # gloo would look the host name up, which may not resolve
         interface = "lo" if self.links is None else None
-        self.run(rank, dist.FileStore(str(folder / "store")), interface, forked=True)
+        self.run(rank, dist.FileStore(str(store)), interface, forked=True)
 
     def run(
         self, rank: int, store: dist.Store, interface: str | None = None, *, forked: bool = False

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch.distributed as dist
 
@@ -18,6 +18,7 @@ from shardlab.core.files import read_json, refuse_damage, write_json, write_json
 from shardlab.core.host import CpuMeter, CpuTimes
 from shardlab.core.progress import say
 from shardlab.data.tokens import MANIFEST, TokenSplit, open_split
+from shardlab.engines.base import Engine
 from shardlab.models.units import dtype_of
 from shardlab.train.checkpoint_folder import Folder
 from shardlab.train.checkpoints import Checkpoints
@@ -25,6 +26,7 @@ from shardlab.train.evaluation import save_model
 from shardlab.train.launch import launch
 from shardlab.train.loop import (
     BuiltLoop,
+    Loop,
     StepEvent,
     build_loop,
     divergence_step,
@@ -76,7 +78,7 @@ def train_run(
     train = plan.train
     native.library()  # says once, and not once per rank, when there are no compiled kernels
     with emulated(train.link, train.world_size) as link:
-        worker = partial(_train, plan, _Folders(folder, telemetry, checkpoints), link)
+        worker = partial(_train, plan, folder, telemetry, checkpoints, link)
         launch(
             worker,
             train.world_size,
@@ -89,16 +91,16 @@ def train_run(
         )
 
 
-class _Folders(NamedTuple):
-    run: Path
-    telemetry: Path | None
-    checkpoints: Path | None
-
-
-def _train(plan: RunPlan, folders: _Folders, link: Emulation, group: dist.ProcessGroup) -> None:
+def _train(
+    plan: RunPlan,
+    folder: Path,
+    logs: Path | None,
+    root: Path | None,
+    link: Emulation,
+    group: dist.ProcessGroup,
+) -> None:
     train = plan.train
-    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-    is_chief = rank == 0
+    is_chief = dist.get_rank(group) == 0
     device = device_of(group)
     if train.deterministic:
         compute_deterministically()
@@ -106,37 +108,29 @@ def _train(plan: RunPlan, folders: _Folders, link: Emulation, group: dist.Proces
     memory = MemoryMeter(device)
 
     # data and model; what is needed after the steps is checked before them
-    dataset, split = _open_data(plan.data, rank, world_size)
+    dataset, split = _open_data(plan.data, group)
     built = build_loop(plan.model, plan.strategy, train, split, plan.seed, link.throttle, group)
     engine, loop = built.engine, built.loop
     if is_chief:
-        check_space(_expected_bytes(plan, folders, built.parameters))
+        check_space(_expected_bytes(plan, folder, root, built.parameters))
 
     # the steps of the experiment
     checkpoints = None
-    if folders.checkpoints is not None and train.checkpoint is not None:
-        checkpoints = Checkpoints(plan, train.checkpoint, folders.checkpoints, engine, loop, group)
-    telemetry = None
-    if folders.telemetry is not None and is_chief:
-        telemetry = Telemetry(folders.telemetry, train.clip, device)
+    if root is not None and train.checkpoint is not None:
+        checkpoints = Checkpoints(plan, train.checkpoint, root, engine, loop, group)
+    telemetry = Telemetry(logs, train.clip, device) if logs is not None and is_chief else None
     events, cpu_times = _timed_steps(built, plan, telemetry, checkpoints, group)
-    if telemetry is not None:
-        say(f"{plan.run} seed {plan.seed}: {_outcome(events, train.steps)}")
     ledger, memory_use = engine.ledger.summary(), memory.used()
 
     # the trained model, before further steps change it
     products = product_flops_per_s(device, dtype_of(plan.strategy.param_dtype, device), group)
     trained = gather_trained(engine, group)
     if is_chief:
-        save_model(built.model, trained, plan.data / "tokenizer.json", folders.run / "final_model")
+        save_model(built.model, trained, plan.data / "tokenizer.json", folder / "final_model")
     del trained
 
     # more steps: some whose reductions are also done exactly, and some that are traced
-    audit = None
-    if train.audit_steps:
-        with engine.audit() as measured:
-            loop.run(train.audit_steps)
-        audit = asdict(measured)
+    audit = _audited(engine, loop, train.audit_steps)
     trace = traced_steps(loop, train.profiled_steps)
 
     mine = Measured(
@@ -144,7 +138,7 @@ def _train(plan: RunPlan, folders: _Folders, link: Emulation, group: dist.Proces
         ledger=ledger,
         audit=audit,
         residual_norm=engine.residual_norm(),
-        memory=asdict(memory_use),
+        memory=memory_use,
         flops_per_token=built.flops_per_token,
         product_flops_per_s=products,
         loss_scaled=built.loss_scaled,
@@ -154,11 +148,40 @@ def _train(plan: RunPlan, folders: _Folders, link: Emulation, group: dist.Proces
     traces = gather_values(trace, group)
     if is_chief:
         setting = describe(plan, dataset, built.parameters, link.kind, placement)
-        _write(plan, folders, setting, ranks, traces)
+        _write(plan, folder, logs, setting, ranks, traces)
+        if root is not None:
+            Folder(root).remove()
 
 
-def _open_data(data: Path, rank: int, world_size: int) -> tuple[str, TokenSplit]:
+def _audited(engine: Engine, loop: Loop, steps: int) -> dict[str, float] | None:
+    """Return the errors of the reductions of the next steps; None of no steps."""
+    if not steps:
+        return None
+    with engine.audit() as measured:
+        loop.run(steps)
+    return asdict(measured)
+
+
+def _write(
+    plan: RunPlan,
+    folder: Path,
+    logs: Path | None,
+    setting: dict[str, Any],
+    ranks: Sequence[Measured],
+    traces: list[bytes],
+) -> None:
+    events = merge_events([rank.events for rank in ranks])
+    write_json_lines(folder / "events.jsonl", with_rates(events))
+    write_trace_of(traces, folder / "trace.json.gz")
+    if logs is not None:
+        write_traces(logs, traces)
+    # last: a run without it is not finished
+    write_json(folder / "metrics.json", {**setting, **summarize(plan, events, ranks)})
+
+
+def _open_data(data: Path, group: dist.ProcessGroup) -> tuple[str, TokenSplit]:
     """Return the name of the data set and its tokens to train on; ranks share the verification."""
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     dataset = read_json(data / "source.json", "run python -m stages.prepare")["name"]
     split = open_split(data / "tokens", "train", slice(rank, None, world_size))
     if rank == 0:
@@ -167,16 +190,18 @@ def _open_data(data: Path, rank: int, world_size: int) -> tuple[str, TokenSplit]
     return dataset, split
 
 
-def _expected_bytes(plan: RunPlan, folders: _Folders, parameters: int) -> dict[Path, int]:
+def _expected_bytes(
+    plan: RunPlan, folder: Path, root: Path | None, parameters: int
+) -> dict[Path, int]:
     """Return the bytes of the model, and of the checkpoints that are still to be written."""
-    expected = {folders.run: 4 * parameters}
+    expected = {folder: 4 * parameters}
     options = plan.train.checkpoint
-    if folders.checkpoints is not None and options is not None:
+    if root is not None and options is not None:
         moment = DTYPE_BYTES[plan.strategy.canonical().moment_dtype]
         # one is removed only after the next is complete
-        present = len(Folder(folders.checkpoints).steps())
+        present = len(Folder(root).steps())
         more = min(max(1, options.keep + 1 - present), plan.train.steps // options.every)
-        expected[folders.checkpoints] = more * (4 + 2 * moment) * parameters
+        expected[root] = more * (4 + 2 * moment) * parameters
     return expected
 
 
@@ -227,6 +252,7 @@ def _timed_steps(
     engine.ledger.settle()  # the events' times in collectives, before they are shown
     if telemetry is not None:
         telemetry.close()
+        say(f"{plan.run} seed {plan.seed}: {_outcome(events, train.steps)}")
     return events, cpu_times
 
 
@@ -238,24 +264,6 @@ def _outcome(events: Sequence[StepEvent], steps: int) -> str:
         f"diverged at step {diverged}: loss or gradient not finite; stopped after {len(events)} of "
         f"{steps} steps: lower train.learning_rate, or change the strategy"
     )
-
-
-def _write(
-    plan: RunPlan,
-    folders: _Folders,
-    setting: dict[str, Any],
-    ranks: Sequence[Measured],
-    traces: list[bytes],
-) -> None:
-    events = merge_events([rank.events for rank in ranks])
-    write_json_lines(folders.run / "events.jsonl", with_rates(events))
-    write_trace_of(traces, folders.run / "trace.json.gz")
-    if folders.telemetry is not None:
-        write_traces(folders.telemetry, traces)
-    # last: a run without it is not finished
-    write_json(folders.run / "metrics.json", {**setting, **summarize(plan, events, ranks)})
-    if folders.checkpoints is not None:
-        Folder(folders.checkpoints).remove()
 
 
 def build_missing_tokens(tokens: Path, rank: int, build: Callable[[], object]) -> None:

@@ -31,8 +31,8 @@ class Measured:
     ledger: dict[str, dict[str, Any]]
     audit: dict[str, float] | None
     residual_norm: float | None
-    memory: dict[str, Any]
-    """`MemoryUse`"""
+    memory: dict[str, int | None]
+    """of `MemoryMeter`"""
     flops_per_token: float
     product_flops_per_s: float
     loss_scaled: bool
@@ -144,18 +144,19 @@ def summarize(plan: RunPlan, events: Sequence[Event], ranks: Sequence[Measured])
 def mean_ledger(ledgers: Sequence[dict[str, Any]], steps: int) -> dict[str, dict[str, Any]]:
     """Return the ledger per kind of message: sums become means per rank and step, ratios stay."""
     ratios = ("compression_ratio", "density")
-    result = {}
+    result: dict[str, dict[str, Any]] = {}
     for kind, first in ledgers[0].items():
         accounts = [ledger[kind] for ledger in ledgers]
         result[kind] = {
-            **{
-                key: value
-                if key in ratios
-                else _mean([account[key] for account in accounts], steps)
-                for key, value in first.items()
-                if key != "uncompressed"
-            },
-            "uncompressed": _mean_counts([account["uncompressed"] for account in accounts], steps),
+            key: value if key in ratios else statistics.fmean(a[key] for a in accounts) / steps
+            for key, value in first.items()
+            if key != "uncompressed"
+        }
+        counts = [account["uncompressed"] for account in accounts]
+        # a reason that a rank lacks counts as zero
+        result[kind]["uncompressed"] = {
+            reason: statistics.fmean(count.get(reason, 0) for count in counts) / steps
+            for reason in sorted({reason for count in counts for reason in count})
         }
     return result
 
@@ -197,16 +198,6 @@ def _rate(nbytes: float, milliseconds: float | None) -> float | None:
 def _mean_if_known(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
-
-
-def _mean(sums: Sequence[float], steps: int) -> float:
-    return statistics.fmean(sums) / steps
-
-
-def _mean_counts(counts: Sequence[dict[str, int]], steps: int) -> dict[str, float]:
-    """Return means by reason; a reason that a rank lacks counts as zero."""
-    reasons = sorted({reason for count in counts for reason in count})
-    return {reason: _mean([count.get(reason, 0) for count in counts], steps) for reason in reasons}
 
 
 def _root_of_squares(norms: Sequence[float | None]) -> float | None:

@@ -1,9 +1,6 @@
-"""Timings: strategies interleaved in the same processes, several timings in turns."""
+"""One run of a timing: its engine on this rank, and the times, traffic and losses of its steps."""
 
-import math
-import multiprocessing
 import statistics
-from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
@@ -17,10 +14,7 @@ from shardlab.comm.object_collectives import device_of, gather_values
 from shardlab.config.contention import Contention
 from shardlab.config.machine import connection_name
 from shardlab.config.run_record import Breakdown
-from shardlab.config.timing_record import (
-    NO_COMMUNICATION,
-    TimedRun,
-)
+from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun
 from shardlab.core.files import temporary
 from shardlab.core.host import describe_host, git_revision
 from shardlab.data.tokens import TokenSplit
@@ -29,74 +23,6 @@ from shardlab.train.launch_environment import node_count
 from shardlab.train.loop import StepEvent, build_loop, has_diverged, traced_steps, write_trace_of
 from shardlab.train.plans import TimingPlan
 from shardlab.train.summary import mean_ledger
-
-_ABSENT = -1.0
-
-
-class Turns:
-    """Turns of several timings, created before their ranks are forked.
-
-    Whoever watches the ranks has to end all of them when one fails: the others would wait forever.
-
-    Args:
-        ranks: number of ranks of each timing.
-    """
-
-    def __init__(self, ranks: Sequence[int]) -> None:
-        fork = multiprocessing.get_context("fork")
-        self._ranks = ranks
-        self._gates = [fork.Semaphore(0) for _ in ranks]
-        self._done = fork.Array("d", [_ABSENT] * len(ranks))
-
-    def of(self, timing: int, rank: int) -> "Turn":
-        """Return the turns of a timing, on one of its ranks."""
-        return Turn(self, timing, rank)
-
-    def wait(self, timing: int) -> None:
-        """Wait for the turn of a timing, on one of its ranks."""
-        self._gates[timing].acquire()
-
-    def pass_on(self, timing: int, done: float) -> None:
-        """End the turn of a timing, or its wait for the first; begin the next turn.
-
-        The first begins when all timings are there.
-        """
-        with self._done.get_lock():
-            self._done[timing] = done
-            shares = self._done[:]
-            least = min(shares)
-            if least != _ABSENT and least != math.inf:
-                following = shares.index(least)
-                for _ in range(self._ranks[following]):
-                    self._gates[following].release()
-
-
-class Turn:
-    """Turns of one timing, on one of its ranks; without others it has the machine to itself."""
-
-    def __init__(self, turns: Turns | None = None, timing: int = 0, rank: int = 0) -> None:
-        self._turns, self._timing, self._rank = turns, timing, rank
-        self.shown = timing == 0
-        """whether its progress is shown: one bar for all"""
-
-    def wait(self, done: float) -> None:
-        """End a turn and wait for the next; all ranks call it, after a barrier.
-
-        Args:
-            done: share of the repetitions that the timing has done.
-        """
-        self._end(done)
-        if self._turns is not None:
-            self._turns.wait(self._timing)
-
-    def leave(self) -> None:
-        """Have no more turns; all ranks call it, after a barrier."""
-        self._end(math.inf)
-
-    def _end(self, done: float) -> None:
-        if self._turns is not None and self._rank == 0:
-            self._turns.pass_on(self._timing, done)
-
 
 _SEED = 0
 _LOSSES = 10

@@ -1,7 +1,7 @@
 """Use of the machine by a run: CPUs of its ranks, floating-point operations per token, memory."""
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from time import perf_counter
 
 import torch
@@ -62,18 +62,6 @@ def product_flops_per_s(
     return 2 * n**3 / best
 
 
-@dataclass(frozen=True)
-class MemoryUse:
-    """Memory that the run of one rank took, in bytes."""
-
-    memory_peak_bytes: int
-    """`peak_memory`"""
-    memory_growth_bytes: int
-    """largest increase on the device that computes, since the beginning"""
-    memory_reserved_bytes: int | None
-    """most that torch reserved on the device; None on a CPU"""
-
-
 def peak_memory(device: torch.device) -> int:
     """Return the most memory that this process has used of the device that computes, in bytes: its
     resident set on a CPU, tensors on a GPU."""
@@ -96,15 +84,18 @@ class MemoryMeter:
             torch.cuda.reset_peak_memory_stats(device)
             self._allocated = torch.cuda.memory_allocated(device)
 
-    def used(self) -> MemoryUse:
-        """Return what the run has taken so far."""
-        now, before = resident_memory(), self._before
+    def used(self) -> dict[str, int | None]:
+        """Return the fields `memory_` of a record, of what the run has taken so far."""
+        now, before, reserved = resident_memory(), self._before, None
+        grown = max(0, now.highest - before.now - (now.of_files - before.of_files))
         if self._device.type == "cuda":
             grown = torch.cuda.max_memory_allocated(self._device) - self._allocated
             reserved = torch.cuda.max_memory_reserved(self._device)
-            return MemoryUse(peak_memory(self._device), grown, reserved)
-        mapped = now.of_files - before.of_files
-        return MemoryUse(now.highest, max(0, now.highest - before.now - mapped), None)
+        return {
+            "memory_peak_bytes": peak_memory(self._device),
+            "memory_growth_bytes": grown,
+            "memory_reserved_bytes": reserved,
+        }
 
 
 def placements(group: dist.ProcessGroup) -> list[str]:

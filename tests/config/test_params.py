@@ -65,7 +65,6 @@ def refusal(*overrides: str) -> str:
     [
         ("trian.steps=5", "trian: unknown key; did you mean 'train'?"),
         ("train.stepz=5", "train.stepz: unknown key; did you mean 'steps'?"),
-        ("timings.one-rank.rounds=5", "timings.one-rank.rounds: renamed: write repetitions"),
         ("train.steps=many", "train.steps: input should be a valid integer (found 'many')"),
         (
             "train.world_size=1000000000",
@@ -90,15 +89,6 @@ def refusal(*overrides: str) -> str:
             "(found 'int9')",
         ),
         ("data.path=here.json", "data: source 'wikipedia' needs no path: remove it"),
-        (
-            "runs=[ddp]",
-            "runs: renamed: write strategies, all of which are runs, and timed_strategies for the "
-            "others",
-        ),
-        (
-            "last_round='2'",
-            "last_round: renamed: write rounds alone, the last of which is the last round",
-        ),
         (
             "timed_strategies={ddp: {engine: ddp}}",
             "timed_strategies.ddp: 'ddp' is one of strategies, too",

@@ -39,7 +39,7 @@ def test_resumed_run_matches_uninterrupted_run(group, data, tmp_path, engine):
     "strategy",
     [
         {"engine": "ddp", "gradients": {"codec": "powersgd:rank=4", "error_feedback": True}},
-        {"engine": "ddp", "bucket_mb": 0.1, "gradients": {"codec": "qsgd"}},
+        {"engine": "ddp", "gradients": {"codec": "qsgd"}},
         {
             "engine": "fsdp2",
             "gradients": {**INT4, "residual": "int8", "exclude": ["*.ln_*.*"], "warmup_steps": 3},
@@ -89,14 +89,3 @@ def test_nothing_is_unpickled(data, tmp_path):
     run_ranks(2, on_rank)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert files and {path.suffix for path in files} == {".json", ".safetensors"}
-
-
-def test_last_checkpoints_are_kept(data, tmp_path):
-    plan = plan_of(data, strategy_of("ddp"), 1)
-
-    def on_rank(group):
-        Run.start(plan, tmp_path, group, every=1, keep=3).to(5)
-
-    run_ranks(1, on_rank)
-    names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["step-00000003", "step-00000004", "step-00000005"]

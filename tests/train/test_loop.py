@@ -36,49 +36,43 @@ def events(applied: str, **changes) -> list[StepEvent]:
     """A step for each letter: `+` if it was applied, `-` if it was left out."""
     facts = {"loss": 1.0, "step_ms": 1.0, "learning_rate": 1.0, "gradient_norm": 1.0, "tokens": 1}
     return [
-        StepEvent(
-            **{"step": step, "applied": letter == "+", **facts, **changes},
-            collective_ms=None,
-            interface_bytes=None,
-        )
+        StepEvent(**{"step": step, "applied": letter == "+", **facts, **changes})
         for step, letter in enumerate(applied)
     ]
 
 
-def step_of(found: list[StepEvent], steps: int) -> int | None:
-    return divergence_step([vars(event) for event in found], steps)
+@pytest.mark.parametrize(
+    ("applied", "loss_scaled", "diverged"),
+    [
+        *(("", False, False), ("+--", False, False), ("+--+--+", False, False)),
+        *(("+---", False, True), ("---", False, True)),
+        # the search for the loss scale is no divergence
+        *(("-" * 18, True, False), ("-" * 19, True, True)),
+    ],
+)
+def test_a_run_diverges_by_three_steps_in_a_row(applied, loss_scaled, diverged) -> None:
+    assert has_diverged(events(applied), loss_scaled) == diverged
 
 
-def test_a_run_diverges_by_three_steps_in_a_row() -> None:
-    assert not has_diverged(events("+--"), loss_scaled=False)
-    assert not has_diverged(events("+--+--+"), loss_scaled=False)
-    assert has_diverged(events("+---"), loss_scaled=False)
-    assert has_diverged(events("---"), loss_scaled=False)
-    assert not has_diverged([], loss_scaled=False)
-
-
-def test_the_search_for_the_loss_scale_is_no_divergence() -> None:
-    assert not has_diverged(events("-" * 18), loss_scaled=True)
-    assert has_diverged(events("-" * 19), loss_scaled=True)
-
-
-def test_the_step_is_the_first_without_an_update_at_the_end() -> None:
-    assert step_of(events("++-+---"), 20) == 4
-    assert step_of(events("---"), 20) == 0
-    assert step_of(events("++-++--"), 7) is None  # the last steps of a run may be bad batches
-
-
-def test_a_run_that_ends_without_a_finite_loss_diverged() -> None:
-    found = [*events("+++"), *events("++", loss=math.nan)]
-    assert step_of([*found[:3], *found[3:]], 5) == found[3].step
-    assert step_of(events("++", loss=math.inf), 2) == 0
+@pytest.mark.parametrize(
+    ("found", "steps", "step"),
+    [
+        (events("++-+---"), 20, 4),
+        (events("---"), 20, 0),
+        (events("++-++--"), 7, None),  # the last steps of a run may be bad batches
+        (events("++", loss=math.inf), 2, 0),
+        ([*events("++"), *events("++", loss=math.nan)[:1]], 3, 0),
+    ],
+)
+def test_the_step_is_the_first_without_an_update_at_the_end(found, steps, step) -> None:
+    assert divergence_step([vars(event) for event in found], steps) == step
 
 
 @given(st.text(alphabet="+-", min_size=1, max_size=30))
 def test_a_run_that_was_stopped_has_a_step(applied: str) -> None:
     found = events(applied)
     stopped = has_diverged(found, loss_scaled=False)
-    step = step_of(found, len(found) + stopped)
+    step = divergence_step([vars(event) for event in found], len(found) + stopped)
     assert (step is not None) == stopped
     if step is not None:
         assert len(found) - step >= 3 and not any(event.applied for event in found[step:])

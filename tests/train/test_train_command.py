@@ -1,16 +1,14 @@
 """Command line of training: runs, restarts, mistakes, codecs of the user."""
 
 import json
-import os
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
 
 import shardlab.train.run  # noqa: F401 - imported once, before the commands are forked
 from shardlab.core.files import read_json, read_json_lines
-from tests.commands import Command, free_port, typed, wait_for
+from tests.commands import Command, free_port, typed
 from tests.pipeline.workspace import ROOT
 
 PARAMS = {
@@ -55,6 +53,11 @@ def losses(project: Path, run: str, seed: int = 0) -> list[float]:
     return [event["loss"] for event in read_json_lines(folder / "events.jsonl")]
 
 
+def two_nodes(train, *options: str) -> list[Command]:
+    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    return [train(*options, environment={**master, "RANK": rank}) for rank in "01"]
+
+
 @pytest.mark.long
 def test_ranks_of_two_commands_match_one_command(train, project):
     """Also with another seed, from parameters in JSON and a number as JSON writes it."""
@@ -66,8 +69,7 @@ def test_ranks_of_two_commands_match_one_command(train, project):
     assert (metrics["run"], metrics["seed"], metrics["world_size"]) == ("fsdp2", 3, 2)
     (project / "results/train/fsdp2/seed3/events.jsonl").unlink()
 
-    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-    nodes = [train(*options, environment={**master, "RANK": rank}) for rank in "01"]
+    nodes = two_nodes(train, *options)
     assert [node.wait(60) for node in nodes] == [0, 0], nodes[0].said()
     assert losses(project, "fsdp2", 3) == expected
     log = (project / "logs/train/fsdp2/3.log").read_text()
@@ -90,15 +92,10 @@ SECTIONS = ("data.validation_share=0.1", "tokenize.vocabulary=300", "tokenize.sh
 TOKENIZING = ["--run", "ddp", *(word for each in SECTIONS for word in ("--set", each))]
 
 
-def two_nodes(train) -> list[Command]:
-    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-    return [train(*TOKENIZING, environment={**master, "RANK": rank}) for rank in "01"]
-
-
 @pytest.mark.long
 def test_rank_0_tokenizes_while_the_rank_of_another_node_waits(train, project, corpus):
     """Row B5 (attack 20): a corpus is enough."""
-    nodes = two_nodes(train)
+    nodes = two_nodes(train, *TOKENIZING)
     assert [node.wait(120) for node in nodes] == [0, 0], nodes[0].said()
     assert len(losses(project, "ddp")) == 4
     assert len(list((project / "data/tokens").glob("train-*.bin"))) == 3
@@ -109,16 +106,6 @@ def test_a_job_of_a_tool_never_builds(train, corpus):
     assert command.wait() == 2
     assert "data/tokens/manifest.json: no such file" in command.said()
     assert not (corpus / "tokens").exists()
-
-
-@pytest.mark.long
-def test_a_run_restarts_after_a_rank_was_killed(train, project):
-    alone = train("--run", "ddp", "--set", "train.steps=40", "--max-restarts", "1")
-    wait_for(lambda: len(alone.family()) == 3)
-    os.kill(max(alone.family()), signal.SIGKILL)
-    assert alone.wait(60) == 0, alone.said()
-    assert alone.said().count("restart 1 of 1: rank 1 was killed by signal 9") == 1
-    assert len(losses(project, "ddp")) == 40
 
 
 @pytest.mark.parametrize(

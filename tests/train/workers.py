@@ -2,7 +2,7 @@
 
 import os
 import signal
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -24,53 +24,37 @@ def adds_up(folder: Path) -> Worker:
     return worker
 
 
-def sleeps(folder: Path) -> Worker:
-    """Leave a file RANK.PID and do nothing for two minutes."""
-
-    def worker(group: dist.ProcessGroup) -> None:
-        (folder / f"{dist.get_rank(group)}.{os.getpid()}").touch()
-        time.sleep(120)
-
-    return worker
-
-
 def sums_for_ever(folder: Path) -> Worker:
-    """Leave a file RANK.PID and communicate without end."""
+    """Leave a file started.RANK and communicate without end."""
 
     def worker(group: dist.ProcessGroup) -> None:
-        (folder / f"{dist.get_rank(group)}.{os.getpid()}").touch()
+        (folder / f"started.{dist.get_rank(group)}").touch()
         while True:
             dist.all_reduce(torch.ones(1000), group=group)
 
     return worker
 
 
-def pids(folder: Path, count: int) -> list[int] | None:
-    """Return the process ids of `count` ranks, in rank order; None before all have started."""
-    found = sorted((int(p.stem), int(p.suffix[1:])) for p in folder.glob("[0-9]*.*"))
-    return [pid for _, pid in found] if len(found) == count else None
-
-
-def one_raises(rank: int, error: Exception) -> Worker:
+def one_fails(rank: int, fault: Callable[[], object]) -> Worker:
     """Fail on one rank; the others lose their connections to it."""
 
     def worker(group: dist.ProcessGroup) -> None:
         if dist.get_rank(group) == rank:
-            raise error
+            fault()
         dist.all_reduce(torch.ones(1000), group=group)
 
     return worker
 
 
-def one_dies(rank: int, number: signal.Signals = signal.SIGKILL) -> Worker:
-    """Fail on one rank; the others lose their connections to it."""
+def raising(error: Exception) -> Callable[[], None]:
+    def fault() -> None:
+        raise error
 
-    def worker(group: dist.ProcessGroup) -> None:
-        if dist.get_rank(group) == rank:
-            os.kill(os.getpid(), number)
-        dist.all_reduce(torch.ones(1000), group=group)
+    return fault
 
-    return worker
+
+def signalled(number: signal.Signals) -> Callable[[], None]:
+    return lambda: os.kill(os.getpid(), number)
 
 
 def dies_at_first(rank: int, folder: Path, times: int = 1) -> Worker:
@@ -78,7 +62,7 @@ def dies_at_first(rank: int, folder: Path, times: int = 1) -> Worker:
 
     def worker(group: dist.ProcessGroup) -> None:
         me = dist.get_rank(group)
-        attempt = len(list(folder.glob(f"*.{me}")))
+        attempt = len(list(folder.glob(f"[0-9].{me}")))
         (folder / f"{attempt}.{me}").touch()
         total = torch.tensor(1.0)
         dist.all_reduce(total, group=group)
