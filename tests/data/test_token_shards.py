@@ -129,15 +129,6 @@ def test_tokens_beyond_the_vocabulary_are_refused_also_with_their_checksum(tmp_p
         open_split(tmp_path, "train")
 
 
-SHARES = st.floats(0.001, 0.999)
-
-
-@given(TEXT, SHARES, SHARES)
-def test_a_larger_share_keeps_the_documents_of_a_smaller(title, one, other):
-    small, large = sorted([one, other])
-    assert is_validation(title, large) or not is_validation(title, small)
-
-
 def test_validation_share_is_met_and_stable_between_versions():
     chosen = [i for i in range(20000) if is_validation(f"title {i}", 0.02)]
     assert 340 < len(chosen) < 460  # three standard deviations
