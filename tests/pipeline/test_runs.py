@@ -97,14 +97,6 @@ def test_a_codecs_parameter_repeats_its_run_and_what_follows(workspace: Path) ->
     assert executed(run(workspace, *trained).stdout) == set()
 
 
-def test_another_layout_of_params_yaml_changes_nothing(workspace: Path) -> None:
-    path = workspace / "params.yaml"
-    tree = yaml.safe_load(path.read_text())
-    path.write_text("# another layout\n" + yaml.safe_dump(tree, sort_keys=True))
-    assert pending(workspace) == set()
-    assert run(workspace, "dvc", "status").stdout.strip() == UP_TO_DATE
-
-
 def test_one_more_round_runs_alone(workspace: Path) -> None:
     first = json.loads((workspace / "results/rounds/1/history.json").read_text())
     rounds = yaml.safe_load((workspace / "params.yaml").read_text())["rounds"]
