@@ -142,60 +142,30 @@ def test_file_with_a_part_of_the_parameters_is_read(tmp_path: Path) -> None:
         params("strategies.on")
 
 
-def test_timings_name_the_matrix_or_all_strategies() -> None:
-    """Sorted: the order of the file changes no timing."""
-    timings = "timings={a: {}, b: {runs: matrix}, c: {runs: all}, d: {runs: [y]}}"
-    strategies = [
-        "strategies={y: {engine: ddp}, x: {engine: fsdp2}}",
-        "timed_strategies={w: {engine: manual}}",
-    ]
-    given = [
-        *strategies,
-        timings,
-        "baseline=x",
-        "agent={start: x}",
-        "forecast.runs=[x]",
-        "forecast.timings=[a]",
-        "comparison=b",
-    ]
-    found = Parameters(ROOT / "params.yaml", given)("timings")
-    assert [each.runs for each in found.values()] == [
-        ("x", "y"),
-        ("x", "y"),
-        ("w", "x", "y"),
-        ("y",),
-    ]
-
-
-def test_interleaved_timings_are_named_like_others() -> None:
-    """By the comparison and the forecast, with words for their runs."""
-    given = [
-        "strategies={y: {engine: ddp}, x: {engine: fsdp2}}",
-        "timed_strategies={}",
-        "timings={a: {runs: [y], interleaved: {b: {}, c: {runs: [y], world_size: 1}}}}",
-        "baseline=x",
-        "agent={start: x}",
-        "forecast.runs=[x]",
-        "forecast.timings=[c]",
-        "comparison=b",
-    ]
-    params = Parameters(ROOT / "params.yaml", given)
-    assert params("comparison") == "b"
-    found = each_timing(params("timings"))
-    assert {name: each.runs for name, each in found.items()} == {
-        "a": ("y",),
-        "b": ("x", "y"),
-        "c": ("y",),
+def test_timings_name_the_matrix_or_all_strategies(tmp_path: Path) -> None:
+    """Sorted: the order of the file changes no timing. So do timings that others hold."""
+    tree = {
+        "strategies": {"y": {"engine": "ddp"}, "x": {}},
+        "timed_strategies": {"w": {"engine": "manual"}},
+        "timings": {"a": {"interleaved": {"b": {"runs": "all"}}}, "c": {"runs": ["y"]}},
+        "comparison": "a",
+        "forecast": {"timings": ["b"], "runs": ["w"]},
     }
-    twice = "timings={a: {runs: [y], interleaved: {b: {}}}, b: {}}"
-    with pytest.raises(UserError, match=r"timings.b: timings.a.interleaved.b has the same name"):
-        Parameters(ROOT / "params.yaml", [*given, twice, "forecast.timings=[a]"])
-    wrong = "timings={a: {runs: [y], interleaved: {b: {runs: [z]}}}}"
-    with pytest.raises(UserError, match=r"timings.a.interleaved.b.runs.0: 'z' is no strategy"):
-        Parameters(ROOT / "params.yaml", [*given, wrong, "forecast.timings=[a]"])
-    deeper = "timings={a: {runs: [y], interleaved: {b: {interleaved: {}}}}}"
-    with pytest.raises(UserError, match=r"timings.a.interleaved.b.interleaved: unknown key"):
-        Parameters(ROOT / "params.yaml", [*given, deeper, "forecast.timings=[a]"])
+    params = Parameters(write(tmp_path / "params.yaml", tree))
+    found = {name: each.runs for name, each in each_timing(params("timings")).items()}
+    assert found == {"a": ("x", "y"), "b": ("w", "x", "y"), "c": ("y",)}
+
+
+@pytest.mark.parametrize(
+    "timings, message",
+    [
+        ("{a: {interleaved: {b: {}}}, b: {}}", "b: timings.a.interleaved.b has the same name"),
+        ("{a: {interleaved: {b: {runs: [z]}}}}", "a.interleaved.b.runs.0: 'z' is no strategy"),
+        ("{a: {interleaved: {b: {interleaved: {}}}}}", "a.interleaved.b.interleaved: unknown key"),
+    ],
+)
+def test_mistakes_in_interleaved_timings_are_named(timings: str, message: str) -> None:
+    assert refusal(f"timings={timings}").startswith(f"timings.{message}")
 
 
 def test_json_is_read_as_json(tmp_path: Path) -> None:
