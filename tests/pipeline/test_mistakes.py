@@ -1,6 +1,7 @@
 """Mistakes of the user are one line, and good files are kept."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,13 @@ def test_parameters_that_would_not_reach_the_stages_are_refused(project: Path) -
     done = run(project, "snakemake", "-n", "--config", "baseline=fsdp2-int8", check=False)
     assert done.returncode != 0
     assert "or change params.yaml" in done.stdout
+
+
+@pytest.mark.long
+def test_jobs_run_by_the_python_of_snakemake(project: Path) -> None:
+    """In an environment that is not activated."""
+    snakemake = str(Path(sys.executable).with_name("snakemake"))
+    run(project, "env", "PATH=/usr/bin:/bin", snakemake, "--cores", "1", "data/source.json")
 
 
 def test_bad_source_keeps_the_good_corpus(tmp_path: Path) -> None:
