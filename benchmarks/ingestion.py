@@ -59,7 +59,7 @@ def repeated(path: Path, size: float) -> Iterator[Document]:
     """Yield the documents again and again with other titles, until they have `size` bytes."""
     written = 0
     for turn in count():
-        for document, *_ in read_corpus(path):
+        for document in read_corpus(path):
             if written >= size:
                 return
             later = document._replace(id=f"{turn}-{document.id}", title=f"{document.title} {turn}")

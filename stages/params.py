@@ -11,8 +11,9 @@ from typing import Any
 
 import yaml
 
+from shardlab.config.experiment import Params
 from shardlab.config.parameters import Parameters
-from shardlab.config.schema import Params, Timing, each_timing
+from shardlab.config.schema import Timing, each_timing
 from shardlab.config.strategy import Strategy
 from shardlab.core.document import Document
 from shardlab.core.files import write_text

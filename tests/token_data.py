@@ -50,7 +50,6 @@ def write_tokens(
         end_of_text_token="end",
         corpus_sha256="0" * 64,
         tokenizer_sha256="0" * 64,
-        recipe_sha256="0" * 64,
         train=shards,
         validation=shards[:1],
     ).to_file(folder / MANIFEST)

@@ -1,13 +1,13 @@
 """What parameters and records say of a machine: links, CPUs of ranks, hardware."""
 
 import re
-from collections.abc import Iterable
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
+from shardlab.core.ranges import parse_ranges
 
 LOOPBACK = "loopback"
 """link name in records for ranks of one machine without an emulated link"""
@@ -70,34 +70,16 @@ class Link(Document):
         return bits_per_second(self.rate)
 
 
-_RANGE = re.compile("([0-9]{1,6})(?:-([0-9]{1,6}))?")
-
-
 def parse_cpus(text: str) -> tuple[int, ...]:
-    """Parse `0-2,8` to (0, 1, 2, 8), ascending.
+    """Parse a list of CPUs, ascending.
 
     Raises:
-        UserError: anything else, also an empty list or a range that falls.
+        UserError: not of numbers and ranges.
     """
-    cpus: set[int] = set()
-    for part in text.split(","):
-        match = _RANGE.fullmatch(part.strip())
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if first > last:
-            raise UserError(f"list of CPUs {text!r}: write numbers and ranges, such as 0-3,8")
-        cpus.update(range(first, last + 1))
-    return tuple(sorted(cpus))
-
-
-def format_cpus(cpus: Iterable[int]) -> str:
-    """Format CPUs as `parse_cpus` reads them; empty for none."""
-    ranges: list[list[int]] = []
-    for cpu in sorted(cpus):
-        if ranges and cpu == ranges[-1][-1] + 1:
-            ranges[-1][1:] = [cpu]
-        else:
-            ranges.append([cpu])
-    return ",".join("-".join(map(str, each)) for each in ranges)
+    try:
+        return parse_ranges(text)
+    except ValueError:
+        raise UserError(f"list of CPUs {text!r}: write numbers and ranges, such as 0-3,8") from None
 
 
 _POLICIES = Literal["auto", "cores", "none"]

@@ -12,7 +12,6 @@ from pydantic import BeforeValidator, Field
 
 from shardlab.config.contention import Contention
 from shardlab.core.document import Document, validate
-from shardlab.core.errors import UserError
 from shardlab.core.files import finite, read_json_lines, write_json_lines
 
 SCHEMA_VERSION = 3
@@ -235,14 +234,6 @@ def read_records(path: str | Path) -> list[Record]:
         UserError: the file is missing or damaged, or a line is no record of this schema version.
     """
     lines = read_json_lines(path, "run python -m stages.collect")
-    for i, line in enumerate(lines, 1):
-        version = line.get("schema_version")
-        if isinstance(version, int) and version < SCHEMA_VERSION:
-            raise UserError(
-                f"{path}:{i}: a record of schema version {version}, before {SCHEMA_VERSION}: train "
-                f"the run again: python -m stages.train --run {line.get('run')} "
-                f"--seed {line.get('seed')}, then python -m stages.collect"
-            )
     return [validate(Record, line, f"{path}:{i}") for i, line in enumerate(lines, 1)]
 
 

@@ -8,8 +8,6 @@ from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 from shardlab.config.codec_options import Int8Spec
 from shardlab.config.compression import Compression, WeightCodec
 from shardlab.config.machine import CpuAffinity, Hardware, Link
-from shardlab.config.model_and_data import Data, Model, Tokenize
-from shardlab.config.strategy import Strategy
 from shardlab.core.document import AS_TUPLE, Document
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=40)]
@@ -187,12 +185,9 @@ class Train(Document):
         return self.model_dump(mode="json", exclude=_WITHOUT_RESULTS | off)
 
 
-MATRIX, ALL = "matrix", "all"
-
-
 def _names_or_word(value: Any) -> Any:
-    if isinstance(value, str) and value not in (MATRIX, ALL):
-        raise ValueError(f"expected names of strategies, {MATRIX} or {ALL}")
+    if isinstance(value, str) and value not in ("matrix", "all"):
+        raise ValueError("expected names of strategies, matrix or all")
     return value
 
 
@@ -284,36 +279,3 @@ class Quality(Document):
     """smoothed training losses, nats per token: steps and seconds to reach each are reported"""
     time_s: Annotated[tuple[Positive, ...], AS_TUPLE] = ()
     """seconds of training: the loss after each is reported"""
-
-
-class Params(Document):
-    """Top level of `params.yaml`. Only what DVC interpolates has to be there: strategies, seeds,
-    timings, rounds, baseline, and inputs."""
-
-    codecs: Annotated[tuple[str, ...], AS_TUPLE] = ()
-    """modules in the folder user_codecs (`user_codecs.ternary`), or of installed packages, that
-    register codecs for the strategies below"""
-    inputs: dict[Name, str] = {}
-    """files and folders outside of the experiment, by name: a change of what they hold repeats the
-    stages that read them"""
-    data: Data = Data()
-    tokenize: Tokenize = Tokenize()
-    model: Model = Model(preset="tiny")
-    train: Train = Train()
-    strategies: dict[Name, Strategy] = Field(min_length=1)
-    """the matrix: strategies by name, each of which is trained with every seed"""
-    timed_strategies: dict[Name, Strategy] = {}
-    """strategies for timings alone, by other names"""
-    seeds: list[Seed] = Field(min_length=1)
-    baseline: Name
-    """run that the others are compared with"""
-    timings: dict[Name, Timing] = Field(min_length=1)
-    """by name: interleaved timings, on the link and ranks of the matrix and on others"""
-    comparison: Name = ""
-    """timing whose step times the report compares, of all runs of the matrix, with the ranks and
-    the link of `train`; by default the first by name that is so. The training runs themselves are
-    minutes apart, in which a machine drifts by more than strategies differ"""
-    forecast: Forecast = Forecast()
-    quality: Quality = Quality()
-    agent: Agent = Agent()
-    rounds: dict[Round, RoundPlan] = Field(min_length=1)

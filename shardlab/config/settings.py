@@ -3,9 +3,7 @@
 The docstring of each has its meaning and the engines that have it.
 """
 
-import re
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, model_validator
@@ -14,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from shardlab.config.compression import Compression, WeightCompression
 from shardlab.config.engine_traits import ENGINES, EngineName, EngineTraits
 from shardlab.core.document import AS_TUPLE, Document
+from shardlab.core.ranges import format_ranges, parse_ranges
 
 DType = Literal["auto", "fp32", "bf16", "fp16"]
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -25,7 +24,6 @@ Reshard = Annotated[
     AfterValidator(lambda value: False if value is not True and value == 1 else value),
 ]
 
-_RANGE = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?")
 _SCHEMA = {
     "anyOf": [
         {"type": "string"},
@@ -39,12 +37,11 @@ def _numbers(value: Any) -> Any:
     """Return `"0-2,7"`, `7` or `[0, "1-2", 7]` as sorted numbers without repetition."""
     if isinstance(value, list | tuple):
         return tuple(sorted({number for each in value for number in _numbers(each)}))
-    parts = [part.strip() for part in str(value).split(",")]
-    found = [_RANGE.fullmatch(part) for part in parts]
-    if isinstance(value, bool) or not all(found):
-        raise PydanticCustomError("layers", "expected layers such as 3, '0-3' or '0-2,7'")
-    ends = [(int(match[1]), int(match[2] or match[1])) for match in found if match]
-    return tuple(sorted({n for first, last in ends for n in range(first, last + 1)}))
+    try:
+        return parse_ranges(str(value))
+    except ValueError:
+        expected = "expected layers such as 3, '0-3' or '0-2,7'"
+        raise PydanticCustomError("layers", expected) from None
 
 
 class Override(Document):
@@ -69,7 +66,7 @@ class Override(Document):
         if (self.layers is None) == (self.module is None):
             raise ValueError("give either layers or module")
         if self.layers is not None and not self.settings():
-            raise ValueError(f"nothing is set for layers {ranges(self.layers)}: remove it")
+            raise ValueError(f"nothing is set for layers {format_ranges(self.layers)}: remove it")
         if self.module is not None and self.activation_checkpointing is not None:
             raise ValueError("activation_checkpointing is for layers: remove it")
         return self
@@ -207,14 +204,3 @@ def canonical_overrides(
 def _changed(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     known = ((key, settings[key]) for key in SETTINGS if key in settings)
     return {key: value for key, value in known if value != own[key]}
-
-
-def ranges(layers: Iterable[int]) -> str:
-    """Return the text of sorted layer numbers, such as `0-2,7`."""
-    numbers = list(layers)
-    starts = [n for before, n in pairwise([-2, *numbers]) if n != before + 1]
-    ends = [n for n, after in pairwise([*numbers, numbers[-1] + 2]) if after != n + 1]
-    return ",".join(
-        str(first) if first == last else f"{first}-{last}"
-        for first, last in zip(starts, ends, strict=True)
-    )

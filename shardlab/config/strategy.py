@@ -16,16 +16,17 @@ from shardlab.config.compression import (
     setting_words,
     weight_words,
 )
-from shardlab.config.settings import SETTINGS, Override, Settings, canonical_overrides, ranges
+from shardlab.config.settings import SETTINGS, Override, Settings, canonical_overrides
 from shardlab.config.validation import check
 from shardlab.core.document import Document, validate
 from shardlab.core.files import sha256_of_value
+from shardlab.core.ranges import format_ranges
 
 
 def override_words(override: Override) -> str:
     """Return an override in words, such as `layers 0-2 reshard_after_forward=false`."""
     words = setting_words(override, Override.model_construct(), *SETTINGS)
-    where = override.module or f"layers {ranges(override.layers or ())}"
+    where = override.module or f"layers {format_ranges(override.layers or ())}"
     return f"{where} {' '.join(words) or 'a unit'}"
 
 

@@ -37,24 +37,11 @@ class Document(NamedTuple):
         return title + bool(title) + len(self.text.encode())
 
 
-class CorpusSize(NamedTuple):
-    """Size of a corpus."""
-
-    documents: int
-    bytes: int
-    """of UTF-8 text, titles included"""
-
-
-class Line(NamedTuple):
-    """A document and the byte range of its line in the corpus file."""
-
-    document: Document
-    start: int
-    stop: int
-
-
-def write_corpus(path: Path, documents: Iterable[Document]) -> CorpusSize:
+def write_corpus(path: Path, documents: Iterable[Document]) -> dict[str, int]:
     """Write all documents, or leave `path` as it is.
+
+    Returns:
+        `documents`, their number, and `bytes` of their UTF-8 text, titles included.
 
     Raises:
         UserError: there is no document.
@@ -70,35 +57,29 @@ def write_corpus(path: Path, documents: Iterable[Document]) -> CorpusSize:
         if not count:
             raise UserError("the source holds no documents; check data.source and data.path")
         file.write(b"\n]\n")
-    return CorpusSize(count, size)
+    return {"documents": count, "bytes": size}
 
 
-def read_corpus(path: Path, start: int = 0, stop: int | None = None) -> Iterator[Line]:
-    """Yield the documents whose lines begin between bytes `start` (start of a line, or 0) and
-    `stop`.
+def read_corpus(path: Path, start: int = 0, stop: int | None = None) -> Iterator[Document]:
+    """Yield the documents whose lines begin between bytes `start` and `stop`.
 
     Raises:
         UserError: the file is absent, damaged or not written by `write_corpus`.
     """
     if not path.is_file():
         raise UserError(f"{path}: there is none; make it: python -m stages.prepare")
-    if stop is not None and start >= stop:
-        return
     with path.open("rb") as file:
-        file.seek(start)
-        while line := file.readline():
-            end = start + len(line)
-            if start == 0:
-                if line != b"[\n":
-                    raise _damaged(path, 0, "it does not begin as stages.prepare writes it")
-            elif line == b"]\n":
+        if start:
+            file.seek(start - 1)  # a line that begins at `start` follows a line end
+            file.readline()
+        elif file.readline() != b"[\n":
+            raise _damaged(path, 0, "it does not begin as stages.prepare writes it")
+        while stop is None or file.tell() < stop:
+            offset = file.tell()
+            line = file.readline()
+            if line == b"]\n":
                 return
-            else:
-                yield Line(_document(path, start, line), start, end)
-            start = end
-            if stop is not None and start >= stop:
-                return
-    raise _damaged(path, start, "it ends too early")
+            yield _document(path, offset, line)
 
 
 def _document(path: Path, start: int, line: bytes) -> Document:

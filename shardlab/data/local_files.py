@@ -18,7 +18,6 @@ from typing import Any, BinaryIO, TextIO, cast
 
 import ijson
 import orjson
-from ijson.common import ObjectBuilder
 
 from shardlab.core.errors import UserError
 from shardlab.data.source_records import LARGEST, TOO_LARGE, Tally
@@ -28,10 +27,6 @@ SEPARATOR = "<|endoftext|>"
 """between documents by default, as in TinyStories and OpenAI's files"""
 _TEXT_ENDINGS = (".txt", ".md")
 _CHUNK = 1 << 18
-_DEEPEST = 1024
-"""levels of a record, as orjson allows"""
-_VALUE = 16
-"""bytes that a value of a record counts for, beside its characters"""
 
 
 @contextmanager
@@ -77,84 +72,44 @@ def _skip_mark(file: io.BufferedReader) -> None:
         file.read(3)
 
 
-def read_json(path: Path, tally: Tally) -> Iterator[tuple[str, str, Any]]:
-    """Read a file by `read_json_array` or `read_json_lines`, as it begins."""
-    with open_packed(path) as file:
-        _skip_mark(file)
-        is_array = file.peek().lstrip()[:1] == b"["
-    yield from (read_json_array if is_array else read_json_lines)(path, tally)
-
-
 def read_json_array(path: Path, tally: Tally) -> Iterator[tuple[str, str, Any]]:
     """Yield position, id (the number from 1) and value of each record.
 
-    A record that is too large or nested too deeply is a bad record.
-
     Raises:
-        UserError: no array, or not JSON, with the record; the records before it have been passed
-            on, so the caller commits only at the end.
-    """
-    number = 1
-    with open_packed(path) as file:
-        _skip_mark(file)
-        try:
-            for value, kind in _elements(file):
-                if kind is None:
-                    yield f"record {number}", str(number), value
-                else:
-                    tally.bad(f"record {number}", kind)
-                number += 1
-        except UserError:
-            raise
-        except (ijson.JSONError, UnicodeDecodeError) as error:
-            raise UserError(f"{path}: record {number}: {_complaint(error)}") from None
-
-
-def _elements(file: BinaryIO) -> Iterator[tuple[Any, str | None]]:
-    """Yield the value of each element of an array, or none and what is wrong with it.
-
-    Values are built here and not by `ijson.items`, whose memory is quadratic in the depth.
+        UserError: no array, or not JSON, or a record of over 32 MiB, with the number of the record;
+            the records before it have been passed on, so the caller commits only at the end.
     """
     # where Python refuses a number for its length, ijson ends the process
     sys.set_int_max_str_digits(0)
-    reader = _Reader(file)
-    depth = size = 0
-    builder: ObjectBuilder | None = ObjectBuilder()
-    kind = None
-    for event, value in ijson.basic_parse(reader, buf_size=_CHUNK):
-        reader.since_event = 0
-        if depth == 0:
-            if event != "start_array":
+    number = 0
+    with open_packed(path) as file:
+        _skip_mark(file)
+        reader = _Reader(file)
+        try:
+            if file.peek().lstrip()[:1] != b"[":
                 raise ijson.JSONError(_NO_ARRAY)
-            depth = 1
-            continue
-        depth += (event in ("start_map", "start_array")) - (event in ("end_map", "end_array"))
-        size += _VALUE + (len(value) if isinstance(value, str) else 0)
-        if size > LARGEST or depth > _DEEPEST + 1:
-            kind = kind or (TOO_LARGE if size > LARGEST else "nested too deeply")
-            builder = None
-        if builder is not None and depth > 0:
-            builder.event(event, value)
-        if depth == 1:
-            yield None if builder is None else builder.value, kind
-            size, builder, kind = 0, ObjectBuilder(), None
+            for number, value in enumerate(ijson.items(reader, "item", buf_size=_CHUNK), start=1):
+                reader.since_record = 0
+                yield f"record {number}", str(number), value
+        except (ijson.JSONError, UnicodeDecodeError) as error:
+            raise UserError(f"{path}: record {number + 1}: {_complaint(error)}") from None
 
 
 _NO_ARRAY = "expected an array of records; for one object per line set data.source to jsonl"
 
 
 class _Reader:
-    """File for ijson, which would read a single value whole however large it is."""
+    """File for ijson, which would read a single record whole however large it is."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self.since_event = 0
-        """bytes since the last value"""
+        self.since_record = 0
+        """bytes since the last record"""
 
     def read(self, size: int) -> bytes:
-        self.since_event += size
-        if self.since_event > 2 * LARGEST:
-            raise ijson.JSONError(f"a value of over {2 * LARGEST >> 20} MiB")
+        self.since_record += size
+        if self.since_record > 2 * LARGEST:
+            raise ijson.JSONError(f"a record of over {2 * LARGEST >> 20} MiB")
         return self._file.read(size)
 
 

@@ -4,6 +4,7 @@ import bz2
 import re
 from collections.abc import Iterable, Iterator
 from io import BufferedIOBase
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from xml.etree import ElementTree
@@ -16,7 +17,7 @@ from mwparserfromhell.wikicode import Wikicode
 from shardlab.core.errors import UserError
 from shardlab.data.corpus_file import Document
 from shardlab.data.source_records import Tally
-from shardlab.data.workers import map_in_order, usable_cores, worker_pool
+from shardlab.data.workers import usable_cores, worker_pool
 
 _LARGEST_PAGE = 2 << 20
 """characters; MediaWiki refuses larger pages ($wgMaxArticleSize)"""
@@ -46,11 +47,12 @@ def read_dump(file: BinaryIO | BufferedIOBase, name: str, tally: Tally) -> Itera
     cores = usable_cores()
     articles = _articles(_pages(file, name), tally)
     with worker_pool(cores) as pool:
-        for article, kind in map_in_order(pool, _strip, articles, 4 * cores):
-            if kind is None:
-                yield Document(*article)
-            else:
-                tally.bad(f"page {article.id} ({article.title[:60]!r})", kind)
+        while some := list(islice(articles, 16 * cores)):  # map itself would read all of them
+            for article, kind in pool.map(_strip, some):
+                if kind is None:
+                    yield Document(*article)
+                else:
+                    tally.bad(f"page {article.id} ({article.title[:60]!r})", kind)
 
 
 def _pages(file: BinaryIO | BufferedIOBase, name: str) -> Iterator[tuple[ElementTree.Element, str]]:

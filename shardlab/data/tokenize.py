@@ -2,7 +2,6 @@
 
 import hashlib
 import shutil
-from array import array
 from collections.abc import Iterator
 from concurrent.futures import as_completed
 from itertools import pairwise
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
-import tokenizers
 
 from shardlab.config.model_and_data import Tokenize
 from shardlab.core.errors import UserError
@@ -19,7 +17,6 @@ from shardlab.core.progress import say, track
 from shardlab.data.corpus_file import Document, read_corpus
 from shardlab.data.tokenizer import (
     TextTokenizer,
-    fingerprint,
     given_tokenizer,
     load_tokenizer,
     train_tokenizer,
@@ -38,7 +35,6 @@ class Piece(NamedTuple):
     name: str
     validation: bool
     start: int
-    """first byte of a document's line"""
     stop: int
 
 
@@ -58,9 +54,9 @@ def build_tokens(
 ) -> Manifest:
     """Write `out/tokenizer.json`, the shards in `out/tokens`, and their manifest last.
 
-    There are `options.shards` shards of training, each a run of documents with an equal part of
-    the text, and one of validation. Finished ones are kept in `work/tokenize/KEY` until all are
-    built, where KEY stands for corpus, tokenizer and options.
+    There are `options.shards` shards of training, each of an equal part of the corpus file, and one
+    of validation. Finished ones are kept in `work/tokenize/KEY` until all are built, where KEY
+    stands for corpus, tokenizer and options.
 
     Args:
         options: those for the model, `Tokenize.for_model`.
@@ -68,9 +64,11 @@ def build_tokens(
     Raises:
         UserError: the corpus is damaged, the tokenizer unfit, or a split would be empty.
     """
-    digest = sha256_of_file(corpus)
-    pieces = plan_shards(corpus, validation_share, options.shards)
-    tokenizer = _tokenizer(corpus, digest, validation_share, options, work)
+    digest, size = sha256_of_file(corpus), corpus.stat().st_size
+    tokenizer = _tokenizer(corpus, validation_share, options, work)
+    edges = [size * i // options.shards for i in range(options.shards + 1)]
+    train_pieces = [Piece(f"train-{i}", False, *ends) for i, ends in enumerate(pairwise(edges))]
+    pieces = [Piece("validation", True, 0, size), *train_pieces]
     identity = [_FORMAT, digest, tokenizer.sha256, tokenizer.end_of_text, validation_share, pieces]
     folder = work / "tokenize" / sha256_of_value(identity)[:16]
     job = Job(
@@ -87,6 +85,7 @@ def build_tokens(
         for future in track(as_completed(futures), "shards", len(futures), " shards"):
             future.result()
     validation, *train = [future.result() for future in futures]
+    _check_splits(job, validation.documents, sum(shard.documents for shard in train))
     manifest = Manifest(
         dtype=job.dtype,
         vocabulary=tokenizer.vocabulary,
@@ -94,25 +93,12 @@ def build_tokens(
         end_of_text_token=tokenizer.end_of_text,
         corpus_sha256=digest,
         tokenizer_sha256=tokenizer.sha256,
-        recipe_sha256=recipe_sha256(digest, validation_share, options),
         train=train,
         validation=[validation],
     )
     _publish(job, manifest, out)
     shutil.rmtree(work / "tokenize")
     return manifest
-
-
-def recipe_sha256(corpus_sha256: str, validation_share: float, options: Tokenize) -> str:
-    """Return the part of the manifest of `build_tokens` that is known before building.
-
-    Raises:
-        UserError: there is no such tokenizer.
-    """
-    text = [corpus_sha256, validation_share]
-    given = fingerprint(str(options.tokenizer)) if options.vocabulary is None else []
-    tokenizer = [options.model_dump(), given, tokenizers.__version__]
-    return sha256_of_value([_FORMAT, text, tokenizer])
 
 
 def is_validation(key: str, share: float) -> bool:
@@ -124,61 +110,26 @@ def is_validation(key: str, share: float) -> bool:
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
 
-def _tokenizer(
-    corpus: Path, digest: str, share: float, options: Tokenize, work: Path
-) -> TextTokenizer:
-    """Return the given tokenizer, or one trained on the training split and kept for a rerun."""
+def _tokenizer(corpus: Path, share: float, options: Tokenize, work: Path) -> TextTokenizer:
+    """Return the given tokenizer, or one trained on the training split."""
     if options.vocabulary is None:
         return given_tokenizer(str(options.tokenizer), work)
-    key = sha256_of_value([digest, share, options.vocabulary, tokenizers.__version__])[:16]
-    path = work / "tokenize" / f"trained-{key}.json"
-    if not path.is_file():
-        lines = track(read_corpus(corpus), "tokenizer", unit=" documents")
-        texts = (
-            document.content
-            for document, *_ in lines
-            if not is_validation(document.split_key, share)
-        )
-        trained = train_tokenizer(texts, options.vocabulary)
-        if trained.vocabulary < options.vocabulary:
-            say(f"the text is too small for {options.vocabulary} tokens: {trained.vocabulary}")
-        write_text(path, trained.to_json())
-    return load_tokenizer(path)
+    documents = track(read_corpus(corpus), "tokenizer", unit=" documents")
+    texts = (each.content for each in documents if not is_validation(each.split_key, share))
+    trained = train_tokenizer(texts, options.vocabulary)
+    if trained.vocabulary < options.vocabulary:
+        say(f"the text is too small for {options.vocabulary} tokens: {trained.vocabulary}")
+    return trained
 
 
-def plan_shards(corpus: Path, validation_share: float, shards: int) -> list[Piece]:
-    """Return the piece of validation, then those of training, which hold equal amounts of text.
-
-    Each range covers the documents of the other split between, too. A range of training is empty
-    where a single document outweighs several shards.
-
-    Raises:
-        UserError: one of the splits has no documents.
-    """
-    starts = array("q")  # lines of training documents
-    before = array("q")  # bytes of training text before each
-    total = validation = 0
-    for document, start, _ in read_corpus(corpus):
-        if is_validation(document.split_key, validation_share):
-            validation += 1
-        else:
-            starts.append(start)
-            before.append(total)
-            total += document.size
-    if not starts or not validation:
+def _check_splits(job: Job, validation: int, train: int) -> None:
+    if not train or not validation:
         split, change = ("training", "lower") if validation else ("validation", "raise")
         raise UserError(
-            f"{corpus}: none of the {len(starts) + validation} documents falls into the {split} "
-            f"split at data.validation_share {validation_share}; {change} it, or give more "
+            f"{job.corpus}: none of the {train + validation} documents falls into the {split} "
+            f"split at data.validation_share {job.validation_share}; {change} it, or give more "
             "documents"
         )
-    shard = np.frombuffer(before, np.int64) * shards // max(1, total)
-    shard = np.minimum(shard, shards - 1)  # documents without text at the end are in the last
-    first = np.searchsorted(shard, range(shards + 1))
-    size = corpus.stat().st_size
-    edges = np.append(np.frombuffer(starts, np.int64), size)[first].tolist()
-    train = [Piece(f"train-{i}", False, *pair) for i, pair in enumerate(pairwise(edges))]
-    return [Piece("validation", True, 0, size), *train]
 
 
 def build_shard(job: Job, piece: Piece) -> Shard:
@@ -218,7 +169,7 @@ def _batches(job: Job, piece: Piece) -> Iterator[list[Document]]:
     """Yield the documents of a piece, some at a time."""
     batch: list[Document] = []
     size = 0
-    for document, *_ in read_corpus(job.corpus, piece.start, piece.stop):
+    for document in read_corpus(job.corpus, piece.start, piece.stop):
         if is_validation(document.split_key, job.validation_share) == piece.validation:
             batch.append(document)
             size += document.size

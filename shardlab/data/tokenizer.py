@@ -9,7 +9,6 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from shardlab.core.errors import UserError
-from shardlab.core.files import sha256_of_file
 from shardlab.core.progress import say
 from shardlab.data.sources import open_member
 
@@ -134,18 +133,6 @@ def given_tokenizer(choice: str, work: Path) -> TextTokenizer:
         return _gpt2(work)
     path = _given_path(choice)
     return load_tokenizer(path, _configured_end(path))
-
-
-def fingerprint(choice: str) -> list[str]:
-    """Return the contents of the files of a given tokenizer; empty for `gpt2`.
-
-    Raises:
-        UserError: no such file.
-    """
-    if choice == "gpt2":
-        return []
-    path = _given_path(choice)
-    return [sha256_of_file(path), _configured_end(path)]
 
 
 def _given_path(choice: str) -> Path:

@@ -38,8 +38,6 @@ class Manifest(Document):
     end_of_text_token: str
     corpus_sha256: Sha256
     tokenizer_sha256: Sha256
-    recipe_sha256: Sha256
-    """hash of the corpus and of every option that the tokens depend on"""
     train: list[Shard]
     validation: list[Shard]
 

@@ -3,18 +3,13 @@
 import multiprocessing
 import os
 import signal
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from typing import TypeVar
 
 from shardlab.core.errors import UserError
 from shardlab.core.process import die_with_parent
-
-A = TypeVar("A")
-B = TypeVar("B")
 
 
 def usable_cores() -> int:
@@ -57,16 +52,3 @@ def _begin(parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core each
-
-
-def map_in_order(
-    pool: ProcessPoolExecutor, function: Callable[[A], B], items: Iterable[A], window: int
-) -> Iterator[B]:
-    """Map `function` over items in order, with at most `window` items in flight."""
-    pending: deque[Future[B]] = deque()
-    for item in items:
-        pending.append(pool.submit(function, item))
-        if len(pending) >= window:
-            yield pending.popleft().result()
-    while pending:
-        yield pending.popleft().result()

@@ -17,10 +17,10 @@ from pydantic_core import to_jsonable_python
 
 from shardlab.config.codec_table import codec_text
 from shardlab.config.engine_traits import ENGINES
+from shardlab.config.experiment import Params
 from shardlab.config.machine import Link
 from shardlab.config.model_and_data import Model
 from shardlab.config.parameters import Parameters
-from shardlab.config.schema import Params
 from shardlab.config.strategy import CanonicalStrategy, Strategy, parse_strategy
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError, nearest

@@ -18,10 +18,11 @@ import torch
 import torch.distributed as dist
 
 from shardlab.comm.emulated_link import Links, Loopback
-from shardlab.config.machine import CpuAffinity, format_cpus, parse_cpus
+from shardlab.config.machine import CpuAffinity, parse_cpus
 from shardlab.core.errors import RunFailed, UserError
 from shardlab.core.gpus import RankGpu, backend_of, take_gpu, why_on_cpu
 from shardlab.core.progress import say
+from shardlab.core.ranges import format_ranges
 from shardlab.engines.cpu_placement import RankLocation, node_of_pci, place_here, read_topology
 
 
@@ -199,7 +200,7 @@ def _named(lists: tuple[str | int, ...], local_rank: int, count: int) -> tuple[i
     if missing := set(cpus) - usable:
         raise UserError(
             f"train.placement.{local_rank}: rank {local_rank} of this machine may not use CPU "
-            f"{format_cpus(missing)}: choose from {format_cpus(usable)}"
+            f"{format_ranges(missing)}: choose from {format_ranges(usable)}"
         )
     return cpus
 

@@ -10,9 +10,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from shardlab.comm.object_collectives import gather_values
-from shardlab.config.machine import format_cpus
 from shardlab.config.schema import Train
 from shardlab.core.host import resident_memory
+from shardlab.core.ranges import format_ranges
 from shardlab.engines.cpu_placement import RankLocation, place_here
 from shardlab.train.launch import launch
 from shardlab.train.rank import gpu_node
@@ -112,8 +112,8 @@ def placements(group: dist.ProcessGroup) -> list[str]:
     local = everywhere[first : first + int(os.environ["LOCAL_WORLD_SIZE"])]
     mine = place_here([RankLocation(**location) for location in local])[local_rank]
     line = (
-        f"CPUs {format_cpus(everywhere[rank]['cpus'])} (control {format_cpus(mine.control)}, "
-        f"workers {format_cpus(mine.workers)})"
+        f"CPUs {format_ranges(everywhere[rank]['cpus'])} (control {format_ranges(mine.control)}, "
+        f"workers {format_ranges(mine.workers)})"
     )
     return gather_values(line, group)
 

@@ -5,127 +5,74 @@ from typing import Any
 from hypothesis import assume
 from hypothesis import strategies as st
 
+from shardlab.config.engine_traits import ENGINES, inapplicable
 from shardlab.config.strategy import parse_strategy
 from shardlab.core.errors import UserError
 
-CODECS = st.one_of(
-    st.sampled_from(["none", "bf16", "int8", "topk"]),
-    st.integers(1, 512).map(lambda n: {"name": "int8", "group": 8 * n}),
-    st.floats(0.001, 1).map(lambda x: {"name": "topk", "density": x}),
-)
-
-
-@st.composite
-def compressions(draw: st.DrawFn) -> dict[str, Any]:
-    codec = draw(CODECS)
-    plain = codec == "none"
-    options = {
-        "codec": st.just(codec),
-        "route": st.sampled_from([None, "exchange", *(["native"] if plain else [])]),
-        "error_feedback": st.just(False) if plain else st.booleans(),
-        "minimum_size": st.integers(0, 10_000),
-        "exclude": st.sampled_from([[], ["*.bias"], ["*.bias", "*norm*"]]),
-        "warmup_steps": st.integers(0, 3),
-    }
-    document = draw(st.fixed_dictionaries({}, optional=options))
-    if document.get("error_feedback"):
-        document["residual"] = draw(st.sampled_from(["fp32", "bf16", "int8"]))
-    if draw(st.booleans()):
-        document["between_nodes"] = draw(CODECS)
-        document["ranks_per_node"] = draw(st.none() | st.integers(2, 8))
-    return document
-
-
-WEIGHTS = st.fixed_dictionaries(
+CODECS = ["none", "bf16", "int8", {"name": "int8", "group": 64}, "topk:density=0.1"]
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"error_feedback": True},
+    {"error_feedback": True, "residual": "bf16"},
+    {"route": "exchange"},
+    {"route": "native"},
+    {"minimum_size": 7, "exclude": ["*.bias", "*norm*"], "warmup_steps": 2},
+    {"between_nodes": "int8", "ranks_per_node": 4},
+    {"between_nodes": "none"},
+]
+DTYPES = ["auto", "fp32", "bf16"]
+VALUES: dict[str, list[Any]] = {
+    "gradients": [{"codec": codec, **options} for codec in CODECS for options in OPTIONS],
+    "weights": [None, {}, {"codec": "int8"}, {"codec": "bf16", "minimum_size": 9}],
+    "param_dtype": DTYPES,
+    "reduce_dtype": ["fp32", "bf16"],
+    "output_dtype": [None, "fp32", "bf16"],
+    "moment_dtype": ["fp32", "bf16"],
+    "activation_checkpointing": ["none", "selective", "full"],
+    "activations": ["device", "memory", "disk"],
+    "compile": [False, True],
+    "accumulation": [None, 1, 4],
+    "wrap": [None, "block", "root", "size"],
+    "wrap_size": [None, 1, 3],
+    "sharding": [None, "full_shard", "shard_grad_op", "no_shard", "hybrid_shard"],
+    "replicas": [None, 2],
+    "reshard_after_forward": [None, True, False, 1, 2],
+    "prefetch": [None, 0, 1, 3],
+    "prefetch_backward": [None, 0, 1, 3],
+    "bucket_mb": [None, 0.1, 25.0],
+    "limit_all_gathers": [None, False, True],
+    "use_orig_params": [None, False, True],
+    "offload": [False, True],
+    "placement": [None, "dim0", "dim1", "largest"],
+    "async_unshard": [None, False, True],
+    "window": [None, 2, 4],
+    "param_transfer": [None, "full", "shard"],
+    "grad_sync": [None, "cpu_reduce", "gpu_reduce"],
+}
+OVERRIDES = st.fixed_dictionaries(
     {},
     optional={
-        "codec": CODECS.filter(lambda codec: "topk" not in str(codec)),
-        "minimum_size": st.integers(0, 10_000),
+        "reshard_after_forward": st.booleans(),
+        "param_dtype": st.sampled_from(DTYPES),
+        "activation_checkpointing": st.sampled_from(["none", "full"]),
     },
 )
-
-
-DTYPES = st.sampled_from(["auto", "fp32", "bf16"])
-COMMON: dict[str, st.SearchStrategy[Any]] = {
-    "gradients": compressions(),
-    "param_dtype": DTYPES,
-    "activation_checkpointing": st.sampled_from(["none", "selective", "full"]),
-    "activations": st.sampled_from(["device", "memory", "disk"]),
-    "compile": st.booleans(),
-    "accumulation": st.none() | st.integers(1, 4),
-}
-SHARDED: dict[str, st.SearchStrategy[Any]] = {
-    "wrap": st.sampled_from([None, "block", "root", "size"]),
-    "wrap_size": st.none() | st.integers(1, 3),
-    "sharding": st.sampled_from([None, "full_shard", "shard_grad_op", "no_shard", "hybrid_shard"]),
-    "replicas": st.none() | st.integers(2, 3),
-    "reshard_after_forward": st.sampled_from([None, True, False, 1, 2]),
-    "prefetch": st.none() | st.integers(0, 3),
-    "prefetch_backward": st.none() | st.integers(0, 3),
-    "reduce_dtype": st.sampled_from(["fp32", "bf16"]),
-    "weights": st.none() | WEIGHTS,
-}
-OWN: dict[str, dict[str, st.SearchStrategy[Any]]] = {
-    "ddp": {"bucket_mb": st.none() | st.floats(0.1, 100)},
-    "fsdp1": {
-        "limit_all_gathers": st.none() | st.booleans(),
-        "use_orig_params": st.none() | st.booleans(),
-        "offload": st.booleans(),
-    },
-    "fsdp2": {
-        "placement": st.sampled_from([None, "dim0", "dim1", "largest"]),
-        "async_unshard": st.none() | st.booleans(),
-        "output_dtype": st.sampled_from([None, "fp32", "bf16"]),
-        "offload": st.booleans(),
-    },
-    "manual": {},
-    "slide": {
-        "wrap": st.sampled_from([None, "block", "size"]),
-        "wrap_size": st.none() | st.integers(1, 3),
-        "window": st.none() | st.integers(2, 4),
-        "param_transfer": st.sampled_from([None, "full", "shard"]),
-        "grad_sync": st.sampled_from([None, "cpu_reduce", "gpu_reduce"]),
-        "reduce_dtype": st.sampled_from(["fp32", "bf16"]),
-        "weights": st.none() | WEIGHTS,
-        "moment_dtype": st.sampled_from(["fp32", "bf16"]),
-    },
-}
-
-
-@st.composite
-def overrides(draw: st.DrawFn) -> dict[str, Any]:
-    numbers = st.integers(0, 5)
-    layers = st.one_of(
-        numbers,
-        st.lists(numbers, min_size=1, max_size=3),
-        st.tuples(numbers, numbers).map(lambda ends: f"{min(ends)}-{max(ends)}"),
-    )
-    where = draw(st.fixed_dictionaries({"layers": layers}) | st.just({"module": "head"}))
-    options = {"reshard_after_forward": st.booleans(), "param_dtype": DTYPES}
-    if "layers" in where:
-        options["activation_checkpointing"] = st.sampled_from(["none", "full"])
-    return where | draw(st.fixed_dictionaries({}, optional=options))
-
-
-def is_legal(document: dict[str, Any]) -> bool:
-    try:
-        parse_strategy(document)
-    except UserError:
-        return False
-    return True
+WHERE = st.sampled_from([{"layers": n} for n in (0, [3, 1], "0-2", "1,3-5")] + [{"module": "head"}])
 
 
 @st.composite
 def documents(draw: st.DrawFn) -> dict[str, Any]:
     """Strategies as a user may write them, with any part left out."""
-    engine = draw(st.sampled_from([*OWN]))
-    options = COMMON | OWN[engine] | ({} if engine in ("ddp", "slide") else SHARDED)
+    engine = draw(st.sampled_from([*ENGINES]))
     # few settings at a time: most combinations of many are refused
-    keys = draw(st.lists(st.sampled_from(sorted(options)), max_size=3, unique=True))
-    document = {"engine": engine} | {key: draw(options[key]) for key in keys}
+    settings = sorted(VALUES.keys() - inapplicable(engine))
+    keys = draw(st.lists(st.sampled_from(settings), max_size=3, unique=True))
+    document = {"engine": engine} | {key: draw(st.sampled_from(VALUES[key])) for key in keys}
     if draw(st.booleans()):
-        document["overrides"] = draw(st.lists(overrides(), max_size=3))
-    if engine == "fsdp2" and draw(st.booleans()):
-        del document["engine"]
-    assume(is_legal(document))
+        pairs = draw(st.lists(st.tuples(WHERE, OVERRIDES), max_size=3))
+        document["overrides"] = [where | settings for where, settings in pairs]
+    try:
+        parse_strategy(document)
+    except UserError:
+        assume(False)
     return document

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands import Command
-from tests.pipeline.workspace import ROOT
 
-TERNARY = (ROOT / "user_codecs/ternary.py").read_text()
 SPEC = """
 from typing import Literal
 import shardlab
@@ -101,10 +99,3 @@ def test_a_module_that_cannot_serve_is_refused_in_one_line(project, module, text
         path.write_text(text.format(name="mine"))
     done = read(project, {"strategies": STRATEGIES, "codecs": listed})
     assert words in done and done.count("\n") == 1, done
-
-
-def test_the_example_is_read_like_any_other(project):
-    (project / "user_codecs/ternary.py").write_text(TERNARY)
-    strategies = {"a": {"gradients": {"codec": {"name": "ternary", "group": 64}}}}
-    done = read(project, {"strategies": strategies, "codecs": ["user_codecs.ternary"]})
-    assert len(done.split()[0]) == 16, done

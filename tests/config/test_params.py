@@ -70,25 +70,15 @@ def refusal(*overrides: str) -> str:
             "train.world_size=1000000000",
             "train.world_size: input should be less than or equal to 65536 (found 1000000000)",
         ),
-        ("train.checkpoint.keep=2", "train.checkpoint.every: field required"),
-        (
-            "train.checkpoint={every: 5, asynchronous: true}",
-            "train.checkpoint: asynchronous is for format: sharded: change one of them",
-        ),
         (
             "train={steps: 5, untimed_steps: 5}",
             "train: untimed_steps must be below steps (5)",
-        ),
-        (
-            "strategies.ddp.enigne=ddp",
-            "strategies.ddp.enigne: unknown key; did you mean 'engine'?",
         ),
         (
             "strategies.fsdp2-int8.gradients.codec=int9",
             "strategies.fsdp2-int8.gradients.codec: unknown codec 'int9'; did you mean 'int8'? "
             "(found 'int9')",
         ),
-        ("data.path=here.json", "data: source 'wikipedia' needs no path: remove it"),
         (
             "timed_strategies={ddp: {engine: ddp}}",
             "timed_strategies.ddp: 'ddp' is one of strategies, too",
@@ -97,14 +87,8 @@ def refusal(*overrides: str) -> str:
             "timings.two-ranks.runs=matrx",
             "timings.two-ranks.runs: expected names of strategies, matrix or all (found 'matrx')",
         ),
-        (
-            "forecast.timings=[two-rank]",
-            "forecast.timings.0: 'two-rank' is no timing; did you mean 'two-ranks'?",
-        ),
         ("comparison=two-rank", "comparison: 'two-rank' is no timing; did you mean 'two-ranks'?"),
         ("seeds=[0, 0]", "seeds: a seed is named twice"),
-        ("baseline=fsdp", "baseline: 'fsdp' is no run; did you mean 'fsdp2'?"),
-        ("agent.judge=http", "agent: judge: http needs endpoint and model"),
         ("rounds.3.search=wan", "rounds.3.search: 'wan' is no search: add it to agent.searches"),
         (
             "rounds.2.after=results/results.jsonl",
@@ -112,7 +96,6 @@ def refusal(*overrides: str) -> str:
             "(found 'results/results.jsonl')",
         ),
         ("steps", "--set steps: expected key=value, for example train.steps=10"),
-        ("seeds.0=1", "--set seeds.0: 'seeds' is a value, not a section"),
     ],
 )
 def test_error_names_the_key_and_the_fix(override: str, message: str) -> None:
@@ -120,32 +103,15 @@ def test_error_names_the_key_and_the_fix(override: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "override, message",
-    [
-        (
-            "timings.two-ranks.runs=[fsdp2, ddp]",
-            "comparison: timings.two-ranks lacks 'fsdp2-int8' of the matrix: remove "
-            "timings.two-ranks.runs, or add it there",
-        ),
-        (
-            "train.world_size=1",
-            "comparison: timings.two-ranks has 2 ranks, train 1: set timings.two-ranks.world_size "
-            "to 1",
-        ),
-        (
-            "train.link.rate=1gbit",
-            "comparison: the link of timings.two-ranks is loopback, that of train 1gbit: give "
-            "timings.two-ranks.link the value of train.link",
-        ),
-    ],
+    "override",
+    ["timings.two-ranks.runs=[fsdp2, ddp]", "train.world_size=1", "train.link.rate=1gbit"],
 )
-def test_compared_steps_are_of_the_matrix_as_it_trains(override: str, message: str) -> None:
+def test_compared_steps_are_of_the_matrix_as_it_trains(override: str) -> None:
     """A single stage may still run with other ranks or another link."""
     params = Parameters(ROOT / "params.yaml", [override, "comparison=two-ranks"])
     assert params("train", "timings")
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match="comparison: timing 'two-ranks' has to time all runs"):
         params("comparison")
-    assert str(error.value) == message
 
 
 def test_names_with_paths_are_refused() -> None:
@@ -156,11 +122,6 @@ def test_names_with_paths_are_refused() -> None:
 def write(path: Path, tree: Any) -> Path:
     path.write_text(tree if isinstance(tree, str) else yaml.safe_dump(tree))
     return path
-
-
-def test_absent_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"absent\.yaml: no such file"):
-        Parameters(tmp_path / "absent.yaml")
 
 
 def test_file_with_a_part_of_the_parameters_is_read(tmp_path: Path) -> None:
@@ -176,72 +137,30 @@ def test_file_with_a_part_of_the_parameters_is_read(tmp_path: Path) -> None:
         params("strategies.on")
 
 
-def test_whole_file_is_validated_before_any_key_is_read(tmp_path: Path) -> None:
-    part = {"seeds": [3], "tokenize": {"shards": 0}}
-    with pytest.raises(UserError, match=r"^tokenize\.shards: "):
-        Parameters(write(tmp_path / "params.yaml", part))
-
-
-def test_overrides_are_applied_before_validation() -> None:
-    params = Parameters(ROOT / "params.yaml", ["train.steps=7", "seeds=[3, 1]"])
-    assert params("train").steps == 7
-    assert params("seeds") == [3, 1]
-
-
-def test_timings_name_the_matrix_or_all_strategies() -> None:
-    """Sorted: the order of the file changes no timing."""
-    timings = "timings={a: {}, b: {runs: matrix}, c: {runs: all}, d: {runs: [y]}}"
-    strategies = [
-        "strategies={y: {engine: ddp}, x: {engine: fsdp2}}",
-        "timed_strategies={w: {engine: manual}}",
-    ]
-    given = [
-        *strategies,
-        timings,
-        "baseline=x",
-        "agent={start: x}",
-        "forecast.runs=[x]",
-        "forecast.timings=[a]",
-        "comparison=b",
-    ]
-    found = Parameters(ROOT / "params.yaml", given)("timings")
-    assert [each.runs for each in found.values()] == [
-        ("x", "y"),
-        ("x", "y"),
-        ("w", "x", "y"),
-        ("y",),
-    ]
-
-
-def test_interleaved_timings_are_named_like_others() -> None:
-    """By the comparison and the forecast, with words for their runs."""
-    given = [
-        "strategies={y: {engine: ddp}, x: {engine: fsdp2}}",
-        "timed_strategies={}",
-        "timings={a: {runs: [y], interleaved: {b: {}, c: {runs: [y], world_size: 1}}}}",
-        "baseline=x",
-        "agent={start: x}",
-        "forecast.runs=[x]",
-        "forecast.timings=[c]",
-        "comparison=b",
-    ]
-    params = Parameters(ROOT / "params.yaml", given)
-    assert params("comparison") == "b"
-    found = each_timing(params("timings"))
-    assert {name: each.runs for name, each in found.items()} == {
-        "a": ("y",),
-        "b": ("x", "y"),
-        "c": ("y",),
+def test_timings_name_the_matrix_or_all_strategies(tmp_path: Path) -> None:
+    """Sorted: the order of the file changes no timing. So do timings that others hold."""
+    tree = {
+        "strategies": {"y": {"engine": "ddp"}, "x": {}},
+        "timed_strategies": {"w": {"engine": "manual"}},
+        "timings": {"a": {"interleaved": {"b": {"runs": "all"}}}, "c": {"runs": ["y"]}},
+        "comparison": "a",
+        "forecast": {"timings": ["b"], "runs": ["w"]},
     }
-    twice = "timings={a: {runs: [y], interleaved: {b: {}}}, b: {}}"
-    with pytest.raises(UserError, match=r"timings.b: timings.a.interleaved.b has the same name"):
-        Parameters(ROOT / "params.yaml", [*given, twice, "forecast.timings=[a]"])
-    wrong = "timings={a: {runs: [y], interleaved: {b: {runs: [z]}}}}"
-    with pytest.raises(UserError, match=r"timings.a.interleaved.b.runs.0: 'z' is no strategy"):
-        Parameters(ROOT / "params.yaml", [*given, wrong, "forecast.timings=[a]"])
-    deeper = "timings={a: {runs: [y], interleaved: {b: {interleaved: {}}}}}"
-    with pytest.raises(UserError, match=r"timings.a.interleaved.b.interleaved: unknown key"):
-        Parameters(ROOT / "params.yaml", [*given, deeper, "forecast.timings=[a]"])
+    params = Parameters(write(tmp_path / "params.yaml", tree))
+    found = {name: each.runs for name, each in each_timing(params("timings")).items()}
+    assert found == {"a": ("x", "y"), "b": ("w", "x", "y"), "c": ("y",)}
+
+
+@pytest.mark.parametrize(
+    "timings, message",
+    [
+        ("{a: {interleaved: {b: {}}}, b: {}}", "b: timings.a.interleaved.b has the same name"),
+        ("{a: {interleaved: {b: {runs: [z]}}}}", "a.interleaved.b.runs.0: 'z' is no strategy"),
+        ("{a: {interleaved: {b: {interleaved: {}}}}}", "a.interleaved.b.interleaved: unknown key"),
+    ],
+)
+def test_mistakes_in_interleaved_timings_are_named(timings: str, message: str) -> None:
+    assert refusal(f"timings={timings}").startswith(f"timings.{message}")
 
 
 def test_json_is_read_as_json(tmp_path: Path) -> None:
@@ -253,12 +172,6 @@ def test_json_is_read_as_json(tmp_path: Path) -> None:
     train, seeds, data = params("train", "seeds", "data")
     assert (train.learning_rate, train.weight_decay, seeds) == (1e-3, 1e-2, [3])
     assert data.source == "synthetic"
-
-
-def test_a_setting_that_is_off_leaves_the_hash_of_runs_as_it_was() -> None:
-    train = Parameters(ROOT / "params.yaml")("train")
-    assert "deterministic" not in train.meaning()
-    assert train.model_copy(update={"deterministic": True}).meaning()["deterministic"]
 
 
 def test_timings_are_read_where_no_strategy_is_known(tmp_path: Path) -> None:

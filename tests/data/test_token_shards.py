@@ -8,7 +8,7 @@ from shardlab.config.model_and_data import Tokenize
 from shardlab.core.errors import UserError
 from shardlab.data.corpus_file import Document, read_corpus, write_corpus
 from shardlab.data.sources import generate
-from shardlab.data.tokenize import build_tokens, is_validation, plan_shards
+from shardlab.data.tokenize import build_tokens, is_validation
 from shardlab.data.tokenizer import load_tokenizer
 from shardlab.data.tokens import open_split, read_manifest
 from tests.token_data import write_tokens
@@ -37,9 +37,8 @@ def tokens(built, tmp_path):
 
 
 def documents(folder, validation):
-    lines = read_corpus(folder / "corpus.json")
-    all_of_them = [line.document for line in lines]
-    return [d for d in all_of_them if is_validation(d.title, SHARE) == validation]
+    every = read_corpus(folder / "corpus.json")
+    return [d for d in every if is_validation(d.title, SHARE) == validation]
 
 
 @pytest.mark.parametrize("name", ["train", "validation"])
@@ -73,27 +72,13 @@ def test_any_range_is_read_across_shards(built):
             split.read(start, count)
 
 
-@given(st.lists(TEXT, min_size=1, max_size=30, unique=True), st.integers(1, 8))
-def test_pieces_part_the_documents(tmp_path_factory, titles, shards):
-    corpus = tmp_path_factory.getbasetemp() / "plan.json"
-    write_corpus(corpus, [Document("", title, "x" * len(title)) for title in titles])
-    train, validation = (
-        [t for t in titles if is_validation(t, SHARE) == which] for which in (False, True)
-    )
-    if not train or not validation:
-        with pytest.raises(UserError, match=r"data\.validation_share"):
-            plan_shards(corpus, SHARE, shards)
-        return
-
-    def read(*pieces):
-        lines = (line for p in pieces for line in read_corpus(corpus, p.start, p.stop))
-        found = [line.document.title for line in lines]
-        return [t for t in found if is_validation(t, SHARE) == pieces[0].validation]
-
-    first, *others = plan_shards(corpus, SHARE, shards)
-    assert len(others) == shards
-    assert read(first) == validation
-    assert read(*others) == train
+@pytest.mark.parametrize(("share", "fix"), [(1e-6, "raise it"), (1 - 1e-6, "lower it")])
+def test_a_split_without_documents_is_refused_with_the_fix(tmp_path, share, fix):
+    write_corpus(tmp_path / "corpus.json", generate(5))
+    options = Tokenize(tokenizer="train", vocabulary=300, shards=1)
+    with pytest.raises(UserError, match=rf"none of the 5 documents .*{fix}"):
+        build_tokens(tmp_path / "corpus.json", share, options, tmp_path / ".work", tmp_path)
+    assert not (tmp_path / "tokens").exists()
 
 
 def test_large_vocabulary_uses_uint32(built, tmp_path):
@@ -142,15 +127,6 @@ def test_tokens_beyond_the_vocabulary_are_refused_also_with_their_checksum(tmp_p
     write_tokens(tmp_path, [np.full(100, 0xFFFF)], vocabulary=400)
     with pytest.raises(UserError, match=r"train-0\.bin: damaged \(token 65535 of 400\)"):
         open_split(tmp_path, "train")
-
-
-SHARES = st.floats(0.001, 0.999)
-
-
-@given(TEXT, SHARES, SHARES)
-def test_a_larger_share_keeps_the_documents_of_a_smaller(title, one, other):
-    small, large = sorted([one, other])
-    assert is_validation(title, large) or not is_validation(title, small)
 
 
 def test_validation_share_is_met_and_stable_between_versions():

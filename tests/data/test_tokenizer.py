@@ -14,12 +14,7 @@ from shardlab.config.model_and_data import Model, Tokenize
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_text
 from shardlab.data.sources import generate
-from shardlab.data.tokenizer import (
-    fingerprint,
-    given_tokenizer,
-    load_tokenizer,
-    train_tokenizer,
-)
+from shardlab.data.tokenizer import given_tokenizer, load_tokenizer, train_tokenizer
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 PIECES = ["word", "'s", "'", " ", "  ", "\n", "\t", "\r\n", "9", "12", "!", "...", "é", "\u0301"]
@@ -123,9 +118,6 @@ def test_a_name_on_the_hub_is_read_from_the_cache_or_is_one_line(tokenizer, tmp_
     given = given_tokenizer("Qwen/Qwen2.5-0.5B", tmp_path)
     assert given.end_of_text == "<|im_end|>"
     assert given.encode(["some words"]) == tokenizer.encode(["some words"])
-    before = fingerprint("Qwen/Qwen2.5-0.5B")
-    write_text(snapshot / "tokenizer_config.json", '{"eos_token": "<|end|>"}')
-    assert fingerprint("Qwen/Qwen2.5-0.5B") != before
 
 
 def test_the_default_is_the_tokenizer_of_a_pretrained_model():

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardlab.config.machine import CpuAffinity, format_cpus, parse_cpus
+from shardlab.config.machine import CpuAffinity, parse_cpus
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
+from shardlab.core.ranges import format_ranges
 from shardlab.engines.cpu_placement import (
     Core,
     Placement,
@@ -92,7 +93,7 @@ def test_ranks_share_out_all_cpus_of_their_nodes(topology, count):
 )
 def test_placement_on_typical_machines(topology, count, expected):
     placed = place_ranks(topology, [RankLocation(cpus_of(topology))] * count)
-    shown = [f"{format_cpus(each.control)} | {format_cpus(each.workers)}" for each in placed]
+    shown = [f"{format_ranges(each.control)} | {format_ranges(each.workers)}" for each in placed]
     assert sorted(shown) == sorted(expected)
 
 
@@ -129,7 +130,7 @@ def test_numa_node_of_a_pci_device(tmp_path: Path, text: str | None, node: int |
 
 @given(st.sets(st.integers(0, 999_999), min_size=1))
 def test_cpu_lists_round_trip(cpus: set[int]) -> None:
-    assert parse_cpus(format_cpus(cpus)) == tuple(sorted(cpus))
+    assert parse_cpus(format_ranges(cpus)) == tuple(sorted(cpus))
 
 
 @pytest.mark.parametrize("text", ["", "a", "3-1", "0-", "0,,1"])

@@ -1,9 +1,5 @@
 """Random weights are those of the family, and do not depend on how they are requested."""
 
-import hashlib
-import subprocess
-import sys
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,9 +8,8 @@ from torch import nn
 from torch.utils import swap_tensors
 from transformers import AutoModelForCausalLM
 
-from shardlab.config.model_and_data import Model
 from shardlab.core.errors import UserError
-from shardlab.models.build import build_model, model_parts
+from shardlab.models.build import model_parts
 from shardlab.models.weights import RandomWeights
 from tests.families import FAMILIES, config_of
 
@@ -118,27 +113,6 @@ def test_allocated_tensors_are_not_changed():
         model.lm_head.weight.add_(1)
     weights.materialize(model)
     assert torch.equal(model.lm_head.weight, before + 1)
-
-
-def fingerprint():
-    model = build_model(Model(preset="tiny"), 300, 16, 0, seed=11).whole()
-    digest = hashlib.sha256()
-    for parameter in model.parameters():
-        digest.update(parameter.detach().numpy().tobytes())
-    return digest.hexdigest()
-
-
-@pytest.mark.long
-def test_other_process_draws_the_same_values():
-    code = "import test_random_weights as t; print(t.fingerprint())"
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": ":".join(sys.path), "OMP_NUM_THREADS": "3"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert run.stdout.split()[-1] == fingerprint()
 
 
 def test_only_requested_tensors_are_allocated():

@@ -15,8 +15,8 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 import shardlab
+from shardlab.config.experiment import Params
 from shardlab.config.parameters import Parameters
-from shardlab.config.schema import Params
 from tests.pipeline.test_search_command import COMMAND
 from tests.pipeline.workspace import ROOT, Marked, run, wait_for
 from tests.ranks import on_ranks

@@ -1,7 +1,6 @@
 """Mistakes of the user are one line, and good files are kept."""
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -17,7 +16,6 @@ def project(tmp_path: Path) -> Path:
 
 MISTAKES = [
     ({"train__stepz": 5}, "train.stepz: unknown key; did you mean 'steps'?"),
-    ({"train__steps": "5"}, "train.steps: input should be a valid integer (found '5')"),
     ({"baseline": "fsdp"}, "baseline: 'fsdp' is no run; did you mean 'fsdp2'?"),
 ]
 
@@ -32,25 +30,6 @@ def test_snakemake_reports_invalid_params(
     assert [line for line in done.stdout.splitlines() if "profile profiles/" not in line] == [
         f"params.yaml: {message}"
     ]
-    assert stage_outputs(project) == []
-
-
-@pytest.mark.parametrize(
-    "encoding, suffix, message",
-    [
-        ("utf-16", "", "not UTF-8 at byte 0: save it as UTF-8"),
-        ("utf-8", "\nseeds: [1]\n", "'seeds' is there a second time: remove one"),
-    ],
-)
-def test_snakemake_reports_an_invalid_parameter_file(
-    project: Path, encoding: str, suffix: str, message: str
-) -> None:
-    path = project / "params.yaml"
-    path.write_text(path.read_text() + suffix, encoding=encoding)
-    done = run(project, "snakemake", "--cores", "1", check=False)
-    assert done.returncode != 0
-    [line] = [line for line in done.stdout.splitlines() if "profile profiles/" not in line]
-    assert line.startswith("params.yaml: ") and line.endswith(message)
     assert stage_outputs(project) == []
 
 
@@ -89,22 +68,10 @@ def test_parameters_that_would_not_reach_the_stages_are_refused(project: Path) -
 
 
 @pytest.mark.long
-def test_a_python_without_the_packages_is_refused_before_any_job(
-    project: Path, tmp_path: Path
-) -> None:
-    """As by the path of Snakemake, in an environment that is not activated."""
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
-    python.chmod(0o755)
-    path = f"PATH={tmp_path}:{os.environ['PATH']}"
+def test_jobs_run_by_the_python_of_snakemake(project: Path) -> None:
+    """In an environment that is not activated."""
     snakemake = str(Path(sys.executable).with_name("snakemake"))
-    command = ("env", path, snakemake, "--cores", "1", "data/source.json")
-    done = run(project, *command, check=False)
-    assert done.returncode != 0
-    said = done.stdout.splitlines()[-1]
-    assert said.startswith(f"snakemake: error: {python}, which jobs call, ")
-    assert "source .venv/bin/activate" in said
-    assert stage_outputs(project) == []
+    run(project, "env", "PATH=/usr/bin:/bin", snakemake, "--cores", "1", "data/source.json")
 
 
 def test_bad_source_keeps_the_good_corpus(tmp_path: Path) -> None:
@@ -123,14 +90,8 @@ def test_bad_source_keeps_the_good_corpus(tmp_path: Path) -> None:
     assert good == {name: (root / "data" / name).read_bytes() for name in good}
 
 
-@pytest.mark.parametrize("full", [False, True])
-def test_logs_neither_fail_a_stage_nor_hide_its_error(project: Path, full: bool) -> None:
-    """No folder for them, or a full disk (attack 10 of the review)."""
-    if full:
-        (project / "logs").mkdir()
-        (project / "logs/prepare.log").symlink_to("/dev/full")
-    else:
-        (project / "logs").touch()
+def test_logs_neither_fail_a_stage_nor_hide_its_error(project: Path) -> None:
+    (project / "logs").touch()
     done = run(project, "python", "-m", "stages.prepare")
     assert done.stdout.count("\n") == 2 and "logs/prepare.log: no log: [Errno" in done.stdout
     assert (project / "data/source.json").is_file()

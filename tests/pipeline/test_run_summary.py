@@ -2,8 +2,6 @@
 
 import json
 import os
-import pty
-import subprocess
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import psutil
 import pytest
 
 from stages.summary import summarize
-from tests.pipeline.workspace import copy_project, environment, run, set_params
+from tests.pipeline.workspace import copy_project, run, set_params
 
 
 def entry(text: str, later: float) -> str:
@@ -80,28 +78,3 @@ def table(said: str) -> list[str]:
     """Lines of the summary between its header and its end."""
     after = said.partition("stage       jobs   seconds\n")[2]
     return after.partition("\n\n")[0].splitlines()
-
-
-@pytest.mark.parametrize("value", ["", pytest.param("1", marks=pytest.mark.long)])
-def test_no_color_is_respected_on_a_terminal(tmp_path: Path, value: str) -> None:
-    root = copy_project(tmp_path / "project")
-    terminal, end = pty.openpty()
-    process = subprocess.Popen(
-        ["snakemake", "--cores", "1", "-n", "data/corpus.json"],
-        cwd=root,
-        env=environment(NO_COLOR=value, TERM="xterm"),
-        stdin=end,
-        stdout=end,
-        stderr=end,
-    )
-    os.close(end)
-    said = b""
-    try:
-        while chunk := os.read(terminal, 1 << 16):
-            said += chunk
-    except OSError:  # Linux: the other side is closed
-        pass
-    os.close(terminal)
-    assert process.wait() == 0
-    assert b"rule prepare" in said
-    assert (b"\x1b[" in said) == (value == "")

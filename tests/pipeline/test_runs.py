@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -98,14 +97,6 @@ def test_a_codecs_parameter_repeats_its_run_and_what_follows(workspace: Path) ->
     assert executed(run(workspace, *trained).stdout) == set()
 
 
-def test_another_layout_of_params_yaml_changes_nothing(workspace: Path) -> None:
-    path = workspace / "params.yaml"
-    tree = yaml.safe_load(path.read_text())
-    path.write_text("# another layout\n" + yaml.safe_dump(tree, sort_keys=True))
-    assert pending(workspace) == set()
-    assert run(workspace, "dvc", "status").stdout.strip() == UP_TO_DATE
-
-
 def test_one_more_round_runs_alone(workspace: Path) -> None:
     first = json.loads((workspace / "results/rounds/1/history.json").read_text())
     rounds = yaml.safe_load((workspace / "params.yaml").read_text())["rounds"]
@@ -176,26 +167,3 @@ def test_another_experiment_has_a_folder_of_its_own(tmp_path: Path) -> None:
         root, "make", "run", "PARAMS=mine/lost.yaml", "--old-file=.venv/.project", check=False
     )
     assert lost.returncode == 2 and "no such file: mine/lost.yaml" in lost.stdout
-
-
-def test_experiments_of_one_name_are_told_apart(tmp_path: Path) -> None:
-    root = copy_project(tmp_path / "project")
-    for name in ("mine", "other"):
-        (root / name).mkdir()
-        shutil.copy(root / "params.yaml", root / name / "tiny.yaml")
-
-    def make(name: str, check: bool = True) -> str:
-        command = ("make", "experiments/tiny", f"PARAMS={name}/tiny.yaml")
-        return run(root, *command, check=check).stdout
-
-    link = root / "experiments/tiny/params.yaml"
-    make("mine")
-    said = make("other", check=False)
-    assert (
-        f"make run: experiments/tiny is of {root}/mine/tiny.yaml: rename other/tiny.yaml, or "
-        "remove experiments/tiny\n"
-    ) in said
-    assert link.samefile(root / "mine/tiny.yaml")
-    (root / "mine/tiny.yaml").unlink()  # or the tree was moved
-    make("other")
-    assert link.samefile(root / "other/tiny.yaml")

@@ -66,30 +66,19 @@ def test_ranks_are_spread_over_nodes_tasks_cpus_and_gpus(tmp_path: Path) -> None
     assert "gres" not in resources_of(root, "rank_nodes=2", "rank_gpus=0")[TRAINED]
 
 
-def test_timings_that_take_turns_are_on_one_machine(tmp_path: Path) -> None:
-    root = copy_project(tmp_path / "project")
-    set_params(root, **{"timings__two-ranks__interleaved": {"one": {"world_size": 1}}})
-    arguments = ("snakemake", "-n", "--default-resources", "rank_nodes=2")
-    said = run(root, *arguments, check=False).stdout.splitlines()
-    assert said[-1].startswith("timings.two-ranks.interleaved: timings take turns on one machine")
-    assert len(said) == 2
-
-
 @pytest.mark.parametrize(
     ("default", "message"),
     [
-        ("rank_nodes=0", "rank_nodes: expected a whole number from 1 on (found 0)"),
-        (
-            "rank_nodes=2",
-            "rounds.1: 3 ranks on 2 nodes: give each node equally many, see rank_nodes",
-        ),
+        ("rank_nodes=0", "rank_nodes: expected a whole number from 1 on"),
+        ("rank_nodes=2", "timings.two-ranks.interleaved: timings take turns on one machine"),
     ],
 )
 def test_mistakes_in_a_profile_are_one_line(tmp_path: Path, default: str, message: str) -> None:
     root = copy_project(tmp_path / "project")
-    set_params(root, agent__world_size=3)
+    set_params(root, **{"timings__two-ranks__interleaved": {"one": {"world_size": 1}}})
     said = run(root, "snakemake", "-n", "--default-resources", default, check=False).stdout
-    assert said.splitlines()[1:] == [message], "after the name of the profile"
+    _, line = said.splitlines()  # the first names the profile
+    assert line.startswith(message)
 
 
 def test_calibration_gets_the_cores_of_the_most_ranks(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ import pytest
 import yaml
 from hypothesis import given, settings
 
+from shardlab.config.experiment import Params
 from shardlab.config.machine import Link
 from shardlab.config.parameters import Parameters
-from shardlab.config.schema import Params
 from shardlab.config.strategy import parse_strategy
 from shardlab.core.errors import UserError
 from shardlab.search.experiment import (

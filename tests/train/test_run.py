@@ -10,13 +10,13 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from shardlab.config.machine import format_cpus
 from shardlab.config.model_and_data import Model
 from shardlab.config.run_record import Record
 from shardlab.config.schema import Train
 from shardlab.config.strategy import parse_strategy
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json_lines
+from shardlab.core.ranges import format_ranges
 from shardlab.data.tokens import open_split
 from shardlab.engines.cpu_placement import read_topology
 from shardlab.train.evaluation import evaluate
@@ -62,7 +62,7 @@ def test_record_is_consistent(measured):
         True,
     )
     assert record.steps == len(read_json_lines(folder / "events.jsonl")) == 6
-    cpus = format_cpus(os.sched_getaffinity(0))
+    cpus = format_ranges(os.sched_getaffinity(0))
     assert len(record.placement) == 2
     if len(read_topology().nodes) == 1:
         assert all(line.startswith(f"CPUs {cpus} (control ") for line in record.placement)

@@ -1,9 +1,6 @@
 """Resources of jobs whose ranks are tasks, by the names that executor plugins know."""
 
 import shlex
-import subprocess
-
-from shardlab.core.errors import UserError
 
 
 def default_resource(name, otherwise):
@@ -23,25 +20,6 @@ def whole_number(name, least):
 # profiles/slurm describes both
 RANK_NODES = whole_number("rank_nodes", 1)
 RANK_GPUS = whole_number("rank_gpus", 0)
-
-
-def check_partition():
-    """Refuse a partition that SLURM does not have; otherwise each job would be refused for itself."""
-    partition = default_resource("slurm_partition", None)
-    if partition is None:
-        return
-    sinfo = ("sinfo", "--noheader", "--format=%R")
-    try:
-        known = subprocess.run(sinfo, capture_output=True, text=True, check=True).stdout.split()
-    except FileNotFoundError:
-        raise UserError("there is no SLURM here (no command sinfo): log in where it is") from None
-    except subprocess.CalledProcessError as error:
-        raise UserError(f"SLURM does not answer: {error.stderr.strip().splitlines()[-1]}") from None
-    if missing := set(partition.split(",")) - set(known):
-        raise UserError(
-            f"slurm_partition: SLURM has no partition {', '.join(missing)}: choose from "
-            f"{', '.join(known)} in default-resources of the profile"
-        )
 
 
 def most_ranks(wildcards):

@@ -1,5 +1,4 @@
-import shutil
-import subprocess
+import os
 import sys
 
 from shardlab.core.errors import UserError
@@ -7,18 +6,11 @@ from shardlab.core.lock import lock_tree
 from shardlab.core.process import on_end_signals, terminate_children
 
 JOBS_RUN_HERE = workflow.local_exec and not workflow.deployment_settings.deployment_method
-
-
-def check_python():
-    """Refuse a `python` for jobs that lacks the library's packages: the environment is not activated."""
-    python = shutil.which("python")
-    libraries = "import sys; from importlib.util import find_spec as find; "
-    libraries += "sys.exit(not (find('pydantic') and find('torch')))"
-    if python is None or subprocess.run([python, "-c", libraries]).returncode:
-        raise UserError(
-            f"{python or 'python'}, which jobs call, is absent or lacks packages of shardlab: activate "
-            f"the environment of {sys.executable} (source .venv/bin/activate), or call make run"
-        )
+if JOBS_RUN_HERE:
+    # the `python` of jobs is that of this environment, also where it is not activated
+    os.environ.update(
+        PATH=os.pathsep.join([os.path.dirname(sys.executable), *os.get_exec_path()])
+    )
 
 
 def stop(number):
@@ -30,9 +22,6 @@ def stop(number):
 # only where jobs will run: who plans, draws or reports may do so beside others
 onstart:
     try:
-        check_partition()
-        if JOBS_RUN_HERE:
-            check_python()
         lock_tree(with_dvc=True)
     except UserError as error:
         print(f"snakemake: error: {error}", file=sys.stderr)

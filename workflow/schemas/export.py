@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from shardlab.config.schema import Params
+from shardlab.config.experiment import Params
 from shardlab.core.files import write_text
 
 TARGET = Path(__file__).with_name("params.schema.json")
