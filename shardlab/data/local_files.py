@@ -10,7 +10,7 @@ import io
 import os
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain, count
 from pathlib import Path
@@ -27,6 +27,8 @@ SEPARATOR = "<|endoftext|>"
 """between documents by default, as in TinyStories and OpenAI's files"""
 _TEXT_ENDINGS = (".txt", ".md")
 _CHUNK = 1 << 18
+_DEEPEST = 1024
+"""levels of a record, as orjson allows"""
 
 
 @contextmanager
@@ -76,8 +78,9 @@ def read_json_array(path: Path, tally: Tally) -> Iterator[tuple[str, str, Any]]:
     """Yield position, id (the number from 1) and value of each record.
 
     Raises:
-        UserError: no array, or not JSON, or a record of over 32 MiB, with the number of the record;
-            the records before it have been passed on, so the caller commits only at the end.
+        UserError: no array, or not JSON, or a record that is too large or too deep, with its
+            number; the records before it have been passed on, so the caller commits only at the
+            end.
     """
     # where Python refuses a number for its length, ijson ends the process
     sys.set_int_max_str_digits(0)
@@ -88,11 +91,23 @@ def read_json_array(path: Path, tally: Tally) -> Iterator[tuple[str, str, Any]]:
         try:
             if file.peek().lstrip()[:1] != b"[":
                 raise ijson.JSONError(_NO_ARRAY)
-            for number, value in enumerate(ijson.items(reader, "item", buf_size=_CHUNK), start=1):
+            events = ijson.parse(_shallow(ijson.basic_parse(reader, buf_size=_CHUNK)))
+            for number, value in enumerate(ijson.items(events, "item"), start=1):
                 reader.since_record = 0
                 yield f"record {number}", str(number), value
         except (ijson.JSONError, UnicodeDecodeError) as error:
             raise UserError(f"{path}: record {number + 1}: {_complaint(error)}") from None
+
+
+def _shallow(events: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield events of ijson, whose memory is quadratic in the depth of a value."""
+    depth = 0
+    for event, value in events:
+        depth += event in ("start_map", "start_array")
+        depth -= event in ("end_map", "end_array")
+        if depth > _DEEPEST + 1:
+            raise ijson.JSONError(f"nested more than {_DEEPEST} levels deep")
+        yield event, value
 
 
 _NO_ARRAY = "expected an array of records; for one object per line set data.source to jsonl"

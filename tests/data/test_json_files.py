@@ -61,6 +61,7 @@ def test_a_truncated_array_ends_with_its_record(file):
         (b"[1]\n[]", "record 2: .*trailing garbage"),
         (b"[1,]", "record 2: "),
         (b"[NaN]", "record 1: "),
+        (b"[" * 32_000, "record 1: .*nested more than 1024 levels deep"),
         (b'["a", "%b"]' % (b"x" * (40 << 20)), "record 2: .*a record of over 32 MiB"),
     ],
     ids=range(10),
