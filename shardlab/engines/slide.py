@@ -24,6 +24,7 @@ from shardlab.engines.slide_memory import (
     FROZEN,
     KINDS,
     GradBuffers,
+    Layout,
     SlideUnit,
     shared_vectors,
 )
@@ -82,9 +83,9 @@ class SlideEngine(ModuleEngine):
         root, *others = units
         self._trained = [unit for unit in units if unit.count]
         trained = [root, *(unit for unit in others if unit.count)]
+        _allocate(units, groups.here, copies)
         keeping = kept_gradients(optimization.accumulation, self._holding)
-        buffers = GradBuffers(trained, groups, keeping, on_device, reduced)
-        _allocate(units, buffers, setup, groups.here, copies)
+        buffers = GradBuffers(trained, groups, keeping, on_device, reduced, copies.pin)
         run_or_fail_together(
             groups.here,
             "slide: host memory cannot take the model",
@@ -314,26 +315,19 @@ def _close(pid: int, optimizer: HostOptimizer, copies: Copies) -> None:
     copies.unpin()
 
 
-def _allocate(
-    units: Sequence[SlideUnit],
-    buffers: GradBuffers,
-    setup: EngineSetup,
-    here: dist.ProcessGroup,
-    copies: Copies,
-) -> None:
-    """Allocate host memory for units and gradients, and page-lock it; a node's ranks call together.
+def _allocate(units: Sequence[SlideUnit], here: dist.ProcessGroup, copies: Copies) -> None:
+    """Allocate host memory for units, and page-lock it; a node's ranks call together.
 
     Raises:
         UserError: there is too little.
     """
-    layout = buffers.layout()
+    layout: Layout = {}
     for unit in units:
         layout |= unit.layout()
     memory, vectors = shared_vectors(layout, here)
     copies.pin(memory)
     for unit in units:
         unit.map(vectors)
-    buffers.map(vectors, pinned=setup.device.type != "cpu")
 
 
 def _store(

@@ -3,10 +3,9 @@
 import mmap
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -47,11 +46,12 @@ def shared_vectors(layout: Layout, group: dist.ProcessGroup) -> tuple[Tensor, di
         UserError: (on all ranks) there is too little memory, or the ranks cannot share it.
     """
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-    places: dict[str, tuple[int, int]] = {}
+    places: dict[str, slice] = {}
+    """in bytes"""
     total = 0
     for name, (dtype, elements) in layout.items():
         size = elements * dtype.itemsize
-        places[name] = total, size
+        places[name] = slice(total, total + size)
         total += -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
 
     def create() -> str | None:
@@ -66,8 +66,9 @@ def shared_vectors(layout: Layout, group: dist.ProcessGroup) -> tuple[Tensor, di
     def map_file() -> Tensor:
         try:
             with path.open("r+b") as file:
-                for start, size in places.values():
-                    first, last = (start + size * r // world_size for r in (rank, rank + 1))
+                for place in places.values():
+                    size = place.stop - place.start
+                    first, last = (place.start + size * r // world_size for r in (rank, rank + 1))
                     if first < last:  # a page that is missing at its use would end the process
                         os.posix_fallocate(file.fileno(), first, last - first)
         except OSError as error:
@@ -76,24 +77,16 @@ def shared_vectors(layout: Layout, group: dist.ProcessGroup) -> tuple[Tensor, di
 
     if world_size == 1:
         _check_free(total)
-        return _views(torch.zeros(total, dtype=torch.uint8), layout, places)
-    failed = "slide: the ranks of a node cannot share host memory"
-    path = Path(gather_values(run_or_fail_together(group, failed, create), group)[0])
-    try:
-        memory = run_or_fail_together(group, failed, map_file)
-    finally:
-        if rank == 0:
-            path.unlink()
-    return _views(memory, layout, places)
-
-
-def _views(
-    memory: Tensor, layout: Layout, places: Mapping[str, tuple[int, int]]
-) -> tuple[Tensor, dict[str, Tensor]]:
-    return memory, {
-        name: memory[start : start + size].view(layout[name][0])
-        for name, (start, size) in places.items()
-    }
+        memory = torch.zeros(total, dtype=torch.uint8)
+    else:
+        failed = "slide: the ranks of a node cannot share host memory"
+        path = Path(gather_values(run_or_fail_together(group, failed, create), group)[0])
+        try:
+            memory = run_or_fail_together(group, failed, map_file)
+        finally:
+            if rank == 0:
+                path.unlink()
+    return memory, {name: memory[at].view(layout[name][0]) for name, at in places.items()}
 
 
 def _check_free(total: int) -> None:
@@ -295,6 +288,10 @@ class GradBuffers:
         units: those with a trained part, and the root first.
         chunks: ranks reduce on the device, and each keeps its chunk.
         dtype: of gradients as they arrive.
+        pin: page-locks memory for a GPU.
+
+    Raises:
+        UserError: (on all ranks) there is too little memory.
     """
 
     def __init__(
@@ -304,28 +301,32 @@ class GradBuffers:
         keeping: KeptGradients,
         chunks: bool,
         dtype: torch.dtype,
+        pin: Callable[[Tensor], None],
     ) -> None:
-        self.keeping, self._groups = keeping, groups
+        self.keeping, self._groups, self._pin = keeping, groups, pin
         self._sizes = {unit.index: unit.chunk if chunks else unit.size for unit in units}
         self._order = {unit.index: number for number, unit in enumerate(units)}
         root, *others = self._sizes.values()
         self._alone = keeping == "arrived"
         sizes = [root, *others] if self._alone else slot_sizes(root, others)
         # where sums are kept other ranks read those, not what has arrived
-        shared = groups.sums and keeping != "sums"
-        self._arriving = _Vectors("arrived", sizes, dtype, groups.world_size if shared else 0)
-        summed = [*self._sizes.values()] if keeping == "sums" else []
-        width = groups.world_size if groups.sums else 0
-        self._sums = _Vectors("sum", summed, torch.float32, width)
+        self._slots = self._allocate(sizes, dtype, groups.sums and keeping != "sums")
+        summed = [root, *others] if keeping == "sums" else []
+        self._totals = self._allocate(summed, torch.float32, groups.sums and keeping == "sums")
 
-    def layout(self) -> Layout:
-        """Return the vectors that lie in shared memory."""
-        return self._arriving.layout() | self._sums.layout()
-
-    def map(self, memory: Mapping[str, Tensor], pinned: bool) -> None:
-        """Take the vectors, and allocate those that are not shared: page-locked for a GPU."""
-        self._slots = self._arriving.slots(memory, self._groups.rank, pinned)
-        self._totals = self._sums.slots(memory, self._groups.rank, False)
+    def _allocate(self, sizes: Sequence[int], dtype: torch.dtype, shared: bool) -> list[GradSlot]:
+        """Return slots of these sizes, in shared memory where several ranks read them."""
+        if not shared:
+            vectors = [torch.zeros(size, dtype=dtype) for size in sizes]
+            for vector in vectors:
+                self._pin(vector)
+            return [GradSlot([vector], vector) for vector in vectors]
+        ranks, here = range(self._groups.world_size), self._groups.here
+        layout = {f"{n}.{r}": (dtype, size) for n, size in enumerate(sizes) for r in ranks}
+        memory, named = shared_vectors(layout, here)
+        self._pin(memory)
+        slots = [[named[f"{number}.{r}"] for r in ranks] for number in range(len(sizes))]
+        return [GradSlot(vectors, vectors[self._groups.rank]) for vectors in slots]
 
     def slot(self, unit: SlideUnit) -> GradSlot:
         """Return the next slot of a unit, another one than its neighbours have."""
@@ -341,31 +342,6 @@ class GradBuffers:
     def total(self, unit: SlideUnit) -> GradSlot:
         """Return what keeps the sum of a unit's gradients over micro-batches."""
         return self._totals[self._order[unit.index]]
-
-
-class _Vectors(NamedTuple):
-    """Vectors of some sizes, in shared memory where several ranks read them."""
-
-    name: str
-    sizes: list[int]
-    dtype: torch.dtype
-    ranks: int
-    """that each have one in shared memory; 0 for one of this rank alone"""
-
-    def layout(self) -> Layout:
-        return {
-            f"/{self.name}{number}.{rank}": (self.dtype, size)
-            for number, size in enumerate(self.sizes)
-            for rank in range(self.ranks)
-        }
-
-    def slots(self, memory: Mapping[str, Tensor], rank: int, pinned: bool) -> list[GradSlot]:
-        made = []
-        for number, size in enumerate(self.sizes):
-            vectors = [memory[f"/{self.name}{number}.{r}"] for r in range(self.ranks)]
-            vectors = vectors or [torch.zeros(size, dtype=self.dtype, pin_memory=pinned)]
-            made.append(GradSlot(vectors, vectors[rank if self.ranks else 0]))
-        return made
 
 
 def chunk_of(vector: Tensor, rank: int, world_size: int) -> Tensor:

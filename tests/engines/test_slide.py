@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from shardlab.core.errors import UserError
 from shardlab.train.launch import RunFailed, launch
+from tests.engines.sliding_factory import model_of, slid, trained
 from tests.engines.small_engine import (
     MODES,
     FailingCopies,
@@ -144,18 +145,6 @@ def test_several_nodes_average_their_gradients(group, ranks_per_node, world_size
         assert len({float(each) for each in same}) == 1
 
 
-@on_ranks(2)
-def test_evaluation_between_steps_changes_nothing(group) -> None:
-    straight, other = (engine_of(group, SLIDE) for _ in range(2))
-    curve = train(straight, 4)
-    train(other, 2)
-    with torch.no_grad():
-        tokens = torch.arange(8).view(1, 8)
-        first = other.module(input_ids=tokens).logits
-        assert torch.equal(other.module(input_ids=tokens).logits, first)
-    assert torch.equal(train(other, 2, first=2), curve[2:])
-
-
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @on_ranks(2)
 def test_run_resumed_from_shards_is_bitwise_equal(group, dtype) -> None:
@@ -216,15 +205,17 @@ def test_more_micro_batches_than_configured_are_refused(group) -> None:
 
 @on_ranks(1)
 def test_changed_requires_grad_is_refused_until_it_is_set_back(group) -> None:
-    engine = engine_of(group, SLIDE, frozen=("wte",))
-    parameters = dict(engine.module._model[0].named_parameters())
-    for name in ("transformer.wte.weight", "transformer.h.1.ln_1.bias"):
-        before = parameters[name].requires_grad
-        parameters[name].requires_grad_(not before)
+    model = model_of("llama-untied")
+    model.model.embed_tokens.requires_grad_(False)
+    sliding = slid(model)
+    for name in ("model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight"):
+        parameter = model.get_parameter(name)
+        before = parameter.requires_grad
+        parameter.requires_grad_(not before)
         with pytest.raises(UserError, match=f"^slide: requires_grad of {name} .* {not before}: "):
-            train(engine, 1)
-        parameters[name].requires_grad_(before)
-        train(engine, 1)
+            trained(sliding, 0, 1)
+        parameter.requires_grad_(before)
+        trained(sliding, 0, 1)
 
 
 @pytest.mark.fresh_ranks
@@ -240,19 +231,19 @@ def test_an_error_of_a_copy_ends_training(group) -> None:
 @pytest.mark.parametrize("clip", [0.5, None])
 @on_ranks(1)
 def test_a_step_interrupted_in_backward_cannot_be_continued(group, clip) -> None:
-    engine = engine_of(group, SLIDE, clip=clip)
-    train(engine, 1)
+    model = model_of("llama-untied")
+    sliding = slid(model, clip=clip)
+    trained(sliding, 0, 1)
 
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    blocks = engine.module._model[0].transformer.h
-    hook = blocks[1].register_full_backward_hook(interrupt)
+    hook = model.model.layers[1].register_full_backward_hook(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        train(engine, 1)
+        trained(sliding, 1, 2)
     hook.remove()
     with pytest.raises(UserError, match=r"broken off .KeyboardInterrupt.*from a checkpoint"):
-        train(engine, 1)
+        trained(sliding, 1, 2)
 
 
 @on_ranks(2)
