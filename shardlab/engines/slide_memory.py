@@ -288,7 +288,8 @@ class GradBuffers:
         units: those with a trained part, and the root first.
         chunks: ranks reduce on the device, and each keeps its chunk.
         dtype: of gradients as they arrive.
-        pin: page-locks memory for a GPU.
+        device: that gradients come from.
+        pin: page-locks shared memory for it.
 
     Raises:
         UserError: (on all ranks) there is too little memory.
@@ -301,9 +302,11 @@ class GradBuffers:
         keeping: KeptGradients,
         chunks: bool,
         dtype: torch.dtype,
+        device: torch.device,
         pin: Callable[[Tensor], None],
     ) -> None:
         self.keeping, self._groups, self._pin = keeping, groups, pin
+        self._pinned = device.type != "cpu"
         self._sizes = {unit.index: unit.chunk if chunks else unit.size for unit in units}
         self._order = {unit.index: number for number, unit in enumerate(units)}
         root, *others = self._sizes.values()
@@ -317,9 +320,7 @@ class GradBuffers:
     def _allocate(self, sizes: Sequence[int], dtype: torch.dtype, shared: bool) -> list[GradSlot]:
         """Return slots of these sizes, in shared memory where several ranks read them."""
         if not shared:
-            vectors = [torch.zeros(size, dtype=dtype) for size in sizes]
-            for vector in vectors:
-                self._pin(vector)
+            vectors = [torch.zeros(size, dtype=dtype, pin_memory=self._pinned) for size in sizes]
             return [GradSlot([vector], vector) for vector in vectors]
         ranks, here = range(self._groups.world_size), self._groups.here
         layout = {f"{n}.{r}": (dtype, size) for n, size in enumerate(sizes) for r in ranks}
