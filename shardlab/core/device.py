@@ -5,7 +5,6 @@ run this code.
 """
 
 import os
-from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
@@ -42,10 +41,6 @@ class Accelerator:
     def future(self) -> torch.futures.Future[Any]:
         """Return a future for whose result the streams of its callbacks wait, too."""
         return torch.futures.Future(devices=[self._device])
-
-    def page_locked(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return new host memory that the GPU copies while the host goes on."""
-        return torch.empty(shape, dtype=dtype, pin_memory=True)
 
     def page_lock(self, tensor: Tensor) -> None:
         """Page-lock host memory in place: `Tensor.pin_memory` would copy it."""

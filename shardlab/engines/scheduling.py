@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
@@ -51,8 +51,9 @@ class ScheduledModule(nn.Module, Attachable):
 
     def _watch_uses(self, index: int, modules: Sequence[nn.Module]) -> None:
         def watch_backward(module: nn.Module, inputs: Any, output: Any) -> None:
-            for tensor in with_gradient(output):
-                tensor.register_hook(lambda _: self.schedule.before_backward(index))
+            for tensor in tree_leaves(output):
+                if isinstance(tensor, Tensor) and tensor.requires_grad:
+                    tensor.register_hook(lambda _: self.schedule.before_backward(index))
 
         modules[0].register_forward_pre_hook(lambda *_: self.schedule.before_forward(index))
         modules[-1].register_forward_hook(lambda *_: self.schedule.after_forward(index))
@@ -67,13 +68,6 @@ class ScheduledModule(nn.Module, Attachable):
         """Set the mode of the model, too, which is no submodule."""
         self._model[0].train(mode)
         return super().train(mode)
-
-
-def with_gradient(output: Any) -> Iterator[Tensor]:
-    """Iterate over the tensors of a module's output for which backward computes a gradient."""
-    for tensor in tree_leaves(output):
-        if isinstance(tensor, Tensor) and tensor.requires_grad:
-            yield tensor
 
 
 class VectorPool:

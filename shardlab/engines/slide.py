@@ -14,27 +14,25 @@ from torch import Tensor, nn
 
 from shardlab.codecs.adam import Hyper
 from shardlab.comm.object_collectives import run_or_fail_together
-from shardlab.config.strategy import CanonicalStrategy
 from shardlab.core.errors import UserError
 from shardlab.engines.base import Engine, EngineSetup, State, StepOutcome
 from shardlab.engines.flat import laid_out, split_vector
 from shardlab.engines.numerics import clip_coefficient, norm_of, read_together
-from shardlab.engines.slide_groups import RankGroups, make_groups
+from shardlab.engines.slide_groups import make_groups
 from shardlab.engines.slide_memory import (
     FROZEN,
     KINDS,
     GradBuffers,
-    Precision,
+    Layout,
     SlideUnit,
     shared_vectors,
 )
 from shardlab.engines.slide_optimizer import HostOptimizer, update_workers
 from shardlab.engines.slide_schedule import Schedule, SlideModule, refuse_shared
-from shardlab.engines.slide_transfers import Copies, GradOffload, Prefetcher, Window
+from shardlab.engines.slide_transfers import Copies, GradOffload, Prefetcher
 from shardlab.models.memory import kept_gradients, window_slots
 from shardlab.models.units import (
     UnitPlan,
-    checkpointing_modes,
     dtype_of,
     owned_parameters,
     plan_units,
@@ -73,20 +71,26 @@ class SlideEngine(Engine):
         self._copies = copies = copies or Copies(device, one_thread=both)
         plans = plan_units(model, strategy, device)
         refuse_shared(model, plans)
-        self.units = units = _make_units(model, plans, setup, groups)
+        compute = dtype_of(strategy.param_dtype, device)
+        reduced = compute if groups.reductions is None else dtype_of(strategy.reduce_dtype, device)
+        moments = dtype_of(strategy.moment_dtype, device)
+        self.units = units = [
+            SlideUnit(index, name, own, groups.rank, groups.world_size, compute, moments)
+            for index, (name, own) in enumerate(owned_parameters(model, plans))
+        ]
         """the root, then the others in the order of their use"""
         root, *others = units
         self._trained = [unit for unit in units if unit.count]
         trained = [root, *(unit for unit in others if unit.count)]
+        _allocate(units, groups.here, copies)
         keeping = kept_gradients(optimization.accumulation, self._holding)
-        buffers = GradBuffers(trained, groups, keeping, on_device)
-        _allocate(units, buffers, setup, groups.here, copies)
+        buffers = GradBuffers(trained, groups, keeping, on_device, reduced, device, copies.pin)
         run_or_fail_together(
             groups.here,
             "slide: host memory cannot take the model",
             lambda: _store(model, plans, units, setup),
         )
-        module = SlideModule(model, plans, units, _recomputed(model, strategy), groups)
+        module = SlideModule(model, plans, units, groups)
         super().__init__(module, setup)  # attaches collectives to the module
         self._optimizer = HostOptimizer(
             groups,
@@ -97,16 +101,18 @@ class SlideEngine(Engine):
             update_workers(groups.here, device),
             setup.seed,
         )
-        reduce, precision = module.reduce if on_device else None, root.precision
-        largest = max(unit.whole for unit in others)
         self._schedule = Schedule(
             root,
             others,
-            torch.empty(root.whole, dtype=precision.compute, device=device),
-            Window(window_slots(strategy, len(others)), largest, precision.compute, device),
+            window_slots(strategy, len(others)),
             Prefetcher(groups, copies, self.ledger, self._optimizer.updated, module.gather),
             GradOffload(
-                copies, buffers, self._optimizer.receive, reduce, precision.offload, device
+                copies,
+                buffers,
+                self._optimizer.receive,
+                module.reduce if on_device else None,
+                reduced,
+                device,
             ),
             self._optimizer,
             self._holding,
@@ -308,45 +314,19 @@ def _close(pid: int, optimizer: HostOptimizer, copies: Copies) -> None:
     copies.unpin()
 
 
-def _recomputed(model: nn.Module, strategy: CanonicalStrategy) -> set[nn.Module]:
-    modes = checkpointing_modes(model, strategy)
-    return {block for block, mode in modes.items() if mode != "none"}
-
-
-def _make_units(
-    model: nn.Module, plans: Sequence[UnitPlan], setup: EngineSetup, groups: RankGroups
-) -> list[SlideUnit]:
-    """Return the root, then the units of `plans`, without memory."""
-    strategy, device = setup.strategy, setup.device
-    compute = dtype_of(strategy.param_dtype, device)
-    reduced = compute if groups.reductions is None else dtype_of(strategy.reduce_dtype, device)
-    precision = Precision(compute, reduced, dtype_of(strategy.moment_dtype, device))
-    return [
-        SlideUnit(index, name, own, groups.rank, groups.world_size, precision)
-        for index, (name, own) in enumerate(owned_parameters(model, plans))
-    ]
-
-
-def _allocate(
-    units: Sequence[SlideUnit],
-    buffers: GradBuffers,
-    setup: EngineSetup,
-    here: dist.ProcessGroup,
-    copies: Copies,
-) -> None:
-    """Allocate host memory for units and gradients, and page-lock it; a node's ranks call together.
+def _allocate(units: Sequence[SlideUnit], here: dist.ProcessGroup, copies: Copies) -> None:
+    """Allocate host memory for units, and page-lock it; a node's ranks call together.
 
     Raises:
         UserError: there is too little.
     """
-    layout = buffers.layout()
+    layout: Layout = {}
     for unit in units:
         layout |= unit.layout()
     memory, vectors = shared_vectors(layout, here)
     copies.pin(memory)
     for unit in units:
         unit.map(vectors)
-    buffers.map(vectors, pinned=setup.device.type != "cpu")
 
 
 def _store(
@@ -363,4 +343,4 @@ def _store(
         for module in parts:
             setup.fill(module)
         unit.store()
-        unit.unbind(setup.device)  # before the next unit has weights
+        unit.place(setup.device)  # before the next unit has weights

@@ -3,10 +3,9 @@
 import mmap
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -47,11 +46,12 @@ def shared_vectors(layout: Layout, group: dist.ProcessGroup) -> tuple[Tensor, di
         UserError: (on all ranks) there is too little memory, or the ranks cannot share it.
     """
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-    places: dict[str, tuple[int, int]] = {}
+    places: dict[str, slice] = {}
+    """in bytes"""
     total = 0
     for name, (dtype, elements) in layout.items():
         size = elements * dtype.itemsize
-        places[name] = total, size
+        places[name] = slice(total, total + size)
         total += -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
 
     def create() -> str | None:
@@ -66,8 +66,9 @@ def shared_vectors(layout: Layout, group: dist.ProcessGroup) -> tuple[Tensor, di
     def map_file() -> Tensor:
         try:
             with path.open("r+b") as file:
-                for start, size in places.values():
-                    first, last = (start + size * r // world_size for r in (rank, rank + 1))
+                for place in places.values():
+                    size = place.stop - place.start
+                    first, last = (place.start + size * r // world_size for r in (rank, rank + 1))
                     if first < last:  # a page that is missing at its use would end the process
                         os.posix_fallocate(file.fileno(), first, last - first)
         except OSError as error:
@@ -76,24 +77,16 @@ def shared_vectors(layout: Layout, group: dist.ProcessGroup) -> tuple[Tensor, di
 
     if world_size == 1:
         _check_free(total)
-        return _views(torch.zeros(total, dtype=torch.uint8), layout, places)
-    failed = "slide: the ranks of a node cannot share host memory"
-    path = Path(gather_values(run_or_fail_together(group, failed, create), group)[0])
-    try:
-        memory = run_or_fail_together(group, failed, map_file)
-    finally:
-        if rank == 0:
-            path.unlink()
-    return _views(memory, layout, places)
-
-
-def _views(
-    memory: Tensor, layout: Layout, places: Mapping[str, tuple[int, int]]
-) -> tuple[Tensor, dict[str, Tensor]]:
-    return memory, {
-        name: memory[start : start + size].view(layout[name][0])
-        for name, (start, size) in places.items()
-    }
+        memory = torch.zeros(total, dtype=torch.uint8)
+    else:
+        failed = "slide: the ranks of a node cannot share host memory"
+        path = Path(gather_values(run_or_fail_together(group, failed, create), group)[0])
+        try:
+            memory = run_or_fail_together(group, failed, map_file)
+        finally:
+            if rank == 0:
+                path.unlink()
+    return memory, {name: memory[at].view(layout[name][0]) for name, at in places.items()}
 
 
 def _check_free(total: int) -> None:
@@ -109,16 +102,6 @@ def _too_little(total: int, why: str) -> UserError:
     )
 
 
-class Precision(NamedTuple):
-    """Types of a unit's vectors other than the float32 parameters."""
-
-    compute: torch.dtype
-    """of the parameters on the device"""
-    offload: torch.dtype
-    """of gradients that are copied to host memory"""
-    moments: torch.dtype
-
-
 class SlideUnit:
     """Some parameters as one vector: the trained ones, 1/W by each rank of a node, then the frozen.
 
@@ -127,14 +110,17 @@ class SlideUnit:
     compute type where that is narrower. It holds the frozen part once, in the compute type, right
     behind that version of the trained part which goes to the device: one copy takes both.
 
-    Outside of its use a parameter has no memory on the device: every element of it is NaN, so that
-    a use at the wrong time shows.
+    On the device it has one vector, whose memory comes and goes by `allocate` and `free`, so that
+    what autograd saves of a parameter in forward is there again in backward. Outside of its use a
+    parameter has no memory: every element of it is NaN, so that a use at the wrong time shows.
 
     Args:
         index: in the order of use; the root comes first.
         parameters: by name; with their shapes, but not yet their values. Those whose
             `requires_grad` is False stay frozen.
         rank, world_size: among the ranks of the node.
+        compute: type of the parameters on the device.
+        moments: type of the moments.
     """
 
     def __init__(
@@ -144,7 +130,8 @@ class SlideUnit:
         parameters: Mapping[str, nn.Parameter],
         rank: int,
         world_size: int,
-        precision: Precision,
+        compute: torch.dtype,
+        moments: torch.dtype,
     ) -> None:
         self.index, self.name = index, name
         self.shapes = {n: p.shape for n, p in parameters.items() if p.requires_grad}
@@ -162,20 +149,14 @@ class SlideUnit:
         self.first = rank * self.chunk
         self.shard = slice(self.first, self.first + self.chunk)
         """the chunk that this rank updates"""
-        self.precision = precision
+        self.dtype, self._moments = compute, moments
         self.message = Unit(name, (Block(name, self.count, 1),))
         """the trained part"""
         self.message_of_both = Unit(name, (Block(name, self.whole, 1),))
         self.between_nodes = Unit(name + REPLICAS, (Block(name, self.chunk, 1),))
         self.step = torch.zeros(())
         """updates so far, continued from a checkpoint"""
-        self.updates = 0
-        """that this process has begun"""
         self._rank, self._world_size = rank, world_size
-        self._views: dict[int, list[Tensor]] = {}
-        """the parameters in vectors on the device, by their addresses"""
-        self._nan: list[Tensor] = []
-        """the parameters outside of their use"""
         self.vectors: dict[str, Tensor] = {}
         """whole: `parameter`, `exp_avg`, `exp_avg_sq`, `frozen`, perhaps `mirror`"""
         self.source = torch.empty(0)
@@ -184,15 +165,15 @@ class SlideUnit:
     @property
     def narrow(self) -> bool:
         """Return whether the device computes with a mirror."""
-        return self.precision.compute is not torch.float32
+        return self.dtype is not torch.float32
 
     def layout(self) -> Layout:
         """Return the vectors of host memory."""
         kinds = {"parameter": (torch.float32, self.size)}
         # the last of these two is followed by the frozen part
         source = "mirror" if self.narrow else "parameter"
-        kinds[source] = self.precision.compute, self.whole
-        kinds |= dict.fromkeys(KINDS, (self.precision.moments, self.size))
+        kinds[source] = self.dtype, self.whole
+        kinds |= dict.fromkeys(KINDS, (self._moments, self.size))
         return {f"{self.name}/{kind}": entry for kind, entry in kinds.items()}
 
     def map(self, memory: Mapping[str, Tensor]) -> None:
@@ -232,22 +213,37 @@ class SlideUnit:
         if self.narrow:
             self.vectors["mirror"][self.shard].copy_(self.vectors["parameter"][self.shard])
 
-    def bind(self, vector: Tensor) -> None:
-        """Make the parameters views of a vector on the device, which is used again and again."""
-        for parameter, view in zip(self.parameters.values(), self._views_of(vector), strict=True):
-            parameter.data = view
+    def place(self, device: torch.device) -> None:
+        """Take the parameters' memory, and prepare the vector on the device, without memory."""
+        one = torch.full((), torch.nan, dtype=self.dtype, device=device)
+        self._nan = [one.expand(p.shape) for p in self.parameters.values()]
+        self.on_device = torch.empty(self.whole, dtype=self.dtype, device=device)
+        trained, frozen = self.on_device[: self.size], self.on_device[self.size :]
+        parts = named_parts(trained, self.shapes), named_parts(frozen, self.frozen_shapes)
+        # made once: the training thread would spend more on them than on the rest
+        self._views = [view for part in parts for view in part.values()]
+        self.allocated = True
+        self.free()
 
-    def unbind(self, device: torch.device) -> None:
-        """Make the parameters NaN, without memory."""
-        if not self._nan:
-            one = torch.full((), torch.nan, dtype=self.precision.compute, device=device)
-            self._nan = [one.expand(p.shape) for p in self.parameters.values()]
-        for parameter, nan in zip(self.parameters.values(), self._nan, strict=True):
-            parameter.data = nan
+    def allocate(self) -> None:
+        """Allocate the vector on the device, uninitialised; the parameters are views of it."""
+        self.on_device.untyped_storage().resize_(self.on_device.nbytes)
+        self.allocated = True
+        self._bind(self._views)
+
+    def free(self) -> None:
+        """Free the memory of the vector on the device."""
+        self.on_device.untyped_storage().resize_(0)
+        self.allocated = False
+        self._bind(self._nan)
+
+    def _bind(self, tensors: Sequence[Tensor]) -> None:
+        for parameter, tensor in zip(self.parameters.values(), tensors, strict=True):
+            parameter.data = tensor
 
     def collect(self, vector: Tensor) -> None:
         """Move the gradients to a vector on the device; zeros where there are none."""
-        for name, view in zip(self.shapes, self._views_of(vector), strict=True):
+        for name, view in named_parts(vector, self.shapes).items():
             parameter = self.parameters[name]
             if parameter.grad is None:
                 view.zero_()
@@ -263,16 +259,6 @@ class SlideUnit:
 
     def _shapes_in(self, kind: str) -> dict[str, torch.Size]:
         return self.frozen_shapes if kind == FROZEN else self.shapes
-
-    def _views_of(self, vector: Tensor) -> list[Tensor]:
-        """Return cached views: the training thread would spend more on them than on the rest."""
-        address = vector.data_ptr()  # of no other vector, as the views keep the memory
-        if address not in self._views:
-            parts = [named_parts(vector, self.shapes)]
-            if vector.numel() > self.size:  # parameters; gradients have no frozen part
-                parts.append(named_parts(vector[self.size :], self.frozen_shapes))
-            self._views[address] = [view for part in parts for view in part.values()]
-        return self._views[address]
 
 
 @dataclass(eq=False)
@@ -301,6 +287,12 @@ class GradBuffers:
     Args:
         units: those with a trained part, and the root first.
         chunks: ranks reduce on the device, and each keeps its chunk.
+        dtype: of gradients as they arrive.
+        device: that gradients come from.
+        pin: page-locks shared memory for it.
+
+    Raises:
+        UserError: (on all ranks) there is too little memory.
     """
 
     def __init__(
@@ -309,29 +301,33 @@ class GradBuffers:
         groups: RankGroups,
         keeping: KeptGradients,
         chunks: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+        pin: Callable[[Tensor], None],
     ) -> None:
-        self.keeping, self._groups = keeping, groups
+        self.keeping, self._groups, self._pin = keeping, groups, pin
+        self._pinned = device.type != "cpu"
         self._sizes = {unit.index: unit.chunk if chunks else unit.size for unit in units}
         self._order = {unit.index: number for number, unit in enumerate(units)}
-        dtype = units[0].precision.offload
         root, *others = self._sizes.values()
         self._alone = keeping == "arrived"
         sizes = [root, *others] if self._alone else slot_sizes(root, others)
         # where sums are kept other ranks read those, not what has arrived
-        shared = groups.sums and keeping != "sums"
-        self._arriving = _Vectors("arrived", sizes, dtype, groups.world_size if shared else 0)
-        summed = [*self._sizes.values()] if keeping == "sums" else []
-        width = groups.world_size if groups.sums else 0
-        self._sums = _Vectors("sum", summed, torch.float32, width)
+        self._slots = self._allocate(sizes, dtype, groups.sums and keeping != "sums")
+        summed = [root, *others] if keeping == "sums" else []
+        self._totals = self._allocate(summed, torch.float32, groups.sums and keeping == "sums")
 
-    def layout(self) -> Layout:
-        """Return the vectors that lie in shared memory."""
-        return self._arriving.layout() | self._sums.layout()
-
-    def map(self, memory: Mapping[str, Tensor], pinned: bool) -> None:
-        """Take the vectors, and allocate those that are not shared: page-locked for a GPU."""
-        self._slots = self._arriving.slots(memory, self._groups.rank, pinned)
-        self._totals = self._sums.slots(memory, self._groups.rank, False)
+    def _allocate(self, sizes: Sequence[int], dtype: torch.dtype, shared: bool) -> list[GradSlot]:
+        """Return slots of these sizes, in shared memory where several ranks read them."""
+        if not shared:
+            vectors = [torch.zeros(size, dtype=dtype, pin_memory=self._pinned) for size in sizes]
+            return [GradSlot([vector], vector) for vector in vectors]
+        ranks, here = range(self._groups.world_size), self._groups.here
+        layout = {f"{n}.{r}": (dtype, size) for n, size in enumerate(sizes) for r in ranks}
+        memory, named = shared_vectors(layout, here)
+        self._pin(memory)
+        slots = [[named[f"{number}.{r}"] for r in ranks] for number in range(len(sizes))]
+        return [GradSlot(vectors, vectors[self._groups.rank]) for vectors in slots]
 
     def slot(self, unit: SlideUnit) -> GradSlot:
         """Return the next slot of a unit, another one than its neighbours have."""
@@ -347,31 +343,6 @@ class GradBuffers:
     def total(self, unit: SlideUnit) -> GradSlot:
         """Return what keeps the sum of a unit's gradients over micro-batches."""
         return self._totals[self._order[unit.index]]
-
-
-class _Vectors(NamedTuple):
-    """Vectors of some sizes, in shared memory where several ranks read them."""
-
-    name: str
-    sizes: list[int]
-    dtype: torch.dtype
-    ranks: int
-    """that each have one in shared memory; 0 for one of this rank alone"""
-
-    def layout(self) -> Layout:
-        return {
-            f"/{self.name}{number}.{rank}": (self.dtype, size)
-            for number, size in enumerate(self.sizes)
-            for rank in range(self.ranks)
-        }
-
-    def slots(self, memory: Mapping[str, Tensor], rank: int, pinned: bool) -> list[GradSlot]:
-        made = []
-        for number, size in enumerate(self.sizes):
-            vectors = [memory[f"/{self.name}{number}.{r}"] for r in range(self.ranks)]
-            vectors = vectors or [torch.zeros(size, dtype=self.dtype, pin_memory=pinned)]
-            made.append(GradSlot(vectors, vectors[rank if self.ranks else 0]))
-        return made
 
 
 def chunk_of(vector: Tensor, rank: int, world_size: int) -> Tensor:

@@ -94,7 +94,6 @@ class HostOptimizer:
 
     def update(self, unit: SlideUnit, coefficient: float = 1.0) -> None:
         """Queue the update of a unit by its gradient times the coefficient."""
-        unit.updates += 1
         unit.step += 1
         scale = self.scale * coefficient
         update = self._lane.start(self._update, unit, int(unit.step), self.hyper, scale)

@@ -2,46 +2,40 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Sequence
-from functools import partial, wraps
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.profiler import record_function
-from torch.utils import checkpoint
 
 from shardlab.comm.background import Running
 from shardlab.comm.collective import Collective, MakeCollective
 from shardlab.core.errors import UserError
-from shardlab.engines.scheduling import ScheduledModule, UnitSchedule, with_gradient
+from shardlab.engines.scheduling import ScheduledModule, UnitSchedule
 from shardlab.engines.slide_groups import RankGroups
 from shardlab.engines.slide_memory import SlideUnit
 from shardlab.engines.slide_optimizer import HostOptimizer
-from shardlab.engines.slide_transfers import GradOffload, Prefetcher, Window
+from shardlab.engines.slide_transfers import GradOffload, Prefetcher
 from shardlab.models.units import UnitPlan, owned_parameters
-
-P = ParamSpec("P")
-Result = TypeVar("Result")
 
 
 class Schedule(UnitSchedule):
     """Order of one step, for units that are used one after another.
 
-    forward   a unit is fetched while those before it compute, and gives its slot to the next one
-              after its use; the last ones stay, as backward needs them first;
+    forward   a unit is fetched while those before it compute, and freed after its use, for the next
+              one; the last ones stay, as backward needs them first;
     backward  the same from the last unit to the first. Backward has passed a unit when it comes to
-              one that was used before it: then its slot is free, and its gradients are off-loaded,
-              the last unit first on all ranks, whatever each of them has used. A parameter without
-              a gradient then gets zeros;
+              one that was used before it: then it is freed, and its gradients are off-loaded, the
+              last unit first on all ranks, whatever each of them has used. A parameter without a
+              gradient then gets zeros;
     updates   begin when gradients are in host memory, unless they are held until all are;
     frozen    a unit that is frozen as a whole is never off-loaded.
 
-    The root (what belongs to no unit) has memory of its own. It comes first, stays for the step and
-    is off-loaded last; its frozen part is fetched once.
+    The root (what belongs to no unit) comes first, stays on the device and is off-loaded last; its
+    frozen part is fetched once.
 
     Args:
-        vector: that of the root on the device.
+        slots: the number of units that have memory on the device at a time.
         holding: the caller starts the updates.
     """
 
@@ -49,36 +43,36 @@ class Schedule(UnitSchedule):
         self,
         root: SlideUnit,
         units: Sequence[SlideUnit],
-        vector: Tensor,
-        window: Window,
+        slots: int,
         prefetcher: Prefetcher,
         offload: GradOffload,
         optimizer: HostOptimizer,
         holding: bool,
     ) -> None:
-        self.root, self.units, self.window = root, units, window
+        self.root, self.units = root, units
         self.first = self.last = True
         """whether this is the first, the last micro-batch of a step"""
         self.in_step = False
         """the caller computes a micro-batch"""
         self.in_backward = False
         """gradients of this micro-batch may be there already"""
-        self._vector, self._holding = vector, holding
+        self._slots, self._holding = slots, holding
         self._prefetcher, self._offload, self._optimizer = prefetcher, offload, optimizer
         self._pending: dict[str, Running] = {}
         """fetches that nobody has waited for, by the name of the unit"""
-        self._awaited: set[int] = set()
-        """indices of units that backward has yet to pass"""
+        self._awaited: set[SlideUnit] = set()
+        """units that backward has yet to pass"""
         self._to_offload: deque[SlideUnit] = deque()
         """units whose gradients have not left in this backward pass"""
-        self._uses: dict[int, tuple[int, int]] = {}
+        self._uses: dict[SlideUnit, tuple[int, int]] = {}
         """the first and the last use of units in this forward pass, which are counted from 0"""
         self._use_count = 0
         self._step = 0
         self._accounted_step: int | None = 0
         """the step whose traffic fetches are; None for an evaluation, and for what it or a change
         of host memory makes necessary"""
-        self._stale = vector
+        root.allocate()
+        self._stale = root.on_device
         """the part of the root that is not on the device as it is in host memory"""
         self._recomputing = False
         """the forward pass of the model is over: what computes now does so for backward"""
@@ -87,11 +81,10 @@ class Schedule(UnitSchedule):
 
     def begin(self) -> None:
         """Prepare the forward pass of the model."""
-        self.in_backward = False
+        self.in_backward = self._recomputing = False
+        self._awaited = {*self.units}
         self._to_offload = deque(unit for unit in reversed(self.units) if unit.count)
-        self._awaited = {unit.index for unit in self._to_offload}
         self._uses.clear()
-        self._recomputing = False
         self._use_count = 0
         self._fetch_first()
         # after the fetch: what is still missing now was lost to an evaluation, not to this pass
@@ -111,15 +104,14 @@ class Schedule(UnitSchedule):
         self._fetch_first()
 
     def _fetch_first(self) -> None:
-        first = self.units[: self.window.slots]
-        for unit in self.window.alive():
+        first = self.units[: self._slots]
+        for unit in self._on_device():
             if unit not in first:
-                self._release(unit)
+                self._free(unit)
         if self._stale.numel():
             fetch = self._prefetcher.start(self.root, self._stale, self._accounted_step)
             self._pending[self.root.name] = fetch
-            self._stale = self._vector[:0]
-            self.root.bind(self._vector)
+            self._stale = self._stale[:0]
         self._fetch_all(first)
 
     def forget(self) -> None:
@@ -127,84 +119,79 @@ class Schedule(UnitSchedule):
         for name in [*self._pending]:
             # the host is about to write to what a fetch in progress reads
             self._pending.pop(name).synchronize()
-        for unit in self.window.alive():
-            self._release(unit)
+        for unit in self._on_device():
+            self._free(unit)
             self._accounted_step = None
-        self._stale = self._vector
+        self._stale = self.root.on_device
 
     def computed(self) -> None:
         """Note the end of the model's forward pass."""
         self._recomputing = True
 
     def before_forward(self, index: int) -> None:  # noqa: D102
+        unit = self.units[index]
         if self._recomputing:  # backward goes on with the units before, which it fetches itself
-            self._need(index, ())
+            self._need(unit, ())
             return
-        first, _ = self._uses.get(index, (self._use_count, 0))
-        self._uses[index] = first, self._use_count
+        first, _ = self._uses.get(unit, (self._use_count, 0))
+        self._uses[unit] = first, self._use_count
         self._use_count += 1
-        self._need(index, self.units[index + 1 :])
+        self._need(unit, self.units[index + 1 :])
 
     def after_forward(self, index: int) -> None:  # noqa: D102
-        if self._recomputing or index >= len(self.units) - self.window.slots:
+        if self._recomputing or index >= len(self.units) - self._slots:
             return
-        self._release(self.units[index])
+        self._free(self.units[index])
         self._fetch_all(self.units[index + 1 :])
-
-    def returned(self, index: int) -> None:
-        """Note that backward will pass a unit: its output has a gradient."""
-        self._awaited.add(self.units[index].index)
 
     def before_backward(self, index: int) -> None:  # noqa: D102
         self.in_backward = True
-        _, last = self._uses[index]
+        unit = self.units[index]
+        _, last = self._uses[unit]
         # autograd goes through operations in reverse: what was used after this unit is done, and
         # so is what was not used at all
-        uses = {unit.index: self._uses.get(unit.index - 1, (math.inf, 0)) for unit in self.units}
-        self._pass(unit for unit in reversed(self.units) if uses[unit.index][0] > last)
+        self._pass(u for u in reversed(self.units) if self._uses.get(u, (math.inf, 0))[0] > last)
         # an output that a unit only passes on may have its gradient later, when units before this
         # one are done, too
-        if self.units[index].index in self._awaited:
-            self._need(index, self._awaited_before(index))
+        if unit in self._awaited:
+            self._need(unit, self._awaited_before(unit))
 
     def finish(self) -> None:
         """Off-load whatever gradients are there, after backward."""
         self._ended = self._prefetcher.end_backward()
         self._pass(reversed(self.units))
         if self.last:
-            self._stale = self._vector[: self.root.size]
+            self._stale = self.root.on_device[: self.root.size]
         if self.root.count:
             self._start_offload(self.root)
         self.in_backward = False
 
-    def _need(self, index: int, then: Iterable[SlideUnit]) -> None:
-        """Return when a unit is on the device; fetch others after it as far as slots are free."""
-        unit = self.units[index]
-        if unit not in self.window:
-            while not self.window.has_room(unit):
-                held = self.window.alive()
-                # the farthest is used last, whatever the direction
-                self._release(max(held, key=lambda each: abs(each.index - unit.index)))
-            self._fetch(unit)
-        self._fetch_all(then)
+    def _on_device(self) -> list[SlideUnit]:
+        return [unit for unit in self.units if unit.allocated]
+
+    def _need(self, unit: SlideUnit, then: Iterable[SlideUnit]) -> None:
+        """Return when a unit is on the device; fetch others after it as far as there is space."""
+        if not unit.allocated and len(held := self._on_device()) == self._slots:
+            # the farthest is used last, whatever the direction
+            self._free(max(held, key=lambda each: abs(each.index - unit.index)))
+        self._fetch_all([unit, *then])
         self._wait(unit)
 
-    def _fetch_all(self, units: Iterable[SlideUnit], next_step: bool = False) -> None:
-        """Fetch units in order, until no slot is free."""
+    def _fetch_all(self, units: Iterable[SlideUnit]) -> None:
+        """Fetch units in order, until as many as fit are on the device."""
+        space = self._slots - len(self._on_device())
         for unit in units:
-            if unit not in self.window:
-                if not self.window.has_room(unit):
+            if not unit.allocated:
+                if not space:
                     return
-                self._fetch(unit, next_step)
+                space -= 1
+                unit.allocate()
+                fetch = self._prefetcher.start(unit, unit.on_device, self._accounted_step)
+                self._pending[unit.name] = fetch
 
-    def _fetch(self, unit: SlideUnit, next_step: bool = False) -> None:
-        vector = self.window.admit(unit)
-        step = self._step + 1 if next_step else self._accounted_step
-        self._pending[unit.name] = self._prefetcher.start(unit, vector, step)
-
-    def _release(self, unit: SlideUnit) -> None:
-        self._pending.pop(unit.name, None)
-        self.window.release(unit)
+    def _free(self, unit: SlideUnit) -> None:
+        self._wait(unit)  # nothing may write to memory that others have by then
+        unit.free()
 
     def _wait(self, unit: SlideUnit) -> None:
         pending = self._pending.pop(unit.name, None)
@@ -213,45 +200,28 @@ class Schedule(UnitSchedule):
                 pending.wait()
 
     def _pass(self, units: Iterable[SlideUnit]) -> None:
-        """Free and off-load units that backward is done with."""
+        """Free and off-load units that backward is done with, and fetch the next ones."""
         # all of them before any is freed: freeing one fetches units that are still awaited
-        passed = [unit for unit in units if unit.index in self._awaited]
-        self._awaited.difference_update(unit.index for unit in passed)
+        passed = [unit for unit in units if unit in self._awaited]
+        self._awaited.difference_update(passed)
         for unit in passed:
-            self._free(unit)
+            if unit.allocated:
+                # what the next forward pass begins with stays, unless it is about to be updated
+                if (self.last and unit.count) or unit not in self.units[: self._slots]:
+                    self._free(unit)
+                self._fetch_all(self._awaited_before(unit))
         # in the order that is the same on all ranks
-        while self._to_offload and self._to_offload[0].index not in self._awaited:
+        while self._to_offload and self._to_offload[0] not in self._awaited:
             self._start_offload(self._to_offload.popleft())
-        if self.last and not self._holding:
-            self._fetch_for_next_step()
 
-    def _awaited_before(self, index: int) -> list[SlideUnit]:
+    def _awaited_before(self, unit: SlideUnit) -> list[SlideUnit]:
         """Return the units that backward needs next; those that are done may be updated."""
-        return [unit for unit in reversed(self.units[:index]) if unit.index in self._awaited]
-
-    def _free(self, unit: SlideUnit) -> None:
-        """Free the slot of a unit that this backward pass uses no more, and fetch the next ones."""
-        if unit in self.window:
-            changes = self.last and unit.count
-            # what the next forward pass begins with stays, unless it is about to be updated
-            if changes or unit not in self.units[: self.window.slots]:
-                self._release(unit)
-            self._fetch_all(self._awaited_before(unit.index - 1))
+        return [u for u in reversed(self.units) if u.index < unit.index and u in self._awaited]
 
     def _start_offload(self, unit: SlideUnit) -> None:
         self._offload.start(unit, self.first, self.last)
         if self.last and not self._holding:
             self._optimizer.update(unit)
-
-    def _fetch_for_next_step(self) -> None:
-        """Fetch what the next forward pass begins with to slots that backward needs no more.
-
-        In the order of updates, which is the same on all ranks: these fetches wait for them.
-        """
-        for unit in reversed(self.units[: self.window.slots]):
-            if unit in self._to_offload or unit.index in self._awaited:
-                return
-            self._fetch_all([unit], next_step=True)
 
 
 class SlideModule(ScheduledModule):
@@ -262,7 +232,6 @@ class SlideModule(ScheduledModule):
     Args:
         plans: its units, in the order of their use; what is left makes up the root.
         units: the root, then those of `plans`, unbound.
-        checkpointed: blocks that backward recomputes: what autograd saves then is used at once.
     """
 
     schedule: Schedule
@@ -274,7 +243,6 @@ class SlideModule(ScheduledModule):
         model: nn.Module,
         plans: Sequence[UnitPlan],
         units: Sequence[SlideUnit],
-        checkpointed: Container[nn.Module],
         groups: RankGroups,
     ) -> None:
         super().__init__(model, plans)
@@ -286,12 +254,6 @@ class SlideModule(ScheduledModule):
         # hooks, not `forward`: others call the model, too, as its `generate` does
         model.register_forward_pre_hook(lambda *_: self._begin())
         model.register_forward_hook(lambda *_: self.schedule.computed())
-        for index, (plan, unit) in enumerate(zip(plans, units[1:], strict=True)):
-            for module in plan.modules:
-                if unit.frozen_shapes:
-                    module.register_forward_hook(partial(self._returned, index))
-                if module not in checkpointed:
-                    module.forward = self._saving_positions(module.forward)
 
     def attach_collectives(  # noqa: D102
         self, gradients: MakeCollective, weights: MakeCollective, replicas: MakeCollective
@@ -311,10 +273,6 @@ class SlideModule(ScheduledModule):
         """Return the names of the trained parameters of each unit."""
         return {unit.name: list(unit.shapes) for unit in self._units}
 
-    def _returned(self, index: int, module: nn.Module, inputs: Any, output: Any) -> None:
-        if [*with_gradient(output)]:
-            self.schedule.returned(index)
-
     def _begin(self) -> None:
         if self.owner() is None:
             raise UserError(
@@ -327,29 +285,6 @@ class SlideModule(ScheduledModule):
                 "call what trains it (SlideFSDP), or use torch.no_grad()"
             )
         self.schedule.begin()
-
-    def _saving_positions(self, forward: Callable[P, Result]) -> Callable[P, Result]:
-        @wraps(forward)
-        def saving(*args: P.args, **kwargs: P.kwargs) -> Result:
-            _refuse_checkpoint()
-            with self.schedule.window.saving_positions():
-                return forward(*args, **kwargs)
-
-        return saving
-
-
-def _refuse_checkpoint() -> None:
-    """Refuse a block within a checkpointed region.
-
-    Our hooks would take what the block saves before those of the region, so nothing would be
-    recomputed. torch has no public way to ask for the hooks that are active.
-    """
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    if hooks is not None and hooks[0].__module__ == checkpoint.__name__:
-        raise UserError(
-            "slide: the model calls its blocks within torch.utils.checkpoint, where nothing would "
-            "be computed again: set activation_checkpointing: full"
-        )
 
 
 def refuse_shared(model: nn.Module, plans: Sequence[UnitPlan]) -> None:

@@ -120,20 +120,16 @@ def test_layers_updated_by_several_threads_in_any_order_are_as_all_at_once(dtype
     assert alike(at_once, layered)
 
 
-def test_step_of_one_layer_updates_no_other():
+@pytest.mark.parametrize("named", [True, False])
+def test_step_of_one_layer_updates_no_other(named):
     given = with_gradients(parameters(), 0)
     before = [each.detach().clone() for each in given]
-    optimizer = shardlab.LayerAdam(groups(given))
-    optimizer.step(layer="layer2")
-    assert [torch.equal(a, b) for a, b in zip(given, before, strict=True)] == [
-        True,
-        True,
-        False,
-        True,
-    ]
-    unnamed = shardlab.LayerAdam([{"params": given[:1]}, {"params": given[1:2]}])
-    unnamed.step(layer=1)
-    assert torch.equal(given[0], before[0]) and not torch.equal(given[1], before[1])
+    optimizer = shardlab.LayerAdam(
+        groups(given) if named else [{"params": [each]} for each in given]
+    )
+    optimizer.step(layer="layer2" if named else 2)
+    same = [torch.equal(a, b) for a, b in zip(given, before, strict=True)]
+    assert same == [True, True, False, True]
 
 
 def test_a_closure_is_called_with_gradients_enabled_and_its_loss_returned():
@@ -163,7 +159,6 @@ TENSOR = nn.Parameter(torch.zeros(4, 4))
         ([TENSOR], {"threads": 0}, "needs at least 1 thread"),
         ([{"params": [TENSOR], "exp_avg_dtype": torch.bfloat16}], {}, "is for all layers"),
         ([nn.Parameter(TENSOR.detach().double())], {}, "is torch.float64: use"),
-        ([nn.Parameter(torch.zeros(4, 2).t())], {}, "make it .contiguous"),
     ],
 )
 def test_invalid_arguments_are_refused_in_one_line(given, options, message):
@@ -172,26 +167,21 @@ def test_invalid_arguments_are_refused_in_one_line(given, options, message):
     assert "\n" not in str(refused.value)
 
 
-def channels_last(given):
-    return given.detach().contiguous(memory_format=torch.channels_last)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda p: setattr(p, "data", p.data.double()), "is torch.float64: use"),
-        (lambda p: setattr(p, "data", channels_last(p)), "make it .contiguous"),
+        (lambda p: setattr(p, "data", p.data.t()), "make it .contiguous"),
         (lambda p: setattr(p, "grad", p.detach().to_sparse()), "sparse=False"),
     ],
 )
 def test_invalid_parameters_are_refused_before_any_update(change, message):
-    given = with_gradients(parameters(sizes=[(4,), (2, 3, 2, 2)]), 0)
+    given = parameters(sizes=[(4,), (3, 3)])
     optimizer = shardlab.LayerAdam(given)
     before = given[0].detach().clone()
-    given[1].grad = None
     change(given[1])
-    if given[1].grad is None:
-        given[1].grad = torch.ones_like(given[1])
+    for each in given:
+        each.grad = torch.ones_like(each) if each.grad is None else each.grad
     with pytest.raises(UserError, match=message) as refused:
         optimizer.step()
     assert "\n" not in str(refused.value)
@@ -296,27 +286,21 @@ def test_sharded_parameters_are_updated_as_by_torchs_fused_optimizer_and_states_
 
 
 def test_stochastic_rounding_of_shards_matches_the_whole_tensor():
-    def gradients(given):
-        for i, each in enumerate(given):
-            generator = torch.Generator().manual_seed(i)
-            yield torch.randn(each.shape, generator=generator).to(each.dtype)
-
     expected = network(torch.bfloat16)
-    for each, gradient in zip(
-        expected.parameters(), gradients(list(expected.parameters())), strict=True
-    ):
-        each.grad = gradient
+    with_gradients([*expected.parameters()], 0)
     shardlab.LayerAdam(expected.parameters(), exp_avg_sq_dtype=torch.bfloat16).step()
 
     def on_rank(group):
         model = network(torch.bfloat16)
         optimizer = shardlab.LayerAdam(model.parameters(), exp_avg_sq_dtype=torch.bfloat16)
+        wholes = with_gradients([*model.parameters()], 0)
+        gradients = [each.grad.chunk(2)[group.rank()] for each in wholes]
         fully_shard(model)
         # what Accelerate does when it prepares a model and its optimizer
         optimizer.param_groups[0]["params"] = shards = list(model.parameters())
-        for each, gradient in zip(shards, gradients(shards), strict=True):
+        for each, gradient in zip(shards, gradients, strict=True):
             each.grad = torch.zeros_like(each)
-            each.grad.to_local().copy_(gradient.chunk(2)[group.rank()])
+            each.grad.to_local().copy_(gradient)
         optimizer.step()
         return whole(model)
 

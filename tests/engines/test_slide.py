@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from shardlab.core.errors import UserError
 from shardlab.train.launch import RunFailed, launch
+from tests.engines.sliding_factory import model_of, slid, trained
 from tests.engines.small_engine import (
     MODES,
     FailingCopies,
@@ -110,22 +111,6 @@ def test_delays_change_no_bit(group, document, clip, micro) -> None:
     assert not differing(states_of(delayed), states_of(plain))
 
 
-@pytest.mark.long
-@on_ranks(4)
-def test_modes_agree_on_four_ranks_with_narrow_types_and_delays(group) -> None:
-    rank = dist.get_rank()
-    wide = train(engine_of(group, {**SLIDE, "param_dtype": "fp32"}), 2)
-    found = []
-    for mode in ("shard-cpu_reduce", "full-gpu_reduce"):
-        document = {**MODES[mode], "param_dtype": "bf16"}
-        engine = engine_of(group, document, 0.5, PoisoningCopies(rank), accumulation=1)
-        found.append((train(engine, 2), states_of(engine)))
-    assert torch.equal(found[0][0], found[1][0])
-    assert not differing(found[0][1], found[1][1])
-    # three significant digits
-    torch.testing.assert_close(found[0][0][:, 0], wide[:, 0], rtol=0.02, atol=0)
-
-
 @pytest.mark.parametrize(
     "ranks_per_node, world_size", [(1, 2), pytest.param(2, 4, marks=pytest.mark.long)]
 )
@@ -142,18 +127,6 @@ def test_several_nodes_average_their_gradients(group, ranks_per_node, world_size
         same = [torch.zeros(()) for _ in range(world_size)]
         dist.all_gather(same, sum(weight.double().sum() for weight in weights.values()).float())
         assert len({float(each) for each in same}) == 1
-
-
-@on_ranks(2)
-def test_evaluation_between_steps_changes_nothing(group) -> None:
-    straight, other = (engine_of(group, SLIDE) for _ in range(2))
-    curve = train(straight, 4)
-    train(other, 2)
-    with torch.no_grad():
-        tokens = torch.arange(8).view(1, 8)
-        first = other.module(input_ids=tokens).logits
-        assert torch.equal(other.module(input_ids=tokens).logits, first)
-    assert torch.equal(train(other, 2, first=2), curve[2:])
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -216,15 +189,17 @@ def test_more_micro_batches_than_configured_are_refused(group) -> None:
 
 @on_ranks(1)
 def test_changed_requires_grad_is_refused_until_it_is_set_back(group) -> None:
-    engine = engine_of(group, SLIDE, frozen=("wte",))
-    parameters = dict(engine.module._model[0].named_parameters())
-    for name in ("transformer.wte.weight", "transformer.h.1.ln_1.bias"):
-        before = parameters[name].requires_grad
-        parameters[name].requires_grad_(not before)
+    model = model_of("llama-untied")
+    model.model.embed_tokens.requires_grad_(False)
+    sliding = slid(model)
+    for name in ("model.embed_tokens.weight", "model.layers.1.mlp.up_proj.weight"):
+        parameter = model.get_parameter(name)
+        before = parameter.requires_grad
+        parameter.requires_grad_(not before)
         with pytest.raises(UserError, match=f"^slide: requires_grad of {name} .* {not before}: "):
-            train(engine, 1)
-        parameters[name].requires_grad_(before)
-        train(engine, 1)
+            trained(sliding, 0, 1)
+        parameter.requires_grad_(before)
+        trained(sliding, 0, 1)
 
 
 @pytest.mark.fresh_ranks
@@ -240,19 +215,19 @@ def test_an_error_of_a_copy_ends_training(group) -> None:
 @pytest.mark.parametrize("clip", [0.5, None])
 @on_ranks(1)
 def test_a_step_interrupted_in_backward_cannot_be_continued(group, clip) -> None:
-    engine = engine_of(group, SLIDE, clip=clip)
-    train(engine, 1)
+    model = model_of("llama-untied")
+    sliding = slid(model, clip=clip)
+    trained(sliding, 0, 1)
 
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    blocks = engine.module._model[0].transformer.h
-    hook = blocks[1].register_full_backward_hook(interrupt)
+    hook = model.model.layers[1].register_full_backward_hook(interrupt)
     with pytest.raises(KeyboardInterrupt):
-        train(engine, 1)
+        trained(sliding, 1, 2)
     hook.remove()
     with pytest.raises(UserError, match=r"broken off .KeyboardInterrupt.*from a checkpoint"):
-        train(engine, 1)
+        trained(sliding, 1, 2)
 
 
 @on_ranks(2)
@@ -286,10 +261,9 @@ def test_nothing_is_left_in_shared_memory_and_a_deleted_engine_is_freed(group) -
     assert gone() is None
 
 
-@pytest.mark.parametrize("mode", ["full-cpu_reduce", "shard-gpu_reduce"])
-def test_a_killed_rank_ends_all_ranks(mode):
+def test_a_killed_rank_ends_all_ranks():
     def worker(group):
-        engine = engine_of(group, MODES[mode])
+        engine = engine_of(group, MODES["shard-gpu_reduce"])
         train(engine, 2)
         if dist.get_rank(group) == 1:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -1,11 +1,15 @@
-"""Models of any kind in the slide engine: unused parameters, passed inputs, shared weights."""
+"""Models of any kind in the slide engine: what they use, share, checkpoint and return."""
 
+from collections import namedtuple
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import shardlab
 from shardlab.core.errors import UserError
@@ -156,24 +160,64 @@ def test_ranks_that_gather_different_layers_are_refused(group, other, clip, sync
             sliding(**batch_of(step, rank, other if rank == 1 else {}))
 
 
-class Blocks(nn.Module):
-    """Linear layers of which some have the weight of the first one, and perhaps nothing else."""
+Pair = namedtuple("Pair", ["loss", "logits"])
+OUTPUTS = (
+    lambda loss, x: SimpleNamespace(loss=loss, logits=x),
+    lambda loss, x: {"loss": loss, "logits": x},
+    lambda loss, x: (loss, x),
+    Pair,
+    lambda loss, x: loss,
+    lambda loss, x: loss.view(1),
+)
+NO_LOSS = (
+    lambda loss, x: {"logits": x},
+    lambda loss, x: torch.stack([loss, loss]),
+    lambda loss, x: (float(loss), x),
+    lambda loss, x: loss.detach(),
+)
+PLAIN = {"activation_checkpointing": "none"}
 
-    def __init__(self, shared=(), ends=True):
+
+class Blocks(nn.Module):
+    """Linear layers between two others.
+
+    Args:
+        shared: names of layers that have the weight of the first block.
+        ends: whether there is anything outside of the blocks.
+        output: makes what it returns of loss and result.
+        reentrant: checkpoints two blocks at a time, in this way.
+    """
+
+    def __init__(self, shared=(), ends=True, output=OUTPUTS[0], reentrant=None):
         super().__init__()
         torch.manual_seed(0)
         self.inward, self.outward = (
             nn.Linear(8, 8) if ends else nn.Identity() for _ in ("in", "out")
         )
-        self.blocks = nn.ModuleList([nn.Linear(8, 8) for _ in range(4)])
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
         for module in map(self.get_submodule, shared):
             module.weight = self.blocks[0].weight
+        self.output, self.reentrant = output, reentrant
 
     def forward(self, x):
         hidden = self.inward(x)
-        for block in self.blocks:
-            hidden = hidden + torch.tanh(block(hidden))
-        return SimpleNamespace(loss=self.outward(hidden).square().mean())
+        for first in range(0, 4, 2):
+            pair = nn.Sequential(self.blocks[first], nn.GELU(), self.blocks[first + 1], nn.Tanh())
+            if self.reentrant is None:
+                hidden = pair(hidden)
+            else:
+                hidden = checkpoint(pair, hidden, use_reentrant=self.reentrant)
+        hidden = self.outward(hidden)
+        return self.output(hidden.square().mean(), hidden)
+
+
+def slid_weights(model, **config):
+    """The weights after two steps."""
+    sliding = slid(model, **config)
+    for call in range(2):
+        generator = torch.Generator().manual_seed(10 * call + dist.get_rank())
+        sliding(x=torch.randn(4, 8, generator=generator))
+    return sliding.state_dict()
 
 
 @pytest.mark.parametrize("user", ["blocks.2", "outward"])
@@ -186,15 +230,77 @@ def test_a_parameter_that_two_units_use_is_refused(user) -> None:
 
 @on_ranks(2)
 def test_a_model_may_have_no_parameter_outside_of_its_blocks() -> None:
-    states = []
     for clip in (0.5, None):
-        for transfer, sync in ("full", "cpu_reduce"), ("shard", "gpu_reduce"):
-            config = {"clip": clip, "param_transfer": transfer, "grad_sync": sync}
-            sliding = slid(Blocks(ends=False), **config, activation_checkpointing="none")
-            for call in range(2):
-                generator = torch.Generator().manual_seed(10 * call + dist.get_rank())
-                sliding(x=torch.randn(4, 8, generator=generator))
-            states.append(sliding.state_dict())
-    assert differing(states[0], states[1]) == [] == differing(states[2], states[3])
+        states = [
+            slid_weights(Blocks(ends=False), clip=clip, param_transfer=transfer, grad_sync=sync)
+            for transfer, sync in (("full", "cpu_reduce"), ("shard", "gpu_reduce"))
+        ]
+        assert differing(*states) == []
     before = Blocks(ends=False).state_dict()
     assert dist.get_rank() > 0 or len(differing(states[0], before)) == len(before)
+
+
+@on_ranks(1)
+def test_a_forward_method_that_checkpoints_blocks_trains_the_same_bits() -> None:
+    straight = slid_weights(Blocks(), **PLAIN)
+    for reentrant, ours in product((True, False), ("none", "full")):
+        found = slid_weights(Blocks(reentrant=reentrant), activation_checkpointing=ours)
+        assert differing(found, straight) == []
+
+
+@on_ranks(1)
+def test_a_loss_is_found_wherever_models_put_it_or_nothing_has_happened() -> None:
+    expected = slid_weights(Blocks())
+    for output in OUTPUTS:
+        found = slid(Blocks(output=output))(x=torch.ones(2, 8))
+        assert type(found) is type(output(torch.ones(()), None))
+        assert differing(slid_weights(Blocks(output=output)), expected) == []
+    assert differing(expected, Blocks().state_dict()) != []
+    for output in NO_LOSS:
+        sliding = slid(Blocks(output=output))
+        with pytest.raises(UserError, match="returns no loss, one number"):
+            sliding(x=torch.ones(2, 8))
+        assert differing(sliding.state_dict(), Blocks().state_dict()) == []
+
+
+@on_ranks(1)
+def test_models_that_cannot_slide_are_refused() -> None:
+    models = {
+        "is compiled, for parameters": torch.compile(Blocks()),
+        "Linear has no list of blocks": nn.Linear(2, 2),
+        "distributed already": DistributedDataParallel(Blocks()),
+        "inward.weight is torch.float32 on meta: give": Blocks().to("meta"),
+        "is torch.float64 on cpu: give a model in float32": Blocks().double(),
+        "no parameter is trained": Blocks().requires_grad_(False),
+    }
+    for message, model in models.items():
+        with pytest.raises(UserError, match=message):
+            shardlab.SlideFSDP(model)
+
+
+class Counting(Blocks):
+    """Has buffers of two types that a state dict has, one under two names, and one it has not."""
+
+    def __init__(self):
+        super().__init__()
+        self.outward = nn.BatchNorm1d(8)
+        self.register_buffer("unsaved", torch.zeros(()), persistent=False)
+        self.blocks[0].register_buffer("also", self.outward.running_mean)
+
+    def forward(self, x):
+        self.unsaved += 1
+        return super().forward(x)
+
+
+@on_ranks(1)
+def test_buffers_that_a_state_dict_has_are_continued(tmp_path) -> None:
+    models = Counting(), Counting()
+    straight, other = (slid(model, **PLAIN) for model in models)
+    for _ in range(3):
+        straight(x=torch.randn(4, 8))
+    straight.save(tmp_path / "saved")
+    expected = straight.state_dict()
+    other.load(tmp_path / "saved")
+    assert {"outward.num_batches_tracked", "blocks.0.also"} <= expected.keys()
+    assert not differing(other.state_dict(), expected)
+    assert [int(model.unsaved) for model in models] == [3, 0]

@@ -82,8 +82,8 @@ def test_gradients_are_the_same_bits_step_after_step(layers, sliding, again):
     expected = backward(layers, nullcontext(), again=AGAIN[again])
     for _ in range(3):
         assert equal(backward(layers, sliding, again=AGAIN[again]), expected)
-    if again != "none":  # all but what comes last, of three passes
-        assert sliding.offloaded_bytes in (3 * LAYERS * NBYTES, 3 * (LAYERS - 1) * NBYTES)
+    if again != "none":  # the inputs of regions and the result, of three passes
+        assert sliding.offloaded_bytes == 3 * (LAYERS + 1) * NBYTES
         assert sliding.kept_bytes < sliding.offloaded_bytes
 
 
@@ -112,21 +112,6 @@ def test_backward_runs_inside_of_the_block_and_again_on_a_graph_that_is_kept(lay
         assert equal(gradients(layers), expected)
 
 
-def test_a_tensor_that_several_regions_save_leaves_once(layers, sliding):
-    results = []
-    for context in (sliding, nullcontext()):
-        torch.manual_seed(1)
-        hidden = torch.randn(ROWS, WIDTH).requires_grad_() * 1
-        common = hidden * 2
-        with context:
-            for layer in layers:
-                hidden = PLAIN(lambda h, c, layer=layer: layer(h) + c, hidden, common)
-        hidden.square().mean().backward()
-        results.append(gradients(layers))
-    assert equal(*results)
-    assert sliding.offloaded_bytes == LAYERS * NBYTES, "one of each region but the last, and it"
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_parameters_their_casts_masks_and_small_tensors_stay(sliding, dtype):
     weight = nn.Parameter(torch.randn(64, 64))
@@ -141,7 +126,7 @@ def test_parameters_their_casts_masks_and_small_tensors_stay(sliding, dtype):
         for _ in range(3):
             hidden = PLAIN(region, hidden, cast, cast.t(), mask, small)
     hidden.sum().backward()
-    assert sliding.offloaded_bytes == 2 * hidden.nbytes
+    assert sliding.offloaded_bytes == 3 * hidden.nbytes
     assert sliding.kept_bytes == 3 * (mask.nbytes + small.nbytes)
 
 
