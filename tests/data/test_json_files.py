@@ -64,7 +64,7 @@ def test_a_truncated_array_ends_with_its_record(file):
         (b"[" * 32_000, "record 1: .*nested more than 1024 levels deep"),
         (b'["a", "%b"]' % (b"x" * (40 << 20)), "record 2: .*a record of over 32 MiB"),
     ],
-    ids=range(10),
+    ids=range(11),
 )
 def test_a_malformed_array_is_one_line_with_the_record(file, content, message, policy):
     with pytest.raises(UserError, match=message) as caught:
