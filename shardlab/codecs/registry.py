@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from shardlab.codecs.base import Codec
 from shardlab.codecs.multi_phase import Method, MultiPhaseMethod
 from shardlab.config.codec_options import CodecSpec
-from shardlab.config.codec_table import AnyCodec, find
+from shardlab.config.codec_table import CODECS, AnyCodec
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 
@@ -63,7 +63,7 @@ def spec_of(spec: str | Mapping[str, Any] | BaseModel | Method) -> CodecSpec:
     if not isinstance(spec, Codec | MultiPhaseMethod):
         checked: CodecSpec = validate(AnyCodec, _plain(spec), "codec")
         return checked
-    known = find(spec.name)
+    known = CODECS.get(spec.name)
     if known is not None and _factory(known) is type(spec):
         # the options were checked when the object was made, and may have become something else
         return known.model_construct(name=spec.name)

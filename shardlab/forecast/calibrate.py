@@ -21,7 +21,7 @@ from shardlab.config.calibration_record import (
     Transfer,
     wire_bytes,
 )
-from shardlab.config.codec_table import find, split_text
+from shardlab.config.codec_table import CODECS, split_text
 from shardlab.config.contention import Contention
 from shardlab.config.machine import (
     Connection,
@@ -229,7 +229,7 @@ def _measure(
 
 
 def _multi_phase(codec: str) -> bool:
-    spec = find(split_text(codec)["name"])
+    spec = CODECS.get(split_text(codec)["name"])
     return spec is not None and spec.multi_phase
 
 

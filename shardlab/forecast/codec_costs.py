@@ -22,7 +22,7 @@ from shardlab.config.calibration_record import (
     Operation,
     PhasedOperation,
 )
-from shardlab.config.codec_table import codec_text, find, split_text
+from shardlab.config.codec_table import CODECS, codec_text, split_text
 from shardlab.config.schema import Space
 from shardlab.config.strategy import Strategy
 
@@ -216,7 +216,7 @@ def phased_times(
 
 def _sizes(codec: str) -> list[tuple[int, int]]:
     """Return elements and matrices of the vectors to measure."""
-    single, spec = [(n, 1) for n in ELEMENTS], find(split_text(codec)["name"])
+    single, spec = [(n, 1) for n in ELEMENTS], CODECS.get(split_text(codec)["name"])
     if spec is None or not spec.needs_matrices:
         return single
     return single + [(n, _MATRICES) for n in ELEMENTS if n >= _MATRICES * _SMALLEST]

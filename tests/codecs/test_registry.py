@@ -14,11 +14,11 @@ from shardlab.codecs.randomk import RandomK
 from shardlab.codecs.registry import make_codec, make_method, spec_of
 from shardlab.config import codec_table
 from shardlab.config.codec_options import CodecSpec
-from shardlab.config.codec_table import built_in, register
+from shardlab.config.codec_table import BUILT_IN, register
 from shardlab.core.errors import UserError
 from tests.pipeline.workspace import ROOT
 
-every_name = pytest.mark.parametrize("name", built_in())
+every_name = pytest.mark.parametrize("name", BUILT_IN)
 
 
 class Halves(Identity):
@@ -78,7 +78,7 @@ def test_a_wrong_name_or_option_is_named_with_the_fix(spec, words):
 
 @every_name
 def test_a_specification_and_its_class_agree(name):
-    spec = built_in()[name]
+    spec = BUILT_IN[name]
     method = make_method(next(iter(spec.examples)))
     assert method.name == name
     assert spec.multi_phase == isinstance(method, MultiPhaseMethod)
@@ -87,7 +87,7 @@ def test_a_specification_and_its_class_agree(name):
 
 @every_name
 def test_a_method_made_by_its_class_has_the_defaults_of_its_spec(name):
-    spec = built_in()[name]
+    spec = BUILT_IN[name]
     made = type(make_method(next(iter(spec.examples))))
     by_class = {each.name: each.default for each in signature(made).parameters.values()}
     fields = {key: field for key, field in spec.model_fields.items() if key != "name"}
@@ -101,7 +101,7 @@ def test_every_codec_is_documented(name):
     text = (ROOT / "docs/codecs.md").read_text()
     assert f"| `{name}` |" in text, f"docs/codecs.md: no table has a row for `{name}`"
     text = (ROOT / "docs/wire-formats.md").read_text()
-    multi_phase = built_in()[name].multi_phase
+    multi_phase = BUILT_IN[name].multi_phase
     assert multi_phase or re.search(rf"^\| `{name}[`:]", text, re.M), (
         f"docs/wire-formats.md: the table of payloads lacks a row for `{name}`"
     )
