@@ -169,45 +169,43 @@ def kernel(name: str, arguments: str) -> Callable[..., None]:
     Raises:
         UserError: (when called) the library was built from sources without it.
     """
-    types = [argument.rpartition(" ")[0] for argument in arguments.split(", ")]
+    types = [re.sub(r"\(.!\)", "", argument).split()[0] for argument in arguments.split(", ")]
+    convert = [(i, _ADDRESSES[kind]) for i, kind in enumerate(types) if kind in _ADDRESSES]
+    bound: Any = None
 
-    @cache
-    def bound() -> Any:
-        found: Any = getattr(library(), name, None)
-        if found is None:
-            raise UserError(f"{LIBRARY}: {name} is missing: reinstall shardlab")
-        found.argtypes = [_NUMBERS.get(each, _Address) for each in types]
-        found.restype = None
-        return found
+    def run(*values: Any) -> None:
+        nonlocal bound
+        if bound is None:
+            bound = getattr(library(), name, None)
+            if bound is None:
+                raise UserError(f"{LIBRARY}: {name} is missing: reinstall shardlab")
+            bound.argtypes = [_NUMBERS.get(kind, ctypes.c_void_p) for kind in types]
+            bound.restype = None
+        given = list(values)
+        for i, converted in convert:
+            given[i] = converted(given[i])
+        bound(*given)
 
     _OPERATORS.define(f"{name}({arguments}) -> ()")
-    _OPERATORS.impl(name, lambda *values: bound()(*values), "CompositeExplicitAutograd")
+    _OPERATORS.impl(name, run, "CompositeExplicitAutograd")
     # tensors without data, of which C would get no addresses
     torch.library.register_fake(f"shardlab::{name}", lambda *_: None, lib=_OPERATORS)
     result: Callable[..., None] = getattr(torch.ops.shardlab, name).default
     return result
 
 
-_NUMBERS: dict[str, Any] = {
-    "int": ctypes.c_int64,
-    "float": ctypes.c_float,
-    "bool": ctypes.c_int,
+def _array(kind: Any) -> Callable[[list[Any]], Any]:
+    return lambda values: (kind * len(values))(*values)
+
+
+_NUMBERS: dict[str, Any] = {"int": ctypes.c_int64, "float": ctypes.c_float, "bool": ctypes.c_int}
+_ADDRESSES: dict[str, Callable[..., Any]] = {
+    "Tensor": Tensor.data_ptr,
+    "Tensor?": lambda vector: None if vector is None else vector.data_ptr(),
+    "Tensor[]": lambda vectors: (ctypes.c_void_p * len(vectors))(*map(Tensor.data_ptr, vectors)),
+    "int[]": _array(ctypes.c_int64),
+    "float[]": _array(ctypes.c_float),
 }
-
-
-class _Address:
-    """Conversion of the other arguments, as `ctypes` calls it."""
-
-    @staticmethod
-    def from_param(value: Tensor | list[Any] | None) -> Any:
-        if isinstance(value, Tensor):
-            return ctypes.c_void_p(value.data_ptr())
-        if value is None:
-            return None
-        if value and isinstance(value[0], Tensor):
-            return (ctypes.c_void_p * len(value))(*(vector.data_ptr() for vector in value))
-        kind = ctypes.c_float if value and isinstance(value[0], float) else ctypes.c_int64
-        return (kind * len(value))(*value)
 
 
 def check(name: str, vector: Tensor, size: int, device: torch.device, *dtypes: torch.dtype) -> None:
