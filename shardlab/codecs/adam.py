@@ -33,7 +33,8 @@ import torch
 from torch import Tensor
 
 from shardlab.codecs import native
-from shardlab.codecs.native import check, kernel
+from shardlab.codecs.kernels import kernel
+from shardlab.codecs.native import check
 from shardlab.codecs.random import bits_of
 from shardlab.codecs.scales import lane_sums, square_root
 from shardlab.codecs.workers import Workers
@@ -122,8 +123,8 @@ def adam_(
         read = (*vectors[:3], gradients[0], parameter if mirror is None else mirror)
         kinds = [_DTYPES.index(vector.dtype) for vector in read]
         _ADAM(
-            *(workers.handle() if workers else 0, *vectors, len(gradients), mirror, kinds),
-            *(parameter.numel(), constants, *key, offset),
+            *(workers.handle() if workers else 0, *vectors, mirror, kinds, constants),
+            *(*key, offset),
         )
     else:
         adam_reference(*vectors, constants, mirror, key, offset)
@@ -149,7 +150,7 @@ def sum_of_squares(
     if native.compiled(gradients[0]):
         _SQUARES(
             *(workers.handle() if workers else 0, list(gradients)),
-            *(_DTYPES.index(gradients[0].dtype), len(gradients), n, scale, first, sums),
+            *(_DTYPES.index(gradients[0].dtype), n, scale, first, sums),
         )
     else:
         squares_reference(gradients, scale, first, sums)
@@ -275,11 +276,11 @@ def stochastic_fp16(values: Tensor, chance: Tensor) -> Tensor:
 _ADAM = kernel(
     "adam",
     "int workers, Tensor(a!) parameter, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, "
-    "Tensor[] gradients, int count, Tensor(d!)? mirror, int[] kinds, int n, float[] constants, "
-    "int k0, int k1, int offset",
+    "Tensor[] gradients, size(gradients), Tensor(d!)? mirror, int[] kinds, size(parameter), "
+    "float[] constants, int k0, int k1, int offset",
 )
 _SQUARES = kernel(
     "sum_of_squares",
-    "int workers, Tensor[] gradients, int kind, int count, int n, float scale, int offset, "
+    "int workers, Tensor[] gradients, int kind, size(gradients), int n, float scale, int offset, "
     "Tensor(a!) sums",
 )

@@ -187,10 +187,7 @@ class Codec(ABC):
 
 
 class FusedCodec(Codec):
-    """Base of codecs that encode with or without a residual, and add or set sums, in one pass.
-
-    Both methods see vectors and payloads of the right type, length and device.
-    """
+    """Base of codecs that encode with or without a residual, and add or set sums, in one pass."""
 
     @abstractmethod
     def write(
@@ -222,8 +219,7 @@ class FusedCodec(Codec):
     def encode(  # noqa: D102
         self, vector: Tensor, key: MessageKey | None = None, out: Tensor | None = None
     ) -> Tensor:
-        check_floats(vector)
-        return self.write(vector, None, None, key, self._payload(vector, out))
+        return self.write(vector, None, None, key, self._buffer(vector, out))
 
     def encode_residual(  # noqa: D102
         self,
@@ -233,13 +229,12 @@ class FusedCodec(Codec):
         key: MessageKey | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        check_floats(vector, residual=residual, kept=kept)
-        return self.write(vector, residual, kept, key, self._payload(vector, out))
+        return self.write(vector, residual, kept, key, self._buffer(vector, out))
 
     def decode_add(  # noqa: D102
         self, payload: Tensor, out: Tensor, alpha: float = 1.0, key: MessageKey | None = None
     ) -> None:
-        self._read([payload], out, alpha, [key] if key else None, add=True)
+        self.read([payload], out, alpha, [key] if key else None, add=True)
 
     def decode_sum(  # noqa: D102
         self,
@@ -248,28 +243,24 @@ class FusedCodec(Codec):
         alpha: float = 1.0,
         keys: Sequence[MessageKey] | None = None,
     ) -> None:
-        self._read(list(payloads), out, alpha, keys, add=False)
+        self.read(list(payloads), out, alpha, keys, add=False)
 
-    def _payload(self, vector: Tensor, out: Tensor | None) -> Tensor:
-        size = self.payload_bytes(vector.numel())
-        if out is None:
-            return vector.new_empty(size, dtype=torch.uint8)
-        check("out", out, size, vector.device, torch.uint8)
-        return out
+    def _buffer(self, vector: Tensor, out: Tensor | None) -> Tensor:
+        if out is not None:
+            return out
+        return vector.new_empty(self.payload_bytes(vector.numel()), dtype=torch.uint8)
 
-    def _read(
-        self,
-        payloads: list[Tensor],
-        out: Tensor,
-        alpha: float,
-        keys: Sequence[MessageKey] | None,
-        add: bool,
+    def _check_written(
+        self, x: Tensor, residual: Tensor | None, kept: Tensor | None, payload: Tensor
     ) -> None:
+        check_floats(x, residual=residual, kept=kept)
+        check("payload", payload, self.payload_bytes(x.numel()), x.device, torch.uint8)
+
+    def _check_read(self, payloads: list[Tensor], out: Tensor) -> None:
         check_floats(out)
         for payload in payloads:
             self._check_payload(payload, out.numel())
             check("payload", payload, payload.numel(), out.device, torch.uint8)
-        self.read(payloads, out, alpha, keys, add)
 
 
 def key_words(key: MessageKey | None, name: str) -> tuple[int, int]:

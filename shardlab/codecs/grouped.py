@@ -24,9 +24,8 @@ from torch import Tensor
 from shardlab.codecs import native
 from shardlab.codecs.base import Content, FusedCodec, MessageKey, key_words
 from shardlab.codecs.compiled import compiled_on_gpus
-from shardlab.codecs.native import kernel
+from shardlab.codecs.kernels import kernel
 from shardlab.codecs.random import uniform
-from shardlab.codecs.workers import threads_for
 
 _LARGEST_GROUP = 4096  # csrc/decoding.h
 
@@ -89,10 +88,11 @@ class GroupedCodec(FusedCodec):
         key: MessageKey | None,
         payload: Tensor,
     ) -> Tensor:
-        words, n = key_words(key, self.name) if self.random else (0, 0), x.numel()
+        self._check_written(x, residual, kept, payload)
+        words = key_words(key, self.name) if self.random else (0, 0)
         if self.kernels and native.compiled(x):
             encode, _ = _kernels(self.format)
-            encode(threads_for(n), x, residual, kept, n, self.group, *words, payload)
+            encode(x, residual, kept, self.group, *words, payload)
         else:
             encode_groups(self, x, residual, kept, *words, payload)
         return payload
@@ -105,10 +105,10 @@ class GroupedCodec(FusedCodec):
         keys: Sequence[MessageKey] | None,
         add: bool,
     ) -> None:
-        count, n = len(payloads), out.numel()
+        self._check_read(payloads, out)
         if self.kernels and native.compiled(out):
             _, decode = _kernels(self.format)
-            decode(threads_for(n), payloads, count, n, self.group, alpha, add, out)
+            decode(payloads, self.group, alpha, add, out)
         else:
             decode_groups(self, payloads, out, alpha, add)
 
@@ -221,12 +221,12 @@ def _kernels(format: str) -> tuple[Callable[..., None], Callable[..., None]]:
     return (
         kernel(
             f"{format}_encode",
-            "int workers, Tensor x, Tensor? residual, Tensor(a!)? kept, int n, int group, int k0, "
+            "threads(x), Tensor x, Tensor? residual, Tensor(a!)? kept, size(x), int group, int k0, "
             "int k1, Tensor(b!) payload",
         ),
         kernel(
             f"{format}_decode",
-            "int workers, Tensor[] payloads, int count, int n, int group, float alpha, bool add, "
-            "Tensor(a!) out",
+            "threads(out), Tensor[] payloads, size(payloads), size(out), int group, float alpha, "
+            "bool add, Tensor(a!) out",
         ),
     )

@@ -15,10 +15,8 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from filelock import FileLock
@@ -151,61 +149,6 @@ def _run(*command: str) -> None:
             f"csrc: the kernels do not compile: {first.strip()}: fix it, or set "
             "SHARDLAB_KERNELS=reference"
         )
-
-
-# The plain registration rather than `torch.library.custom_op`: it costs 2 us per call, not 18, and
-# an engine makes one call for each message.
-_OPERATORS = torch.library.Library("shardlab", "FRAGMENT")
-
-
-def kernel(name: str, arguments: str) -> Callable[..., None]:
-    """Return the kernel `name` of csrc/, which profiles show as `shardlab::NAME`.
-
-    Args:
-        arguments: in the order of C, written as in the schemas of `torch.library`. C gets int as
-            int64_t, bool as int, float as float, and of all else addresses: those of a tensor's
-            elements (null for None), of an array of such addresses, or of an array of numbers.
-
-    Raises:
-        UserError: (when called) the library was built from sources without it.
-    """
-    types = [re.sub(r"\(.!\)", "", argument).split()[0] for argument in arguments.split(", ")]
-    convert = [(i, _ADDRESSES[kind]) for i, kind in enumerate(types) if kind in _ADDRESSES]
-    bound: Any = None
-
-    def run(*values: Any) -> None:
-        nonlocal bound
-        if bound is None:
-            bound = getattr(library(), name, None)
-            if bound is None:
-                raise UserError(f"{LIBRARY}: {name} is missing: reinstall shardlab")
-            bound.argtypes = [_NUMBERS.get(kind, ctypes.c_void_p) for kind in types]
-            bound.restype = None
-        given = list(values)
-        for i, converted in convert:
-            given[i] = converted(given[i])
-        bound(*given)
-
-    _OPERATORS.define(f"{name}({arguments}) -> ()")
-    _OPERATORS.impl(name, run, "CompositeExplicitAutograd")
-    # tensors without data, of which C would get no addresses
-    torch.library.register_fake(f"shardlab::{name}", lambda *_: None, lib=_OPERATORS)
-    result: Callable[..., None] = getattr(torch.ops.shardlab, name).default
-    return result
-
-
-def _array(kind: Any) -> Callable[[list[Any]], Any]:
-    return lambda values: (kind * len(values))(*values)
-
-
-_NUMBERS: dict[str, Any] = {"int": ctypes.c_int64, "float": ctypes.c_float, "bool": ctypes.c_int}
-_ADDRESSES: dict[str, Callable[..., Any]] = {
-    "Tensor": Tensor.data_ptr,
-    "Tensor?": lambda vector: None if vector is None else vector.data_ptr(),
-    "Tensor[]": lambda vectors: (ctypes.c_void_p * len(vectors))(*map(Tensor.data_ptr, vectors)),
-    "int[]": _array(ctypes.c_int64),
-    "float[]": _array(ctypes.c_float),
-}
 
 
 def check(name: str, vector: Tensor, size: int, device: torch.device, *dtypes: torch.dtype) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from shardlab.codecs import native
 from shardlab.codecs.compiled import compiled_on_gpus
-from shardlab.codecs.native import kernel
+from shardlab.codecs.kernels import kernel
 from shardlab.codecs.workers import threads_for
 from shardlab.core.device import accelerator_of
 
@@ -74,7 +74,7 @@ def encode(positions: Tensor, n: int, coding: Coding, out: Tensor) -> None:
     split = Split.of(n, positions.numel(), coding)
     native.check("out", out, split.size, positions.device, torch.uint8)
     if native.compiled(positions):
-        _ENCODE(positions, positions.numel(), *split, out)
+        _ENCODE(positions, *split, out)
     else:
         encode_reference(positions, list(split), out)
 
@@ -97,7 +97,7 @@ def decode(coded: Sequence[Tensor], n: int, counts: Sequence[int], coding: Codin
         positions = [coded[0].new_empty(count, dtype=torch.int32) for count in counts]
         valid = torch.ones(len(coded), dtype=torch.int64)
         sizes = [size for k, split in zip(counts, splits, strict=True) for size in (k, *split)]
-        _DECODE(threads_for(sum(counts)), list(coded), len(coded), n, sizes, positions, valid)
+        _DECODE(threads_for(sum(counts)), list(coded), n, sizes, positions, valid)
         good = valid.tolist()
     else:
         decoded = [
@@ -157,10 +157,10 @@ def _refusal(coded: Tensor, n: int, count: int) -> ValueError:
 
 _ENCODE = kernel(
     "positions_encode",
-    "Tensor positions, int k, int bits, int spread, int lower, int upper, Tensor(a!) out",
+    "Tensor positions, size(positions), int bits, int spread, int lower, int upper, Tensor(a!) out",
 )
 _DECODE = kernel(
     "positions_decode",
-    "int workers, Tensor[] coded, int vectors, int n, int[] sizes, Tensor(a!)[] positions, "
+    "int workers, Tensor[] coded, size(coded), int n, int[] sizes, Tensor(a!)[] positions, "
     "Tensor(b!) valid",
 )

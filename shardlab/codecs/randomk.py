@@ -51,6 +51,7 @@ class RandomK(FusedCodec):
         key: MessageKey | None,
         payload: Tensor,
     ) -> Tensor:
+        self._check_written(x, residual, kept, payload)
         positions = self._positions(x, key)
         wanted = x if residual is None else x + residual
         drawn = wanted[positions]
@@ -69,6 +70,7 @@ class RandomK(FusedCodec):
         keys: Sequence[MessageKey] | None,
         add: bool,
     ) -> None:
+        self._check_read(payloads, out)
         if not keys:
             key_words(None, self.name)
         drawn = {key: self._positions(out, key) for key in {key.shared() for key in keys or ()}}

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from shardlab.codecs import native
 from shardlab.codecs.compiled import compiled_on_gpus
-from shardlab.codecs.native import check_floats, check_positions, kernel
-from shardlab.codecs.workers import threads_for
+from shardlab.codecs.kernels import kernel
+from shardlab.codecs.native import check_floats, check_positions
 
 
 def largest(
@@ -38,8 +38,8 @@ def largest(
         raise ValueError(f"cannot select {k} of {x.numel()} elements")
     if native.compiled(x):
         values, positions = x.new_empty(k), x.new_empty(k, dtype=torch.int32)
-        count, n = torch.empty(1, dtype=torch.int64), x.numel()
-        _LARGEST(threads_for(n), x, residual, kept, n, k, floor, values, positions, count)
+        count = torch.empty(1, dtype=torch.int64)
+        _LARGEST(x, residual, kept, floor, values, positions, count)
         found = int(count) if floor else k  # to read a tensor takes longer than to compare
         return values[:found], positions[:found]
     if floor:
@@ -69,11 +69,8 @@ def keep(
     check_floats(values, decoded=decoded)
     check_floats(residual, kept=kept, x=x)
     check_positions(positions, values)
-    if native.compiled(residual):
-        n, k = residual.numel(), values.numel()
-        _KEEP(threads_for(n), x, residual, kept, n, positions, values, decoded, k)
-    else:
-        keep_reference(x, residual, kept, positions, values, decoded)
+    run = _KEEP if native.compiled(residual) else keep_reference
+    run(x, residual, kept, positions, values, decoded)
 
 
 def scatter_add(values: Tensor, positions: Tensor, out: Tensor, alpha: float = 1.0) -> None:
@@ -88,8 +85,7 @@ def scatter_add(values: Tensor, positions: Tensor, out: Tensor, alpha: float = 1
     check_floats(values)
     check_positions(positions, values)
     if native.compiled(out):
-        n = out.numel()
-        _ADD(threads_for(n), values, positions, values.numel(), n, alpha, out)
+        _ADD(values, positions, alpha, out)
     else:
         add_reference(values, positions, out, alpha)
 
@@ -103,8 +99,7 @@ def scatter_sum(
         check_floats(some)
         check_positions(at, some)
     if native.compiled(out):
-        n, counts = out.numel(), [some.numel() for some in values]
-        _SUM(threads_for(n), values, positions, counts, len(values), n, alpha, out)
+        _SUM(values, positions, [some.numel() for some in values], alpha, out)
     else:
         sum_reference(values, positions, out, alpha)
 
@@ -169,20 +164,21 @@ def _reaching(x: Tensor, residual: Tensor | None, floor: int) -> Tensor:
 
 _LARGEST = kernel(
     "select_largest",
-    "int workers, Tensor x, Tensor? residual, Tensor(a!)? kept, int n, int k, int floor, "
+    "threads(x), Tensor x, Tensor? residual, Tensor(a!)? kept, size(x), size(values), int floor, "
     "Tensor(b!) values, Tensor(c!) positions, Tensor(d!) count",
 )
 _KEEP = kernel(
     "select_keep",
-    "int workers, Tensor? x, Tensor residual, Tensor(a!) kept, int n, Tensor positions, "
-    "Tensor values, Tensor decoded, int k",
+    "threads(residual), Tensor? x, Tensor residual, Tensor(a!) kept, size(residual), "
+    "Tensor positions, Tensor values, Tensor decoded, size(positions)",
 )
 _ADD = kernel(
     "scatter_add",
-    "int workers, Tensor values, Tensor positions, int k, int n, float alpha, Tensor(a!) out",
+    "threads(out), Tensor values, Tensor positions, size(values), size(out), float alpha, "
+    "Tensor(a!) out",
 )
 _SUM = kernel(
     "scatter_sum",
-    "int workers, Tensor[] values, Tensor[] positions, int[] counts, int vectors, int n, "
+    "threads(out), Tensor[] values, Tensor[] positions, int[] counts, size(values), size(out), "
     "float alpha, Tensor(a!) out",
 )

@@ -17,9 +17,8 @@ from torch import Tensor
 from shardlab.codecs import native
 from shardlab.codecs.base import Content, FusedCodec, MessageKey
 from shardlab.codecs.grouped import GroupedCodec, pack, unpack
-from shardlab.codecs.native import kernel
+from shardlab.codecs.kernels import kernel
 from shardlab.codecs.scales import NOT_FINITE, lane_sums, read_scales, widened
-from shardlab.codecs.workers import threads_for
 
 _LANES = 32
 _SMALLEST = 2.0**-126
@@ -135,10 +134,10 @@ class Sign(FusedCodec):
         key: MessageKey | None,
         payload: Tensor,
     ) -> Tensor:
+        self._check_written(x, residual, kept, payload)
         if native.compiled(x):
-            n = x.numel()
-            sums = torch.empty(max(1, -(-n // _BLOCK)), dtype=torch.float64)
-            _ENCODE(threads_for(n), x, residual, kept, n, sums, payload)
+            sums = torch.empty(max(1, -(-x.numel() // _BLOCK)), dtype=torch.float64)
+            _ENCODE(x, residual, kept, sums, payload)
         else:
             encode_signs(x, residual, kept, payload)
         return payload
@@ -151,9 +150,9 @@ class Sign(FusedCodec):
         keys: Sequence[MessageKey] | None,
         add: bool,
     ) -> None:
+        self._check_read(payloads, out)
         if native.compiled(out):
-            n = out.numel()
-            _DECODE(threads_for(n), payloads, len(payloads), n, alpha, add, out)
+            _DECODE(payloads, alpha, add, out)
         else:
             decode_signs(payloads, out, alpha, add)
 
@@ -234,10 +233,11 @@ def _mean_words(sums: Tensor, counts: Tensor) -> Tensor:
 
 _ENCODE = kernel(
     "sign_encode",
-    "int workers, Tensor x, Tensor? residual, Tensor(a!)? kept, int n, Tensor(b!) sums, "
+    "threads(x), Tensor x, Tensor? residual, Tensor(a!)? kept, size(x), Tensor(b!) sums, "
     "Tensor(c!) payload",
 )
 _DECODE = kernel(
     "sign_decode",
-    "int workers, Tensor[] payloads, int count, int n, float alpha, bool add, Tensor(a!) out",
+    "threads(out), Tensor[] payloads, size(payloads), size(out), float alpha, bool add, "
+    "Tensor(a!) out",
 )

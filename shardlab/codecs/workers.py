@@ -3,6 +3,7 @@
 Their threads use no OpenMP and are separate from those of torch.
 """
 
+import ctypes
 import os
 import threading
 import weakref
@@ -13,10 +14,6 @@ from itertools import cycle, islice
 import torch
 
 from shardlab.codecs import native
-from shardlab.codecs.native import kernel
-
-_CREATE = kernel("workers_create", "int[] cpus, int threads, Tensor(a!) pool")
-_DESTROY = kernel("workers_destroy", "int pool")
 
 _ANYWHERE = -1
 _WORTH_A_THREAD = 1 << 16
@@ -55,14 +52,15 @@ class Workers:
     def handle(self) -> int:
         """Return the address of the pool, started by the first call; 0 without kernels."""
         with _starting:
-            if not self._handle and native.library() is not None:
-                cpus = list(islice(cycle(self.cpus or [_ANYWHERE]), self.threads))
-                pool = torch.zeros(1, dtype=torch.int64)
-                _CREATE(cpus, len(cpus), pool)
-                self._handle = int(pool)
-                if not self._handle:
+            kernels = native.library()
+            if not self._handle and kernels is not None:
+                cpus = islice(cycle(self.cpus or [_ANYWHERE]), self.threads)
+                pool, numbers = ctypes.c_void_p(), (ctypes.c_int64 * self.threads)(*cpus)
+                kernels.workers_create(numbers, ctypes.c_int64(self.threads), ctypes.byref(pool))
+                if pool.value is None:
                     raise RuntimeError(f"workers: the system starts no {self.threads} threads")
-                self._end = weakref.finalize(self, _DESTROY, self._handle)
+                self._handle = pool.value
+                self._end = weakref.finalize(self, kernels.workers_destroy, pool)
                 # not at exit: a daemon thread may still be running a kernel then
                 self._end.atexit = False
         return self._handle
