@@ -1,10 +1,9 @@
-"""A step of Adam on the CPU: our kernel, torch's, DeepSpeed's and the limit of memory bandwidth.
+"""A step of Adam on the CPU: our kernel, torch's and DeepSpeed's.
 
     python -m benchmarks.adam [--elements 16 64 256] [--threads 1 2] [--repetitions R]
                               [--rivals FOLDER] [--out FOLDER]
 
-All ways take turns, and the fastest repetition of each counts. The ceiling touches the memory of a
-step in float32 (28 bytes an element) with almost no arithmetic. The mixed step takes gradients of
+All ways take turns, and the fastest repetition of each counts. The mixed step takes gradients of
 bfloat16 and leaves a copy of the parameters in bfloat16; torch's needs a cast before and after its
 fused step. The summed step takes those of several ranks, as torch's does by add, divide, step and
 copy.
@@ -23,7 +22,6 @@ from torch import Tensor, nn
 
 from benchmarks.common import RIVAL_PACKAGES, arguments, best_times, publish, text_table
 from shardlab.codecs.adam import Hyper, adam_
-from shardlab.codecs.native import INT, POINTER, function
 from shardlab.codecs.workers import Workers
 from shardlab.report.tables import figure
 
@@ -31,8 +29,6 @@ RANKS = (2, 4)
 HYPER = Hyper(1e-3, weight_decay=0.1)
 STEP = 10
 MILLION = 1 << 20
-
-_c_traffic = function("adam_traffic", POINTER, POINTER, POINTER, POINTER, POINTER, INT)
 
 
 class Vectors:
@@ -50,12 +46,6 @@ class Vectors:
         """Run our step on these vectors."""
         moments, scale = (self.exp_avg, self.exp_avg_sq), 1 / len(gradients)
         adam_(self.parameter, *moments, gradients, HYPER, STEP, scale, mirror, workers=workers)
-
-    def traffic(self, workers: Workers) -> None:
-        """Touch the memory of a step in float32."""
-        vectors = self.parameter, self.exp_avg, self.exp_avg_sq, self.gradient
-        addresses = [vector.data_ptr() for vector in vectors]
-        _c_traffic(workers.handle(), *addresses, self.parameter.numel())
 
 
 def calls(vectors: Vectors, workers: Workers) -> dict[str, Callable[[], object]]:
@@ -83,7 +73,6 @@ def calls(vectors: Vectors, workers: Workers) -> dict[str, Callable[[], object]]
         mirror.copy_(theirs)
 
     ways: dict[str, Callable[[], object]] = {
-        "ceiling": lambda: vectors.traffic(workers),
         "torch float32": optimizer.step,
         "float32": lambda: vectors.ours([gradient], workers),
         "torch mixed": torch_mixed,
@@ -122,15 +111,13 @@ def main() -> None:
         __doc__,
         args.out / "adam.md",
         text_table("Million elements per second", ["elements, threads", *rates], rows),
-        "In brackets: share of the ceiling. With x: ratio to torch.",
+        "With x: ratio to torch.",
     )
 
 
 def cell(way: str, rates: dict[str, float]) -> str:
     """Return the rate of a way, and its ratio to what it is compared with."""
     text = figure(rates[way] / 1e6)
-    if way == "float32":
-        text += f" ({rates[way] / rates['ceiling']:.2f})"
     other = f"torch {way.removeprefix('DeepSpeed ')}"
     return text + f" {rates[way] / rates[other]:.2f}x" if other in rates else text
 

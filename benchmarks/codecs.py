@@ -31,7 +31,7 @@ from shardlab.codecs.wire import Buffers
 from shardlab.comm.attach import make_collective
 from shardlab.comm.codec_collective import Route
 from shardlab.comm.ledger import Ledger
-from shardlab.config.codec_table import all_specs, load_codecs
+from shardlab.config.codec_table import CODECS, load_codecs
 from shardlab.core.progress import say, stopwatch
 from shardlab.report.tables import figure
 
@@ -66,7 +66,7 @@ def main() -> None:
     )
     load_codecs(args.codecs, "--codecs")
     listed = {spec.partition(":")[0] for spec in SPECS}
-    others = {name: spec.examples for name, spec in all_specs().items() if name not in listed}
+    others = {name: spec.examples for name, spec in CODECS.items() if name not in listed}
     specs = args.specs or [*SPECS, *(next(iter(some), name) for name, some in others.items())]
     methods = [make_method(spec) for spec in specs]
     gradients = load_gradients(args.data, args.work)

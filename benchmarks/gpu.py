@@ -45,7 +45,7 @@ def rates(n: int, repetitions: int, threads: int, group: dist.ProcessGroup) -> d
     seconds = best_times(copies, repetitions, clock=clock_of(device))
     workers = Workers(threads)
     updates = adam.calls(adam.Vectors(n), workers)
-    ways = {name: updates[name] for name in ("ceiling", "mixed", "torch mixed")}
+    ways = {name: updates[name] for name in ("mixed", "torch mixed")}
     seconds |= best_times(ways, repetitions, threads)
     workers.close()
     return {name: n / value for name, value in seconds.items()}

@@ -167,19 +167,22 @@ void advance_all(const Adam& adam, int64_t start, int64_t stop) {
   if (adam.mirror) end_streams();
 }
 
-// The kinds are numbers as `with_kind` takes them, `key` the words k0 and k1.
-SHARDLAB_KERNEL void adam(Workers* workers, void* parameter, int64_t parameter_kind, void* exp_avg,
-                          int64_t exp_avg_kind, void* exp_avg_sq, int64_t exp_avg_sq_kind,
-                          const void* const* gradients, int64_t gradient_kind, int64_t count,
-                          uint16_t* mirror, int64_t mirror_kind, int64_t n,
-                          const Constants* constants, uint64_t key, uint64_t offset) {
+// Numbers of the types, as `with_kind` takes them.
+struct Kinds {
+  int64_t parameter, exp_avg, exp_avg_sq, gradients, mirror;
+};
+
+SHARDLAB_KERNEL void adam(Workers* workers, void* parameter, void* exp_avg, void* exp_avg_sq,
+                          const void* const* gradients, int64_t count, uint16_t* mirror,
+                          const Kinds* kinds, int64_t n, const Constants* constants, int64_t k0,
+                          int64_t k1, int64_t offset) {
   const Adam job{parameter, exp_avg, exp_avg_sq, {gradients, count, constants->scale}, mirror,
-                 mirror_kind == 1, *constants, static_cast<uint32_t>(key),
-                 static_cast<uint32_t>(key >> 32), offset};
-  with_kind<kWidest>(parameter_kind, [&](auto p) {
-    with_kind<kWidest>(gradient_kind, [&](auto g) {
-      with_moments(exp_avg_kind, [&](auto m) {
-        with_moments(exp_avg_sq_kind, [&](auto v) {
+                 kinds->mirror == 1, *constants, static_cast<uint32_t>(k0),
+                 static_cast<uint32_t>(k1), static_cast<uint64_t>(offset)};
+  with_kind<kWidest>(kinds->parameter, [&](auto p) {
+    with_kind<kWidest>(kinds->gradients, [&](auto g) {
+      with_moments(kinds->exp_avg, [&](auto m) {
+        with_moments(kinds->exp_avg_sq, [&](auto v) {
           for_ranges(workers, n, 64, [&](int64_t start, int64_t stop) {
             advance_all<decltype(p), decltype(m), decltype(v), decltype(g)>(job, start, stop);
           });
@@ -244,20 +247,5 @@ SHARDLAB_KERNEL void sum_of_squares(Workers* workers, const void* const* vectors
             sum_of_block<decltype(floats)>(gradients, start, stop, (start + offset) % kSquares);
       }
     });
-  });
-}
-
-// The memory that a step of Adam in float32 touches, with almost no arithmetic: the upper bound
-// of its speed in benchmarks/adam.py.
-SHARDLAB_KERNEL void adam_traffic(Workers* workers, float* parameter, float* exp_avg,
-                                  float* exp_avg_sq, const float* gradient, int64_t n) {
-  for_ranges(workers, n, 64, [&](int64_t start, int64_t stop) {
-    SHARDLAB_ELEMENTWISE
-    for (int64_t i = start; i < stop; ++i) {
-      const float g = gradient[i];
-      parameter[i] += 0.5f * g;
-      exp_avg[i] += 0.25f * g;
-      exp_avg_sq[i] += 0.125f * g;
-    }
   });
 }

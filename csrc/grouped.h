@@ -161,10 +161,11 @@ void decode_groups(const uint8_t* const* payloads, int64_t count, int64_t n,
 // are as encode_groups and decode_groups.
 #define SHARDLAB_KERNELS(name, encode, decode)                                                     \
   SHARDLAB_KERNEL void name##_encode(Workers* workers, const float* x, const float* residual,      \
-                                     float* kept, int64_t n, int64_t group, uint32_t k0,           \
-                                     uint32_t k1, uint8_t* payload) {                              \
+                                     float* kept, int64_t n, int64_t group, int64_t k0,            \
+                                     int64_t k1, uint8_t* payload) {                               \
     for_ranges(workers, n, group, [=](int64_t start, int64_t stop) {                               \
-      encode(x, residual, kept, n, group, start, stop, k0, k1, payload);                           \
+      encode(x, residual, kept, n, group, start, stop, static_cast<uint32_t>(k0),                  \
+             static_cast<uint32_t>(k1), payload);                                                  \
     });                                                                                            \
   }                                                                                                \
   SHARDLAB_KERNEL void name##_decode(Workers* workers, const uint8_t* const* payloads,             \

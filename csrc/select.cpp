@@ -228,11 +228,12 @@ static std::vector<Part> parts_of(Workers* workers, const float* x, const float*
   return parts;
 }
 
-// The k elements of x (+ residual) of largest magnitude, or fewer if fewer reach `floor`, by ascending
+// The k elements of x (+ residual) of largest magnitude, or fewer if fewer reach `least`, by ascending
 // position; *found of them. `kept` as in `gather`.
 SHARDLAB_KERNEL void select_largest(Workers* workers, const float* x, const float* residual,
-                                    float* kept, int64_t n, int64_t k, int32_t floor, float* values,
+                                    float* kept, int64_t n, int64_t k, int64_t least, float* values,
                                     int32_t* places, int64_t* found) {
+  const int32_t floor = static_cast<int32_t>(least);
   std::vector<Part> parts = parts_of(workers, x, residual, n);
   const size_t size = parts.size();
   const auto [low, capacity] = guess(x, residual, n, k, floor);

@@ -16,7 +16,7 @@ from typing import Any
 import grimp
 
 from shardlab.config.codec_options import CodecSpec
-from shardlab.config.codec_table import FOLDER, built_in
+from shardlab.config.codec_table import BUILT_IN, FOLDER
 from shardlab.config.engine_traits import ENGINES
 from shardlab.config.parameters import Parameters
 from shardlab.config.strategy import Strategy
@@ -40,7 +40,7 @@ def code_keys(params: Parameters) -> dict[str, Any]:
     """Return the key of each stage, of `train` by run, and `machine` for stages that measure it."""
     graph = _graph()
     users = params("codecs")
-    factories = {name: _module(spec.factory) for name, spec in built_in().items()}
+    factories = {name: _module(spec.factory) for name, spec in BUILT_IN.items()}
     keys: dict[str, Any] = {}
     for stage in STAGES:
         encoding = stage in _ENCODING

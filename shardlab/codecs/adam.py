@@ -24,20 +24,19 @@ Vectors of 16 bits are widened when read. What is written to them is rounded:
   lower 16 for the second moment, the upper 16 for the parameter (the lowest 13 of them: float16).
 """
 
-import ctypes
 import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from shardlab.codecs import native
-from shardlab.codecs.native import FLOAT, INT, POINTER, addresses, function
+from shardlab.codecs.kernels import kernel
+from shardlab.codecs.native import check
 from shardlab.codecs.random import bits_of
-from shardlab.codecs.scales import square_root
+from shardlab.codecs.scales import lane_sums, square_root
 from shardlab.codecs.workers import Workers
 
 PARAMETER_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -48,10 +47,6 @@ _DTYPES = PARAMETER_DTYPES  # by their number in csrc/adam.cpp
 SQUARES_BLOCK = 1 << 14
 """elements whose squares are summed to one float64"""
 _LANES = 16
-
-_VECTOR, _VECTORS = (POINTER, INT), (POINTER, INT, INT)  # with their kind and number
-_c_adam = function("adam", POINTER, *(3 * _VECTOR), *_VECTORS, *_VECTOR, INT, POINTER, INT, INT)
-_c_squares = function("sum_of_squares", POINTER, *_VECTORS, INT, FLOAT, INT, POINTER)
 
 
 @dataclass(frozen=True)
@@ -111,22 +106,28 @@ def adam_(
     Raises:
         ValueError: names the vector that is of another kind, shape or device.
     """
-    _check("parameter", parameter, PARAMETER_DTYPES, parameter)
-    _check("exp_avg", exp_avg, MOMENT_DTYPES, parameter)
-    _check("exp_avg_sq", exp_avg_sq, MOMENT_DTYPES, parameter)
+    kind = parameter.numel(), parameter.device
+    check("parameter", parameter, *kind, *PARAMETER_DTYPES)
+    check("exp_avg", exp_avg, *kind, *MOMENT_DTYPES)
+    check("exp_avg_sq", exp_avg_sq, *kind, *MOMENT_DTYPES)
     _check_gradients(gradients, parameter)
     if mirror is not None:
-        _check("mirror", mirror, (torch.bfloat16, torch.float16), parameter)
+        check("mirror", mirror, *kind, torch.bfloat16, torch.float16)
         if parameter.dtype != torch.float32:
             raise ValueError(f"mirror: a parameter of {parameter.dtype} has no use for one")
     if step < 1 or offset < 0:
         raise ValueError(f"step is {step}, offset {offset}: they count from 1 and from 0")
-    handle = workers.handle() if workers else None
-    given = parameter, exp_avg, exp_avg_sq, list(gradients), hyper.constants(step, scale), mirror
+    constants, key = hyper.constants(step, scale), _key(seed, step)
+    vectors = parameter, exp_avg, exp_avg_sq, list(gradients)
     if native.compiled(parameter):
-        _adam(*given, _key(seed, step), offset, handle or 0)
+        read = (*vectors[:3], gradients[0], parameter if mirror is None else mirror)
+        kinds = [_DTYPES.index(vector.dtype) for vector in read]
+        _ADAM(
+            *(workers.handle() if workers else 0, *vectors, mirror, kinds, constants),
+            *(*key, offset),
+        )
     else:
-        adam_reference(*given, _key(seed, step), offset)
+        adam_reference(*vectors, constants, mirror, key, offset)
 
 
 def sum_of_squares(
@@ -145,11 +146,14 @@ def sum_of_squares(
     n = gradients[0].numel()
     blocks = -(-(n + offset % SQUARES_BLOCK) // SQUARES_BLOCK)
     sums = torch.empty(blocks, dtype=torch.float64)
-    handle = workers.handle() if workers else None
+    first = offset % SQUARES_BLOCK
     if native.compiled(gradients[0]):
-        _squares(list(gradients), scale, offset % SQUARES_BLOCK, sums, handle or 0)
+        _SQUARES(
+            *(workers.handle() if workers else 0, list(gradients)),
+            *(_DTYPES.index(gradients[0].dtype), n, scale, first, sums),
+        )
     else:
-        squares_reference(gradients, scale, offset % SQUARES_BLOCK, sums)
+        squares_reference(gradients, scale, first, sums)
     return math.fsum(sums.tolist())
 
 
@@ -158,23 +162,12 @@ def _key(seed: int, step: int) -> list[int]:
     return [int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")]
 
 
-def _check(name: str, vector: Tensor, dtypes: Sequence[torch.dtype], like: Tensor) -> None:
-    if vector.dim() != 1 or not vector.is_contiguous():
-        raise ValueError(
-            f"{name} must be a contiguous vector, not of shape {tuple(vector.shape)} and strides "
-            f"{vector.stride()}"
-        )
-    if vector.dtype not in dtypes:
-        raise ValueError(f"{name} is {vector.dtype}; valid: {', '.join(map(str, dtypes))}")
-    if vector.numel() != like.numel() or vector.device != like.device:
-        raise ValueError(f"{name} must have the length and device of the others")
-
-
 def _check_gradients(gradients: Sequence[Tensor], like: Tensor | None = None) -> None:
     if len({gradient.dtype for gradient in gradients}) != 1:
         raise ValueError("gradients: needs at least one, all of one dtype")
+    like = gradients[0] if like is None else like
     for gradient in gradients:
-        _check("gradient", gradient, PARAMETER_DTYPES, gradients[0] if like is None else like)
+        check("gradient", gradient, like.numel(), like.device, *PARAMETER_DTYPES)
 
 
 def adam_reference(
@@ -211,19 +204,13 @@ def squares_reference(gradients: Sequence[Tensor], scale: float, offset: int, su
 
     Args:
         offset: of the first element in the first block.
-        sums: float64 [blocks], written. Each is a sum of lanes: lane l adds every 16th element.
+        sums: float64 [blocks], written. Each is a sum of 16 lanes (`lane_sums`).
     """
     g = _total(gradients)
     g = (g * g.new_tensor(scale)).double()
     padded = g.new_zeros(len(sums) * SQUARES_BLOCK)
     padded[offset : offset + len(g)] = g * g
-    lanes = g.new_zeros(len(sums), _LANES)
-    for row in padded.view(len(sums), SQUARES_BLOCK // _LANES, _LANES).unbind(1):
-        lanes += row
-    while lanes.shape[1] > 1:
-        low, high = lanes.chunk(2, 1)
-        lanes = low + high
-    sums.copy_(lanes[:, 0])
+    sums.copy_(lane_sums(padded.view(len(sums), SQUARES_BLOCK), _LANES)[:, 0])
 
 
 def _total(gradients: Sequence[Tensor]) -> Tensor:
@@ -286,52 +273,14 @@ def stochastic_fp16(values: Tensor, chance: Tensor) -> Tensor:
     return torch.copysign(finite, values).to(torch.float16)
 
 
-def _run_adam(
-    parameter: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    gradients: Sequence[Tensor],
-    constants: Sequence[float],
-    mirror: Tensor | None,
-    key: Sequence[int],
-    offset: int,
-    workers: int,
-) -> None:
-    _c_adam(
-        workers,
-        *_one(parameter),
-        *_one(exp_avg),
-        *_one(exp_avg_sq),
-        *_several(gradients),
-        *((None, 0) if mirror is None else _one(mirror)),
-        parameter.numel(),
-        (ctypes.c_float * len(constants))(*constants),
-        *(key[0] | key[1] << 32, offset),
-    )
-
-
-def _run_squares(
-    gradients: Sequence[Tensor], scale: float, offset: int, sums: Tensor, workers: int
-) -> None:
-    n = gradients[0].numel()
-    _c_squares(workers, *_several(gradients), n, scale, offset, sums.data_ptr())
-
-
-def _one(vector: Tensor) -> tuple[int, int]:
-    return vector.data_ptr(), _DTYPES.index(vector.dtype)
-
-
-def _several(vectors: Sequence[Tensor]) -> tuple[Any, int, int]:
-    return addresses(vectors), _DTYPES.index(vectors[0].dtype), len(vectors)
-
-
-_adam = native.operator(
-    "adam(Tensor(a!) parameter, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, Tensor[] gradients, "
-    "float[] constants, Tensor(d!)? mirror, int[] key, int offset, int workers) -> ()",
-    _run_adam,
+_ADAM = kernel(
+    "adam",
+    "int workers, Tensor(a!) parameter, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, "
+    "Tensor[] gradients, size(gradients), Tensor(d!)? mirror, int[] kinds, size(parameter), "
+    "float[] constants, int k0, int k1, int offset",
 )
-_squares = native.operator(
-    "sum_of_squares(Tensor[] gradients, float scale, int offset, Tensor(a!) sums, int workers)"
-    " -> ()",
-    _run_squares,
+_SQUARES = kernel(
+    "sum_of_squares",
+    "int workers, Tensor[] gradients, int kind, size(gradients), int n, float scale, int offset, "
+    "Tensor(a!) sums",
 )

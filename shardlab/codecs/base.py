@@ -8,6 +8,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from shardlab.codecs.native import check, check_floats
+
 
 class Block(NamedTuple):
     """One parameter of a unit, as a matrix of its first dimension by all others."""
@@ -188,20 +190,25 @@ class FusedCodec(Codec):
     """Base of codecs that encode with or without a residual, and add or set sums, in one pass."""
 
     @abstractmethod
-    def fused_encode(
+    def write(
         self,
         x: Tensor,
         residual: Tensor | None,
         kept: Tensor | None,
         key: MessageKey | None,
-        out: Tensor | None,
+        payload: Tensor,
     ) -> Tensor:
-        """Encode as `encode` and, if there is a residual, `encode_residual` do."""
+        """Encode `x`, or `x + residual`, as `encode` and `encode_residual` do.
+
+        Args:
+            kept: written where there is a residual.
+            payload: written; what is returned is the used part of it.
+        """
 
     @abstractmethod
-    def fused_decode(
+    def read(
         self,
-        payloads: Sequence[Tensor],
+        payloads: list[Tensor],
         out: Tensor,
         alpha: float,
         keys: Sequence[MessageKey] | None,
@@ -212,7 +219,7 @@ class FusedCodec(Codec):
     def encode(  # noqa: D102
         self, vector: Tensor, key: MessageKey | None = None, out: Tensor | None = None
     ) -> Tensor:
-        return self.fused_encode(vector, None, None, key, out)
+        return self.write(vector, None, None, key, self._buffer(vector, out))
 
     def encode_residual(  # noqa: D102
         self,
@@ -222,12 +229,12 @@ class FusedCodec(Codec):
         key: MessageKey | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        return self.fused_encode(vector, residual, kept, key, out)
+        return self.write(vector, residual, kept, key, self._buffer(vector, out))
 
     def decode_add(  # noqa: D102
         self, payload: Tensor, out: Tensor, alpha: float = 1.0, key: MessageKey | None = None
     ) -> None:
-        self.fused_decode([payload], out, alpha, [key] if key else None, add=True)
+        self.read([payload], out, alpha, [key] if key else None, add=True)
 
     def decode_sum(  # noqa: D102
         self,
@@ -236,7 +243,24 @@ class FusedCodec(Codec):
         alpha: float = 1.0,
         keys: Sequence[MessageKey] | None = None,
     ) -> None:
-        self.fused_decode(payloads, out, alpha, keys, add=False)
+        self.read(list(payloads), out, alpha, keys, add=False)
+
+    def _buffer(self, vector: Tensor, out: Tensor | None) -> Tensor:
+        if out is not None:
+            return out
+        return vector.new_empty(self.payload_bytes(vector.numel()), dtype=torch.uint8)
+
+    def _check_written(
+        self, x: Tensor, residual: Tensor | None, kept: Tensor | None, payload: Tensor
+    ) -> None:
+        check_floats(x, residual=residual, kept=kept)
+        check("payload", payload, self.payload_bytes(x.numel()), x.device, torch.uint8)
+
+    def _check_read(self, payloads: list[Tensor], out: Tensor) -> None:
+        check_floats(out)
+        for payload in payloads:
+            self._check_payload(payload, out.numel())
+            check("payload", payload, payload.numel(), out.device, torch.uint8)
 
 
 def key_words(key: MessageKey | None, name: str) -> tuple[int, int]:

@@ -51,32 +51,31 @@ class GradiVeQ(MultiPhaseMethod):
         n = chunks.shape[1]
         basis = self._basis(n, unit, wire, key)
         if basis is None:
-            return self._fit_scattered(given, unit, wire)
+            return self._fit(given, unit, wire, scattered=True)
         message = given.new_empty(wire.world_size, self.coefficients(n) + 1)
-        for chunk, part in zip(chunks, message, strict=True):
-            _project(chunk, basis, part[:-1])
-        message[:, -1] = alarm(message[:, :-1])
+        own = message[:, :-1]
+        _project(chunks, basis, own)
+        message[:, -1] = alarm(own)
         summed = wire.sum_scatter(message.flatten())
-        for chunk, part in zip(chunks, message, strict=True):
-            _add_decoded(part[:-1], basis, chunk, -1)
-        result = given.new_zeros(n)
-        _add_decoded(summed[:-1], basis, result, 1)
-        result[:1] += summed[-1]
-        return result
+        _add_decoded(own, basis, chunks, -1)
+        result = given.new_zeros(1, n)
+        _add_decoded(summed[None, :-1], basis, result, 1)
+        result[0, :1] += summed[-1]
+        return result[0]
 
     def sum(self, given: Tensor, unit: Unit, wire: Communicator, key: MessageKey) -> Tensor:  # noqa: D102
         n = given.numel()
         basis = self._basis(n, unit, wire, key)
         if basis is None:
-            return self._fit(given, unit, wire)
-        own = given.new_empty(self.coefficients(n))
-        _project(given, basis, own)
+            return self._fit(given, unit, wire, scattered=False)
+        own = given.new_empty(1, self.coefficients(n))
+        _project(given[None], basis, own)
         summed = own.clone()
-        wire.sum(summed)
-        _add_decoded(own, basis, given, -1)
-        result = given.new_zeros(n)
+        wire.sum(summed[0])
+        _add_decoded(own, basis, given[None], -1)
+        result = given.new_zeros(1, n)
         _add_decoded(summed, basis, result, 1)
-        return result
+        return result[0]
 
     def _basis(self, n: int, unit: Unit, wire: Communicator, key: MessageKey) -> Tensor | None:
         """Return the basis for this message; None where it is sent uncompressed."""
@@ -91,44 +90,37 @@ class GradiVeQ(MultiPhaseMethod):
     def _shortens(self, n: int) -> bool:
         return self.coefficients(n) < n
 
-    def _fit_scattered(self, given: Tensor, unit: Unit, wire: Communicator) -> Tensor:
-        result = wire.sum_scatter(given)
-        # as large as the largest element, so that squares of scaled elements stay in range
-        scale = (_largest(result) / wire.world_size + alarm(given)).view(1)
-        wire.sum(scale)
+    def _fit(self, given: Tensor, unit: Unit, wire: Communicator, scattered: bool) -> Tensor:
+        """Return the exact sum, or this rank's chunk of it; renew the basis."""
+        # scaled by about the largest element, so that squares stay in range
+        if scattered:
+            result = wire.sum_scatter(given)
+            scale = (_largest(result) / wire.world_size + alarm(given)).view(1)
+            wire.sum(scale)
+        else:
+            result = given.clone()
+            wire.sum(result)
+            scale = _largest(result)
         if not all_finite(scale):
             return result.fill_(float("nan"))
         given.zero_()
-        if scale.any() and self._shortens(result.numel()):
+        if not scale.any() or not self._shortens(result.numel()):
+            return result
+        if scattered or wire.rank == 0:
+            moment = _second_moment(result / scale, self.slice)
+        if scattered:  # the upper triangle
             upper = torch.triu_indices(self.slice, self.slice, device=given.device).unbind()
-            message = _second_moment(result / scale, self.slice)[upper]
+            message = moment[upper]
             wire.sum(message)
-            moment = given.new_zeros(self.slice, self.slice)
             moment[upper] = message
-            self._renew(moment if wire.rank == 0 else None, unit, wire, given)
-        return result
-
-    def _fit(self, given: Tensor, unit: Unit, wire: Communicator) -> Tensor:
-        result = given.clone()
-        wire.sum(result)
-        if not all_finite(result):
-            return result.fill_(float("nan"))
-        given.zero_()
-        scale = _largest(result)
-        if scale.any() and self._shortens(result.numel()):
-            moment = _second_moment(result / scale, self.slice) if wire.rank == 0 else None
-            self._renew(moment, unit, wire, given)
-        return result
-
-    def _renew(self, moment: Tensor | None, unit: Unit, wire: Communicator, like: Tensor) -> None:
-        """Adopt the leading eigenvectors of the matrix (its upper triangle) of rank 0."""
-        basis = like.new_zeros(self.slice, self.components)
-        if moment is not None:
+        basis = given.new_zeros(self.slice, self.components)
+        if wire.rank == 0:
             # eigenvalues ascend
             vectors = torch.linalg.eigh(moment.double(), UPLO="U").eigenvectors
             basis.copy_(vectors[:, -self.components :])
         wire.sum(basis.view(-1))
         self.state[unit.name] = basis
+        return result
 
 
 def _largest(vector: Tensor) -> Tensor:
@@ -142,22 +134,24 @@ def _slices(vector: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return vector[:full].view(-1, size), vector[full:].view(1, -1)
 
 
-def _project(vector: Tensor, basis: Tensor, out: Tensor) -> None:
-    """Set `out` to U^T s for every slice s of the vector."""
+def _project(chunks: Tensor, basis: Tensor, out: Tensor) -> None:
+    """Set the rows of `out` to U^T s for every slice s of each chunk."""
     components = basis.shape[1]
-    whole, rest = _slices(vector, len(basis))
-    torch.mm(whole, basis, out=out[: len(whole) * components].view(-1, components))
-    if rest.numel():
-        torch.mm(rest, basis[: rest.shape[1]], out=out[-components:].view(1, -1))
+    for chunk, coefficients in zip(chunks, out, strict=True):
+        whole, rest = _slices(chunk, len(basis))
+        torch.mm(whole, basis, out=coefficients[: len(whole) * components].view(-1, components))
+        if rest.numel():
+            torch.mm(rest, basis[: rest.shape[1]], out=coefficients[-components:].view(1, -1))
 
 
 def _add_decoded(coefficients: Tensor, basis: Tensor, out: Tensor, alpha: int) -> None:
-    """Add alpha * U c to every slice of `out`."""
-    rows = coefficients.view(-1, basis.shape[1])
-    whole, rest = _slices(out, len(basis))
-    whole.addmm_(rows[: len(whole)], basis.T, alpha=alpha)
-    if rest.numel():
-        rest.addmm_(rows[-1:], basis[: rest.shape[1]].T, alpha=alpha)
+    """Add alpha * U c to every slice of each row of `out`."""
+    for row, chunk in zip(coefficients, out, strict=True):
+        rows = row.view(-1, basis.shape[1])
+        whole, rest = _slices(chunk, len(basis))
+        whole.addmm_(rows[: len(whole)], basis.T, alpha=alpha)
+        if rest.numel():
+            rest.addmm_(rows[-1:], basis[: rest.shape[1]].T, alpha=alpha)
 
 
 def _second_moment(vector: Tensor, size: int) -> Tensor:

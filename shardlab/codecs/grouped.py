@@ -13,11 +13,10 @@ of `count` elements, byte j holds elements j, j + m, j + 2 m, ... from its lowes
 The compiled kernels of csrc/grouped.h compute the same bits for the formats that they know.
 """
 
-import ctypes
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -25,9 +24,8 @@ from torch import Tensor
 from shardlab.codecs import native
 from shardlab.codecs.base import Content, FusedCodec, MessageKey, key_words
 from shardlab.codecs.compiled import compiled_on_gpus
-from shardlab.codecs.native import FLOAT, INT, POINTER, WORD, address, addresses, function
+from shardlab.codecs.kernels import kernel
 from shardlab.codecs.random import uniform
-from shardlab.codecs.workers import threads_for
 
 _LARGEST_GROUP = 4096  # csrc/decoding.h
 
@@ -82,41 +80,37 @@ class GroupedCodec(FusedCodec):
     def content(self, n: int, payload: Tensor) -> Content:  # noqa: D102
         return Content(n, 0, self.head_bytes * -(-n // self.group))
 
-    def fused_encode(  # noqa: D102
+    def write(  # noqa: D102
         self,
         x: Tensor,
         residual: Tensor | None,
         kept: Tensor | None,
         key: MessageKey | None,
-        out: Tensor | None,
+        payload: Tensor,
     ) -> Tensor:
-        native.check_floats(vector=x, residual=residual, kept=kept)
-        size = self.payload_bytes(x.numel())
-        payload = x.new_empty(size, dtype=torch.uint8) if out is None else out
-        native.check_payload(payload, size, x)
+        self._check_written(x, residual, kept, payload)
         words = key_words(key, self.name) if self.random else (0, 0)
         if self.kernels and native.compiled(x):
-            _kernels(self.format).encode(x, residual, kept, self.group, *words, payload)
+            encode, _ = _kernels(self.format)
+            encode(x, residual, kept, self.group, *words, payload)
         else:
             encode_groups(self, x, residual, kept, *words, payload)
         return payload
 
-    def fused_decode(  # noqa: D102
+    def read(  # noqa: D102
         self,
-        payloads: Sequence[Tensor],
+        payloads: list[Tensor],
         out: Tensor,
         alpha: float,
         keys: Sequence[MessageKey] | None,
         add: bool,
     ) -> None:
-        native.check_floats(out=out)
-        for payload in payloads:
-            self._check_payload(payload, out.numel())
-            native.check_payload(payload, payload.numel(), out)
+        self._check_read(payloads, out)
         if self.kernels and native.compiled(out):
-            _kernels(self.format).decode(list(payloads), self.group, out, alpha, add)
+            _, decode = _kernels(self.format)
+            decode(payloads, self.group, alpha, add, out)
         else:
-            decode_groups(self, list(payloads), out, alpha, add)
+            decode_groups(self, payloads, out, alpha, add)
 
 
 @compiled_on_gpus
@@ -221,49 +215,18 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
     return torch.cat(planes, 1)[:, :count]
 
 
-class _Kernels(NamedTuple):
-    encode: Callable[..., None]
-    decode: Callable[..., None]
-
-
 @cache
-def _kernels(format: str) -> _Kernels:
-    """Return the operators over the compiled kernels of a format."""
-    c_encode = function(f"{format}_encode", *(4 * [POINTER]), INT, INT, WORD, WORD, POINTER)
-    c_decode = function(
-        f"{format}_decode", POINTER, POINTER, INT, INT, INT, FLOAT, ctypes.c_int, POINTER
-    )
-
-    def encode(
-        x: Tensor,
-        residual: Tensor | None,
-        kept: Tensor | None,
-        group: int,
-        k0: int,
-        k1: int,
-        payload: Tensor,
-    ) -> None:
-        c_encode(
-            *(threads_for(x.numel()), x.data_ptr(), address(residual), address(kept)),
-            *(x.numel(), group, k0, k1, payload.data_ptr()),
-        )
-
-    def decode(payloads: list[Tensor], group: int, out: Tensor, alpha: float, add: bool) -> None:
-        n = out.numel()
-        c_decode(
-            *(threads_for(n), addresses(payloads), len(payloads), n, group, alpha, add),
-            out.data_ptr(),
-        )
-
-    return _Kernels(
-        native.operator(
-            f"{format}_encode(Tensor x, Tensor? residual, Tensor(a!)? kept, int group, int k0, "
-            "int k1, Tensor(b!) payload) -> ()",
-            encode,
+def _kernels(format: str) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Return the compiled encoding and decoding of a format."""
+    return (
+        kernel(
+            f"{format}_encode",
+            "threads(x), Tensor x, Tensor? residual, Tensor(a!)? kept, size(x), int group, int k0, "
+            "int k1, Tensor(b!) payload",
         ),
-        native.operator(
-            f"{format}_decode(Tensor[] payloads, int group, Tensor(a!) out, float alpha, "
-            "bool add) -> ()",
-            decode,
+        kernel(
+            f"{format}_decode",
+            "threads(out), Tensor[] payloads, size(payloads), size(out), int group, float alpha, "
+            "bool add, Tensor(a!) out",
         ),
     )

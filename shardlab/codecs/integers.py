@@ -172,12 +172,8 @@ class Qsgd(GroupedCodec):
 
     def __init__(self, levels: int = 127, group: int = 128) -> None:
         self._levels = levels
+        self.bits = levels.bit_length() + 1
         super().__init__(group, f"qsgd{levels}")
-
-    @property
-    def bits(self) -> int:  # type: ignore[override]
-        """Bits of a code."""
-        return self._levels.bit_length() + 1
 
     def quantize(self, rows: Tensor, chance: Tensor | None) -> tuple[Tensor, Tensor]:  # noqa: D102
         return quantize(rows, norm_words(rows, self._levels), self.bits, chance)

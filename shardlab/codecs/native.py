@@ -15,10 +15,8 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 from filelock import FileLock
@@ -27,9 +25,6 @@ from torch import Tensor
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic
 from shardlab.core.progress import say
-
-POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-INT32, WORD = ctypes.c_int32, ctypes.c_uint32
 
 LIBRARY = Path(__file__).with_name("libshardlab_kernels.so")
 """for every CPU; those for levels of x86-64 have _v3 and _v4 after the name"""
@@ -156,107 +151,33 @@ def _run(*command: str) -> None:
         )
 
 
-def function(name: str, *arguments: type) -> Callable[..., None]:
-    """Return the kernel `name` of csrc/, bound when it is first called.
+def check(name: str, vector: Tensor, size: int, device: torch.device, *dtypes: torch.dtype) -> None:
+    """Refuse all but a contiguous vector of this kind: kernels get addresses.
 
     Raises:
-        UserError: (when called) the library was built from sources without it.
+        ValueError: names the vector, what it must be and what it is instead.
     """
-
-    @cache
-    def bound() -> Callable[..., None]:
-        found: Any = getattr(library(), name, None)
-        if found is None:
-            raise UserError(f"{LIBRARY}: {name} is missing: reinstall shardlab")
-        found.argtypes = arguments
-        found.restype = None
-        return cast(Callable[..., None], found)
-
-    return lambda *values: bound()(*values)
-
-
-# The plain registration rather than `torch.library.custom_op`: it costs 2 us per call, not 18, and
-# an engine makes one call for each message.
-_OPERATORS = torch.library.Library("shardlab", "FRAGMENT")
-
-
-def operator(schema: str, run: Callable[..., None]) -> Callable[..., None]:
-    """Register `run` as `shardlab::NAME`, by which profiles and fake tensors know a kernel.
-
-    Args:
-        schema: `NAME(arguments) -> ()`. All outputs are arguments that the kernel writes to, so it
-            does nothing for fake tensors.
-    """
-    name = schema.partition("(")[0]
-    _OPERATORS.define(schema)
-    _OPERATORS.impl(name, run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"shardlab::{name}", lambda *_: None, lib=_OPERATORS)
-    result: Callable[..., None] = getattr(torch.ops.shardlab, name).default
-    return result
-
-
-def address(vector: Tensor | None) -> int | None:
-    """Return where a vector begins in memory."""
-    return None if vector is None else vector.data_ptr()
-
-
-def addresses(vectors: Sequence[Tensor]) -> Any:
-    """Return an array of the addresses of vectors, as the C ABI takes it."""
-    return (ctypes.c_void_p * len(vectors))(*(vector.data_ptr() for vector in vectors))
-
-
-def integers(values: Sequence[int]) -> Any:
-    """Return an array of int64, as the C ABI takes it."""
-    return (ctypes.c_int64 * len(values))(*values)
-
-
-def check_floats(**vectors: Tensor | None) -> None:
-    """Refuse all but contiguous float32 vectors of one length and device: kernels get addresses.
-
-    Args:
-        vectors: by the name for messages; None is skipped.
-
-    Raises:
-        ValueError: names the vector and what it is instead.
-    """
-    first: Tensor | None = None
-    for name, vector in vectors.items():
-        if vector is None:
-            continue
-        if vector.dtype != torch.float32 or vector.dim() != 1 or not vector.is_contiguous():
-            raise ValueError(
-                f"{name} must be a contiguous float32 vector, not {vector.dtype} of shape "
-                f"{tuple(vector.shape)} and strides {vector.stride()}"
-            )
-        first = vector if first is None else first
-        if vector.numel() != first.numel() or vector.device != first.device:
-            raise ValueError(f"{name} must have the length and device of {next(iter(vectors))}")
-
-
-def check_payload(payload: Tensor, size: int, like: Tensor) -> None:
-    """Refuse a buffer that is no contiguous uint8 vector of `size` bytes on the device of `like`.
-
-    Raises:
-        ValueError: what it is instead.
-    """
-    if payload.dtype != torch.uint8 or payload.shape != (size,) or not payload.is_contiguous():
+    right = vector.shape == (size,) and vector.is_contiguous() and vector.dtype in dtypes
+    if not right or vector.device != device:
         raise ValueError(
-            f"payload must be a contiguous uint8 vector of {size} bytes, not {payload.dtype} of "
-            f"shape {tuple(payload.shape)} and strides {payload.stride()}"
+            f"{name} must be a contiguous vector of {size} {' or '.join(map(str, dtypes))} on "
+            f"{device}, not {vector.dtype} of shape {tuple(vector.shape)} and strides "
+            f"{vector.stride()} on {vector.device}"
         )
-    if payload.device != like.device:
-        raise ValueError(f"payload is on {payload.device}, the values on {like.device}")
+
+
+def check_floats(first: Tensor, **others: Tensor | None) -> None:
+    """Refuse all but contiguous float32 vectors of one length and device; None is skipped."""
+    size, device = first.numel(), first.device
+    check("the vector", first, size, device, torch.float32)
+    for name, vector in others.items():
+        if vector is not None:
+            check(name, vector, size, device, torch.float32)
 
 
 def check_positions(positions: Tensor, values: Tensor) -> None:
-    """Refuse all but a contiguous int32 vector as long as `values`.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    good = positions.dtype == torch.int32 and positions.is_contiguous()
-    if not good or positions.shape != values.shape:
-        raise ValueError("positions must be a contiguous int32 vector, one for each value")
+    """Refuse all but a contiguous int32 vector as long as `values`."""
+    check("positions", positions, values.numel(), values.device, torch.int32)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from shardlab.codecs import native
 from shardlab.codecs.compiled import compiled_on_gpus
-from shardlab.codecs.native import INT, POINTER, addresses, function, integers
+from shardlab.codecs.kernels import kernel
 from shardlab.codecs.workers import threads_for
 from shardlab.core.device import accelerator_of
 
@@ -72,8 +72,11 @@ def encode(positions: Tensor, n: int, coding: Coding, out: Tensor) -> None:
     """
     native.check_positions(positions, positions)
     split = Split.of(n, positions.numel(), coding)
-    native.check_payload(out, split.size, positions)
-    (_ENCODE if native.compiled(positions) else encode_reference)(positions, list(split), out)
+    native.check("out", out, split.size, positions.device, torch.uint8)
+    if native.compiled(positions):
+        _ENCODE(positions, *split, out)
+    else:
+        encode_reference(positions, list(split), out)
 
 
 def decode(coded: Sequence[Tensor], n: int, counts: Sequence[int], coding: Coding) -> list[Tensor]:
@@ -93,7 +96,8 @@ def decode(coded: Sequence[Tensor], n: int, counts: Sequence[int], coding: Codin
     if native.compiled(coded[0]):
         positions = [coded[0].new_empty(count, dtype=torch.int32) for count in counts]
         valid = torch.ones(len(coded), dtype=torch.int64)
-        _DECODE(list(coded), n, [size for split in splits for size in split], positions, valid)
+        sizes = [size for k, split in zip(counts, splits, strict=True) for size in (k, *split)]
+        _DECODE(threads_for(sum(counts)), list(coded), n, sizes, positions, valid)
         good = valid.tolist()
     else:
         decoded = [
@@ -151,29 +155,12 @@ def _refusal(coded: Tensor, n: int, count: int) -> ValueError:
     )
 
 
-def _run_encode(positions: Tensor, split: list[int], out: Tensor) -> None:
-    _c_encode(positions.data_ptr(), positions.numel(), *split, out.data_ptr())
-
-
-def _run_decode(
-    coded: list[Tensor], n: int, splits: list[int], positions: list[Tensor], valid: Tensor
-) -> None:
-    sizes: list[int] = []
-    for index, found in enumerate(positions):
-        sizes += [found.numel(), *splits[4 * index : 4 * index + 4]]
-    _c_decode(
-        *(threads_for(sum(map(len, positions))), addresses(coded), len(coded), n),
-        *(integers(sizes), addresses(positions), valid.data_ptr()),
-    )
-
-
-_c_encode = function("positions_encode", POINTER, *(5 * [INT]), POINTER)
-_c_decode = function("positions_decode", POINTER, POINTER, INT, INT, POINTER, POINTER, POINTER)
-_ENCODE = native.operator(
-    "positions_encode(Tensor positions, int[] split, Tensor(a!) out) -> ()", _run_encode
+_ENCODE = kernel(
+    "positions_encode",
+    "Tensor positions, size(positions), int bits, int spread, int lower, int upper, Tensor(a!) out",
 )
-_DECODE = native.operator(
-    "positions_decode(Tensor[] coded, int n, int[] splits, Tensor(a!)[] positions, "
-    "Tensor(b!) valid) -> ()",
-    _run_decode,
+_DECODE = kernel(
+    "positions_decode",
+    "int workers, Tensor[] coded, size(coded), int n, int[] sizes, Tensor(a!)[] positions, "
+    "Tensor(b!) valid",
 )

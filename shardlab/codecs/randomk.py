@@ -7,7 +7,6 @@ from torch import Tensor
 
 from shardlab.codecs.base import Content, FusedCodec, MessageKey, key_words
 from shardlab.codecs.compiled import compiled_on_gpus
-from shardlab.codecs.native import check_floats
 from shardlab.codecs.random import random_bits
 from shardlab.codecs.selection import keep, scatter_add, scatter_sum
 
@@ -44,15 +43,15 @@ class RandomK(FusedCodec):
     def content(self, n: int, payload: Tensor) -> Content:  # noqa: D102
         return Content(self._kept(n), 0, 0)
 
-    def fused_encode(  # noqa: D102
+    def write(  # noqa: D102
         self,
         x: Tensor,
         residual: Tensor | None,
         kept: Tensor | None,
         key: MessageKey | None,
-        out: Tensor | None,
+        payload: Tensor,
     ) -> Tensor:
-        check_floats(vector=x, residual=residual, kept=kept)
+        self._check_written(x, residual, kept, payload)
         positions = self._positions(x, key)
         wanted = x if residual is None else x + residual
         drawn = wanted[positions]
@@ -61,19 +60,17 @@ class RandomK(FusedCodec):
             sent.mul_(x.numel() / drawn.numel())
         if residual is not None and kept is not None:
             keep(x, residual, kept, positions, drawn, sent)
-        payload = sent.view(torch.uint8)
-        return payload if out is None else out.copy_(payload)
+        return payload.copy_(sent.view(torch.uint8))
 
-    def fused_decode(  # noqa: D102
+    def read(  # noqa: D102
         self,
-        payloads: Sequence[Tensor],
+        payloads: list[Tensor],
         out: Tensor,
         alpha: float,
         keys: Sequence[MessageKey] | None,
         add: bool,
     ) -> None:
-        for payload in payloads:
-            self._check_payload(payload, out.numel())
+        self._check_read(payloads, out)
         if not keys:
             key_words(None, self.name)
         drawn = {key: self._positions(out, key) for key in {key.shared() for key in keys or ()}}

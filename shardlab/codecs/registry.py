@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from shardlab.codecs.base import Codec
 from shardlab.codecs.multi_phase import Method, MultiPhaseMethod
 from shardlab.config.codec_options import CodecSpec
-from shardlab.config.codec_table import AnyCodec, find
+from shardlab.config.codec_table import CODECS, AnyCodec
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 
@@ -39,7 +39,7 @@ def make_method(spec: str | Mapping[str, Any] | BaseModel | Method) -> Method:
         return spec
     if not isinstance(spec, str | Mapping | BaseModel):
         raise UserError(f"codec: a codec is its name, or a mapping with `name` (found {spec!r})")
-    checked: CodecSpec = validate(AnyCodec, _plain(spec), "codec")
+    checked = _checked(spec)
     options = checked.model_dump(exclude={"name"})
     try:
         made = _factory(type(checked))(**options)
@@ -61,9 +61,8 @@ def spec_of(spec: str | Mapping[str, Any] | BaseModel | Method) -> CodecSpec:
     An object of a class that nobody registered gets one with the traits that the class declares.
     """
     if not isinstance(spec, Codec | MultiPhaseMethod):
-        checked: CodecSpec = validate(AnyCodec, _plain(spec), "codec")
-        return checked
-    known = find(spec.name)
+        return _checked(spec)
+    known = CODECS.get(spec.name)
     if known is not None and _factory(known) is type(spec):
         # the options were checked when the object was made, and may have become something else
         return known.model_construct(name=spec.name)
@@ -75,10 +74,11 @@ def spec_of(spec: str | Mapping[str, Any] | BaseModel | Method) -> CodecSpec:
     return ObjectSpec(name=spec.name)
 
 
-def _plain(spec: str | Mapping[str, Any] | BaseModel) -> str | dict[str, Any] | CodecSpec:
-    if isinstance(spec, str | CodecSpec):
-        return spec
-    return spec.model_dump() if isinstance(spec, BaseModel) else dict(spec)
+def _checked(spec: str | Mapping[str, Any] | BaseModel) -> CodecSpec:
+    if not isinstance(spec, str | CodecSpec):
+        spec = spec.model_dump() if isinstance(spec, BaseModel) else dict(spec)
+    checked: CodecSpec = validate(AnyCodec, spec, "codec")
+    return checked
 
 
 def _factory(spec: type[CodecSpec]) -> Any:

@@ -44,15 +44,15 @@ def signed_scale_words(rows: Tensor, levels: float) -> Tensor:
 def norm_words(rows: Tensor, levels: float) -> Tensor:
     """Return the bits of the scales that make the Euclidean norm of a group the code `levels`.
 
-    Squares are summed in sixteen lanes, element i in lane i mod 16, then halves are added to
-    halves. If a sum is not between 2**-60 and 2**100, the elements are first brought near 1 by a
-    power of two. Groups with magnitudes of 2**120 and more count as not finite.
+    Squares are summed in sixteen lanes (`lane_sums`). If a sum is not between 2**-60 and 2**100,
+    the elements are first brought near 1 by a power of two. Groups with magnitudes of 2**120 and
+    more count as not finite.
     """
     largest = rows.abs().amax(1, keepdim=True)
-    plain = _sum_of_squares(rows)
+    plain = lane_sums(rows * rows, 16)
     exponent = (largest.view(torch.int32) >> 23).clamp(1, 253)
     shrink, grow = ((power << 23).view(torch.float32) for power in (254 - exponent, exponent))
-    shrunk = _divided(square_root(_sum_of_squares(rows * shrink)), levels) * grow
+    shrunk = _divided(square_root(lane_sums((rows * shrink).square(), 16)), levels) * grow
     good = (plain >= 2.0**-60) & (plain < 2.0**100)
     scale = torch.where(good, _divided(square_root(plain), levels), shrunk)
     return _words(largest, scale, NORM_TOO_LARGE)
@@ -77,6 +77,22 @@ def _words(largest: Tensor, scale: Tensor, limit: float) -> Tensor:
     return bits.to(torch.int16)
 
 
+def lane_sums(rows: Tensor, lanes: int) -> Tensor:
+    """Return the sum of each row, [groups, 1] from [groups, G], with the same bits everywhere.
+
+    Lane l adds the elements l, l + lanes, l + 2 * lanes, ... in this order, starting at zero; then
+    the upper half of the lanes is added to the lower half, until one is left.
+    """
+    padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % lanes))
+    sums = padded.new_zeros(len(rows), lanes)
+    for part in padded.split(lanes, 1):
+        sums = sums + part
+    while sums.shape[1] > 1:
+        lower, upper = sums.chunk(2, 1)
+        sums = lower + upper
+    return sums
+
+
 def square_root(values: Tensor) -> Tensor:
     """Return the correctly rounded root: PyTorch's own of float32 is not, on some processors."""
     return values.double().sqrt().float()
@@ -85,14 +101,3 @@ def square_root(values: Tensor) -> Tensor:
 def _divided(values: Tensor, levels: float) -> Tensor:
     # by a tensor: some devices divide by a number through its reciprocal, which rounds twice
     return values / torch.full_like(values, levels)
-
-
-def _sum_of_squares(rows: Tensor) -> Tensor:
-    padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % 16))
-    sums = padded.new_zeros(len(rows), 16)
-    for part in padded.split(16, 1):
-        sums += part * part
-    while sums.shape[1] > 1:
-        low, high = sums.chunk(2, 1)
-        sums = low + high
-    return sums

@@ -12,19 +12,8 @@ from torch import Tensor
 
 from shardlab.codecs import native
 from shardlab.codecs.compiled import compiled_on_gpus
-from shardlab.codecs.native import (
-    FLOAT,
-    INT,
-    INT32,
-    POINTER,
-    address,
-    addresses,
-    check_floats,
-    check_positions,
-    function,
-    integers,
-)
-from shardlab.codecs.workers import threads_for
+from shardlab.codecs.kernels import kernel
+from shardlab.codecs.native import check_floats, check_positions
 
 
 def largest(
@@ -44,14 +33,14 @@ def largest(
         kept: float32 [n], set to `x + residual`, or to `residual` where that is not finite; not
             the memory of `residual`.
     """
-    check_floats(x=x, residual=residual, kept=kept)
+    check_floats(x, residual=residual, kept=kept)
     if not k <= x.numel() < 2**31:
         raise ValueError(f"cannot select {k} of {x.numel()} elements")
     if native.compiled(x):
         values, positions = x.new_empty(k), x.new_empty(k, dtype=torch.int32)
         count = torch.empty(1, dtype=torch.int64)
         _LARGEST(x, residual, kept, floor, values, positions, count)
-        found = int(count) if floor else k  # a fake tensor has no value
+        found = int(count) if floor else k  # to read a tensor takes longer than to compare
         return values[:found], positions[:found]
     if floor:
         reached = int(_reaching(x, residual, floor))
@@ -77,8 +66,8 @@ def keep(
         positions: int32 [k], ascending.
         values, decoded: float32 [k].
     """
-    check_floats(values=values, decoded=decoded)
-    check_floats(residual=residual, kept=kept, x=x)
+    check_floats(values, decoded=decoded)
+    check_floats(residual, kept=kept, x=x)
     check_positions(positions, values)
     run = _KEEP if native.compiled(residual) else keep_reference
     run(x, residual, kept, positions, values, decoded)
@@ -92,22 +81,27 @@ def scatter_add(values: Tensor, positions: Tensor, out: Tensor, alpha: float = 1
         positions: int32 [k], contiguous, ascending, all different and below out.numel().
         out: float32 [n], contiguous.
     """
-    check_floats(out=out)
-    check_floats(values=values)
+    check_floats(out)
+    check_floats(values)
     check_positions(positions, values)
-    (_ADD if native.compiled(out) else add_reference)(values, positions, out, alpha)
+    if native.compiled(out):
+        _ADD(values, positions, alpha, out)
+    else:
+        add_reference(values, positions, out, alpha)
 
 
 def scatter_sum(
-    values: Sequence[Tensor], positions: Sequence[Tensor], out: Tensor, alpha: float = 1.0
+    values: list[Tensor], positions: list[Tensor], out: Tensor, alpha: float = 1.0
 ) -> None:
     """Set `out` to `alpha * sum of the sparse vectors`, in their order, in one pass over it."""
-    check_floats(out=out)
+    check_floats(out)
     for some, at in zip(values, positions, strict=True):
-        check_floats(values=some)
+        check_floats(some)
         check_positions(at, some)
-    run = _SUM if native.compiled(out) else sum_reference
-    run(list(values), list(positions), out, alpha)
+    if native.compiled(out):
+        _SUM(values, positions, [some.numel() for some in values], alpha, out)
+    else:
+        sum_reference(values, positions, out, alpha)
 
 
 @compiled_on_gpus
@@ -168,69 +162,23 @@ def _reaching(x: Tensor, residual: Tensor | None, floor: int) -> Tensor:
     return ((wanted.view(torch.int32) & 0x7FFFFFFF) >= floor).sum()
 
 
-def _run_largest(
-    x: Tensor,
-    residual: Tensor | None,
-    kept: Tensor | None,
-    floor: int,
-    values: Tensor,
-    positions: Tensor,
-    count: Tensor,
-) -> None:
-    n = x.numel()
-    _c_largest(
-        *(threads_for(n), x.data_ptr(), address(residual), address(kept), n, len(values), floor),
-        *(values.data_ptr(), positions.data_ptr(), count.data_ptr()),
-    )
-
-
-def _run_keep(
-    x: Tensor | None,
-    residual: Tensor,
-    kept: Tensor,
-    positions: Tensor,
-    values: Tensor,
-    decoded: Tensor,
-) -> None:
-    n = residual.numel()
-    _c_keep(
-        *(threads_for(n), address(x), residual.data_ptr(), kept.data_ptr(), n),
-        *(positions.data_ptr(), values.data_ptr(), decoded.data_ptr(), len(positions)),
-    )
-
-
-def _run_add(values: Tensor, positions: Tensor, out: Tensor, alpha: float) -> None:
-    n, at = out.numel(), positions.data_ptr()
-    _c_add(threads_for(n), values.data_ptr(), at, len(values), n, alpha, out.data_ptr())
-
-
-def _run_sum(values: list[Tensor], positions: list[Tensor], out: Tensor, alpha: float) -> None:
-    n, sizes = out.numel(), integers([len(some) for some in values])
-    _c_sum(
-        *(threads_for(n), addresses(values), addresses(positions), sizes, len(values), n, alpha),
-        out.data_ptr(),
-    )
-
-
-_c_largest = function(
-    "select_largest", *(4 * [POINTER]), INT, INT, INT32, POINTER, POINTER, POINTER
+_LARGEST = kernel(
+    "select_largest",
+    "threads(x), Tensor x, Tensor? residual, Tensor(a!)? kept, size(x), size(values), int floor, "
+    "Tensor(b!) values, Tensor(c!) positions, Tensor(d!) count",
 )
-_c_keep = function("select_keep", *(4 * [POINTER]), INT, POINTER, POINTER, POINTER, INT)
-_c_add = function("scatter_add", POINTER, POINTER, POINTER, INT, INT, FLOAT, POINTER)
-_c_sum = function("scatter_sum", *(4 * [POINTER]), INT, INT, FLOAT, POINTER)
-_LARGEST = native.operator(
-    "select_largest(Tensor x, Tensor? residual, Tensor(a!)? kept, int floor, Tensor(b!) values, "
-    "Tensor(c!) positions, Tensor(d!) count) -> ()",
-    _run_largest,
+_KEEP = kernel(
+    "select_keep",
+    "threads(residual), Tensor? x, Tensor residual, Tensor(a!) kept, size(residual), "
+    "Tensor positions, Tensor values, Tensor decoded, size(positions)",
 )
-_KEEP = native.operator(
-    "select_keep(Tensor? x, Tensor residual, Tensor(a!) kept, Tensor positions, Tensor values, "
-    "Tensor decoded) -> ()",
-    _run_keep,
+_ADD = kernel(
+    "scatter_add",
+    "threads(out), Tensor values, Tensor positions, size(values), size(out), float alpha, "
+    "Tensor(a!) out",
 )
-_ADD = native.operator(
-    "scatter_add(Tensor values, Tensor positions, Tensor(a!) out, float alpha) -> ()", _run_add
-)
-_SUM = native.operator(
-    "scatter_sum(Tensor[] values, Tensor[] positions, Tensor(a!) out, float alpha) -> ()", _run_sum
+_SUM = kernel(
+    "scatter_sum",
+    "threads(out), Tensor[] values, Tensor[] positions, int[] counts, size(values), size(out), "
+    "float alpha, Tensor(a!) out",
 )

@@ -1,7 +1,5 @@
 """Integers with scales that all ranks share, which can be summed as they are: `int8-shared`."""
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -11,17 +9,6 @@ from shardlab.codecs.multi_phase import Communicator, MultiPhaseMethod
 from shardlab.core.errors import UserError
 
 _LARGEST = 127
-
-
-class _Coded(NamedTuple):
-    """Vector as integers."""
-
-    codes: Tensor
-    """int8, as long as the vector"""
-    scales: Tensor
-    """float32, one per element: steps of its group"""
-    wrong: Tensor
-    """bool []: a number on some rank is not finite"""
 
 
 class SharedInt8(MultiPhaseMethod):
@@ -50,18 +37,20 @@ class SharedInt8(MultiPhaseMethod):
         self.group = group
 
     def sum_scatter(self, given: Tensor, unit: Unit, wire: Communicator, key: MessageKey) -> Tensor:  # noqa: D102
-        coded = self._encode(given, wire)
-        codes = wire.sum_scatter(coded.codes)
-        own = coded.scales.view(wire.world_size, -1)[wire.rank]
-        return self._decode(codes, own, coded.wrong)
+        codes, steps = self._encode(given, wire)
+        return wire.sum_scatter(codes).float() * steps.view(wire.world_size, -1)[wire.rank]
 
     def sum(self, given: Tensor, unit: Unit, wire: Communicator, key: MessageKey) -> Tensor:  # noqa: D102
-        coded = self._encode(given, wire)
-        wire.sum(coded.codes)
-        return self._decode(coded.codes, coded.scales, coded.wrong)
+        codes, steps = self._encode(given, wire)
+        wire.sum(codes)
+        return codes.float() * steps
 
-    def _encode(self, given: Tensor, wire: Communicator) -> _Coded:
-        """Agree on the scales, and leave in `given` what the integers lack."""
+    def _encode(self, given: Tensor, wire: Communicator) -> tuple[Tensor, Tensor]:
+        """Agree on the scales, and leave in `given` what the integers lack.
+
+        Returns:
+            codes, int8, and the step of each, float32: NaN if a number on some rank is not finite.
+        """
         levels = _LARGEST // wire.world_size
         if levels == 0:
             raise UserError(
@@ -72,12 +61,8 @@ class SharedInt8(MultiPhaseMethod):
         # a NaN is no maximum, and an infinity is one
         maxima = groups.abs().amax(1).nan_to_num(nan=float("inf"), posinf=float("inf"))
         wire.largest(maxima)
-        wrong = maxima.isinf().any()
         scales = (maxima / levels).repeat_interleave(self.group)[:n]
         steps = torch.where((scales > 0) & scales.isfinite(), scales, 1.0)
         codes = (given / steps).nan_to_num(0.0, 0.0, 0.0).round_().clamp_(-levels, levels)
         given.sub_(codes * steps)
-        return _Coded(codes.to(torch.int8), steps, wrong)
-
-    def _decode(self, codes: Tensor, scales: Tensor, wrong: Tensor) -> Tensor:
-        return torch.where(wrong, float("nan"), codes.float() * scales)
+        return codes.to(torch.int8), torch.where(maxima.isinf().any(), float("nan"), steps)

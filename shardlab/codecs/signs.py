@@ -5,12 +5,10 @@ One bit has no code for zero: an element of zero decodes to zero only where the 
 `sign`, the whole message) is zero. Parameters whose gradient is exactly zero in many steps
 accumulate an error from that, which error feedback cancels one step later.
 
-A sum over a group runs in 32 lanes: lane l adds elements l, l + 32, l + 64, ... in this order,
-starting at zero; then the upper half of the lanes is added to the lower half, until one is left.
-All in float32, so every instruction set and device finds the same bits.
+A sum over a group runs in 32 lanes (`shardlab.codecs.scales.lane_sums`), all in float32, so every
+instruction set and device finds the same bits.
 """
 
-import ctypes
 from collections.abc import Sequence
 
 import torch
@@ -19,9 +17,8 @@ from torch import Tensor
 from shardlab.codecs import native
 from shardlab.codecs.base import Content, FusedCodec, MessageKey
 from shardlab.codecs.grouped import GroupedCodec, pack, unpack
-from shardlab.codecs.native import FLOAT, INT, POINTER, address, addresses, function
-from shardlab.codecs.scales import NOT_FINITE, read_scales, widened
-from shardlab.codecs.workers import threads_for
+from shardlab.codecs.kernels import kernel
+from shardlab.codecs.scales import NOT_FINITE, lane_sums, read_scales, widened
 
 _LANES = 32
 _SMALLEST = 2.0**-126
@@ -52,7 +49,7 @@ class EfSign(GroupedCodec):
         super().__init__(group)
 
     def quantize(self, rows: Tensor, chance: Tensor | None) -> tuple[Tensor, Tensor]:  # noqa: D102
-        sums = _lane_sums(rows.abs())
+        sums = lane_sums(rows.abs(), _LANES)
         words = _mean_words(sums, torch.full_like(sums, rows.shape[1]))
         return words.view(torch.uint8), (rows < 0).to(torch.uint8)
 
@@ -88,7 +85,7 @@ class OneBit(GroupedCodec):
         below = rows < 0
         means = [
             _mean_words(
-                _lane_sums(torch.where(chosen, rows, 0.0)),
+                lane_sums(torch.where(chosen, rows, 0.0), _LANES),
                 chosen.sum(1, keepdim=True).to(torch.float32),
             )
             for chosen in (~below, below)
@@ -129,36 +126,35 @@ class Sign(FusedCodec):
     def content(self, n: int, payload: Tensor) -> Content:  # noqa: D102
         return Content(n, 0, _MAGNITUDE_BYTES)
 
-    def fused_encode(  # noqa: D102
+    def write(  # noqa: D102
         self,
         x: Tensor,
         residual: Tensor | None,
         kept: Tensor | None,
         key: MessageKey | None,
-        out: Tensor | None,
+        payload: Tensor,
     ) -> Tensor:
-        native.check_floats(vector=x, residual=residual, kept=kept)
-        size = self.payload_bytes(x.numel())
-        payload = x.new_empty(size, dtype=torch.uint8) if out is None else out
-        native.check_payload(payload, size, x)
-        encode = _ENCODE if native.compiled(x) else encode_signs
-        encode(x, residual, kept, payload)
+        self._check_written(x, residual, kept, payload)
+        if native.compiled(x):
+            sums = torch.empty(max(1, -(-x.numel() // _BLOCK)), dtype=torch.float64)
+            _ENCODE(x, residual, kept, sums, payload)
+        else:
+            encode_signs(x, residual, kept, payload)
         return payload
 
-    def fused_decode(  # noqa: D102
+    def read(  # noqa: D102
         self,
-        payloads: Sequence[Tensor],
+        payloads: list[Tensor],
         out: Tensor,
         alpha: float,
         keys: Sequence[MessageKey] | None,
         add: bool,
     ) -> None:
-        native.check_floats(out=out)
-        for payload in payloads:
-            self._check_payload(payload, out.numel())
-            native.check_payload(payload, payload.numel(), out)
-        decode = _DECODE if native.compiled(out) else decode_signs
-        decode(list(payloads), out, alpha, add)
+        self._check_read(payloads, out)
+        if native.compiled(out):
+            _DECODE(payloads, alpha, add, out)
+        else:
+            decode_signs(payloads, out, alpha, add)
 
 
 # not under torch.compile: Inductor of torch 2.13 writes other bytes of the magnitude
@@ -168,7 +164,7 @@ def encode_signs(x: Tensor, residual: Tensor | None, kept: Tensor | None, payloa
     n = len(wanted)
     full = n // _BLOCK * _BLOCK
     whole, rest = wanted[:full].view(-1, _BLOCK), wanted[full:].view(1, -1)
-    sums = torch.cat([_lane_sums(whole.abs()), _lane_sums(rest.abs())]).flatten()
+    sums = torch.cat([lane_sums(rows.abs(), _LANES) for rows in (whole, rest)]).flatten()
     magnitude = _mean(sums[: max(1, -(-n // _BLOCK))], n)
     payload[:_MAGNITUDE_BYTES] = magnitude.view(torch.uint8)
     bits = [pack((rows < 0).to(torch.uint8), 1).flatten() for rows in (whole, rest)]
@@ -222,18 +218,6 @@ def _mean(sums: Tensor, n: int) -> Tensor:
     return mean.masked_fill(~mean.isfinite(), torch.nan)
 
 
-def _lane_sums(rows: Tensor) -> Tensor:
-    """Return the sum of each row, in 32 lanes: float32 [groups, 1] from [groups, G]."""
-    padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % _LANES))
-    lanes = torch.zeros(len(rows), _LANES, device=rows.device)
-    for part in padded.view(len(rows), padded.shape[1] // _LANES, _LANES).unbind(1):
-        lanes = lanes + part
-    while lanes.shape[1] > 1:
-        lower, upper = lanes.chunk(2, 1)
-        lanes = lower + upper
-    return lanes
-
-
 def _mean_words(sums: Tensor, counts: Tensor) -> Tensor:
     """Return the bits of the means, int16, of sums of `counts` elements (float32).
 
@@ -247,27 +231,13 @@ def _mean_words(sums: Tensor, counts: Tensor) -> Tensor:
     return words.masked_fill(~rounded.isfinite(), NOT_FINITE)
 
 
-def _run_encode(x: Tensor, residual: Tensor | None, kept: Tensor | None, payload: Tensor) -> None:
-    n = x.numel()
-    sums = torch.empty(max(1, -(-n // _BLOCK)), dtype=torch.float64)
-    _c_encode(
-        *(threads_for(n), x.data_ptr(), address(residual), address(kept), n),
-        *(sums.data_ptr(), payload.data_ptr()),
-    )
-
-
-def _run_decode(payloads: list[Tensor], out: Tensor, alpha: float, add: bool) -> None:
-    n = out.numel()
-    threads = threads_for(n)
-    _c_decode(threads, addresses(payloads), len(payloads), n, alpha, add, out.data_ptr())
-
-
-_c_encode = function("sign_encode", *(4 * [POINTER]), INT, POINTER, POINTER)
-_c_decode = function("sign_decode", POINTER, POINTER, INT, INT, FLOAT, ctypes.c_int, POINTER)
-_ENCODE = native.operator(
-    "sign_encode(Tensor x, Tensor? residual, Tensor(a!)? kept, Tensor(b!) payload) -> ()",
-    _run_encode,
+_ENCODE = kernel(
+    "sign_encode",
+    "threads(x), Tensor x, Tensor? residual, Tensor(a!)? kept, size(x), Tensor(b!) sums, "
+    "Tensor(c!) payload",
 )
-_DECODE = native.operator(
-    "sign_decode(Tensor[] payloads, Tensor(a!) out, float alpha, bool add) -> ()", _run_decode
+_DECODE = kernel(
+    "sign_decode",
+    "threads(out), Tensor[] payloads, size(payloads), size(out), float alpha, bool add, "
+    "Tensor(a!) out",
 )

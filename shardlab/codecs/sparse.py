@@ -68,30 +68,28 @@ class Sparse(FusedCodec):
         index_bytes = payload.numel() - self._count_bytes - size
         return Content(k, index_bytes, self._count_bytes + metadata)
 
-    def fused_encode(  # noqa: D102
+    def write(  # noqa: D102
         self,
         x: Tensor,
         residual: Tensor | None,
         kept: Tensor | None,
         key: MessageKey | None,
-        out: Tensor | None,
+        payload: Tensor,
     ) -> Tensor:
-        n = x.numel()
+        k = self.most(x.numel())
         if residual is None or kept is None:
-            values, positions = selection.largest(x, self.most(n), self._floor)
-            return self._payload(values, positions, n, key, out)
+            return self._join(*selection.largest(x, k, self._floor), x.numel(), key, payload)
         apart = kept.data_ptr() != residual.data_ptr()
-        values, positions = selection.largest(
-            x, self.most(n), self._floor, residual, kept if apart else None
-        )
-        payload = self._payload(values, positions, n, key, out)
+        written = kept if apart else None
+        values, positions = selection.largest(x, k, self._floor, residual, written)
+        payload = self._join(values, positions, x.numel(), key, payload)
         sent = self._values(payload, len(values), key)
         selection.keep(None if apart else x, residual, kept, positions, values, sent)
         return payload
 
-    def fused_decode(  # noqa: D102
+    def read(  # noqa: D102
         self,
-        payloads: Sequence[Tensor],
+        payloads: list[Tensor],
         out: Tensor,
         alpha: float,
         keys: Sequence[MessageKey] | None,
@@ -103,11 +101,10 @@ class Sparse(FusedCodec):
         else:
             selection.scatter_sum(values, positions, out, alpha)
 
-    def _payload(
-        self, values: Tensor, positions: Tensor, n: int, key: MessageKey | None, out: Tensor | None
+    def _join(
+        self, values: Tensor, positions: Tensor, n: int, key: MessageKey | None, out: Tensor
     ) -> Tensor:
-        if out is None:
-            out = torch.empty(self.payload_bytes(n), dtype=torch.uint8, device=values.device)
+        """Write values and positions to `out`; return the used part of it."""
         if self._count_bytes:
             count = torch.tensor(list(struct.pack("<I", len(values))), dtype=torch.uint8)
             out[: self._count_bytes] = count

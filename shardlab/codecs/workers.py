@@ -14,10 +14,6 @@ from itertools import cycle, islice
 import torch
 
 from shardlab.codecs import native
-from shardlab.codecs.native import INT, POINTER, function
-
-_c_create = function("workers_create", POINTER, INT, POINTER)
-_c_destroy = function("workers_destroy", POINTER)
 
 _ANYWHERE = -1
 _WORTH_A_THREAD = 1 << 16
@@ -50,20 +46,21 @@ class Workers:
         if self.cpus is not None and not (self.cpus and set(allowed).issuperset(self.cpus)):
             raise ValueError(f"workers: may run on the processors {allowed}, not on {self.cpus}")
         self._end: weakref.finalize[..., Workers] | None = None
-        self._handle: int | None = None
+        self._handle = 0
         _ALL.add(self)
 
-    def handle(self) -> int | None:
-        """Return the pool of the C ABI, started by the first call; None without kernels."""
+    def handle(self) -> int:
+        """Return the address of the pool, started by the first call; 0 without kernels."""
         with _starting:
-            if self._handle is None and native.library() is not None:
-                cpus = list(islice(cycle(self.cpus or [_ANYWHERE]), self.threads))
-                pool = ctypes.c_void_p()
-                _c_create((ctypes.c_int64 * len(cpus))(*cpus), len(cpus), ctypes.addressof(pool))
+            kernels = native.library()
+            if not self._handle and kernels is not None:
+                cpus = islice(cycle(self.cpus or [_ANYWHERE]), self.threads)
+                pool, numbers = ctypes.c_void_p(), (ctypes.c_int64 * self.threads)(*cpus)
+                kernels.workers_create(numbers, ctypes.c_int64(self.threads), ctypes.byref(pool))
                 if pool.value is None:
                     raise RuntimeError(f"workers: the system starts no {self.threads} threads")
                 self._handle = pool.value
-                self._end = weakref.finalize(self, _c_destroy, pool.value)
+                self._end = weakref.finalize(self, kernels.workers_destroy, pool)
                 # not at exit: a daemon thread may still be running a kernel then
                 self._end.atexit = False
         return self._handle
@@ -71,12 +68,12 @@ class Workers:
     def close(self) -> None:
         """End the threads, which no other thread may be using; the next use starts them again."""
         if self._end is not None:
-            self._handle = None
+            self._handle = 0
             self._end()
 
     def _forget(self) -> None:
         if self._end is not None:
-            self._handle = None
+            self._handle = 0
             self._end.detach()
 
 
@@ -94,11 +91,11 @@ def _forget_all() -> None:
 os.register_at_fork(after_in_child=_forget_all)
 
 
-def threads_for(n: int) -> int | None:
-    """Return a pool of as many threads as torch uses; None if n elements are too few for it."""
+def threads_for(n: int) -> int:
+    """Return a pool of as many threads as torch uses; 0 if n elements are too few for it."""
     threads = torch.get_num_threads()
     if threads < 2 or n < 2 * _WORTH_A_THREAD:
-        return None
+        return 0
     return _pool(threads).handle()
 
 

@@ -26,12 +26,13 @@ def codec_name(spec: type[CodecSpec]) -> str:
     return str(spec.model_fields["name"].default)
 
 
-_BUILT_IN: dict[str, type[CodecSpec]] = {
+BUILT_IN: Mapping[str, type[CodecSpec]] = {
     codec_name(spec): spec
     for spec in vars(codec_options).values()
     if isinstance(spec, type) and issubclass(spec, CodecSpec) and spec is not CodecSpec
 }
-_registered: dict[str, type[CodecSpec]] = {}
+CODECS = dict(BUILT_IN)
+"""of all codecs by name: built-in and registered"""
 
 
 def register(name: str, spec: type[CodecSpec], factory: str | Callable[..., Any]) -> None:
@@ -46,7 +47,7 @@ def register(name: str, spec: type[CodecSpec], factory: str | Callable[..., Any]
     Raises:
         UserError: the name is taken or does not fit the spec.
     """
-    if name in _BUILT_IN or name in _registered:
+    if name in CODECS:
         raise UserError(f"codec {name!r} exists already: choose another name")
     if not _NAME.fullmatch(name):
         raise UserError(f"codec {name!r}: names are lower-case letters, digits, - and _")
@@ -60,22 +61,7 @@ def register(name: str, spec: type[CodecSpec], factory: str | Callable[..., Any]
             f'codec {name!r}: {spec.__name__} needs the field name: Literal["{name}"] = "{name}"'
         )
     spec.factory = factory
-    _registered[name] = spec
-
-
-def built_in() -> Mapping[str, type[CodecSpec]]:
-    """Return the specs of the built-in codecs by name."""
-    return _BUILT_IN
-
-
-def all_specs() -> dict[str, type[CodecSpec]]:
-    """Return the specs of all codecs by name: built-in and registered."""
-    return {**_BUILT_IN, **_registered}
-
-
-def find(name: str) -> type[CodecSpec] | None:
-    """Return the spec of a name; None if there is none."""
-    return _BUILT_IN.get(name) or _registered.get(name)
+    CODECS[name] = spec
 
 
 def _parse(value: Any) -> CodecSpec:
@@ -89,11 +75,10 @@ def _parse(value: Any) -> CodecSpec:
         raise PydanticCustomError(
             "no_codec", "a codec is its name, or a mapping with `name` and options"
         )
-    spec = find(name)
+    spec = CODECS.get(name)
     if spec is None:
-        names = all_specs()
-        hint = nearest(name, names)
-        if not get_close_matches(name, names, cutoff=0.7):  # more than a slip of the pen
+        hint = nearest(name, CODECS)
+        if not get_close_matches(name, CODECS, cutoff=0.7):  # more than a slip of the pen
             hint += "; if it is your own, list its module under `codecs` in params.yaml"
         raise PydanticCustomError(
             "unknown_codec", "unknown codec {name}; {hint}", {"name": repr(name), "hint": hint}
@@ -142,14 +127,14 @@ def codec_text(codec: CodecSpec) -> str:
 
 
 # for editors: the built-in specs with their options, other names, and text
-_BuiltIn: Any = Annotated[Union[tuple(_BUILT_IN.values())], Field(discriminator="name")]  # noqa: UP007
+_BuiltIn: Any = Annotated[Union[tuple(BUILT_IN.values())], Field(discriminator="name")]  # noqa: UP007
 _Other = Annotated[
     dict[str, Any],
     WithJsonSchema(
         {
             "type": "object",
             "description": "a codec that a module of `codecs` registers",
-            "properties": {"name": {"type": "string", "not": {"enum": list(_BUILT_IN)}}},
+            "properties": {"name": {"type": "string", "not": {"enum": list(BUILT_IN)}}},
             "required": ["name"],
         }
     ),
@@ -188,7 +173,7 @@ def load_codecs(entries: Iterable[str], where: str = "codecs") -> None:
 
 def _load_module(entry: str, where: str) -> None:
     name = entry.removesuffix(".py").replace("/", ".")
-    before = dict(_registered)
+    before = dict(CODECS)
     try:
         module = import_module(name)
     except UserError as error:
@@ -202,7 +187,7 @@ def _load_module(entry: str, where: str) -> None:
     except Exception as error:
         raise _failure(error, entry, where) from error
     _check_folder(module, entry, where)
-    new = _registered.keys() - before.keys()
+    new = CODECS.keys() - before.keys()
     # a module that was imported before has registered its codecs then
     if not new and not any(spec.__module__ == name for spec in before.values()):
         raise UserError(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
-from shardlab.config.codec_table import find
+from shardlab.config.codec_table import CODECS
 
 EngineName = Literal["ddp", "fsdp1", "fsdp2", "manual", "slide"]
 
@@ -155,5 +155,5 @@ def accepts_codec(engine: EngineName, codec: str) -> bool:
 
     Codecs that factor matrices leave the flat vectors of some engines as they are.
     """
-    spec = find(codec)
+    spec = CODECS.get(codec)
     return spec is None or not (spec.needs_matrices and ENGINES[engine].flat_gradients)

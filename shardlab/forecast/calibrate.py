@@ -19,7 +19,7 @@ from shardlab.config.calibration_record import (
     Transfer,
     wire_bytes,
 )
-from shardlab.config.codec_table import find, split_text
+from shardlab.config.codec_table import CODECS, split_text
 from shardlab.config.contention import Contention
 from shardlab.config.machine import (
     Connection,
@@ -163,7 +163,7 @@ def _measure(
     group: dist.ProcessGroup,
 ) -> None:
     """Write the rows of rank 0."""
-    specs = {codec: find(split_text(codec[0])["name"]) for codec in codecs}
+    specs = {codec: CODECS.get(split_text(codec[0])["name"]) for codec in codecs}
     phased = [codec for codec, spec in specs.items() if spec is not None and spec.multi_phase]
     single = [codec for codec in codecs if codec not in phased]
     rows = {

@@ -8,7 +8,7 @@ from benchmarks.gradients import UNIT, Gradients
 from benchmarks.rivals import RIVALS
 from shardlab.codecs.base import Block, Unit
 from shardlab.codecs.registry import make_method
-from shardlab.config.codec_table import built_in
+from shardlab.config.codec_table import BUILT_IN
 from tests.ranks import on_ranks
 
 
@@ -18,7 +18,7 @@ def test_every_spec_makes_a_codec(spec):
 
 
 def test_every_built_in_codec_is_listed():
-    assert {spec.partition(":")[0] for spec in SPECS} == {*built_in()}
+    assert {spec.partition(":")[0] for spec in SPECS} == {*BUILT_IN}
 
 
 def test_chunk_has_its_rows_of_every_block():

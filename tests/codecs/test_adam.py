@@ -105,23 +105,19 @@ CASES = st.builds(
 )
 
 
-@given(CASES)
-def test_the_kernel_has_the_bits_of_the_reference(case):
+@given(CASES, st.lists(st.integers(0, 129), max_size=3))
+def test_the_kernel_has_the_bits_of_the_reference_and_cuts_change_none(case, cuts):
     with reference():
         expected = stepped(case)
     assert stepped(case) == expected
+    assert stepped(case, cuts=cuts) == expected
 
 
-@given(CASES, st.lists(st.integers(0, 129), max_size=3))
-def test_cuts_between_calls_change_no_bit(case, cuts):
-    assert stepped(case, cuts=cuts) == stepped(case)
-
-
-@pytest.mark.parametrize("dtypes", [(FP32, FP32, FP32, FP32), (BF16, BF16, BF16, BF16)])
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_step_does_not_depend_on_the_number_of_threads(dtypes, threads):
-    case = Case(n=200_003, dtypes=dtypes, mirror=BF16, offset=2**32 - 100_001)
-    assert stepped(case, workers=Workers(threads)) == stepped(case)
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+def test_step_does_not_depend_on_the_number_of_threads(dtype):
+    case = Case(n=200_003, dtypes=(dtype,) * 4, mirror=BF16, offset=2**32 - 100_001)
+    expected = stepped(case)
+    assert all(stepped(case, Workers(threads)) == expected for threads in (1, 2, 3))
 
 
 @pytest.mark.skipif(not native.available(), reason="PyTorch itself flushes where it is set to")
@@ -136,9 +132,7 @@ def test_flushing_of_subnormal_numbers_has_no_effect(threads):
         torch.set_flush_denormal(False)
 
 
-SETTINGS = list(
-    itertools.product([True, False], [0.0, 0.1], [(0.9, 0.999), (0.9, 0.95), (0.4, 0.3)])
-)
+SETTINGS = [(True, 0.1, (0.9, 0.999)), (True, 0.0, (0.4, 0.3)), (False, 0.1, (0.9, 0.95))]
 
 
 def both(n, steps, decoupled, decay, betas):
@@ -173,18 +167,10 @@ def test_hundred_steps_match_fused_torch_optimizer_bit_for_bit(decoupled, decay,
 
 
 @as_torch
-@pytest.mark.parametrize("n", range(1, 16))
-def test_tail_differs_from_torch_by_at_most_two_units(n):
-    for theirs, ours in both(n, 1, True, 0.1, (0.9, 0.999)):
-        assert (theirs.view(torch.int32) - ours.view(torch.int32)).abs().max() <= 2
-
-
-@pytest.mark.parametrize("dtype", [BF16, FP16])
-def test_mirror_is_the_parameter_rounded_to_nearest(dtype):
-    values = torch.cat([any_bits(5000, 1), torch.tensor([65504.0, 65519.9, 65520.0, -1e9])])
-    mirror, zeros = values.to(dtype), torch.zeros_like(values)
-    adam_(values, zeros, zeros.clone(), [zeros], Hyper(0.0), 1, mirror=mirror)
-    assert bits(mirror) == bits(values.to(dtype))
+def test_tail_differs_from_torch_by_at_most_two_units():
+    for n in range(1, 16):
+        for theirs, ours in both(n, 1, True, 0.1, (0.9, 0.999)):
+            assert (theirs.view(torch.int32) - ours.view(torch.int32)).abs().max() <= 2
 
 
 def drawn(value, dtype, seed=0, step=1):
@@ -194,15 +180,8 @@ def drawn(value, dtype, seed=0, step=1):
     if dtype is FP16:
         parameter = torch.full((n,), value, dtype=FP16)
         push = torch.full((n,), -1.0)  # the step is learning_rate * sign
-        adam_(
-            parameter,
-            zeros,
-            zeros.clone(),
-            [push],
-            Hyper(abs(value) / 3000, eps=0.0),
-            step,
-            seed=seed,
-        )
+        hyper = Hyper(abs(value) / 3000, eps=0.0)
+        adam_(parameter, zeros, zeros.clone(), [push], hyper, step, seed=seed)
         return parameter
     second = torch.full((n,), value, dtype=dtype)
     adam_(zeros.clone(), zeros, second, [zeros], Hyper(0.0), step, seed=seed)
@@ -232,12 +211,16 @@ def test_stochastic_rounding_depends_on_seed_step_and_element():
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("exp_avg_sq", torch.zeros(8, dtype=FP16), "exp_avg_sq is torch.float16; valid: "),
-        ("exp_avg", torch.zeros(9), "exp_avg must have the length"),
+        (
+            "exp_avg_sq",
+            torch.zeros(8, dtype=FP16),
+            "exp_avg_sq must be .* torch.float32 or",
+        ),
+        ("exp_avg", torch.zeros(9), "exp_avg must be a contiguous vector of 8"),
         ("parameter", torch.zeros(16)[::2], "parameter must be a contiguous vector"),
         ("gradients", [torch.zeros(8), torch.zeros(8, dtype=BF16)], "all of one dtype"),
         ("gradients", [], "at least one"),
-        ("mirror", torch.zeros(8), "mirror is torch.float32"),
+        ("mirror", torch.zeros(8), "mirror must be .* torch.bfloat16 or torch.float16"),
         ("step", 0, "step is 0"),
     ],
 )

@@ -8,7 +8,7 @@ from shardlab.codecs.registry import make_codec
 from tests.codecs.vectors import coded, reference
 
 
-def check(spec, backend, monkeypatch, lengths=(1, 127, 128, 4096, 5001)):
+def check(spec, backend, monkeypatch, lengths):
     """Compare with the reference that is not compiled, for vectors of several lengths."""
     codec, vectors = make_codec(spec), []
     for n in lengths:
@@ -22,24 +22,13 @@ def check(spec, backend, monkeypatch, lengths=(1, 127, 128, 4096, 5001)):
                 torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("spec", ["int8", "topk"])
+FAMILIES = ["fp8", "int4:levels=nf4", "natural", "onebit:group=8", "randomk:density=0.1"]
+LONG = [pytest.param(spec, marks=pytest.mark.long) for spec in FAMILIES]
+
+
+@pytest.mark.parametrize("spec", ["int8", "topk", *LONG])
 def test_a_whole_graph_is_captured(spec, monkeypatch):
     check(spec, "eager", monkeypatch, lengths=(127, 5001))
-
-
-FAMILIES = [
-    "fp8:format=e4m3",
-    "int4:levels=nf4",
-    "natural",
-    "onebit:group=8",
-    "randomk:density=0.1",
-]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("spec", FAMILIES)
-def test_a_whole_graph_is_captured_for_every_family(spec, monkeypatch):
-    check(spec, "eager", monkeypatch)
 
 
 @pytest.mark.long

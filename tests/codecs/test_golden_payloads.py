@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from shardlab.config.codec_table import built_in, split_text
+from shardlab.config.codec_table import BUILT_IN, split_text
 from tests.codecs.codec_examples import SPECS
 from tests.codecs.golden_payloads import FOLDER, decoded, from_hex, made, path
 
@@ -38,7 +38,7 @@ def test_every_file_belongs_to_an_example():
 
 
 def test_every_codec_has_examples():
-    for name, spec in built_in().items():
+    for name, spec in BUILT_IN.items():
         where = f"shardlab/config/codec_options.py: {spec.__name__}.examples"
         assert spec.examples, f"{where}: add a spec such as {name!r}, which the tests run"
         assert {split_text(example)["name"] for example in spec.examples} == {name}, where

@@ -5,7 +5,6 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shardlab.codecs.native import compiled
 from shardlab.codecs.registry import make_codec
 from tests.codecs.codec_examples import SPECS
 from tests.codecs.vectors import (
@@ -24,24 +23,23 @@ pytestmark = needs_compiled
 every_codec = pytest.mark.parametrize("spec", SPECS)
 
 
-@every_codec
-@given(st.data(), ALPHAS)
-def test_kernels_compute_the_bits_of_the_reference(spec, data, alpha):
-    codec, x = make_codec(spec), data.draw(vectors())
-    residual = data.draw(vectors(n=len(x)))
+@st.composite
+def pairs(draw):
+    """Draw a vector and a residual: numbers of one magnitude with special values, or any bits."""
+    x = draw(st.one_of(vectors(), st.builds(any_bits, st.integers(1, 600), st.integers(0, 2**31))))
+    residual = draw(vectors(n=len(x)))
     # the payload of a sum of two NaN depends on the order of operands
     residual[x.isnan() & residual.isnan()] = 0.0
-    if len(x):
-        check_as_reference(lambda: coded(codec, x, residual, alpha))
+    return x, residual
 
 
 @every_codec
-@given(st.integers(0, 2**31), st.integers(1, 600))
-@example(seed=61029, n=221)  # a square root that torch rounds incorrectly
-def test_kernels_compute_the_bits_of_the_reference_for_any_bits(spec, seed, n):
-    codec, x, residual = make_codec(spec), any_bits(n, seed), any_bits(n, seed + 1)
-    residual[x.isnan() & residual.isnan()] = 0.0
-    check_as_reference(lambda: coded(codec, x, residual))
+@given(pairs(), ALPHAS)
+@example((any_bits(221, 61029), any_bits(221, 61030).nan_to_num()), 1 / 3)  # see square_root
+def test_kernels_compute_the_bits_of_the_reference(spec, pair, alpha):
+    codec, (x, residual) = make_codec(spec), pair
+    if len(x):
+        check_as_reference(lambda: coded(codec, x, residual, alpha))
 
 
 @pytest.mark.parametrize("group", [8, 1000, 4096])
@@ -76,39 +74,17 @@ def test_results_do_not_depend_on_the_number_of_threads(spec):
 def test_payloads_may_start_at_odd_addresses(spec):
     codec, x = make_codec(spec), torch.randn(77)
     message = torch.zeros(1 + codec.payload_bytes(77), dtype=torch.uint8)
-    payload = codec.encode(x, KEY).clone()
-    if "fp32" in str(getattr(codec, "values", "fp32")) and codec.name in ("none", "randomk"):
-        pytest.skip("a view of float32")
-    part = codec.encode(x, KEY, message[1:])
-    assert torch.equal(part, payload)
+    assert torch.equal(codec.encode(x, KEY, message[1:]), codec.encode(x, KEY))
 
 
-@pytest.mark.parametrize("spec", ["int8:group=8", "sign", "topk", "natural"])
+@pytest.mark.parametrize("spec", ["int8:group=8", "sign", "topk", "randomk"])
 def test_unsuitable_tensors_are_refused(spec):
     codec, good = make_codec(spec), torch.zeros(16)
     for x in (good.double(), torch.zeros(32)[::2]):
-        with pytest.raises(ValueError, match="must be a contiguous float32 vector"):
+        with pytest.raises(ValueError, match="must be a contiguous vector of 16"):
             codec.encode(x, KEY)
-    with pytest.raises(ValueError, match="must have the length"):
+    with pytest.raises(ValueError, match="residual must be a contiguous vector of 16"):
         codec.encode_residual(good, torch.zeros(15), torch.zeros(16), KEY)
-    assert compiled(good)
-
-
-def test_kernels_appear_in_profiles_by_name():
-    x = torch.randn(64)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        for spec in ("int8", "topk"):
-            make_codec(spec).decode_add(make_codec(spec).encode(x), x)
-    names = {event.key for event in profile.key_averages()}
-    assert {"shardlab::int8_encode", "shardlab::int8_decode", "shardlab::select_largest"} <= names
-
-
-def test_codecs_trace_without_data():
-    with torch._subclasses.FakeTensorMode():
-        x, codec = torch.empty(100), make_codec("int8:group=8")
-        payload = codec.encode_residual(x, torch.empty(100), torch.empty(100))
-        codec.decode_add(payload, x, 0.5)
-        assert payload.shape == (2 * 13 + 100,)
 
 
 @pytest.mark.parametrize("spec", ["int8", "int4", "bf16", "natural", "fp8", "fp8:format=e5m2"])

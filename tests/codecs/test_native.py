@@ -43,19 +43,22 @@ def reference_serves():
         return not native.available() and torch.equal(Int8(8).encode(x), payload)
 
 
-def test_missing_library_is_reported_once_and_the_reference_runs(unloaded, tmp_path, capfd):
+@pytest.mark.parametrize(
+    ("variable", "reason", "warnings"),
+    [
+        ("", "no compiled kernels (no C++ compiler?)", 1),
+        ("reference", "SHARDLAB_KERNELS=reference", 0),
+    ],
+)
+def test_without_a_library_the_reference_runs_and_says_why(
+    unloaded, tmp_path, capfd, variable, reason, warnings
+):
     unloaded.setattr(native, "LIBRARY", tmp_path / "absent.so")
     unloaded.setattr(native, "TREE", tmp_path)
+    unloaded.setenv("SHARDLAB_KERNELS", variable)
     assert not native.available() and reference_serves()
-    assert capfd.readouterr().err.count("no compiled kernels") == 1
-    assert native.serving() == "PyTorch reference (no compiled kernels (no C++ compiler?))"
-
-
-def test_reference_chosen_by_environment_is_not_reported(unloaded, capfd):
-    unloaded.setenv("SHARDLAB_KERNELS", "reference")
-    assert not native.available() and reference_serves()
-    assert native.serving() == "PyTorch reference (SHARDLAB_KERNELS=reference)"
-    assert capfd.readouterr().err == ""
+    assert native.serving() == f"PyTorch reference ({reason})"
+    assert capfd.readouterr().err.count(reason) == warnings
 
 
 def test_unknown_value_of_environment_variable_is_refused(unloaded):

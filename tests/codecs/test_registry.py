@@ -3,6 +3,7 @@
 import re
 from inspect import signature
 from typing import Literal
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,13 +13,12 @@ from shardlab.codecs.identity import Identity
 from shardlab.codecs.multi_phase import MultiPhaseMethod
 from shardlab.codecs.randomk import RandomK
 from shardlab.codecs.registry import make_codec, make_method, spec_of
-from shardlab.config import codec_table
 from shardlab.config.codec_options import CodecSpec
-from shardlab.config.codec_table import built_in, register
+from shardlab.config.codec_table import BUILT_IN, CODECS, register
 from shardlab.core.errors import UserError
 from tests.pipeline.workspace import ROOT
 
-every_name = pytest.mark.parametrize("name", built_in())
+every_name = pytest.mark.parametrize("name", BUILT_IN)
 
 
 class Halves(Identity):
@@ -46,9 +46,10 @@ class HalvesSpec(CodecSpec):
 
 
 @pytest.fixture
-def no_other(monkeypatch):
+def no_other():
     """Codecs that a test registers are forgotten after it."""
-    monkeypatch.setattr(codec_table, "_registered", {})
+    with patch.dict(CODECS):
+        yield
 
 
 def test_the_three_ways_to_name_a_codec_agree():
@@ -77,19 +78,13 @@ def test_a_wrong_name_or_option_is_named_with_the_fix(spec, words):
 
 
 @every_name
-def test_a_specification_and_its_class_agree(name):
-    spec = built_in()[name]
+def test_a_specification_and_its_class_agree_in_traits_and_defaults(name):
+    spec = BUILT_IN[name]
     method = make_method(next(iter(spec.examples)))
     assert method.name == name
     assert spec.multi_phase == isinstance(method, MultiPhaseMethod)
     assert spec.summable == (isinstance(method, Codec) and method.linear)
-
-
-@every_name
-def test_a_method_made_by_its_class_has_the_defaults_of_its_spec(name):
-    spec = built_in()[name]
-    made = type(make_method(next(iter(spec.examples))))
-    by_class = {each.name: each.default for each in signature(made).parameters.values()}
+    by_class = {each.name: each.default for each in signature(type(method)).parameters.values()}
     fields = {key: field for key, field in spec.model_fields.items() if key != "name"}
     assert by_class.keys() == fields.keys()
     for key, field in fields.items():
@@ -101,7 +96,7 @@ def test_every_codec_is_documented(name):
     text = (ROOT / "docs/codecs.md").read_text()
     assert f"| `{name}` |" in text, f"docs/codecs.md: no table has a row for `{name}`"
     text = (ROOT / "docs/wire-formats.md").read_text()
-    multi_phase = built_in()[name].multi_phase
+    multi_phase = BUILT_IN[name].multi_phase
     assert multi_phase or re.search(rf"^\| `{name}[`:]", text, re.M), (
         f"docs/wire-formats.md: the table of payloads lacks a row for `{name}`"
     )
@@ -126,19 +121,15 @@ def test_the_specification_of_an_object_has_the_traits_of_its_class(no_other):
     assert (mine.name, mine.summable, mine.sparse) == ("halves", False, False)
 
 
-def test_a_registered_codec(no_other):
-    register("halves", HalvesSpec, Halves)
+@pytest.mark.parametrize("factory", [Halves, f"{__name__}:Halves"])
+def test_a_registered_codec(no_other, factory):
+    register("halves", HalvesSpec, factory)
     codec = make_codec("halves:digits=2")
     assert codec.digits == 2
     assert codec.decode(codec.encode(torch.ones(4)), 4).tolist() == [1, 1, 1, 1]
     assert isinstance(spec_of(codec), HalvesSpec)
     with pytest.raises(UserError, match="digitz"):
         make_codec("halves:digitz=2")
-
-
-def test_a_factory_may_be_named_by_its_module(no_other):
-    register("halves", HalvesSpec, f"{__name__}:Halves")
-    assert make_codec("halves").digits == 3
 
 
 @pytest.mark.parametrize(

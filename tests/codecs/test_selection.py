@@ -33,17 +33,11 @@ def sorted_positions(x, k, floor=0):
 
 @given(st.data())
 def test_largest_are_selected_and_ties_go_to_the_lower_index(data):
-    x = data.draw(with_ties())
+    any_pattern = st.builds(any_bits, st.integers(1, 600), st.integers(0, 2**31))
+    x = data.draw(st.one_of(with_ties(), any_pattern))
     k = data.draw(st.integers(1, len(x)))
     floor = data.draw(st.sampled_from([0, 1, 0x3F800000, 0x7F800000, 0x7FFFFFFF]))
     assert check(x, k, floor).tolist() == sorted_positions(x, k, floor)
-
-
-@given(st.integers(0, 2**31), st.integers(1, 600), st.data())
-def test_selection_orders_any_bit_pattern(seed, n, data):
-    x = any_bits(n, seed)
-    k = data.draw(st.integers(1, n))
-    assert check(x, k).tolist() == sorted_positions(x, k)
 
 
 @functools.cache
@@ -53,24 +47,21 @@ def large_vectors():
     few = torch.zeros(LARGE).masked_scatter(torch.rand(LARGE) < 0.004, x)
     spread = x * 2.0 ** torch.arange(LARGE).div(500, rounding_mode="floor")
     block = torch.cat([torch.full((900,), 5.0), x[900:]])
-    nans = x.masked_fill(torch.rand(LARGE) < 0.03, float("nan"))
     return {
         "normal": x,
         "zeros": torch.zeros(LARGE),
-        "equal": torch.full((LARGE,), -1.5),
         "mostly zero": few,
         "two values": x.sign(),
         "growing": spread.clamp(-1e38, 1e38),
         "ties at the threshold": block,
-        "nan": nans,
-        "all nan": torch.full((LARGE,), float("nan")),
+        "nan": x.masked_fill(torch.rand(LARGE) < 0.03, float("nan")),
         "largest pattern": torch.full((LARGE,), 0x7FFFFFFF, dtype=torch.int32).view(torch.float32),
         "many bits": any_bits(LARGE, 1),
     }
 
 
 @pytest.mark.parametrize("kind", large_vectors())
-@pytest.mark.parametrize("k", [1, 700, 7001, 35_000, LARGE - 1, LARGE])
+@pytest.mark.parametrize("k", [1, 700, 35_000, LARGE])
 @pytest.mark.parametrize("floor", [0, 0x3F800000])
 def test_selection_from_a_sampled_threshold_is_exact(kind, k, floor):
     check(large_vectors()[kind], k, floor)
@@ -166,9 +157,7 @@ def test_unsuitable_tensors_are_refused():
     x = torch.zeros(8)
     with pytest.raises(ValueError, match="cannot select 9 of 8"):
         largest(x, 9)
-    with pytest.raises(ValueError, match="must be a contiguous float32 vector"):
+    with pytest.raises(ValueError, match="must be a contiguous vector of 8"):
         largest(x.double(), 2)
-    with pytest.raises(ValueError, match="must have the length"):
-        largest(x, 2, 0, torch.zeros(7), torch.zeros(8))
-    with pytest.raises(ValueError, match="positions must be"):
+    with pytest.raises(ValueError, match="positions must be a contiguous vector of 3"):
         keep(x, x, x, torch.zeros(3, dtype=torch.int64), torch.zeros(3), torch.zeros(3))

@@ -7,40 +7,27 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardlab.codecs.base import MessageKey
 from shardlab.codecs.registry import make_codec
 from shardlab.config.codec_options import Values
+from tests.codecs.vectors import KEY
 
-KEY = MessageKey(seed=1, step=2, unit="block", rank=3)
 INDICES = ["smaller", "elias_fano", "bitmap"]
 every_value_codec = pytest.mark.parametrize("values", get_args(Values))
 
 
-def both_ways(codec, x, residual):
-    """Return payload and new residual, the same in place and out of place."""
-    kept, place = torch.full_like(x, torch.nan), residual.clone()
-    payload = codec.encode_residual(x, residual, kept, KEY)
-    assert torch.equal(codec.encode_residual(x, place, place, KEY), payload)
-    assert torch.equal(place, kept)
-    return payload, kept
-
-
 @every_value_codec
-@pytest.mark.parametrize("indices", INDICES)
 @pytest.mark.parametrize("name", ["topk:density=0.1", "threshold:threshold=1,cap=0.2"])
-@settings(max_examples=15)
-@given(n=st.integers(1, 700), seed=st.integers(0, 2**31), power=st.integers(-20, 8))
+@settings(max_examples=20)
+@given(st.sampled_from(INDICES), st.integers(1, 700), st.integers(0, 2**31), st.integers(-20, 8))
 def test_payload_and_residual_sum_to_the_input(name, values, indices, n, seed, power):
     codec = make_codec(f"{name},values={values},indices={indices}")
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, generator=generator) * 2.0**power
-    residual = torch.randn(n, generator=generator) * 2.0**power
-    payload, kept = both_ways(codec, x, residual)
-    sent = codec.decode(payload, n, KEY)
-    torch.testing.assert_close(sent + kept, x + residual, rtol=1e-6, atol=1e-7 * 2.0**power)
+    x, kept = torch.randn(2, n, generator=torch.Generator().manual_seed(seed)) * 2.0**power
+    wanted = x + kept
+    sent = codec.decode(codec.encode_residual(x, kept, kept, KEY), n, KEY)
+    torch.testing.assert_close(sent + kept, wanted, rtol=1e-6, atol=1e-7 * 2.0**power)
     if values == "fp32":
-        assert torch.equal(sent + kept, x + residual)
-    assert torch.equal(kept[sent == 0], (x + residual)[sent == 0])
+        assert torch.equal(sent + kept, wanted)
+    assert torch.equal(kept[sent == 0], wanted[sent == 0])
 
 
 @every_value_codec
@@ -50,19 +37,6 @@ def test_payload_begins_with_the_payload_of_the_value_codec(values):
     place = torch.topk(x.abs(), 500).indices.sort().values
     expected = make_codec({"fp32": "none"}.get(values, values)).encode(x[place], KEY)
     assert torch.equal(payload[: expected.numel()], expected)
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@every_value_codec
-@pytest.mark.parametrize("name", ["topk:density=0.001", "threshold:threshold=2,cap=0.001"])
-def test_non_finite_value_is_always_sent_and_never_kept(name, values, bad):
-    codec = make_codec(f"{name},values={values}")
-    x, residual = torch.full((2000,), 3.0), torch.linspace(-1, 1, 2000)
-    x[[5, 77, 1999]] = bad
-    payload, kept = both_ways(codec, x, residual)
-    assert not codec.decode(payload, 2000, KEY).isfinite().all()
-    assert kept.isfinite().all()
-    assert torch.equal(kept[[5, 77, 1999]], residual[[5, 77, 1999]])
 
 
 @given(st.lists(st.sampled_from([0.0, 0.5, -1.0, 1.0, 1.5, -9.0]), min_size=1, max_size=400))

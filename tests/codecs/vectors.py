@@ -15,8 +15,8 @@ from shardlab.codecs.base import MessageKey
 KEY = MessageKey(seed=1, step=2, unit="block", rank=3)
 SIZES = st.one_of(st.integers(0, 40), st.integers(120, 140), st.integers(1000, 1030))
 ALPHAS = st.sampled_from([1.0, 0.5, -1.0, 1 / 3, 0.0, 1e-30, 0.1])
-GROUPS = st.sampled_from([8, 16, 128, 1000, 4096])
 SPECIAL = [0.0, -0.0, 1e-45, -1e-45, 1.2e-38, 3.4e38, -1.8e38, float("inf"), float("nan")]
+FEW, ONE = st.lists(st.sampled_from(SPECIAL), min_size=1, max_size=5), st.just(0)
 
 needs_compiled = pytest.mark.skipif(not native.available(), reason="no compiled kernels")
 
@@ -80,14 +80,19 @@ def bits(values: Tensor) -> list[int]:
 
 
 @st.composite
-def with_ties(draw: st.DrawFn, n: int | None = None) -> Tensor:
-    """Draw float32 [n]: few values many times, or normal numbers with some of these."""
+def with_ties(
+    draw: st.DrawFn,
+    n: int | None = None,
+    few: st.SearchStrategy[list[float]] = FEW,
+    powers: st.SearchStrategy[int] = ONE,
+) -> Tensor:
+    """Draw float32 [n]: few values many times, or normal numbers of one magnitude with these."""
     n = draw(st.integers(1, 300)) if n is None else n
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
-    some = torch.tensor(draw(st.lists(st.sampled_from(SPECIAL), min_size=1, max_size=5)))
+    some = torch.tensor(draw(few))
     chosen = some[torch.randint(len(some), (n,), generator=generator)]
     often = torch.rand(n, generator=generator) < draw(st.sampled_from([0.0, 0.05, 0.6, 1.0]))
-    return torch.where(often, chosen, torch.randn(n, generator=generator))
+    return torch.where(often, chosen, torch.randn(n, generator=generator) * 2.0 ** draw(powers))
 
 
 def coded(codec: Any, x: Tensor, residual: Tensor, alpha: float = 1 / 3) -> list[Tensor]:
