@@ -60,12 +60,14 @@ def attach_fsdp2(
     undo = []
     for name, module, group in units:
         reduce = gradients(group._reduce_scatter_process_group)
-        gather = weights(group._all_gather_process_group)
+        # made now, so that a saved state finds them; backward may gather within smaller groups
+        for info in filter(None, (group.mesh_info, group.post_forward_mesh_info)):
+            weights(info.shard_process_group)
         undo.append((module, group._reduce_scatter_comm, group._all_gather_comm))
         sent = Unit(name, tuple(_blocks(group, names, trained_alone=True)))
         gathered = Unit(name, tuple(_blocks(group, names, trained_alone=False)))
         module.set_custom_reduce_scatter(_ReduceScatterHook(reduce, sent, group, lanes))
-        module.set_custom_all_gather(_AllGatherHook(gather, gathered, lanes))
+        module.set_custom_all_gather(_AllGatherHook(weights, gathered, lanes))
     replaced = _replace_all_reduces(units, names, replicas)
 
     def detach() -> None:
@@ -204,7 +206,7 @@ class _ReduceScatterHook(_Allocate, ReduceScatter):
 class _AllGatherHook(_Allocate, AllGather):
     """All-gather of a unit; `input_tensor` is the part of this rank in `output_tensor`."""
 
-    _collective: Collective
+    _make: MakeCollective
     _unit: Unit
     _lanes: Lanes | None
 
@@ -215,7 +217,7 @@ class _AllGatherHook(_Allocate, AllGather):
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> dist.Work | None:
-        collective, arguments = self._collective, (output_tensor, input_tensor, self._unit)
+        collective, arguments = self._make(group), (output_tensor, input_tensor, self._unit)
         if self._lanes is not None:
             running = self._lanes.gathers.start(collective.all_gather, *arguments)
             if async_op:

@@ -89,7 +89,6 @@ ON_TWO: dict[str, dict[str, Any]] = {
     "fsdp1-no-shard": {"engine": "fsdp1", "sharding": "no_shard"},
     "fsdp2-no-shard": {"engine": "fsdp2", "sharding": "no_shard"},
     "fsdp2-grad-op": {"engine": "fsdp2", "sharding": "shard_grad_op"},
-    "ddp-summed": {"engine": "ddp", "gradients": {"codec": RANDOMK, "route": "native"}},
     "ddp-summable": {"engine": "ddp", "gradients": {"codec": RANDOMK}},
     "ddp-topk": {"engine": "ddp", "gradients": {"codec": TOPK}},
     "fsdp2-threshold": {"engine": "fsdp2", "gradients": {"codec": CAPPED}},

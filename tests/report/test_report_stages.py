@@ -20,6 +20,7 @@ PARAMS = {
     "seeds": SEEDS,
     "baseline": "fsdp2",
     "rounds": {"1": {"after": "results/results.jsonl"}},
+    "train": {"link": {"rate": "100mbit"}},
     "comparison": "slow",
     "timings": {"slow": {"runs": RUNS, "link": {"rate": "100mbit"}}},
     "quality": {"train_loss": [6.0, 0.1], "time_s": [1.01]},
