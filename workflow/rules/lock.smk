@@ -8,9 +8,7 @@ from shardlab.core.process import on_end_signals, terminate_children
 JOBS_RUN_HERE = workflow.local_exec and not workflow.deployment_settings.deployment_method
 if JOBS_RUN_HERE:
     # the `python` of jobs is that of this environment, also where it is not activated
-    os.environ.update(
-        PATH=os.pathsep.join([os.path.dirname(sys.executable), *os.get_exec_path()])
-    )
+    os.environ.update(PATH=os.pathsep.join([os.path.dirname(sys.executable), *os.get_exec_path()]))
 
 
 def stop(number):
