@@ -61,8 +61,9 @@ def attach_fsdp2(
     for name, module, group in units:
         reduce = gradients(group._reduce_scatter_process_group)
         # made now, so that a saved state finds them; backward may gather within smaller groups
-        for info in filter(None, (group.mesh_info, group.post_forward_mesh_info)):
-            weights(info.shard_process_group)
+        for info in (group.mesh_info, group.post_forward_mesh_info):
+            if isinstance(info, FSDPMeshInfo):
+                weights(info.shard_process_group)
         undo.append((module, group._reduce_scatter_comm, group._all_gather_comm))
         sent = Unit(name, tuple(_blocks(group, names, trained_alone=True)))
         gathered = Unit(name, tuple(_blocks(group, names, trained_alone=False)))
