@@ -62,7 +62,7 @@ CHANGES: dict[str, tuple[str, str, str, set[str]]] = {
         "shardlab/report/templates/report.html.j2",
         "<",
         " <",
-        {"report", "collect", "forecast"},
+        {"report", "collect"},
     ),
     "a module of one engine": (
         *("shardlab/engines/slide_schedule.py", "import ", "import os, "),
