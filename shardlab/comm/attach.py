@@ -108,7 +108,7 @@ def attach(
         overlap: overlap communication with computation on CPUs, for `fully_shard`, as far as the
             model prefetches. Call `handle.drain()` after backward, before gradients are read.
         replicas: with FullyShardedDataParallel, the ranks that hold this shard of other replicas.
-        seed: of random codecs.
+        seed: of random codecs; the same on all ranks.
 
     Raises:
         UserError: in one line: options that do not fit each other or the model, or no wrapper.

@@ -53,6 +53,19 @@ class Route:
         """Return whether nothing is compressed."""
         return self.method.name == "none" and self.between_nodes is None
 
+    def settings(self) -> str:
+        """Return what must be equal on all ranks beside the codec, each after a comma.
+
+        With other seeds the owners of chunks would decode other random numbers than were sent, and
+        after other warm-ups one rank would compress what another expects whole.
+        """
+        named = [f"minimum_size {self.minimum_size}, warmup_steps {self.warmup}, seed {self.seed}"]
+        if self.excluded:
+            named.append(f"exclude {' '.join(sorted(self.excluded))}")
+        if self.feedback is not None:
+            named.append("error feedback")
+        return "".join(f", {text}" for text in named)
+
 
 class CodecCollective(Collective):
     """Collective that compresses messages, except those that are sent uncompressed.
@@ -85,6 +98,8 @@ class CodecCollective(Collective):
         self._name = describe(route.method)
         self._exact = uncompressed(group, ledger, kind, extra)
         self._extra_exact = uncompressed(group, ledger, kind, extra=True)
+        # of the uncompressed messages too: the first of a unit may be one of the warm-up
+        self.settings = self._exact.settings = self._extra_exact.settings = route.settings()
         self._laid_out: set[tuple[str, int]] = set()
 
     @labelled

@@ -62,6 +62,8 @@ class Collective(ABC):
         self.world_size = self.transport.world_size
         self.rank = self.transport.rank
         self._extra = extra
+        self.settings = ""
+        """what else must be equal on all ranks, in words"""
         self._agreed: set[tuple[str, int, str]] = set()
 
     @property
@@ -92,7 +94,8 @@ class Collective(ABC):
         """Continue from `state_dict()`."""
 
     def _agree(self, unit: Unit, vector: Tensor, codec: str, step: int = 0) -> None:
-        """Compare, before the first message of a unit, size and codec, what the ranks will send.
+        """Compare, before the first message of a unit, size and codec, what the ranks will send,
+        and `settings`.
 
         gloo aborts the process, without an error, when a message has an unexpected size. Each rank
         sends the others 8 bytes, a digest; only where they differ the texts follow.
@@ -103,7 +106,7 @@ class Collective(ABC):
         key = unit.name, vector.numel(), codec
         if key in self._agreed or self.world_size == 1:
             return
-        text = f"codec {codec}, {vector.numel()} elements, step {step}"
+        text = f"codec {codec}, {vector.numel()} elements, step {step}{self.settings}"
         identity = f"{VERSION}\0{unit.name}\0{text}".encode()
         digest = int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest(), "little")
         own = torch.tensor([digest - (1 << 63)], device=vector.device)
@@ -119,8 +122,8 @@ class Collective(ABC):
             ranks[other].append(str(rank))
         settings = "; ".join(f"rank {', '.join(which)}: {what}" for what, which in ranks.items())
         return (
-            f"ranks differ in what they send: {settings}: make codec, options, model, step and the "
-            "version of shardlab the same on all ranks"
+            f"ranks differ in what they send: {settings}: make codec, options, seed, model, step and "
+            "the version of shardlab the same on all ranks"
         )
 
     def _send_numbers(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:

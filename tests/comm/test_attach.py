@@ -183,3 +183,28 @@ def test_mistakes_are_answered_in_one_line(group):
             answer = str(error.value)
             assert re.search(expected, answer), f"{expected!r} is not in {answer!r}"
             assert "\n" not in answer
+
+
+OF_RANKS = {
+    "seed": lambda rank: {"gradients": "randomk:density=0.5", "seed": rank},
+    "seed of a sketch": lambda rank: {"gradients": "sketch", "seed": rank},
+    "rows": lambda rank: {"gradients": f"sketch:rows={2 + 2 * rank},width={0.2 / (1 + rank)}"},
+    "rank": lambda rank: {"gradients": f"powersgd:rank={1 + rank}"},
+    "int8-shared": lambda rank: {"gradients": ["powersgd", "int8-shared"][rank]},
+    "warmup_steps": lambda rank: {"gradients": "int8", "warmup_steps": 1 + rank},
+    "minimum_size": lambda rank: {"gradients": "int8", "minimum_size": 1 + 10_000 * rank},
+    "exclude": lambda rank: {"gradients": "int8", "exclude": f"{2 * rank}.bias"},
+    "error feedback": lambda rank: {"gradients": "int8", "error_feedback": bool(rank)},
+}
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+@on_ranks(2)
+def test_other_arguments_on_another_rank_are_refused_at_the_first_message(group, name):
+    for option, of_rank in OF_RANKS.items():
+        model = WRAPPERS[name](group)
+        options = of_rank(torch.distributed.get_rank(group))
+        shardlab.attach(model, **{"minimum_size": 1, **options})
+        with pytest.raises((ValueError, RuntimeError), match="ranks differ in what they send") as e:
+            backward(model, group, 0)
+        assert option.split(" of ")[0] in str(e.value)
