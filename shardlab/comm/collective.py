@@ -122,8 +122,8 @@ class Collective(ABC):
             ranks[other].append(str(rank))
         settings = "; ".join(f"rank {', '.join(which)}: {what}" for what, which in ranks.items())
         return (
-            f"ranks differ in what they send: {settings}: make codec, options, seed, model, step and "
-            "the version of shardlab the same on all ranks"
+            f"ranks differ in what they send: {settings}: make codec, options, seed, model, "
+            "step and the version of shardlab the same on all ranks"
         )
 
     def _send_numbers(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:

@@ -22,6 +22,7 @@ from shardlab.config.strategy import CanonicalStrategy
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
 from shardlab.core.files import find_damage, sha256_of_file, writing
+from shardlab.train.agreement import flat
 from shardlab.train.plans import RunPlan
 
 _NAME = re.compile(r"step-(\d{8,})")
@@ -165,7 +166,7 @@ class Manifest(Document):
         named = {"model", "model_files", "seed", "tokens", "strategy"}
         plain = self.model_dump(mode="json", include=named)
         train = self.train.model_dump(mode="json", exclude=_AFTERWARDS)
-        return _flat({**plain, "train": train})
+        return flat({**plain, "train": train})
 
 
 def damage_in(path: Path, share: slice = slice(None)) -> str | None:
@@ -179,12 +180,3 @@ def damage_in(path: Path, share: slice = slice(None)) -> str | None:
     except UserError as error:
         return str(error).removesuffix(f": remove {path}")
     return None if damage is None else f"{path / damage[0]}: {damage[1]}"
-
-
-def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, inner in value.items():
-        flat |= (
-            _flat(inner, f"{prefix}{key}.") if isinstance(inner, dict) else {prefix + key: inner}
-        )
-    return flat

@@ -31,7 +31,7 @@ from shardlab.core.errors import UserError
 from shardlab.core.files import temporary
 from shardlab.core.host import CpuMeter, total
 from shardlab.core.progress import say, track
-from shardlab.data.tokens import open_split
+from shardlab.train.agreement import open_training_tokens, refuse_differences
 from shardlab.train.launch import Worker, launch, launch_together
 from shardlab.train.launch_environment import rank_environment
 from shardlab.train.plans import TimingPlan
@@ -173,10 +173,10 @@ def interleave(
 
 def _build(plan: TimingPlan, link: Emulation, mark: Mark, group: dist.ProcessGroup) -> list[Runner]:
     """Return all runs of the plan after their untimed steps."""
+    refuse_differences(plan, group)
     if plan.train.deterministic:
         compute_deterministically()
-    share = slice(dist.get_rank(group), None, dist.get_world_size(group))
-    split = open_split(plan.data / "tokens", "train", share)
+    split = open_training_tokens(plan.data)
     runners = []
     for run in plan.runs:
         dist.barrier(group)  # so that a rank that fails is the one that is behind

@@ -1,5 +1,6 @@
 """One training run: ranks, model, engine, loop, evaluation, and whether replicas are equal."""
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -17,9 +18,10 @@ from shardlab.core.device import compute_deterministically
 from shardlab.core.files import read_json, refuse_damage, write_json, write_json_lines
 from shardlab.core.host import CpuMeter, CpuTimes
 from shardlab.core.progress import say
-from shardlab.data.tokens import MANIFEST, TokenSplit, open_split
+from shardlab.data.tokens import MANIFEST, TokenSplit
 from shardlab.engines.base import Engine
 from shardlab.models.units import dtype_of
+from shardlab.train.agreement import open_training_tokens, refuse_differences
 from shardlab.train.checkpoint_folder import Folder
 from shardlab.train.checkpoints import Checkpoints
 from shardlab.train.evaluation import save_model
@@ -99,6 +101,7 @@ def _train(
     link: Emulation,
     group: dist.ProcessGroup,
 ) -> None:
+    refuse_differences(plan, group)
     train = plan.train
     is_chief = dist.get_rank(group) == 0
     device = device_of(group)
@@ -108,7 +111,7 @@ def _train(
     memory = MemoryMeter(device)
 
     # data and model; what is needed after the steps is checked before them
-    dataset, split = _open_data(plan.data, group)
+    dataset, split = _open_data(plan.data)
     built = build_loop(plan.model, plan.strategy, train, split, plan.seed, link.throttle, group)
     engine, loop = built.engine, built.loop
     if is_chief:
@@ -179,12 +182,11 @@ def _write(
     write_json(folder / "metrics.json", {**setting, **summarize(plan, events, ranks)})
 
 
-def _open_data(data: Path, group: dist.ProcessGroup) -> tuple[str, TokenSplit]:
-    """Return the name of the data set and its tokens to train on; ranks share the verification."""
-    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+def _open_data(data: Path) -> tuple[str, TokenSplit]:
+    """Return the name of the data set and its tokens to train on, verified on each node."""
     dataset = read_json(data / "source.json", "run python -m stages.prepare")["name"]
-    split = open_split(data / "tokens", "train", slice(rank, None, world_size))
-    if rank == 0:
+    split = open_training_tokens(data)
+    if os.environ["LOCAL_RANK"] == "0":
         tokenizer = {"tokenizer.json": split.tokenizer_sha256}
         refuse_damage(data, tokenizer, "run python -m stages.tokenize")
     return dataset, split
