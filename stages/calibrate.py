@@ -5,10 +5,10 @@ from shardlab.config.parameters import Parameters
 from shardlab.config.schema import each_timing
 from shardlab.config.strategy import Strategy, parse_strategy
 from shardlab.core.errors import UserError
+from shardlab.core.launch_environment import node_count
 from shardlab.core.progress import say
 from shardlab.forecast.calibrate import calibrate, detect
 from shardlab.forecast.codec_costs import codecs_of
-from shardlab.train.launch_environment import node_count
 from stages.common import run
 
 _OUTPUT = "results/calibration.json"

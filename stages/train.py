@@ -10,8 +10,8 @@ from shardlab.config.parameters import Parameters
 from shardlab.config.schema import Seed
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
+from shardlab.core.launch_environment import rank_environment
 from shardlab.core.lock import is_job
-from shardlab.train.launch_environment import rank_environment
 from shardlab.train.plans import RunPlan
 from shardlab.train.run import build_missing_tokens, train_run
 from shardlab.train.utilization import show_placements

@@ -9,6 +9,7 @@ from filelock import FileLock, Timeout
 
 from shardlab.core.errors import UserError
 from shardlab.core.files import writing
+from shardlab.core.launch_environment import is_first_rank
 
 _FILE, _DVC = Path(".shardlab.lock"), Path(".dvc/tmp/lock")
 _HOLDER = "SHARDLAB_LOCK"
@@ -33,7 +34,7 @@ def lock_tree(with_dvc: bool = False) -> None:
     Raises:
         UserError: another process works here, or the lock file cannot be written.
     """
-    if _HOLDER in os.environ or os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0":
+    if _HOLDER in os.environ or not is_first_rank():
         return
     path = _FILE.resolve()  # in experiments/NAME it is a link, which FileLock refuses
     lock = FileLock(path)

@@ -30,10 +30,10 @@ from shardlab.core.device import compute_deterministically
 from shardlab.core.errors import UserError
 from shardlab.core.files import temporary
 from shardlab.core.host import CpuMeter, total
+from shardlab.core.launch_environment import rank_environment
 from shardlab.core.progress import say, track
 from shardlab.train.agreement import open_training_tokens, refuse_differences
 from shardlab.train.launch import Worker, launch, launch_together
-from shardlab.train.launch_environment import rank_environment
 from shardlab.train.plans import TimingPlan
 from shardlab.train.timing import Runner, slowest
 

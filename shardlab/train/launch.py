@@ -24,9 +24,9 @@ from shardlab.comm.emulated_link import Links, Loopback
 from shardlab.config.machine import CpuAffinity
 from shardlab.core.errors import RunFailed, UserError
 from shardlab.core.files import temporary
+from shardlab.core.launch_environment import RankEnvironment, rank_environment
 from shardlab.core.process import begin_fork, die_with_parent
 from shardlab.core.progress import say
-from shardlab.train.launch_environment import RankEnvironment, rank_environment
 from shardlab.train.rank import Job, Worker, failure_of
 
 __all__ = ["RunFailed", "Worker", "launch", "launch_together"]

@@ -18,10 +18,10 @@ from shardlab.comm.emulated_link import Emulation, emulated
 from shardlab.config.timing_record import BLOCK, NO_COMMUNICATION, Arm, Race, Ruling
 from shardlab.core.errors import StorageError, UserError
 from shardlab.core.files import temporary
+from shardlab.core.launch_environment import rank_environment
 from shardlab.core.progress import stopwatch
 from shardlab.train.interleaved import Look, interleave, launch_plan
 from shardlab.train.launch import RunFailed
-from shardlab.train.launch_environment import rank_environment
 from shardlab.train.plans import TimingPlan
 
 _LAST_LOOK = 0.5

@@ -16,7 +16,7 @@ from shardlab.config.run_record import LinkEmulation, Setting, Training
 from shardlab.core.device import allows_tf32
 from shardlab.core.files import finite
 from shardlab.core.host import CpuTimes, describe_host, git_revision
-from shardlab.train.launch_environment import node_count
+from shardlab.core.launch_environment import node_count
 from shardlab.train.loop import divergence_step
 from shardlab.train.plans import RunPlan
 

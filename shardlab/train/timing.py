@@ -17,9 +17,9 @@ from shardlab.config.run_record import Breakdown
 from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun
 from shardlab.core.files import temporary
 from shardlab.core.host import describe_host, git_revision
+from shardlab.core.launch_environment import node_count
 from shardlab.data.tokens import TokenSplit
 from shardlab.profiling.breakdown import analyse
-from shardlab.train.launch_environment import node_count
 from shardlab.train.loop import StepEvent, build_loop, has_diverged, traced_steps, write_trace_of
 from shardlab.train.plans import TimingPlan
 from shardlab.train.summary import mean_ledger

@@ -5,8 +5,8 @@ import os
 import pytest
 
 from shardlab.core.errors import UserError
+from shardlab.core.launch_environment import RankEnvironment, is_first_rank, rank_environment
 from shardlab.train.launch import launch
-from shardlab.train.launch_environment import RankEnvironment, rank_environment
 
 TORCHRUN = {
     "RANK": 3,
@@ -47,6 +47,7 @@ def variables(monkeypatch):
 def test_variables_of_launchers_are_read(variables, given):
     variables(given)
     assert rank_environment(4) == RankEnvironment(3, 4, 1, 2, "node0", 29500)
+    assert not is_first_rank()
 
 
 @pytest.mark.parametrize(
@@ -71,6 +72,7 @@ ONE_TASK = {"STEP_NUM_TASKS": 1, "STEP_NUM_NODES": 1, "PROCID": 0, "NODEID": 0, 
     "given",
     [
         {},
+        {"RANK": 1},
         {"SLURM_NTASKS": 4, "SLURM_JOB_ID": 0, "SLURM_PROCID": 0},  # srun was forgotten
         # as Snakemake starts its jobs in SLURM
         SRUN | {f"SLURM_{name}": value for name, value in ONE_TASK.items()},
@@ -79,13 +81,23 @@ ONE_TASK = {"STEP_NUM_TASKS": 1, "STEP_NUM_NODES": 1, "PROCID": 0, "NODEID": 0, 
 def test_one_command_starts_all_ranks_without_a_task_for_each(variables, given):
     variables(given)
     assert rank_environment(4) is None
+    assert is_first_rank(), "of the lock: nobody else starts here"
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         (TORCHRUN | {"WORLD_SIZE": 3}, r"torchrun started 3 ranks, train\.world_size says 4"),
-        ({"RANK": 0, "WORLD_SIZE": 4}, "MASTER_ADDR and MASTER_PORT are not: unset those"),
+        ({"RANK": 0, "WORLD_SIZE": 4}, "MASTER_ADDR and MASTER_PORT not: unset those"),
+        (TORCHRUN | {"RANK": "x"}, "^RANK is 'x': expected a whole number, at least 0$"),
+        (TORCHRUN | {"RANK": 4}, "^RANK 4 of 4, LOCAL_RANK 1 of 2: count ranks from 0"),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": 0}, "^LOCAL_WORLD_SIZE is '0': expected .* least 1$"),
+        (TORCHRUN | {"MASTER_PORT": 70000}, "^MASTER_PORT 70000: choose a port below 65536$"),
+        ({"SLURM_STEP_NUM_TASKS": 4}, "^SLURM_STEP_NUM_NODES is not set beside other variables"),
+        (
+            {key: value for key, value in SRUN.items() if key != "SLURM_STEP_NODELIST"},
+            "^SLURM_STEP_NODELIST is not set beside",
+        ),
         # distributed cyclically; two and one
         (SRUN | {"SLURM_PROCID": 1, "SLURM_LOCALID": 0}, "--ntasks-per-node and --distribution="),
         (SRUN | {"SLURM_STEP_NUM_TASKS": 3, "SLURM_PROCID": 2}, "give --ntasks-per-node and"),

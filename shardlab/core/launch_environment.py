@@ -1,0 +1,158 @@
+"""Environment of a process that is one rank: as torchrun sets it, or derived from SLURM's."""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shardlab.core.errors import UserError
+
+
+@dataclass(frozen=True)
+class RankEnvironment:
+    """Position of one rank and address of the key-value store, as in torchrun's variables."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    master_addr: str
+    master_port: int
+
+
+def rank_environment(world_size: int) -> RankEnvironment | None:
+    """Read the variables of torchrun, or of srun with one task for each rank, in `os.environ`.
+
+    Args:
+        world_size: `train.world_size`.
+
+    Returns:
+        None when no launcher started this process: it starts all ranks by itself.
+
+    Raises:
+        UserError: the launcher started another number of ranks, or not in equal blocks; or its
+            variables are incomplete.
+    """
+    launcher, variables = _launched()
+    if launcher is None:
+        return None
+    missing = {"MASTER_ADDR", "MASTER_PORT"} - variables.keys()
+    if missing:
+        raise UserError(
+            f"RANK and WORLD_SIZE are set, {' and '.join(sorted(missing))} not: unset those, or "
+            "start with torchrun"
+        )
+    rank, started = _number(variables, "RANK"), _number(variables, "WORLD_SIZE", 1)
+    if started != world_size:
+        raise UserError(
+            f"{launcher} started {started} ranks, train.world_size says {world_size}: "
+            "make them equal"
+        )
+    here = RankEnvironment(
+        rank,
+        world_size,
+        local_rank=_number(variables, "LOCAL_RANK", 0, rank),
+        local_world_size=_number(variables, "LOCAL_WORLD_SIZE", 1, started),
+        master_addr=variables["MASTER_ADDR"],
+        master_port=_number(variables, "MASTER_PORT", 1),
+    )
+    if not (rank < started and here.local_rank < here.local_world_size <= started):
+        raise UserError(
+            f"RANK {rank} of {started}, LOCAL_RANK {here.local_rank} of {here.local_world_size}: "
+            "count ranks from 0, below WORLD_SIZE and LOCAL_WORLD_SIZE"
+        )
+    if here.master_port >= 1 << 16:
+        raise UserError(f"MASTER_PORT {here.master_port}: choose a port below 65536")
+    return here
+
+
+def is_first_rank() -> bool:
+    """Return whether this process starts all ranks, or is the first that a launcher started.
+
+    Raises:
+        UserError: variables of a launcher are missing or are no numbers.
+    """
+    launcher, variables = _launched()
+    return launcher is None or _number(variables, "RANK") == 0
+
+
+def _launched() -> tuple[str | None, Mapping[str, str]]:
+    """Return who started this process as one rank, with torchrun's variables; None: nobody."""
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return "torchrun", os.environ
+    # the variables of a job step: those without STEP are set in batch scripts, too
+    if _number(os.environ, "SLURM_STEP_NUM_TASKS", 0, 1) > 1:
+        return "srun", from_slurm(os.environ)
+    return None, {}
+
+
+def _number(
+    variables: Mapping[str, str], name: str, least: int = 0, default: int | None = None
+) -> int:
+    """Return a variable as a number.
+
+    Raises:
+        UserError: it is not set, is no number, or is below `least`.
+    """
+    text = variables.get(name)
+    if text is None and default is not None:
+        return default
+    if text is None:
+        raise UserError(f"{name} is not set beside other variables of srun: start with srun")
+    if not text.isdecimal() or int(text) < least:
+        raise UserError(f"{name} is {text!r}: expected a whole number, at least {least}")
+    return int(text)
+
+
+def node_count(world_size: int) -> int:
+    """Return the number of nodes that the ranks of this process, or of its rank, are on.
+
+    Raises:
+        UserError: see `rank_environment`.
+    """
+    environment = rank_environment(world_size)
+    return 1 if environment is None else world_size // environment.local_world_size
+
+
+def from_slurm(variables: Mapping[str, str]) -> dict[str, str]:
+    """Map the variables of an srun step with one task for each rank to those of torchrun.
+
+    MASTER_ADDR is the first node of the step, and MASTER_PORT follows from the numbers of job and
+    step, unless they are set already.
+
+    Raises:
+        UserError: the nodes have different numbers of tasks, or tasks that are not consecutive; or
+            a variable is missing.
+    """
+
+    def number(name: str) -> int:
+        return _number(variables, f"SLURM_{name}")
+
+    tasks, nodes = number("STEP_NUM_TASKS"), max(1, number("STEP_NUM_NODES"))
+    rank, local_rank, local_world_size = number("PROCID"), number("LOCALID"), tasks // nodes
+    if tasks % nodes or rank != number("NODEID") * local_world_size + local_rank:
+        raise UserError(
+            "srun: the nodes have not each the same number of consecutive tasks: "
+            "give --ntasks-per-node and --distribution=block"
+        )
+    if "SLURM_STEP_NODELIST" not in variables:
+        raise UserError(
+            "SLURM_STEP_NODELIST is not set beside other variables of srun: start with srun"
+        )
+    # below the ephemeral ports of the kernel; concurrent steps of a job get different ones
+    port = (1 << 14) + (number("JOB_ID") * 31 + number("STEP_ID")) % (1 << 14)
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(tasks),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(local_world_size),
+        "MASTER_ADDR": variables.get("MASTER_ADDR", first_host(variables["SLURM_STEP_NODELIST"])),
+        "MASTER_PORT": variables.get("MASTER_PORT", str(port)),
+    }
+
+
+def first_host(nodes: str) -> str:
+    """Return the first host of a SLURM node list: `gpu[03-07,9],login` -> `gpu03`."""
+    match = re.match(r"([^\[,]*)(?:\[([^\],-]+)[^\]]*\])?([^\[,]*)", nodes)
+    assert match is not None, "every part is optional"
+    return "".join(part or "" for part in match.groups())
