@@ -15,6 +15,8 @@ from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import Any
 
 import torch.distributed as dist
@@ -233,12 +235,31 @@ def _connect(environment: RankEnvironment, timeout: timedelta) -> dist.Store:
     """Open the key-value store of torchrun's agent; without an agent, rank 0 hosts it."""
     hosts = environment.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     address, port = environment.master_addr, environment.master_port
+    answers: SimpleQueue[dist.Store | Exception] = SimpleQueue()
+
+    def connect() -> None:
+        try:
+            answers.put(dist.TCPStore(address, port, None, hosts, timeout, wait_for_workers=False))
+        except Exception as error:
+            answers.put(error)
+
+    # in a thread: torch's time-out ends no wait for a listener that accepts and says nothing
+    Thread(target=connect, daemon=True).start()
     try:
-        return dist.TCPStore(address, port, None, hosts, timeout, wait_for_workers=False)
-    except dist.DistNetworkError as error:
-        if "EADDRINUSE" not in str(error):
-            raise
-        raise UserError(f"port {port} is in use: choose another in MASTER_PORT") from None
+        answer = answers.get(timeout=timeout.total_seconds())
+    except Empty:
+        answer = TimeoutError()
+    if isinstance(answer, dist.Store):
+        return answer
+    if "EADDRINUSE" in str(answer):
+        raise UserError(f"port {port} is in use: choose another in MASTER_PORT")
+    if not isinstance(answer, TimeoutError | dist.DistNetworkError):
+        raise answer
+    summary = (
+        f"rank {environment.rank}: rank 0 does not answer at MASTER_ADDR {address}, MASTER_PORT "
+        f"{port}: start it, or choose another port if something else listens there"
+    )
+    raise RunFailed("timeout", summary, summary)
 
 
 def _expire(limit_s: float, *_: Any) -> None:

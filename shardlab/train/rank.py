@@ -4,11 +4,12 @@ import ctypes
 import faulthandler
 import json
 import os
+import socket
 import time
 import traceback
 import uuid
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -100,15 +101,32 @@ class Job:
         # torch gives every other group half an hour, those of device meshes too
         dist.distributed_c10d.default_pg_timeout = self.timeout
         dist.distributed_c10d.default_pg_nccl_timeout = self.timeout
-        dist.init_process_group(
-            backend, store=store, rank=rank, world_size=self.world_size, timeout=self.timeout
-        )
+        with _named_interface():
+            dist.init_process_group(
+                backend, store=store, rank=rank, world_size=self.world_size, timeout=self.timeout
+            )
         group = dist.group.WORLD
         assert group is not None
         # a rank that is done at once must not leave while others are connecting to it
         dist.barrier()
         self.worker(group)
         dist.destroy_process_group()
+
+
+@contextmanager
+def _named_interface() -> Iterator[None]:
+    """Turn gloo's error about a network interface into one line."""
+    try:
+        yield
+    except RuntimeError as error:
+        wanted = os.environ.get("GLOO_SOCKET_IFNAME")
+        if wanted is None or "Unable to find address" not in str(error):
+            raise
+        present = ", ".join(name for _, name in socket.if_nameindex())
+        raise UserError(
+            f"GLOO_SOCKET_IFNAME is {wanted!r}: name a network interface that has an address, "
+            f"of {present}; patterns and addresses are not understood"
+        ) from None
 
 
 def exchange(

@@ -1,11 +1,13 @@
 """Ranks of several nodes join, fail and restart together, under torchrun's agents or srun."""
 
+import re
 import socket
 from pathlib import Path
 
 import pytest
 
-from shardlab.train.launch import Worker
+from shardlab.core.errors import UserError
+from shardlab.train.launch import Worker, launch
 from tests.commands import Command, agents, free_port, launching, wait_for
 from tests.train.workers import (
     adds_up,
@@ -96,9 +98,20 @@ def test_missing_tasks_are_named(tmp_path):
 
 
 def test_a_port_in_use_is_reported(tmp_path):
-    variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    with socket.create_server(("", 0)) as other:
+    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    with socket.create_server(("", 0)) as other:  # which says nothing to who connects
         variables["MASTER_PORT"] = port = str(other.getsockname()[1])
-        command = launching(tmp_path, mistaken, 2, 30, variables)
-        assert join([command]) == [2]
-    assert f"error: port {port} is in use: choose another in MASTER_PORT\n" in command.said()
+        ranks = [
+            launching(tmp_path / rank, mistaken, 2, 2, variables | {"RANK": rank}) for rank in "01"
+        ]
+        assert join(ranks) == [2, 1]
+    assert f"error: port {port} is in use: choose another in MASTER_PORT\n" in ranks[0].said()
+    said = "error: timeout: rank 1: rank 0 does not answer at MASTER_ADDR 127.0.0.1, MASTER_PORT"
+    assert f"{said} {port}" in ranks[1].said() and "Traceback" not in ranks[1].said()
+
+
+@pytest.mark.parametrize("name", ["^lo", "10.0.0.1"])
+def test_a_wrong_network_interface_is_named(name, monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", name)
+    with pytest.raises(UserError, match=f"^GLOO_SOCKET_IFNAME is '{re.escape(name)}': name a"):
+        launch(lambda group: None, 1, 1, timeout_s=30)
