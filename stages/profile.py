@@ -60,7 +60,12 @@ def write_rows(path: Path, steps: Sequence[StepTimes]) -> None:
 def of_traces(arguments: Sequence[str]) -> None:
     """Print the breakdown of the traces of a job; `--csv FILE` writes a row per step and rank."""
     parser = Parser(_COMMAND, usage=_USAGE, description=__doc__)
-    parser.add_argument("traces", nargs="+", metavar="TRACE", help="of a rank or merged, also .gz")
+    parser.add_argument(
+        "traces",
+        nargs="+",
+        metavar="TRACE",
+        help="of a rank or merged, also .gz, or a folder of traces",
+    )
     parser.add_argument("--csv", metavar="FILE", help="write a row per step and rank")
     options = parser.parse_args(arguments)
     try:
@@ -74,7 +79,7 @@ def of_traces(arguments: Sequence[str]) -> None:
 
 
 def names_run(arguments: Sequence[str]) -> bool:
-    """Return whether the arguments are RUN, and not a file, with options of every stage."""
+    """Return whether the arguments are RUN, and no path, with options of every stage."""
     parser = Parser(_COMMAND, add_help=False)
     parser.add_argument("words", nargs="*")
     parser.add_argument("--params")
@@ -83,7 +88,7 @@ def names_run(arguments: Sequence[str]) -> bool:
     if others or len(options.words) != 1:
         return False
     (word,) = options.words
-    return _NAME.fullmatch(word) is not None and not Path(word).is_file()
+    return _NAME.fullmatch(word) is not None and not Path(word).exists()
 
 
 if __name__ == "__main__":

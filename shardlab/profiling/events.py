@@ -7,13 +7,15 @@
 | collective | on the CPU: operation of gloo, delay of an emulated link |
 | step, pass, label | range that names a step, a pass or the unit whose values move |
 | engine, optimizer, aside | node of the autograd engine, `Optimizer.step`, neither pass |
-| kernel, copy, nccl | work on a device |
+| kernel, copy, nccl | work on a device; nccl: collective of any library |
 | launch | call on the CPU that launched such work |
+| named | range around the launch of a collective, with its name |
 | other | operator that launches or awaits collectives, any other range |
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +24,7 @@ import numpy as np
 import pandas as pd
 
 from shardlab.core.errors import UserError
+from shardlab.profiling.intervals import merge, times_of
 from shardlab.profiling.labels import BACKWARD, FORWARD, LINK, unit_of
 from shardlab.profiling.trace_file import Event, load_trace, refusing
 
@@ -51,12 +54,30 @@ _CATEGORIES = {
     "kernel": "kernel",
     "gpu_memcpy": "copy",
     "gpu_memset": "copy",
-    "cuda_runtime": "launch",
-    "cuda_driver": "launch",
+    # of torch up to 1.12, with capitals
+    "operator": "operator",
+    "memcpy": "copy",
+    "memset": "copy",
+    "runtime": "launch",
     # of Meta's accelerator
     "mtia_ccp_events": "kernel",
-    "mtia_runtime": "launch",
+    **{
+        f"{device}_{api}": "launch"
+        for device in ("cuda", "xpu", "mtia", "privateuse1")
+        for api in ("runtime", "driver")
+    },
 }
+"""in lower case"""
+_NO_TIME_OF_STEPS = (
+    "gpu_user_annotation",
+    "python_function",
+    "overhead",
+    "trace",
+    "cuda_sync",
+    "cuda_profiler_range",
+    "async",
+)
+"""categories of timed events that repeat or explain others"""
 _CLUES = {
     # every node that the engine runs, hooks included (torch/csrc/autograd/engine.cpp)
     "autograd::engine::evaluate_function": "engine",
@@ -72,9 +93,35 @@ _CLUES = {
 _NOT_COMPUTE = ("autograd::", "torch::autograd::", "c10d::", "_c10d_functional::")
 _THREADS = {"pt_gloo_runloop": "worker", "pt_autograd": "engine"}
 """what runs gloo's collectives, and what launches the work of backward passes on devices"""
-# RCCL's kernels have the names of NCCL's; the last one is vLLM's
-_NCCL = re.compile(r"(?:void )?(?:[nr]ccl|hccl|(?:\w+::)*cross_device_reduce)")
-_OPERATION = re.compile(r"AllReduce|AllGather|ReduceScatter|All[Tt]oAll|SendRecv|Broadcast|Reduce")
+_LIBRARIES = {
+    # RCCL's kernels have the names of NCCL's
+    "nccl": r"[nr]ccl|mscclKernel|hccl|(?:one)?ccl\b|ccl_",
+    # of torch, also as NVSHMEM
+    "symm_mem": r"(?:one|two)_shot_(?:all_reduce|reduce)|multimem_\w*(?:reduce|gather)|nvshmem",
+    "deep_ep": r"deep_ep::(?!layout)",
+    # of vLLM, SGLang, AITER
+    "custom": r"cross_device_reduce",
+    "flashinfer": r"(?:flashinfer|tensorrt_llm)::(?:\w+::)*\w*all_?(?:reduce|gather|to_?all)",
+}
+_LIBRARY = {
+    name: re.compile(rf"(?:void )?(?:(?:\w+|\(anonymous namespace\))::)*?(?:{start})")
+    for name, start in _LIBRARIES.items()
+}
+_OPERATIONS = {
+    "allreduce": "all_reduce",
+    "crossdevicereduce": "all_reduce",
+    "shotreduce": "reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "sendrecv": "send_recv",
+    "dispatch": "dispatch",
+    "combine": "combine",
+    **{name: name for name in ("broadcast", "barrier", "gather", "scatter", "reduce")},
+    "send": "send",
+    "recv": "recv",
+}
+"""by what names of records and kernels hold, letters alone; the first that they hold counts"""
 # ROCm up to 7.1 and MTIA record copies as kernels
 _COPY_KERNEL = re.compile(r"MEMORY_COPY_|__amd_rocclr_(?:copy|fill)Buffer|dma_")
 _COPY_KIND = re.compile(r"Memcpy (\w+)|(Memset|__amd_rocclr_fillBuffer)")
@@ -95,6 +142,8 @@ class Events(NamedTuple):
     """time of the first event since the base"""
     world_size: int
     """of the job; 0 where the trace does not say"""
+    unread: dict[str, int]
+    """how many timed events are of a category that is not known, by category"""
 
 
 def read_events(path: str | Path) -> Events:
@@ -105,18 +154,26 @@ def read_events(path: str | Path) -> Events:
     """
     with refusing(path):
         header, events = load_trace(path)
-        job = header.get("distributedInfo", {})
+        job = header.get("distributedInfo") or {}
         of_process = {int(pid): rank for pid, rank in (header.get("ranks") or {}).items()}
         alone = int(job.get("rank", 0))
 
         def rank_of(event: Event) -> Any:
             return of_process.get(event.get("pid", -1)) if of_process else alone
 
+        if not of_process:
+            _refuse_several_processes(path, events)
         first = next((float(event["ts"]) for event in events if event["ph"] == "X"), 0.0)
         table = _table(_rows(events, rank_of, first))
+        _refuse_joined_traces(path, table)
+        unread = _unread(events)
         for rank in sorted(set(of_process.values()) or {alone}):
             if not (table["rank"] == rank).any():
-                raise UserError(f"{path}: no timed events of rank {rank}: trace the run again")
+                others = f", {list_unread(unread)}" if unread else ""
+                raise UserError(
+                    f"{path}: no timed events of rank {rank}{others}: trace the run again with "
+                    "torch.profiler.profile"
+                )
         # a merged trace holds that of each rank
         jobs = [job, *(value for value in job.values() if isinstance(value, dict))]
         return Events(
@@ -125,29 +182,71 @@ def read_events(path: str | Path) -> Events:
             base_ns=int(header.get("baseTimeNanoseconds", 0)),
             first_us=first,
             world_size=max(int(job.get("world_size", 0)) for job in jobs),
+            unread=unread,
         )
+
+
+def list_unread(unread: Mapping[str, int]) -> str:
+    """Return in words how many timed events no category of which was known."""
+    names = ", ".join(sorted(unread))
+    return f"{sum(unread.values())} timed events of unknown categories ({names})"
+
+
+def _unread(events: Iterable[Event]) -> dict[str, int]:
+    known = {*_CATEGORIES, *_NO_TIME_OF_STEPS}
+    categories = (str(e.get("cat", "none")) for e in events if e["ph"] == "X")
+    return dict(Counter(name for name in categories if name.lower() not in known))
+
+
+def _refuse_several_processes(path: str | Path, events: Iterable[Event]) -> None:
+    """Refuse the ranks of a job in one file that another tool has written.
+
+    Nothing there says which work on a device is whose: its process is the number of the device.
+    """
+    on_cpu = ("operator", "range")
+    processes = {
+        str(event.get("pid"))
+        for event in events
+        if event["ph"] == "X" and _CATEGORIES.get(str(event.get("cat")).lower()) in on_cpu
+    }
+    if len(processes) > 1:
+        raise UserError(
+            f"{path}: holds {len(processes)} processes ({', '.join(sorted(processes)[:4])}), which "
+            "another tool merged: give the trace of each rank"
+        )
+
+
+def _refuse_joined_traces(path: str | Path, table: pd.DataFrame) -> None:
+    for (_, _, name), step in table[table["role"] == "step"].groupby(["rank", "thread", "name"]):
+        if len(merge(times_of(step))) > 1:
+            raise UserError(
+                f"{path}: {name} occurs twice on one thread, as in two traces joined to one: give "
+                "each in a file of its own"
+            )
 
 
 def _rows(
     events: Iterable[Event], rank_of: Callable[[Event], Any], first: float
 ) -> Iterator[tuple[Any, ...]]:
     for event in events:
-        category = _CATEGORIES.get(event.get("cat", ""))
+        category = _CATEGORIES.get(str(event.get("cat", "")).lower())
         if category is None or event["ph"] != "X" or (rank := rank_of(event)) is None:
             continue
-        name, args = event["name"], {}
+        name, args, reported = event["name"], {}, None
         if category in ON_DEVICES:
             args = event.get("args", {})
-            role, name = _role_on_device(category, name, args.get("Collective name", "unknown"))
+            reported = args.get("Collective name")
+            role, name = _role_on_device(category, name, reported)
         else:
             role = _role_on_cpu(category, name)
-        # large floating-point numbers have no digits left for nanoseconds
-        start = event["ts"] - first
-        yield rank, role, name, str(event["tid"]), start, event["dur"], args.get("correlation")
+        # large floating-point numbers have no digits left for nanoseconds; Ascend writes text
+        start, thread = float(event["ts"]) - first, str(event["tid"])
+        correlation, sure = args.get("correlation"), operation_of(reported) is not None
+        yield rank, role, name, thread, start, event["dur"], correlation, sure
 
 
 def _table(rows: Iterable[tuple[Any, ...]]) -> pd.DataFrame:
-    columns = ["rank", "role", "name", "thread", "start", "end", "correlation"]
+    columns = ["rank", "role", "name", "thread", "start", "end", "correlation", "reported"]
     table = pd.DataFrame(list(rows), columns=columns)
     start = table["start"].to_numpy(dtype=float)
     end = start + table["end"].to_numpy(dtype=float)
@@ -170,6 +269,11 @@ def _threads(
 
 @cache
 def _role_on_cpu(category: str, name: str) -> str:
+    # torch up to 1.12 writes ranges as operators
+    if name.startswith(STEP) and name.removeprefix(STEP).isdecimal():
+        return "step"
+    if name in (FORWARD, BACKWARD):
+        return "pass"
     clue = next((clue for start, clue in _CLUES.items() if name.startswith(start)), "")
     if category == "operator":
         if name in GLOO_OPERATIONS:
@@ -179,23 +283,29 @@ def _role_on_cpu(category: str, name: str) -> str:
         return clue or ("compute" if computes else "other")
     if name.startswith("gloo:") or name == LINK:
         return "collective"
-    if name.startswith(STEP) and name.removeprefix(STEP).isdecimal():
-        return "step"
-    if name in (FORWARD, BACKWARD):
-        return "pass"
+    if name.startswith("nccl:"):
+        return "named"
     return "label" if unit_of(name) is not None else clue or "other"
 
 
 @cache
-def _role_on_device(category: str, name: str, reported: str) -> tuple[str, str]:
+def _role_on_device(category: str, name: str, reported: str | None) -> tuple[str, str]:
     """Return the role of an event on a device, and direction of a copy or name of a collective."""
     if category == "launch":
         return category, name
     if category == "copy" or _COPY_KERNEL.match(name):
         match = _COPY_KIND.match(name)
         return "copy", "unknown" if match is None else match[1] or "Memset"
-    if _NCCL.match(name):
-        # one generic kernel serves all operations; torch records which one it launched
-        named = _OPERATION.search(name)
-        return "nccl", f"nccl:{named[0] if named else reported}"
-    return category, name
+    library = next((library for library, start in _LIBRARY.items() if start.match(name)), None)
+    if library is None:
+        return category, name
+    # one kernel serves several operations; torch records which one it launched
+    found = operation_of(reported) or operation_of(name.partition("(ncclDev")[0])
+    return "nccl", f"{library}:{found or reported or 'unknown'}"
+
+
+def operation_of(name: str | None) -> str | None:
+    """Return the collective that a record, a range or a kernel names, in the words of
+    torch.distributed; None where it names none, as `coalesced`."""
+    letters = re.sub("[^a-z]", "", (name or "").lower())
+    return next((words for part, words in _OPERATIONS.items() if part in letters), None)

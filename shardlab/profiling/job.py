@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shardlab.core.errors import UserError
 from shardlab.profiling.breakdown import StepTimes, step_times
-from shardlab.profiling.events import read_events
+from shardlab.profiling.events import list_unread, read_events
 from shardlab.profiling.trace import Trace, traces_of
 from shardlab.profiling.trace_file import refusing
 from shardlab.profiling.unlabelled import infer
@@ -29,14 +29,12 @@ def break_down(paths: Sequence[str | Path]) -> Job:
     """Break every step of every rank down.
 
     Args:
-        paths: traces of one rank or merged ones, in any order.
+        paths: traces of one rank or merged ones, or folders of them, in any order.
 
     Raises:
         UserError: a trace is missing, incomplete, or one without events.
     """
-    for path in paths:
-        if not Path(path).is_file():
-            raise UserError(f"{path}: no such file: give traces of torch.profiler, or RUN")
+    paths = _traces_in(paths)
     files = {path: read_events(path) for path in paths}
     first = files[paths[0]]
     # from the first event of the first trace to that of each
@@ -57,6 +55,9 @@ def break_down(paths: Sequence[str | Path]) -> Job:
                 ranks[rank], inferred = infer(trace)
                 for note in inferred:
                     notes[note].append(rank)
+                if files[path].unread:
+                    note = f"{list_unread(files[path].unread)} count as nothing"
+                    notes[note].append(rank)
     with refusing(paths[0]):
         steps = step_times(dict(sorted(ranks.items())))
     size = max(events.world_size for events in files.values())
@@ -67,6 +68,22 @@ def break_down(paths: Sequence[str | Path]) -> Job:
     if not steps:
         raise UserError(f"{paths[0]}: no step: trace at least one step of the training")
     return Job(steps, [f"{_names(of, ranks)}: {note}" for note, of in notes.items()])
+
+
+def _traces_in(paths: Sequence[str | Path]) -> list[str | Path]:
+    """Return the files, and those of folders that are named like traces."""
+    found: list[str | Path] = []
+    for path in paths:
+        if Path(path).is_dir():
+            inside = sorted(Path(path).glob("*.json")) + sorted(Path(path).glob("*.json.gz"))
+            if not inside:
+                raise UserError(f"{path}: holds no *.json or *.json.gz: give traces")
+            found += inside
+        elif Path(path).is_file():
+            found.append(path)
+        else:
+            raise UserError(f"{path}: no such file: give traces of torch.profiler, or RUN")
+    return found
 
 
 def _unknown_skew(ranks: Mapping[int, Trace], size: int, same_clock: bool) -> str | None:

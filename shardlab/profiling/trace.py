@@ -14,7 +14,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from shardlab.profiling.events import GLOO_OPERATIONS, ON_DEVICES, STEP, WORK, Events
+from shardlab.profiling.events import (
+    GLOO_OPERATIONS,
+    ON_DEVICES,
+    STEP,
+    WORK,
+    Events,
+    operation_of,
+)
 from shardlab.profiling.intervals import (
     EMPTY,
     RESOLUTION_US,
@@ -147,7 +154,8 @@ def _trace(events: pd.DataFrame, workers: list[str], engine_threads: list[str]) 
     work = _launched(events[events["role"].isin(WORK)], roles.get("launch", none))
     labels = roles.get("label", none)
     sent = _called(roles.get("collective", none), roles.get("call", none), workers)
-    sent = pd.concat([sent, work[work["role"] == "nccl"]]).sort_values("start", kind="stable")
+    on_device = _named(work[work["role"] == "nccl"], roles.get("named", none))
+    sent = pd.concat([sent, on_device]).sort_values("start", kind="stable")
     passes, steps = roles.get("pass", none), roles.get("step", none)
     numbers = steps["name"].str.removeprefix(STEP).astype(int)
     kernels = work[work["role"] == "kernel"]
@@ -216,19 +224,35 @@ def _called(sent: pd.DataFrame, calls: pd.DataFrame, workers: list[str]) -> pd.D
     return sent
 
 
+def _named(sent: pd.DataFrame, ranges: pd.DataFrame) -> pd.DataFrame:
+    """Name collectives whose record does not say which they are by the range around their launch:
+    the kernel's own name may be that of another operation (SendRecv of an all-to-all)."""
+    around = _innermost(ranges, sent[~sent["reported"].astype(bool)]).map(operation_of).dropna()
+    library = sent.loc[around.index, "name"].str.split(":").str[0]
+    named = sent["name"].copy()
+    named[around.index] = library + ":" + around
+    return sent.assign(name=named)
+
+
 def _units(labels: pd.DataFrame, sent: pd.DataFrame) -> list[str]:
     """Return the unit of each collective: that of the innermost label around its call."""
-    by_thread = {str(thread): of_thread for thread, of_thread in labels.groupby("thread")}
-    units = pd.Series("", index=sent.index)
-    for thread, called in sent.groupby("caller"):
+    units = _innermost(labels, sent).map(unit_of)
+    return [*units.reindex(sent.index, fill_value="")]
+
+
+def _innermost(ranges: pd.DataFrame, called: pd.DataFrame) -> "pd.Series[str]":
+    """Return the name of the innermost range around the call of each event, without those that
+    have none."""
+    by_thread = {str(thread): of_thread for thread, of_thread in ranges.groupby("thread")}
+    names = {}
+    for thread, of_caller in called.groupby("caller"):
         if thread in by_thread:
-            names = by_thread[str(thread)]["name"].tolist()
             start, end = times_of(by_thread[str(thread)]).T
-            for index, time in called["launched"].items():
+            for index, time in of_caller["launched"].items():
                 around = np.flatnonzero((start <= time + RESOLUTION_US) & (end >= time))
                 if len(around):
-                    units[index] = unit_of(names[around[-1]])
-    return [*units]
+                    names[index] = by_thread[str(thread)]["name"].iloc[around[-1]]
+    return pd.Series([*names.values()], index=pd.Index(names, dtype=int), dtype=object)
 
 
 def _clues(

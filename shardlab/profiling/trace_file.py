@@ -1,6 +1,7 @@
 """Chrome traces on disk, compressed or not."""
 
 import gzip
+import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -35,8 +36,19 @@ def load_trace(path: str | Path) -> TraceFile:
     """
     with refusing(path):
         data = Path(path).read_bytes()
-        header = orjson.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+        header = _parse(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+        # Chrome also opens a list of events
+        if isinstance(header, list):
+            return TraceFile({}, header)
         return TraceFile(header, header.pop("traceEvents"))
+
+
+def _parse(data: bytes) -> Any:
+    try:
+        return orjson.loads(data)
+    except ValueError:
+        # torch writes names as they are, with line breaks and bytes that are no UTF-8, and NaN
+        return json.loads(data.decode("utf-8-sig", errors="replace"), strict=False)
 
 
 def write_trace(path: Path, header: Mapping[str, Any], events: Iterable[Event]) -> None:
@@ -65,4 +77,6 @@ def refusing(path: str | Path) -> Iterator[None]:
         reason = " ".join(str(error).split())[:100]
         if isinstance(error, _INVALID):
             reason = f"{type(error).__name__}: {reason}"
-        raise UserError(f"{path}: not a whole trace ({reason}): trace the run again") from None
+        raise UserError(
+            f"{path}: not a whole trace ({reason}): copy it whole, or trace the run again"
+        ) from None

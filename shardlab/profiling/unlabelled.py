@@ -17,7 +17,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from shardlab.profiling.intervals import EMPTY, RESOLUTION_US, Intervals, difference, merge
+from shardlab.profiling.intervals import (
+    EMPTY,
+    RESOLUTION_US,
+    Intervals,
+    difference,
+    intersection,
+    merge,
+)
 from shardlab.profiling.trace import Clues, Trace
 
 Steps = dict[int, Intervals]
@@ -37,9 +44,38 @@ def infer(trace: Trace) -> tuple[Trace, list[str]]:
         forward = _forward(trace.clues, outside, steps, backward)
         trace = replace(trace, forward=forward, backward=backward)
     notes += _notes_on_passes(trace, labelled)
+    whole = _whole(trace, steps)
+    if whole.keys() < steps.keys():
+        fragments = ", ".join(str(number) for number in steps if number not in whole)
+        notes.append(
+            f"steps: {len(steps) - len(whole)} of {len(steps)} left out: without the backward pass "
+            f"of the others, as where a trace begins or ends: {fragments}"
+        )
     if trace.on_device:
-        trace, steps = replace(trace, host_steps=steps), _on_device(trace, steps)
-    return replace(trace, steps=steps), [*notes, *_missing(trace)]
+        trace, steps = replace(trace, host_steps=whole), _on_device(trace, steps)
+        behind = [str(number) for number in whole if number not in steps]
+        if behind:
+            notes.append(
+                f"steps: {len(behind)} of {len(whole)} left out: the device did none of their work "
+                f"in the trace: {', '.join(behind)}"
+            )
+        whole = {number: step for number, step in steps.items() if number in whole}
+    updates = merge(np.concatenate([EMPTY, *trace.clues.optimizer.values()]))
+    updated = sum(len(intersection(updates, step)) > 0 for step in _host(trace, whole).values())
+    if 0 < updated < len(whole):
+        notes.append(f"optimizer: in {updated} of {len(whole)} steps: the mean over these alone")
+    return replace(trace, steps=whole), [*notes, *_missing(trace)]
+
+
+def _host(trace: Trace, steps: Steps) -> Steps:
+    on_cpu = trace.host_steps or steps
+    return {number: on_cpu[number] for number in steps}
+
+
+def _whole(trace: Trace, steps: Steps) -> Steps:
+    """Return the steps with a backward pass; all, where none has one."""
+    whole = {n: step for n, step in steps.items() if len(intersection(trace.backward, step))}
+    return whole or steps
 
 
 def _outside(clues: Clues) -> Intervals:

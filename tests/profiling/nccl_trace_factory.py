@@ -27,10 +27,10 @@ class MadeTrace:
         return self.add("cpu_op", name, start, end, _PID, thread)
 
     def kernel(self, start, end, launched, name="sm90_xmma_gemm_f32f32", thread=HOST):
-        return self._launch("kernel", name, start, end, STREAM, launched, thread)
+        return self.launch("kernel", name, start, end, STREAM, launched, thread)
 
     def copy(self, start, end, launched, name="Memcpy HtoD (Pinned -> Device)"):
-        return self._launch("gpu_memcpy", name, start, end, STREAM, launched, HOST)
+        return self.launch("gpu_memcpy", name, start, end, STREAM, launched, HOST)
 
     def nccl(self, start, end, launched, collective="AllGather", thread=HOST, reported=None):
         """A collective: its kernel and the ranges of its name on the host and on the device."""
@@ -39,9 +39,9 @@ class MadeTrace:
         self.label(f"nccl:{reported}", launched - 0.5, launched + 2, thread)
         self.add("gpu_user_annotation", f"nccl:{reported}", start, end, self.device, NCCL_STREAM)
         more = {"Collective name": reported}
-        return self._launch("kernel", kernel, start, end, NCCL_STREAM, launched, thread, **more)
+        return self.launch("kernel", kernel, start, end, NCCL_STREAM, launched, thread, **more)
 
-    def _launch(self, cat, name, start, end, stream, launched, thread, **more):
+    def launch(self, cat, name, start, end, stream, launched, thread, **more):
         number = next(self._correlations)
         self.add(cat, name, start, end, self.device, stream, correlation=number, **more)
         if self._launches:

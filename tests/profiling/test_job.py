@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from shardlab.core.errors import UserError
 from shardlab.profiling.job import break_down
 from shardlab.profiling.table import UNKNOWN, render
 from tests.profiling.nccl_trace_factory import AUTOGRAD, MadeTrace
@@ -50,7 +51,7 @@ def test_a_device_runs_steps_behind_the_cpu(tmp_path):
             assert (step.forward_ms, step.optimizer_ms) == pytest.approx((0.35, 0.05))
             assert step.backward_ms == pytest.approx(0.55)
             assert step.backward_compute_ms == pytest.approx(0.45)
-            assert step.comm_ms_by_op == pytest.approx({"nccl:allreduce": 0.3})
+            assert step.comm_ms_by_op == pytest.approx({"nccl:all_reduce": 0.3})
             assert step.copy_ms_by_kind == pytest.approx({"unknown": 0.05})
             parts = step.compute_ms + step.exposed_comm_ms + step.exposed_copy_ms + step.idle_ms
             assert parts == pytest.approx(step.step_ms)
@@ -97,6 +98,12 @@ MISSING = {
     "compute: of the CPU alone": MadeTrace()
     .operator("aten::mm", 0, 9)
     .add("cuda_runtime", "cudaLaunchKernel", 1, 2, 1, 1, correlation=1),
+    "3 timed events of unknown categories (Other, xpu_op) count as nothing": MadeTrace()
+    .operator("aten::mm", 0, 9)
+    .add("Other", "a", 0, 1, 1, 1)
+    .add("xpu_op", "b", 0, 1, 1, 1)
+    .add("xpu_op", "b", 0, 1, 1, 1)
+    .add("Trace", "PyTorch Profiler (0)", 0, 1, "Spans", 1),
     "1 of 2 kernels and copies have no launch": MadeTrace()
     .kernel(0, 9, 0)
     .add("kernel", "gemm", 10, 12, 0, 7, correlation=1),
@@ -120,3 +127,50 @@ def test_unknown_times_are_no_numbers_and_text_is_printable(tmp_path):
     assert all(line.isprintable() and len(line) < 400 for line in lines)
     for text in (f"  {UNKNOWN}  ", "is a second trace of rank 0", "nccl:\\x1b"):
         assert any(text in line for line in lines)
+
+
+def test_categories_count_in_any_case(tmp_path):
+    """As torch up to 1.12 wrote them."""
+    old = {"cpu_op": "Operator", "cuda_runtime": "Runtime", "kernel": "Kernel"}
+    made = rocm_ranks()
+    expected = break_down([made.write(tmp_path / "new.json")])
+    for each in made.events:
+        each["cat"] = old.get(each["cat"], each["cat"])
+    assert break_down([made.write(tmp_path / "old.json")]) == expected
+
+
+def test_fragments_of_steps_do_not_enter_the_means_of_whole_ones(tmp_path):
+    """The trace ends just after the third step began; the device never begins its work."""
+    made = rocm_ranks().label("ProfilerStep#7", 200, 204).operator("aten::mm", 201, 203)
+    job, whole = break_down([made.write(tmp_path / "1.json")]), rocm_ranks().write(tmp_path / "2")
+    assert job.steps == break_down([whole]).steps
+    assert any("1 of 3 left out" in note and note.endswith(": 7") for note in job.notes)
+    assert any(line.split()[:3] == ["0", "2", "0.975"] for line in render(job))
+
+
+def test_an_optimizer_in_some_of_the_steps_is_said(tmp_path):
+    made = rocm_ranks()
+    made.events = [e for e in made.events if e["name"][:9] != "Optimizer" or e["ts"] < 100]
+    notes = break_down([made.write(tmp_path / "0.json")]).notes
+    assert "rank 0: optimizer: in 1 of 2 steps: the mean over these alone" in notes
+
+
+@pytest.mark.parametrize("cycle", [False, True])
+def test_traces_that_others_joined_are_refused(tmp_path, cycle):
+    """Ranks with a process number each, or two cycles with equal numbers of steps."""
+    first, second = rocm_ranks(), rocm_ranks()
+    for each in second.events:
+        each["ts"] += 2500 if cycle else 0
+        each["pid"] += 0 if cycle else 1000
+    first.events += second.events
+    words = "ProfilerStep#5 occurs twice" if cycle else r"2 processes \(4700, 5700\)"
+    with pytest.raises(UserError, match=words):
+        break_down([first.write(tmp_path / "0.json")])
+
+
+def test_folders_are_read(tmp_path):
+    paths = [rocm_ranks(rank=rank).write(tmp_path / f"{rank}.json") for rank in (0, 1)]
+    assert break_down([tmp_path]) == break_down(paths)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"empty: holds no \*\.json"):
+        break_down([tmp_path / "empty"])

@@ -3,8 +3,9 @@
 import pytest
 
 from shardlab.profiling.breakdown import OTHER, analyse, read_steps
+from shardlab.profiling.job import break_down
 from shardlab.profiling.merge import merge_traces
-from tests.profiling.nccl_trace_factory import AUTOGRAD, MadeTrace
+from tests.profiling.nccl_trace_factory import AUTOGRAD, HOST, NCCL_STREAM, MadeTrace
 
 
 def fsdp_step(launches=True, rank=0, late=0):
@@ -37,7 +38,9 @@ def test_kernels_collectives_copies_and_idle_time_sum_to_the_step(tmp_path):
     assert times.exposed_comm_ms == pytest.approx(0.09 + 0.1)
     assert (times.copy_ms, times.exposed_copy_ms) == pytest.approx((0.06, 0.05))
     assert times.idle_ms == pytest.approx(0.01 + 0.1)
-    assert times.comm_ms_by_op == pytest.approx({"nccl:AllGather": 0.14, "nccl:ReduceScatter": 0.3})
+    assert times.comm_ms_by_op == pytest.approx(
+        {"nccl:all_gather": 0.14, "nccl:reduce_scatter": 0.3}
+    )
     assert times.comm_ms_by_unit == pytest.approx({"h.0": 0.44})
 
 
@@ -63,7 +66,45 @@ def test_labels_name_the_unit_and_metadata_a_generic_kernel(tmp_path):
     made = fsdp_step().label("shardlab::comm h.1", 218, 225)
     times = only_step(tmp_path, made.nccl(920, 930, 220, "Generic_4", reported="allreduce"))
     assert times.comm_ms_by_unit == pytest.approx({"h.0": 0.44, "h.1": 0.01})
-    assert times.comm_ms_by_op["nccl:allreduce"] == pytest.approx(0.01)
+    assert times.comm_ms_by_op["nccl:all_reduce"] == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "reported", "operation"),
+    [
+        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)", "all_to_allv", "all_to_all"),
+        ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "coalesced", "send_recv"),
+        (
+            "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)",
+            "_allgather_base",
+            "all_gather",
+        ),
+        ("ncclSymkDevKernel_ReduceScatter_LD(ncclSymkDevWorkArgs4K)", None, "reduce_scatter"),
+        ("void multimem_one_shot_all_reduce_kernel<float>(float*)", None, "symm_mem:all_reduce"),
+        (
+            "void c10d::symmetric_memory::two_shot_all_reduce_kernel<float>()",
+            None,
+            "symm_mem:all_reduce",
+        ),
+        ("void deep_ep::internode_ll::dispatch<true, 3>()", None, "deep_ep:dispatch"),
+        ("void deep_ep::intranode::combine<__nv_bfloat16>()", None, "deep_ep:combine"),
+        ("void vllm::cross_device_reduce_1stage<float, 2>", None, "custom:all_reduce"),
+        ("void flashinfer::comm::allreduce_fusion_kernel<float>()", None, "flashinfer:all_reduce"),
+    ],
+)
+def test_a_collective_is_named_by_its_record_before_its_kernel(tmp_path, name, reported, operation):
+    args = {} if reported is None else {"Collective name": reported}
+    made = MadeTrace().label("ProfilerStep#1", 0, 1000).operator("aten::mm", 0, 9)
+    made.launch("kernel", name, 100, 300, NCCL_STREAM, 50, HOST, **args)
+    (step,) = break_down([made.write(tmp_path / "0.json")]).steps
+    expected = operation if ":" in operation else f"nccl:{operation}"
+    assert step.comm_ms_by_op == pytest.approx({expected: 0.2})
+    assert step.comm_ms == pytest.approx(0.2)
+    if reported is None:
+        # the range around the launch counts, too, as torch writes it where records say nothing
+        path = made.label("nccl:all_to_all", 49, 52).write(tmp_path / "0.json")
+        (step,) = break_down([path]).steps
+        assert [*step.comm_ms_by_op] == [f"{expected.partition(':')[0]}:all_to_all"]
 
 
 def test_skew_and_transfer_are_separated_across_ranks(tmp_path):

@@ -67,11 +67,14 @@ def test_files_in_place_of_a_run_are_broken_down(tmp_path, monkeypatch, capsys):
     assert {path.name for path in tmp_path.iterdir()} == {"0.json", "rows.csv", "trace"}
 
 
-def test_a_run_is_a_name_that_is_no_file(tmp_path, monkeypatch):
+def test_a_run_is_a_name_that_is_no_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("trace").touch()
+    Path("traces").mkdir()
     assert all(names_run(words.split()) for words in ("ddp", "--set seeds=[0] ddp --params x.yaml"))
-    assert not any(names_run(words.split()) for words in ("trace.json", "trace", "--csv rows ddp"))
+    assert not any(
+        names_run(words.split()) for words in ("trace.json", "trace", "traces", "--csv rows ddp")
+    )
 
 
 def test_a_missing_trace_writes_nothing(params, tmp_path):

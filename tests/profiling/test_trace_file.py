@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+import re
 
 import pytest
 
@@ -72,3 +73,22 @@ def test_written_trace_is_read_back(tmp_path):
     events = [event('a "quoted" }, {\n  },\n ü \\', 10.125 * i, 10.125 * i + 3) for i in range(500)]
     write_trace(tmp_path / "trace.json.gz", header, events)
     assert load_trace(tmp_path / "trace.json.gz") == (header, events)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace(b"aten::mm", b"aten::\nmm\t"),
+        lambda text: text.replace(b"aten::mm", b"aten::mm \xe9"),
+        lambda text: text.replace(b'"External id": 1', b'"Bandwidth": NaN'),
+        lambda text: b"\xef\xbb\xbf" + text,
+        lambda text: json.dumps(json.loads(text)["traceEvents"]).encode(),
+        lambda text: re.sub(rb'"(ts|dur)": ([0-9.]+)', rb'"\1": "\2"', text),
+    ],
+)
+def test_what_profilers_write_beyond_json_is_read(tmp_path, change):
+    path = write_rank(tmp_path / "0.json", EVENTS)
+    expected = break_down([path]).steps
+    path.write_bytes(change(path.read_bytes()))
+    for steps in expected, break_down([path]).steps:
+        assert [(each.step_ms, each.compute_ms) for each in steps] == [(1.0, 0.5)]
