@@ -11,8 +11,10 @@ import json
 import math
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from shardlab.config.schema import Agent
 from shardlab.core.errors import UserError
@@ -160,12 +162,15 @@ def read_choice(answer: str, offered: Sequence[str]) -> tuple[str, str]:
     Raises:
         UserError: no choice, or an id that was not offered; the message holds none of its text.
     """
-    text = re.sub(r"<think>.*?(</think>|\Z)", "", answer, flags=re.DOTALL)
-    found = re.search(r"\{.*\}", text, flags=re.DOTALL)
-    try:
-        verdict = json.loads(found.group()) if found else {}
-    except (ValueError, RecursionError):
-        verdict = {}
+    # templates that begin the answer with <think> leave it out
+    text = re.sub(r"<think>.*", "", answer.rpartition("</think>")[2], flags=re.DOTALL)
+    # all of it, or the last of several
+    objects = re.findall(r"\{.*\}", text, re.DOTALL) + re.findall(r"\{[^{}]*\}", text)[::-1]
+    verdict: dict[str, Any] = {}
+    for found in objects:
+        with suppress(ValueError, RecursionError):
+            verdict = json.loads(found)
+            break
     choice, reason = verdict.get("choice"), verdict.get("reason")
     if not isinstance(choice, str):
         raise UserError("the answer holds no choice in JSON")

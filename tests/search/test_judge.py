@@ -47,6 +47,13 @@ def test_reasons_cite_the_prediction():
     assert choose_by_rules(ask(SLOW, UNTIMED, held=None)).choice == SLOW.id
 
 
+def thinking(tokens):
+    """What vLLM answers where the reasoning fills the budget."""
+    reply = chat(None, "length")
+    reply["choices"][0]["message"]["reasoning_content"] = "let me see"
+    return {**reply, "usage": {"completion_tokens": tokens}}
+
+
 KEY = "sk-very-secret-0123456789"
 CANDIDATES = [
     make_candidate(wrap="root"),
@@ -91,6 +98,8 @@ def test_a_choice_by_place_is_an_abstention(tmp_path):
     [
         'I choose: {"reason": "r", "choice": "%s"}. Done',
         '<think>{"choice": "abstain"} no, {"choice": "x"}</think>{"choice": "%s", "reason": "r"}',
+        'first {"choice": "x"}</think>{"choice": "%s", "reason": "r"}',
+        'A draft: {"choice": "abstain"}. My answer: {"choice": "%s", "reason": "r"}',
     ],
 )
 def test_the_choice_is_found_in_other_text(tmp_path, text):
@@ -104,7 +113,18 @@ def test_the_choice_is_found_in_other_text(tmp_path, text):
         ((200, {"error": {"message": "model not loaded"}}), "no chat completion: model not loaded"),
         ((200, b"<html>"), "its reply is no chat completion"),
         ((200, b"[" * 100_000), "its reply is no chat completion"),
-        ((200, chat("{}", "length")), "the answer is incomplete: finish_reason length"),
+        ((200, {"error": {"message": "slow down", "code": 429}}), "status 429: slow down"),
+        ((200, {"choices": []}), "its reply has no choices"),
+        ((404, {"detail": "no model x"}), "status 404: no model x"),
+        ((404, b"404 page not found"), "status 404: 404 page not found"),
+        ((400, {"object": "error", "message": "context of 9 tokens"}), "400: context of 9 tokens"),
+        ((422, {"detail": [{"msg": "field required"}]}), "status 422: field required"),
+        ((200, chat("{}", "length")), "the answer is incomplete: finish_reason length; check it"),
+        (
+            (200, chat("<think> hm", "length")),
+            "finish_reason length: all tokens went into thinking",
+        ),
+        ((200, thinking(1000)), "finish_reason length: all 1000 tokens went into thinking"),
         ((200, chat(None)), "the answer has no text"),
         ((200, chat("<think> and on and on")), "the answer holds no choice in JSON"),
         ((200, says("../../etc/passwd")), "the answer names an id that was not offered"),
@@ -120,7 +140,8 @@ def test_each_way_to_fail_is_one_line_and_rules_choose(tmp_path, monkeypatch, re
     assert verdict.reason.startswith("http: a-model gave no usable answer (")
     assert verdict.reason.endswith(BY_RULES.reason)
     assert (verdict.choice, verdict.judge) == (BY_RULES.choice, "rules")
-    assert len(server.requests) == (4 if reply[0] == 503 else 1)
+    busy = reply[0] == 503 or "slow down" in words or "no choices" in words
+    assert len(server.requests) == (4 if busy else 1)
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:9/v1", "http://api..example/v1"])
@@ -155,6 +176,19 @@ def test_the_key_is_sent_and_kept_nowhere(tmp_path, monkeypatch, capsys, caplog)
     assert verdict.reason == "key [key]"
     files = "".join(file.read_text() for file in (tmp_path / "answers").iterdir())
     assert KEY not in "".join(capsys.readouterr()) + caplog.text + files
+
+
+def test_the_key_is_never_sent_in_clear_text(tmp_path, monkeypatch):
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    verdict = model_judge("http://192.0.2.1/v1", tmp_path)(QUESTION)
+    assert f"192.0.2.1: http would send {KEY_VARIABLE} in clear text: use https" in verdict.reason
+    with serving(lambda request, number: (200, says(WANTED))) as proxy:
+        for variable in ("http_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(variable, proxy.url.removesuffix("/v1"))
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        verdict, server = verdict_of(tmp_path, (200, says(WANTED)))
+    assert (verdict.choice, len(server.requests), proxy.requests) == (WANTED, 2, [])
 
 
 def test_without_a_key_no_header_and_no_password_of_netrc(tmp_path, monkeypatch):
