@@ -72,6 +72,9 @@ class Training(Document):
     stopped there; None: it was not"""
     contention: Contention | None
     """CPU time that others used during the steps; None where the kernel does not count it"""
+    paused_steps: int = 0
+    """timed steps in which the machine paused (`shardlab.core.interval.pauses`); in no time below
+    """
     step_ms_mean: float
     step_ms_p50: float
     step_ms_p90: float

@@ -1,5 +1,6 @@
 """Records of interleaved timings and races: steps of several strategies on one link."""
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -14,6 +15,7 @@ from shardlab.config.schema import Timing
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json_lines, write_json_lines
+from shardlab.core.interval import pauses
 
 NO_COMMUNICATION = "no communication"
 """run of a timing that gives the no-communication bound: every rank trains the whole model alone"""
@@ -50,8 +52,8 @@ class TimedRun(Document):
     """rate of the emulated link"""
     delay_ms: float
     step_ms: list[float] = Field(min_length=1)
-    """one per repetition, of the slowest rank; repetitions are the same for all runs of the timing
-    """
+    """one per repetition, of the slowest rank; repetitions are the same for all runs of the timing.
+    With pauses: see `measured_ms`"""
     contention: Contention | None
     """CPU time that others used during all repetitions of the timing; None where it is not counted
     """
@@ -70,6 +72,13 @@ class TimedRun(Document):
     host: dict[str, Any]
     kernels: str
     """as in a record"""
+
+    def measured_ms(self) -> list[float]:
+        """Return `step_ms` with NaN where the machine paused: all figures are without these."""
+        paused = pauses(self.step_ms)
+        return [
+            math.nan if is_pause else t for t, is_pause in zip(self.step_ms, paused, strict=True)
+        ]
 
 
 def machine_name(host: Mapping[str, Any], torch: str) -> str:
@@ -145,11 +154,14 @@ def scaling_efficiency(
         None where the strategy was not timed on one rank and on so many with that link.
     """
     own = [run for run in timed if run.strategy_hash == strategy_hash]
-    alone = [run.step_ms for run in own if run.world_size == 1 and run.bits_per_second is None]
-    there = [run.step_ms for run in own if (run.world_size, run.link) == (world_size, link)]
+    alone = [
+        run.measured_ms() for run in own if run.world_size == 1 and run.bits_per_second is None
+    ]
+    there = [run.measured_ms() for run in own if (run.world_size, run.link) == (world_size, link)]
     if not alone or not there:
         return None
-    return statistics.fmean(alone[0]) / statistics.fmean(there[0])
+    one, many = ([t for t in times if not math.isnan(t)] for times in (alone[0], there[0]))
+    return statistics.fmean(one) / statistics.fmean(many)
 
 
 BLOCK = 10

@@ -1,6 +1,7 @@
 """The confidence interval that all comparisons state."""
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -18,6 +19,17 @@ def interval_factor(count: int) -> float:
     if count < 2:
         return math.nan
     return float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) / math.sqrt(count)
+
+
+def pauses(times: Sequence[float]) -> list[bool]:
+    """Return which of the times are no measurement, as where the machine slept meanwhile.
+
+    Longer than twice the median, and ten standard deviations beyond it: these are 1.4826 times the
+    median distance from the median, which a few pauses do not change.
+    """
+    middle = statistics.median(times)
+    deviation = 1.4826 * statistics.median(abs(time - middle) for time in times)
+    return [time > max(2 * middle, middle + 10 * deviation) for time in times]
 
 
 class Ratio(NamedTuple):

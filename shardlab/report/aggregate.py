@@ -31,6 +31,7 @@ KINDS = ("gradients", "weights")
 """of messages"""
 TIMED = [
     "repetitions",
+    "paused",
     "step_ms",
     "step_ms_sd",
     "step_ratio",

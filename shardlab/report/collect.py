@@ -24,6 +24,7 @@ from shardlab.config.timing_record import TimedRun, scaling_efficiency
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic, finite, read_json, read_json_lines
+from shardlab.core.interval import pauses
 from shardlab.report.quality import quality_at_time, steps_to_quality, time_to_quality
 
 _FIX_TRAINING = "run python -m stages.train --run {run} --seed {seed}"
@@ -54,7 +55,7 @@ def read_losses(results: Path, run: str, seed: int) -> pd.DataFrame:
     """Return the curve in the events of a training run, a row per step.
 
     Columns: loss (nats per token; NaN where it was not finite), seconds (training time until the
-    end of the step).
+    end of the step, where a pause counts as a median step).
 
     Raises:
         UserError: the file is missing or damaged, or an event has no step, loss or time.
@@ -66,7 +67,9 @@ def read_losses(results: Path, run: str, seed: int) -> pd.DataFrame:
         steps = pd.Index([int(event["step"]) for event in events], name="step")
         values = [(event["loss"], event["step_ms"] / 1e3) for event in events]
         curve = pd.DataFrame(values, steps, ["loss", "seconds"]).astype(float)
-        return curve.assign(seconds=curve["seconds"].cumsum())
+        # no time of the training passed while the machine slept
+        seconds = curve["seconds"].mask(pauses(curve["seconds"]), curve["seconds"].median())
+        return curve.assign(seconds=seconds.cumsum())
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: not the events of a training run ({error!r}): {fix}") from None
 

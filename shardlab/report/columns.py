@@ -6,6 +6,7 @@ from shardlab.config.machine import FRAME_HEADERS
 from shardlab.report.tables import (
     ABSENT,
     DISTURBED,
+    PAUSED,
     RUN,
     Cell,
     Column,
@@ -19,9 +20,13 @@ from shardlab.report.tables import (
 )
 
 
+def step_ms(row: Row) -> str:
+    """Show the step of a timed run, marked where repetitions were left out."""
+    return spread("step_ms")(row) + (f" {PAUSED}" if row["paused"] else "")
+
+
 def _step(row: Row) -> str:
-    mark = f" {DISTURBED}" if row["disturbed"] else ""
-    return spread("step_ms")(row) + mark
+    return step_ms(row) + (f" {DISTURBED}" if row["disturbed"] else "")
 
 
 def _step_ratio(row: Row) -> str:

@@ -19,6 +19,7 @@ _SCALES = {"MB": 1e-6, "kB": 1e-3, "%": 100.0}
 """by the first word of a unit: rows hold bytes, and fractions between 0 and 1"""
 ABSENT = "\N{EN DASH}"
 DISTURBED = "\N{DAGGER}"
+PAUSED = "\N{DOUBLE DAGGER}"
 _MINUS = "\N{MINUS SIGN}"
 _INFINITE = "infinite"
 _RATES = ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"), (1.0, "bit/s"))
@@ -110,6 +111,7 @@ _MARKS = {
     ABSENT: "not applicable to this run, or not finite as the run diverged",
     _INFINITE: "beyond the largest number",
     DISTURBED: f"others used more than {percent(THRESHOLD, 0)} of its CPUs meanwhile",
+    PAUSED: "without steps of more than twice their median, in which the machine paused",
 }
 """meanings of cells and headings, and of their last words"""
 
@@ -163,7 +165,7 @@ class Table:
         """Explanation of the marks that the cells and headings use."""
         texts = {cell for row in self.rows for cell in row}
         texts |= {text for column in self.columns for text in (column.title, column.unit)}
-        marks = texts | {text.rpartition(" ")[2] for text in texts}
+        marks = {word for text in texts for word in (text, *text.split(" "))}
         return "; ".join(f"{mark}: {meaning}" for mark, meaning in _MARKS.items() if mark in marks)
 
     def markdown(self) -> str:

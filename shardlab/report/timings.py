@@ -28,8 +28,9 @@ def timing_table(timed: Sequence[TimedRun], baseline: str) -> pd.DataFrame:
     The order of timings in `timed` does not matter; runs of one timing keep theirs.
 
     Columns: timing, run, link, bits_per_second (NaN without an emulated link), delay_ms,
-    world_size, threads, cores, repetitions, disturbed (whether others used its CPUs); `step_ms` and
-    its standard deviation over repetitions `step_ms_sd`; `tokens_per_s` over all ranks;
+    world_size, threads, cores; repetitions without the `paused` ones, which count in no other
+    column; disturbed (whether others used its CPUs); `step_ms` and its standard deviation over
+    repetitions `step_ms_sd`; `tokens_per_s` over all ranks;
     `bytes_raw`, `bytes_wire`, `interface_bytes` and `interface_excess`, the fraction by which
     these, less the headers of frames, exceed `bytes_wire`; the breakdown of the traced steps;
     `step_ratio` to the baseline of the same timing, `bound_ratio` to its no-communication bound and
@@ -52,7 +53,7 @@ def _order(run: TimedRun) -> tuple[int, float, int, str]:
 
 
 def _rows(runs: Sequence[TimedRun], baseline: str) -> pd.DataFrame:
-    steps = pd.DataFrame({run.run: run.step_ms for run in runs})
+    steps = pd.DataFrame({run.run: run.measured_ms() for run in runs})
     reference = references({run.run: run.strategy for run in runs})
     ratios: dict[str, str | dict[str, str]] = {
         "step_ratio": baseline,
@@ -60,13 +61,24 @@ def _rows(runs: Sequence[TimedRun], baseline: str) -> pd.DataFrame:
         "codec_ratio": reference,
     }
     table = pd.DataFrame([_row(run) for run in runs], index=steps.columns)
-    parts = [with_ends(paired_ratio(steps, other), name) for name, other in ratios.items()]
+    parts = [with_ends(_ratios(steps, other), name) for name, other in ratios.items()]
     table = pd.concat([table, *parts], axis=1)
     return table.assign(reference=[reference.get(run, "") for run in table.index])
 
 
+def _ratios(steps: pd.DataFrame, reference: str | Mapping[str, str]) -> pd.DataFrame:
+    """Return `paired_ratio` of each run over the repetitions that both were measured in."""
+    rows = []
+    for run in steps:
+        other = reference if isinstance(reference, str) else reference.get(run, "")
+        both = steps[[name for name in steps if name in (run, other)]].dropna()
+        rows.append(paired_ratio(both, other).loc[[run]])
+    return pd.concat(rows)
+
+
 def _row(run: TimedRun) -> dict[str, object]:
-    step = float(np.mean(run.step_ms))
+    measured = [time for time in run.measured_ms() if not math.isnan(time)]
+    step = float(np.mean(measured))
     tokens = run.world_size * run.batch_size * run.accumulation * run.sequence_length
     counted = math.nan if run.interface_bytes is None else run.interface_bytes
     payload = counted - FRAME_HEADERS * (run.interface_frames or 0)
@@ -80,10 +92,11 @@ def _row(run: TimedRun) -> dict[str, object]:
         "world_size": run.world_size,
         "threads": run.threads,
         "cores": run.host["cores"],
-        "repetitions": len(run.step_ms),
+        "repetitions": len(measured),
+        "paused": len(run.step_ms) - len(measured),
         "disturbed": disturbed(run.contention),
         "step_ms": step,
-        "step_ms_sd": float(np.std(run.step_ms, ddof=1)) if len(run.step_ms) > 1 else math.nan,
+        "step_ms_sd": float(np.std(measured, ddof=1)) if len(measured) > 1 else math.nan,
         "tokens_per_s": tokens / step * 1e3,
         "bytes_raw": run.bytes_raw,
         "bytes_wire": run.bytes_wire,

@@ -133,9 +133,10 @@ def _sentence(reply: Any, text: str) -> str:
     """Return what the server says of its failure, after a colon, or nothing."""
     if not isinstance(reply, dict):
         # servers also answer in plain text; a page says nothing in one line
-        words = text if reply is None and not re.match(r"\s*[<\[{]", text) else ""
-        return f": {one_line(words)}" if words.strip() else ""
-    for words in (reply.get("error"), reply.get("detail"), reply.get("message")):
+        is_text = reply is None and text.strip() and not re.match(r"\s*[<\[{]", text)
+        return f": {one_line(text)}" if is_text else ""
+    for said in (reply.get("error"), reply.get("detail"), reply.get("message")):
+        words: Any = said
         if isinstance(words, dict):
             words = words.get("message")
         if isinstance(words, list) and words and isinstance(words[0], dict):

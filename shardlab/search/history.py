@@ -19,7 +19,7 @@ from shardlab.config.strategy import CanonicalStrategy, parse_strategy
 from shardlab.config.timing_record import NO_COMMUNICATION, Race, TimedRun
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError, nearest
-from shardlab.core.interval import paired_ratio
+from shardlab.core.interval import paired_ratio, pauses
 from shardlab.search.records import Decision, Failure, Measured, StepRatio, Workload
 
 
@@ -264,11 +264,13 @@ def mean_ratio(runs: Iterable[Record], others: Iterable[Record]) -> float:
 def paired_steps(
     step_ms: Sequence[float], others: Sequence[float], source: str, link: str, world_size: int
 ) -> StepRatio:
-    """Return the ratio of interleaved steps over others, over the repetitions that both have."""
-    count = min(len(step_ms), len(others))
-    ratio = paired_ratio(step_ms[:count], others[:count])
+    """Return the ratio of interleaved steps over others, over the repetitions that both have,
+    without pauses."""
+    paired = zip(step_ms, others, pauses(step_ms), pauses(others), strict=False)
+    pairs = [(one, other) for one, other, *paused in paired if not any(paused)]
+    ratio = paired_ratio(*zip(*pairs, strict=True))
     where = {"source": source, "link": link, "world_size": world_size}
-    return StepRatio.model_validate({**where, **ratio._asdict(), "repetitions": count})
+    return StepRatio.model_validate({**where, **ratio._asdict(), "repetitions": len(pairs)})
 
 
 def _row_of_run(run: str, records: list[Record]) -> Measured:

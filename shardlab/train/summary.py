@@ -16,6 +16,7 @@ from shardlab.config.run_record import LinkEmulation, Setting, Training
 from shardlab.core.device import allows_tf32
 from shardlab.core.files import finite
 from shardlab.core.host import CpuTimes, describe_host, git_revision
+from shardlab.core.interval import pauses
 from shardlab.core.launch_environment import node_count
 from shardlab.train.loop import divergence_step
 from shardlab.train.plans import RunPlan
@@ -107,11 +108,13 @@ def summarize(plan: RunPlan, events: Sequence[Event], ranks: Sequence[Measured])
     """Return the `Training` part of a record."""
     # a run that diverged in its untimed steps has no others
     timed = events[plan.train.untimed_steps :] or events
-    step_ms = np.array([event["step_ms"] for event in timed])
+    paused = pauses([event["step_ms"] for event in timed])
+    measured = [event for event, is_pause in zip(timed, paused, strict=True) if not is_pause]
+    step_ms = np.array([event["step_ms"] for event in measured])
     ledger = mean_ledger([rank.ledger for rank in ranks], len(timed))
     clip = plan.train.clip
     tail = max(1, len(events) // 10)
-    tokens_per_s = sum(event["tokens"] for event in timed) / float(step_ms.sum()) * 1e3
+    tokens_per_s = sum(event["tokens"] for event in measured) / float(step_ms.sum()) * 1e3
     flops = ranks[0].flops_per_token
     products = sum(rank.product_flops_per_s for rank in ranks)
     skipped = [event for event in events if not event["applied"]]
@@ -120,6 +123,7 @@ def summarize(plan: RunPlan, events: Sequence[Event], ranks: Sequence[Measured])
         steps=len(events),
         diverged_at=divergence_step(events, plan.train.steps),
         contention=Contention.of([rank.cpu_times for rank in ranks]),
+        paused_steps=sum(paused),
         step_ms_mean=float(step_ms.mean()),
         step_ms_p50=float(np.percentile(step_ms, 50)),
         step_ms_p90=float(np.percentile(step_ms, 90)),

@@ -1,6 +1,7 @@
 """Timings: paired over repetitions, relative to one rank and to the bound, and by link."""
 
 import math
+import random
 
 import pandas as pd
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from shardlab.config.contention import Contention
 from shardlab.config.schema import Quality
 from shardlab.config.strategy import parse_strategy
-from shardlab.config.timing_record import NO_COMMUNICATION
+from shardlab.config.timing_record import NO_COMMUNICATION, scaling_efficiency
 from shardlab.report.sections.links import (
     codec_table,
     crossing,
@@ -24,9 +25,10 @@ from shardlab.report.sections.scaling import (
     cores_note,
     scaling,
 )
-from shardlab.report.tables import ABSENT, DISTURBED, rate_text
+from shardlab.report.tables import ABSENT, DISTURBED, PAUSED, rate_text
 from shardlab.report.timings import crossovers, group_title, link_headings, timing_table
 from shardlab.report.write import write_report
+from shardlab.search.history import paired_steps
 from tests.evidence_factory import make_evidence
 from tests.record_factory import BASELINE, BUSY, STRATEGIES, make_record, make_records
 from tests.timed_run_factory import make_timed, make_timings
@@ -242,3 +244,39 @@ def test_a_disturbed_timing_is_marked_in_all_headings():
     assert "others used more than" in table.note
     assert "others used" not in step_table(groups_of(runs[:2])[0], BASELINE).note
     assert f"1 Gbit/s {DISTURBED}: ddp" in fastest(group, BASELINE)
+
+
+def test_a_pause_is_left_out_of_all_that_rests_on_times_and_marked():
+    """The machine slept for twelve seconds in one step; all figures are those without it."""
+    chance = random.Random(0)
+    quiet = {
+        run: [step * chance.uniform(0.9, 1.3) for _ in range(12)]
+        for run, step in (("fsdp2", 400.0), ("int8", 250.0), ("none", 40.0))
+    }
+    slept = {**quiet, "int8": [*quiet["int8"][:5], 12_250.0, *quiet["int8"][6:]]}
+    runs = {name: timed(1e8, **steps) for name, steps in (("quiet", quiet), ("slept", slept))}
+    tables = {name: timing_table(each, BASELINE).set_index("run") for name, each in runs.items()}
+    without = timing_table(timed(1e8, **{k: [*v[:5], *v[6:]] for k, v in quiet.items()}), BASELINE)
+    names = ["step_ms", "step_ms_sd", "tokens_per_s"]
+    names += [f"{kind}_ratio{end}" for kind in ("step", "bound") for end in ("", "_low", "_high")]
+    got, expected = tables["slept"].loc["fsdp2-int8"], without.set_index("run").loc["fsdp2-int8"]
+    assert got[names].tolist() == pytest.approx(expected[names].tolist())
+    assert (got["repetitions"], got["paused"]) == (11, 1)
+    others = [BASELINE, NO_COMMUNICATION]
+    pd.testing.assert_frame_equal(tables["slept"].loc[others], tables["quiet"].loc[others])
+    table = step_table(groups_of(runs["slept"])[0], BASELINE)
+    assert {row[0]: row[1].endswith(PAUSED) for row in table.rows} == {
+        BASELINE: False,
+        "fsdp2-int8": True,
+        NO_COMMUNICATION: False,
+    }
+    assert "the machine paused" in table.note
+    assert PAUSED not in step_table(groups_of(runs["quiet"])[0], BASELINE).note
+    alone = make_timed("one-rank", "fsdp2-int8", world_size=1, step_ms=[100.0])
+    there = runs["slept"][1]
+    hash_ = alone.strategy_hash
+    efficiency = scaling_efficiency([alone, there], hash_, 2, there.link)
+    assert efficiency == pytest.approx(100 / got["step_ms"])
+    ratio = paired_steps(slept["int8"], slept["fsdp2"], "timing t", there.link, 2)
+    assert ratio.repetitions == 11
+    assert ratio.ratio == pytest.approx(got["step_ratio"])

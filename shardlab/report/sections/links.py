@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from shardlab.config.timing_record import NO_COMMUNICATION
-from shardlab.report.columns import TIMED
+from shardlab.report.columns import TIMED, step_ms
 from shardlab.report.evidence import Evidence
 from shardlab.report.plots import crossover_plot
 from shardlab.report.quality import quality_at_time, steps_to_quality
@@ -36,7 +36,6 @@ from shardlab.report.tables import (
     interval,
     make_table,
     rate_text,
-    spread,
     within,
 )
 from shardlab.report.timings import group_title, link_headings
@@ -97,7 +96,7 @@ def step_table(group: pd.DataFrame, baseline: str) -> Table:
     columns = [RUN]
     for timing, link in link_headings(group).items():
         columns += [
-            Column(link, "ms", _in_timing(group, timing, spread("step_ms"))),
+            Column(link, "ms", _in_timing(group, timing, step_ms)),
             Column("/ baseline", link, _in_timing(group, timing, interval("step_ratio", 3))),
         ]
     rows = [{"run": run} for run in group["run"].unique()]
