@@ -132,7 +132,7 @@ def summarize(plan: RunPlan, events: Sequence[Event], ranks: Sequence[Measured])
         train_loss=statistics.fmean(event["loss"] for event in events[-tail:]),
         interface_bytes=_mean_if_known([event["interface_bytes"] for event in timed]),
         ledger=ledger,
-        **_traffic(ledger, _mean_if_known([event["collective_ms"] for event in timed])),
+        **_traffic(ledger, _mean_if_known([event["collective_ms"] for event in measured])),
         residual_norm=_root_of_squares([rank.residual_norm for rank in ranks]),
         **_gradient_error([rank.audit for rank in ranks]),
         **_most_memory([rank.memory for rank in ranks]),

@@ -98,6 +98,15 @@ def test_the_share_of_flops_is_that_of_all_ranks():
     assert found["flops_share"] == pytest.approx(2e6 * 6400 / 4e10)
 
 
+def test_a_step_in_which_the_machine_slept_is_in_no_time():
+    slept = event(3, step_ms=12_010.0, collective_ms=12_004.0)
+    found = summarize(PLAN, [*EVENTS[:3], slept, *EVENTS[4:]], [rank(EVENTS)])
+    assert found.pop("paused_steps") == 1
+    expected = summarize(PLAN, EVENTS, [rank(EVENTS)])
+    assert expected.pop("paused_steps") == 0
+    assert found == expected
+
+
 @pytest.mark.parametrize("scaled, invalid", [(False, 2), (True, 1)])
 def test_a_search_for_the_loss_scale_skips_steps_that_are_not_invalid(scaled, invalid):
     events = list(EVENTS)
