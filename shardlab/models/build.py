@@ -123,6 +123,8 @@ def _size(module: nn.Module) -> int:
 
 _RANDOM = re.compile("drop|jitter")
 """names of noise settings in configurations, as in resid_pdrop or router_jitter_noise"""
+_THRESHOLDS = {"phimoe": "router_jitter_noise"}
+"""settings by type of model that have such a name, and are part of the model all the same"""
 
 
 class BuiltModel(NamedTuple):
@@ -155,10 +157,10 @@ def build_model(
             or the sequence length.
     """
     config: PretrainedConfig
+    key = "pretrained" if model.pretrained is not None else "config"
     if model.preset is not None:
         config = shape_config(PRESETS[model.preset], vocabulary, positions, end_of_text)
     else:
-        key = "pretrained" if model.pretrained is not None else "config"
         config = _huggingface_config(key, model.name, vocabulary, positions, end_of_text)
     try:
         # torch draws on the meta device, too: to no effect, and in half of the time of this call
@@ -172,9 +174,14 @@ def build_model(
             f"model: cannot make a causal language model of {model.name!r}: "
             f"{' '.join(str(error).split())[:150]}"
         ) from None
-    if model.config is not None:
-        # the padding id of its own tokenizer is an ordinary token here, so it must be trained
+    if model.preset is None:
+        which = f"model.{key} {model.name!r}"
+        _check_order(module, which)
+        _check_padded_positions(module, which, positions)
+        # rows are not padded here: the padding token is an ordinary one, often that between
+        # documents, so its row must be trained
         module.get_input_embeddings().padding_idx = None
+    _forget_drawn(module)
     if model.pretrained is not None:
         return BuiltModel(module, CheckpointWeights(model.pretrained, module))
     return BuiltModel(module, RandomWeights(module, seed))
@@ -225,18 +232,54 @@ def _check_fit(
             f"model.{key}: vocabulary of {config.vocab_size} tokens, but the tokenizer has "
             f"{vocabulary}: {other}set tokenize.tokenizer to the model's own"
         )
-    longest = getattr(config, "max_position_embeddings", None)
+    for name in ("max_position_embeddings", "max_seq_len", "max_target_positions"):
+        _check_positions(getattr(config, name, None), f"model.{key} {source!r}", positions)
+
+
+def _check_positions(longest: int | None, which: str, positions: int) -> None:
     if longest is not None and longest < positions:
         raise UserError(
-            f"train.sequence_length: {positions}, but model.{key} {source!r} has {longest} "
-            "positions: lower it"
+            f"train.sequence_length: {positions}, but {which} has {longest} positions: lower it"
         )
+
+
+def _check_padded_positions(module: nn.Module, which: str, positions: int) -> None:
+    """Refuse what exceeds learned positions that are counted from after the padding (RoBERTa)."""
+    for name, part in module.named_modules():
+        if name.endswith("position_embeddings") and isinstance(part, nn.Embedding):
+            unused = 0 if part.padding_idx is None else part.padding_idx + 1
+            _check_positions(part.num_embeddings - unused, which, positions)
+
+
+def _check_order(module: PreTrainedModel, which: str) -> None:
+    """Refuse an encoder, whose tokens see later ones."""
+    # the model's own configuration: Bart and others set it when they are made
+    if getattr(module.config.get_text_config(), "is_decoder", True) is False:
+        raise UserError(
+            f"{which} is an encoder, whose predictions see the tokens that they predict: "
+            "set is_decoder in its config.json to true, or take a causal model"
+        )
+
+
+def _forget_drawn(module: nn.Module) -> None:
+    """Move every parameter to the meta device.
+
+    Some are drawn on the CPU all the same (DiffLlama's by `torch.normal`), and what is not on the
+    meta device is filled neither from the checkpoint nor by the seed.
+    """
+    for part in module.modules():
+        for name, parameter in list(part.named_parameters(recurse=False)):
+            if not parameter.is_meta:
+                part.register_parameter(
+                    name, nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+                )
 
 
 def _silence(config: PretrainedConfig) -> None:
     """Set every noise setting to 0, also in nested configurations."""
     for name, value in vars(config).items():
-        if _RANDOM.search(name) and type(value) in (int, float):
+        threshold = name == _THRESHOLDS.get(config.model_type)
+        if _RANDOM.search(name) and type(value) in (int, float) and not threshold:
             setattr(config, name, type(value)(0))
     for name in config.sub_configs:
         part = getattr(config, name, None)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import re
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -186,6 +187,9 @@ def _nothing(dtype: torch.dtype) -> float | bool:
     return math.nan if dtype.is_floating_point else torch.iinfo(dtype).min
 
 
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_SCALE = re.compile(r"scale|scb$|absmax|quant|qzeros|zero_point", re.IGNORECASE)
+"""names of what quantized weights are multiplied with"""
 _WHOLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -223,6 +227,7 @@ class CheckpointWeights(Weights):
         self._files = _files(source)
         self._paths: dict[str, Path | None] = {}
         self._stored = _stored(self._files, self._model)
+        self._refuse_ignored()
         missing = [n for n in self._shapes if not self._places(n)]
         if missing:
             more = f" and {len(missing) - 1} more" if missing[1:] else ""
@@ -243,6 +248,33 @@ class CheckpointWeights(Weights):
             name: computed[name] if name in computed else self._one(name, read) for name in names
         }
 
+    def _refuse_ignored(self) -> None:
+        """Refuse tensors that the model has no place for: it would be another model.
+
+        As in transformers, families name what may be left out.
+        """
+        read = {name for stored in self._stored.values() for _, name in stored.tensors}
+        buffers = [r"rotary_emb\.inv_freq", r"(^|\.)position_ids$"]
+        allowed = [*(self._model._keys_to_ignore_on_load_unexpected or ()), *buffers]
+        ignored = [
+            name
+            for name in sorted(self._files, key=dot_natural_key)
+            if name not in read and not any(re.search(pattern, name) for pattern in allowed)
+        ]
+        if not ignored:
+            return
+        more = f" and {len(ignored) - 1} more" if ignored[1:] else ""
+        scales = [name for name in ignored if _SCALE.search(name)]
+        fix = (
+            f"{scales[0]} is of a quantized model, which cannot be trained: dequantize it"
+            if scales
+            else "give the config.json that belongs to the weights, or remove those tensors"
+        )
+        raise UserError(
+            f"model.pretrained: {self._source!r} holds {ignored[0]}{more}, which a "
+            f"{type(self._model).__name__} of its config.json does not have: {fix}"
+        )
+
     def _places(self, name: str) -> list[str]:
         """Return the names of a tensor under which the checkpoint stores it."""
         return [alias for alias in self._names[name] if alias in self._stored]
@@ -259,7 +291,8 @@ class CheckpointWeights(Weights):
         return read[first]
 
     def _read(self, stored: _Stored) -> dict[str, Tensor]:
-        loaded = [(pattern, name, self._load(name)) for pattern, name in stored.tensors]
+        parameter = stored.target in self._shapes
+        loaded = [(each, name, self._load(name, parameter)) for each, name in stored.tensors]
         values = {stored.target: loaded[0][-1]}
         if stored.converter is not None:
             converter = deepcopy(stored.converter)
@@ -276,7 +309,7 @@ class CheckpointWeights(Weights):
                 )
         return values
 
-    def _load(self, name: str) -> Tensor:
+    def _load(self, name: str, parameter: bool) -> Tensor:
         file = self._files[name]
         if file not in self._paths:  # looked up once, since the lookup may ask a hub
             self._paths[file] = _path(self._source, file)
@@ -288,10 +321,16 @@ class CheckpointWeights(Weights):
             )
         with _opened(path) as tensors:
             tensor: Tensor = tensors.get_tensor(name)
-            # a copy, since the value read is a view of the mapped file
-            return tensor.to(
-                torch.float32 if tensor.is_floating_point() else tensor.dtype, copy=True
+        # integers may be a buffer, such as a mask, but no parameter
+        quantized = (parameter or tensor.is_floating_point()) and tensor.dtype not in _FLOATS
+        if quantized:
+            raise UserError(
+                f"model.pretrained: {self._source!r} holds {name} in "
+                f"{str(tensor.dtype).removeprefix('torch.')}, but quantized weights cannot be "
+                "trained: dequantize them to float32, bfloat16 or float16"
             )
+        # a copy, since the value read is a view of the mapped file
+        return tensor.to(torch.float32 if tensor.is_floating_point() else tensor.dtype, copy=True)
 
 
 def _stored(names: Iterable[str], model: PreTrainedModel) -> dict[str, _Stored]:

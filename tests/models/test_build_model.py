@@ -77,11 +77,49 @@ def test_documents_end_with_the_token_of_the_tokenizer(key, tmp_path):
     assert (found.bos_token_id, found.eos_token_id) == (7, 7)
 
 
-def test_embedding_of_the_padding_token_is_trained(tmp_path):
-    config_of("llama-untied", pad_token_id=5).save_pretrained(tmp_path)
-    model = build(Model(config=str(tmp_path))).whole()
+@pytest.mark.parametrize("key", ["config", "pretrained"])
+def test_embedding_of_the_padding_token_is_trained(key, tmp_path):
+    config = config_of("llama-untied", pad_token_id=7, eos_token_id=7)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    model = build(Model(**{key: str(tmp_path)})).whole()
     model(input_ids=TOKENS).logits.logsumexp(-1).sum().backward()
-    assert model.model.embed_tokens.weight.grad[5].any()
+    assert model.model.embed_tokens.weight.grad[7].any()
+
+
+def small(model_type, **values):
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2}
+    return {"model_type": model_type, **sizes, "num_attention_heads": 4, **values}
+
+
+@pytest.mark.parametrize("kind", ["bert", "roformer", "electra"])
+def test_encoders_are_refused(kind, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(small(kind)))
+    assert "is an encoder" in refusal(Model(config=str(path)))
+    path.write_text(json.dumps(small(kind, is_decoder=True, intermediate_size=48)))
+    model = build(Model(config=str(path))).whole()
+    later = torch.cat([TOKENS[:, :-1], TOKENS[:, -1:] + 1], 1)
+    first, second = (model(input_ids=tokens).logits for tokens in (TOKENS, later))
+    assert torch.equal(first[:, :-1], second[:, :-1]) and not torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("config", "longest"),
+    [
+        # its positions begin after that of the padding
+        (small("roberta", is_decoder=True, max_position_embeddings=34, pad_token_id=1), 32),
+        ({"model_type": "mpt", "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 16}, 16),
+    ],
+    ids=["roberta", "mpt"],
+)
+def test_positions_under_other_names_are_counted(config, longest, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**config, "vocab_size": VOCABULARY}))
+    model = build(Model(config=str(path)), positions=longest).whole()
+    assert model(input_ids=TOKENS[:, :longest]).logits.isfinite().all()
+    message = refusal(Model(config=str(path)), positions=longest + 1)
+    assert f"train.sequence_length: {longest + 1}, but" in message
+    assert message.endswith(f"has {longest} positions: lower it")
 
 
 @pytest.mark.parametrize("key", ["config", "pretrained"])

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DiffLlamaConfig, PhimoeConfig
 
 from shardlab.config.model_and_data import Model
 from shardlab.core.errors import UserError
@@ -16,6 +16,17 @@ from tests.families import FAMILIES, POSITIONS, VOCABULARY, config_of
 
 TOKENS = torch.arange(POSITIONS)[None]
 FILE = "model.safetensors"
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": POSITIONS,
+    # beyond 0.02, so that experts differ
+    "initializer_range": 0.3,
+}
 
 
 def random_model(family, **changes):
@@ -123,6 +134,60 @@ def test_missing_weights_are_named(llama):
 def test_weights_of_another_shape_are_named(llama):
     change(llama, lambda t: {**t, "model.norm.weight": torch.ones(3)})
     assert "model.norm.weight of shape [3], its config.json means [64]" in refusal(llama)
+
+
+def float8_with_scales(tensors):
+    name = "model.layers.1.mlp.up_proj.weight"
+    small = tensors[name].to(torch.float8_e4m3fn)
+    return {**tensors, name: small, f"{name}_scale_inv": torch.ones(1)}
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (float8_with_scales, "layers.1.mlp.up_proj.weight_scale_inv is of a quantized model"),
+        (lambda t: {**t, "model.layers.3.x": torch.ones(3)}, "holds model.layers.3.x, which"),
+        (
+            lambda t: {**t, "model.norm.weight": t["model.norm.weight"].to(torch.float8_e5m2)},
+            "holds model.norm.weight in float8_e5m2, but quantized weights cannot be trained",
+        ),
+        (
+            lambda t: {**t, "model.norm.weight": torch.ones(64, dtype=torch.int8)},
+            "holds model.norm.weight in int8, but quantized weights cannot be trained",
+        ),
+    ],
+)
+def test_weights_of_another_model_are_named(llama, function, words):
+    change(llama, function)
+    assert words in refusal(llama)
+
+
+def test_layers_that_the_configuration_leaves_out_are_named(llama):
+    config_of("llama-untied", num_hidden_layers=2).save_pretrained(llama)
+    assert "holds model.layers.2.input_layernorm.weight and 8 more" in refusal(llama)
+
+
+def test_buffers_of_older_versions_are_left_out(llama):
+    change(llama, lambda t: {**t, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)})
+    expected = AutoModelForCausalLM.from_pretrained(llama)
+    assert torch.equal(logits(build(llama).whole()), logits(expected))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        # draws parameters on the CPU though it is made on the meta device
+        DiffLlamaConfig(**SIZES),
+        # its noise setting is a threshold of the router
+        PhimoeConfig(**SIZES, num_local_experts=4, router_jitter_noise=0.4),
+    ],
+    ids=lambda config: config.model_type,
+)
+def test_logits_of_special_families_match_from_pretrained(config, tmp_path):
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    expected = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(logits(build(tmp_path).whole()), logits(expected))
 
 
 def test_tied_weights_that_differ_are_refused(tmp_path):
