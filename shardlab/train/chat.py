@@ -14,24 +14,29 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
-    TextStreamer,
+    LogitsProcessorList,
+    PretrainedConfig,
     set_seed,
 )
+from transformers.generation.streamers import BaseStreamer
 from transformers.utils import logging
 
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
+from shardlab.core.files import read_json
 from shardlab.core.progress import say
 
 _UNBOUNDED = 1 << 20
 """positions of a model that does not say how many it has"""
+_COLD = 1e-5
+"""lower temperatures give the likeliest token, and logits that overflow"""
 
 
 class Sampling(Document):
     """Choice of the next token."""
 
     temperature: Annotated[float, Field(ge=0, le=100)] = 0.8
-    """0: the likeliest token"""
+    """0 (or below 1e-5): the likeliest token"""
     top_p: Annotated[float, Field(gt=0, le=1)] = 0.95
     """the likeliest tokens with this probability together"""
     tokens: Annotated[int, Field(ge=1, le=10**6)] = 200
@@ -40,17 +45,51 @@ class Sampling(Document):
     """None: another one for each conversation"""
 
 
-class _Streamer(TextStreamer):
-    """Streamer that collects the answer and passes its pieces on."""
+class _Streamer(BaseStreamer):
+    """Streamer that collects the answer and passes on by what the decoded whole has grown.
 
-    def __init__(self, tokenizer: Any, show: Callable[[str], None]) -> None:
-        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
-        self._show = show
+    Pieces that are decoded alone lose spaces at their beginning and characters of several tokens.
+
+    Args:
+        continues: the answer continues the text of the prompt, space at its beginning included.
+    """
+
+    def __init__(self, tokenizer: Any, show: Callable[[str], None], continues: bool) -> None:
+        self._tokenizer, self._show, self._continues = tokenizer, show, continues
+        self._ids: list[int] | None = None
+        self._before = 0
+        self._shown = ""
         self.text = ""
 
-    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        self.text += text
-        self._show(text)
+    def put(self, value: Tensor) -> None:
+        """Take the prompt, then token after token."""
+        if self._ids is None:
+            self._ids = value.flatten().tolist() if self._continues else []
+            self._before = len(self._decoded())
+            return
+        self._ids += value.flatten().tolist()
+        self.text = self._decoded()[self._before :]
+        # the last character may lack bytes, which the next token brings
+        if not self.text.endswith("\ufffd"):
+            self._grow()
+
+    def end(self) -> None:
+        """Pass on what is left."""
+        self._grow()
+
+    def _decoded(self) -> str:
+        return str(self._tokenizer.decode(self._ids, skip_special_tokens=True))
+
+    def _grow(self) -> None:
+        self._show(self.text[len(self._shown) :])
+        self._shown = self.text
+
+
+def _refuse_nan(_ids: Tensor, logits: Tensor) -> Tensor:
+    """Return the logits; minus infinity may mask a token, but nothing else is not finite."""
+    if bool((logits.isnan() | logits.isposinf()).any()):
+        raise UserError("no answer: the model's logits are not finite: are its weights?")
+    return logits
 
 
 class Conversation:
@@ -73,16 +112,16 @@ class Conversation:
         positions = getattr(config, "max_position_embeddings", None) or _UNBOUNDED
         new = max(1, min(sampling.tokens, positions // 2))
         self._longest_prompt = positions - new
-        end = self._model.generation_config.eos_token_id
+        end = _end(folder, config)
         drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
-        # the folder's own settings may penalise or force tokens
+        draws = sampling.temperature >= _COLD
         self._generation = GenerationConfig(
-            do_sample=sampling.temperature > 0,
+            do_sample=draws,
             max_new_tokens=new,
             eos_token_id=end,
             pad_token_id=end[0] if isinstance(end, list) else end,
             use_cache=True,
-            **(drawn if sampling.temperature > 0 else {}),
+            **(drawn if draws else {}),
         )
         if sampling.seed is not None:
             set_seed(sampling.seed)
@@ -92,10 +131,10 @@ class Conversation:
         """Show an answer in pieces, and add it to the history, as far as Ctrl-C lets it come.
 
         Raises:
-            UserError: it failed, for lack of memory or by the folder's chat template; the history
-                is without it.
+            UserError: it failed, for lack of memory, by the folder's chat template, or since the
+                model's logits are not finite; the history is without it.
         """
-        streamer = _Streamer(self._tokenizer, show)
+        streamer = _Streamer(self._tokenizer, show, not self._tokenizer.chat_template)
         self._messages.append({"role": "user", "content": text})
         try:
             prompt = self._prompt()
@@ -103,12 +142,17 @@ class Conversation:
                 prompt,
                 attention_mask=torch.ones_like(prompt),
                 generation_config=self._generation,
+                logits_processor=LogitsProcessorList([_refuse_nan]),
                 streamer=streamer,
             )
+        except UserError:
+            self._messages.pop()
+            raise
         except Exception as error:  # of the libraries, or of the folder's chat template
             self._messages.pop()
-            why = f"{type(error).__name__}: {_line(error)}"
-            raise UserError(f"no answer: {why}; fewer --tokens need less memory") from None
+            memory = isinstance(error, MemoryError) or "memory" in str(error)
+            fix = "; fewer --tokens need less memory" if memory else ""
+            raise UserError(f"no answer: {type(error).__name__}: {_line(error)}{fix}") from None
         except KeyboardInterrupt:
             self._messages.append({"role": "assistant", "content": streamer.text})
             raise
@@ -148,7 +192,12 @@ def _load(folder: Path) -> tuple[Any, Any]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, **options)
         model = AutoModelForCausalLM.from_pretrained(
-            folder, use_safetensors=True, dtype="auto", **options
+            folder,
+            use_safetensors=True,
+            dtype="auto",
+            # the folder's own would fill in what is not set: penalties, forced tokens, a time
+            generation_config=GenerationConfig(),
+            **options,
         )
     except Exception as error:  # the library raises nothing narrower
         raise UserError(
@@ -156,6 +205,13 @@ def _load(folder: Path) -> tuple[Any, Any]:
             f"{_line(error)}"
         ) from None
     return tokenizer, model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _end(folder: Path, config: PretrainedConfig) -> Any:
+    """Return the token or tokens that end an answer."""
+    settings = folder / "generation_config.json"
+    own = read_json(settings, "") if settings.is_file() else {}
+    return own.get("eos_token_id", getattr(config, "eos_token_id", None))
 
 
 def _line(error: Exception) -> str:
@@ -182,6 +238,8 @@ def printable(text: str) -> str:
 
 def print_answer(conversation: Conversation, text: str) -> None:
     """Print the pieces of an answer as they come, and end the line."""
+    # a byte that is no text would be half a surrogate
+    text = text.encode("utf-8", "replace").decode()
     try:
         conversation.answer(text, lambda piece: print(printable(piece), end="", flush=True))
     finally:
@@ -203,11 +261,9 @@ def converse(conversation: Conversation) -> None:
             if mark:
                 print()
             return
-        # a byte that is no text would be half a surrogate
-        text = line.encode("utf-8", "replace").decode()
-        if text.strip():
+        if line.strip():
             try:
-                print_answer(conversation, text)
+                print_answer(conversation, line)
             except KeyboardInterrupt:
                 continue
             except UserError as error:

@@ -1,6 +1,8 @@
 """Conversations with saved models: sampling, history, templates, and the prompt line."""
 
 import io
+import json
+import math
 import shutil
 import sys
 import unicodedata
@@ -67,6 +69,74 @@ def test_a_chat_template_gets_the_turns(model, tmp_path):
     (folder / "chat_template.jinja").write_text("{{ raise_exception('no turns') }}")
     with pytest.raises(UserError, match=r"^no answer: TemplateError: no turns"):
         answers(folder, "Hi")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"repetition_penalty": 5.0, "no_repeat_ngram_size": 1},
+        {"suppress_tokens": list(range(1, 200)), "sequence_bias": [[[7], 100.0]]},
+        {"max_time": 0.0, "num_beams": 3, "stop_strings": ["e"]},
+        {"num_return_sequences": 2, "cache_implementation": "quantized"},
+        {"min_p": 0.9, "typical_p": 0.05, "epsilon_cutoff": 0.5},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_settings_of_the_folder_change_no_answer(model, tmp_path, settings):
+    folder = shutil.copytree(model, tmp_path / "model")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 0, **settings}))
+    for sampling in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 1}):
+        sampling["tokens"] = 12
+        assert answers(folder, "Some", **sampling) == answers(model, "Some", **sampling)
+
+
+def test_answer_ends_where_the_folder_says(model, tmp_path):
+    folder = shutil.copytree(model, tmp_path / "model")
+    ids = AutoTokenizer.from_pretrained(folder)(greedy(model, "Some words", 8))["input_ids"]
+    settings = {"eos_token_id": [0, ids[3]]}
+    (folder / "generation_config.json").write_text(json.dumps(settings))
+    answer = answers(folder, "Some words", temperature=0.0, tokens=8)[0]
+    assert len(AutoTokenizer.from_pretrained(folder)(answer)["input_ids"]) == ids.index(ids[3]) + 1
+
+
+def test_pieces_are_the_growth_of_the_whole_answer(model, tmp_path):
+    """The answer has line breaks before spaces and characters of several tokens."""
+    folder = shutil.copytree(model, tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    text = "ab\n  \u00e9t\u00e9 \u65e5\u672c \U0001f600 words\n\n end"
+    wanted = tokenizer(text)["input_ids"]
+    prompt = tokenizer("Some")["input_ids"]
+    network = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():  # each position has its own answer
+        for parameter in network.transformer.h.parameters():
+            parameter.zero_()
+        network.lm_head.weight = torch.nn.Parameter(torch.zeros_like(network.lm_head.weight))
+        network.transformer.wte.weight.zero_()
+        network.transformer.wpe.weight.zero_()
+        for place, token in enumerate([*wanted, 0], start=len(prompt) - 1):
+            network.transformer.wpe.weight[place, place] = 1
+            network.lm_head.weight[token, place] += 1
+    network.config.tie_word_embeddings = False
+    network.save_pretrained(folder)
+    conversation, pieces = Conversation(folder, Sampling(temperature=0.0, tokens=40)), []
+    conversation.answer("Some", pieces.append)
+    assert "".join(pieces) == text and len(pieces) > 8
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_logits_that_are_not_finite_are_one_line(model, tmp_path, temperature):
+    folder = shutil.copytree(model, tmp_path / "model")
+    network = AutoModelForCausalLM.from_pretrained(folder)
+    network.transformer.h[0].mlp.c_fc.weight.data.fill_(math.nan)
+    network.save_pretrained(folder)
+    with pytest.raises(UserError, match=r"^no answer: the model's logits are not finite"):
+        answers(folder, "Some", temperature=temperature)
+
+
+def test_a_temperature_near_0_is_0(model):
+    first = answers(model, "Some words", temperature=0.0, tokens=8)
+    assert answers(model, "Some words", temperature=1e-40, tokens=8) == first
 
 
 @pytest.mark.parametrize("lost", ["config.json", "model.safetensors", "tokenizer.json"])
