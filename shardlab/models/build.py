@@ -253,8 +253,8 @@ def _check_padded_positions(module: nn.Module, which: str, positions: int) -> No
 
 def _check_order(module: PreTrainedModel, which: str) -> None:
     """Refuse an encoder, whose tokens see later ones."""
-    # the model's own configuration: Bart and others set it when they are made
-    if getattr(module.config.get_text_config(), "is_decoder", True) is False:
+    # GPT-NeoX is causal whatever is_decoder says; the layers of encoders look at it
+    if any(getattr(part, "is_decoder", True) is False for part in module.modules()):
         raise UserError(
             f"{which} is an encoder, whose predictions see the tokens that they predict: "
             "set is_decoder in its config.json to true, or take a causal model"

@@ -103,6 +103,12 @@ def test_encoders_are_refused(kind, tmp_path):
     assert torch.equal(first[:, :-1], second[:, :-1]) and not torch.equal(first, second)
 
 
+def test_causal_models_are_not_refused_for_a_setting_that_they_ignore(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(small("gpt_neox", intermediate_size=48, is_decoder=False)))
+    assert build(Model(config=str(path))).whole()(input_ids=TOKENS).logits.isfinite().all()
+
+
 @pytest.mark.parametrize(
     ("config", "longest"),
     [

@@ -140,6 +140,16 @@ def test_a_uniform_model_has_the_perplexity_of_its_vocabulary(data):
     assert quality.bits_per_byte == pytest.approx(bits, rel=1e-4)
 
 
+def test_a_model_that_sees_later_tokens_has_no_perplexity(data):
+    class Encoder(nn.Module):
+        def forward(self, input_ids):
+            seen = torch.nn.functional.one_hot(input_ids, 300).float()
+            return type("Output", (), {"logits": seen + 0.01 * seen.mean(1, keepdim=True)})
+
+    with pytest.raises(UserError, match="Encoder sees the tokens that it predicts"):
+        evaluate(Encoder(), open_split(data / "tokens", "validation"), 16, 4)
+
+
 def test_damaged_data_ends_a_run_before_its_first_step(data, tmp_path):
     copy = shutil.copytree(data, tmp_path / "data")
     for name, stage in (("source.json", "prepare"), ("tokens/manifest.json", "tokenize")):
