@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Train
 from shardlab.config.strategy import CanonicalStrategy, Strategy
 from shardlab.config.timing_record import UnitSize
+from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
 from shardlab.models.build import build_model, transformer_blocks
 from shardlab.models.memory import Sizes, UnitShape
@@ -28,6 +30,33 @@ _ELEMENTARY = {"gelu_new": 5}
 of tensors that backward needs of them and of the products around them"""
 
 
+class Attention(NamedTuple):
+    """Size of the attention in every block of a language model."""
+
+    layers: int
+    heads: int
+    """of the queries; 0 in a model without attention"""
+    size: int
+    """elements of a head"""
+
+
+def attention_of(model: PreTrainedModel) -> Attention:
+    """Return the attention of a language model; of one for several kinds of input, of its text.
+
+    Raises:
+        UserError: its configuration does not say how many layers there are, or how wide they are.
+    """
+    config = model.config.get_text_config()
+    try:
+        heads = getattr(config, "num_attention_heads", None) or 0
+        size = (getattr(config, "head_dim", None) or config.hidden_size // heads) if heads else 0
+        return Attention(config.num_hidden_layers, heads, size)
+    except AttributeError as error:
+        raise UserError(
+            f"model: {type(model).__name__} is not supported: {' '.join(str(error).split())[:150]}"
+        ) from None
+
+
 def sizes_of(
     model: PreTrainedModel, strategy: Strategy, train: Train, device: torch.device
 ) -> Sizes:
@@ -39,11 +68,10 @@ def sizes_of(
     Raises:
         UserError: the strategy does not fit the model.
     """
-    full, config = strategy.canonical(), model.config
+    full, config = strategy.canonical(), model.config.get_text_config()
     accumulation = full.accumulation or train.accumulation
     samples = train.batch_size * train.accumulation // accumulation
-    heads = config.num_attention_heads
-    head = getattr(config, "head_dim", None) or config.hidden_size // heads
+    _, heads, head = attention_of(model)
     modes = checkpointing_modes(model, full)
     # of ddp there are buckets in place of units
     plans = [] if full.wrap is None else plan_units(model, full, device)

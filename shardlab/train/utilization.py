@@ -14,6 +14,7 @@ from shardlab.config.schema import Train
 from shardlab.core.host import resident_memory
 from shardlab.core.ranges import format_ranges
 from shardlab.engines.cpu_placement import RankLocation, place_here
+from shardlab.models.sizes import attention_of
 from shardlab.train.launch import launch
 from shardlab.train.rank import gpu_node
 
@@ -25,9 +26,9 @@ def flops_per_token(model: PreTrainedModel, sequence_length: int) -> float:
     """Return the FLOPs of forward and backward: 6 N + 12 L H Q T.
 
     N are the parameters without embeddings, which look up and multiply nothing; a weight that an
-    embedding shares with the head counts once. L layers have H heads of Q elements, T is the
-    sequence length. Causal attention counts in full, and recomputation does not count. Source:
-    Chowdhery et al. 2022 (PaLM), appendix B.
+    embedding shares with the head counts once. L layers have H heads of Q elements (none without
+    attention), T is the sequence length. Causal attention counts in full, and recomputation does
+    not count. Source: Chowdhery et al. 2022 (PaLM), appendix B.
 
     Args:
         model: before an engine wraps it, on any device.
@@ -36,10 +37,8 @@ def flops_per_token(model: PreTrainedModel, sequence_length: int) -> float:
     head = model.get_output_embeddings()
     looked_up = embedded - {head.weight} if head is not None else embedded
     multiplied = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in looked_up)
-    config = model.config
-    heads = config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    attention = 12 * config.num_hidden_layers * heads * size * sequence_length
+    layers, heads, size = attention_of(model)
+    attention = 12 * layers * heads * size * sequence_length
     return float(6 * multiplied + attention)
 
 

@@ -1,5 +1,6 @@
 """Shapes of a model are those that its units and sizes have, strategy by strategy."""
 
+import json
 import random
 
 import pytest
@@ -13,6 +14,7 @@ from shardlab.models.build import build_model
 from shardlab.models.sizes import ModelShapes, sizes_of
 from shardlab.models.units import unit_sizes
 from shardlab.search.space import documents
+from shardlab.train.utilization import flops_per_token
 
 OTHERS = (
     {"overrides": [{"layers": "0", "reshard_after_forward": False}]},
@@ -41,3 +43,35 @@ def test_what_strategies_share_is_what_each_has(on_gpu):
     for strategy in some_strategies():
         assert shapes.units(strategy) == unit_sizes(model, strategy, device)
         assert shapes.sizes(strategy) == sizes_of(model, strategy, train, device)
+
+
+VISION = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+VISION = {**VISION, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+TEXT = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "attention"),
+    [
+        ({"model_type": "gemma3_text", **TEXT}, 12 * 2 * 4 * 8 * 32),
+        ({"model_type": "gemma3", "text_config": TEXT, "vision_config": VISION}, 12 * 2 * 32 * 32),
+        ({"model_type": "mamba", "vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2}, 0),
+    ],
+    ids=lambda value: str(value.get("model_type")) if isinstance(value, dict) else "",
+)
+def test_nested_and_attention_free_models_have_sizes(config, attention, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    model = build_model(Model(config=str(path)), 300, 32, 0, seed=0).module
+    strategy = parse_strategy({"engine": "fsdp2"})
+    sizes = sizes_of(model, strategy, Train(), torch.device("cpu"))
+    assert (sizes.width, sizes.queries, sizes.vocabulary) == (32, attention // (12 * 2 * 32), 300)
+    assert flops_per_token(model, 32) - flops_per_token(model, 0) == attention
