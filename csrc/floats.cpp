@@ -24,16 +24,11 @@ struct Bf16 : NoHead {
   }
 };
 
-// To the nearest, ties to even; finite values stay finite, NaN as above.
+// To the nearest, ties to even, beyond the range infinity; NaN as above.
 struct Fp16 : NoHead {
 #ifdef __F16C__
   SHARDLAB_INLINE_MEMBER static __m128i nearest(Floats x) {
-    const Floats largest = _mm256_set1_ps(65504.0f), sign = _mm256_set1_ps(-0.0f);
-    const Floats infinite = _mm256_cmp_ps(_mm256_andnot_ps(sign, x),
-                                          _mm256_set1_ps(__builtin_inff()), _CMP_EQ_OQ);
-    // of NaN and a number these return the second operand, which is x
-    const Floats finite = _mm256_min_ps(largest, _mm256_max_ps(-largest, x));
-    return _mm256_cvtps_ph(_mm256_blendv_ps(finite, x, infinite), _MM_FROUND_TO_NEAREST_INT);
+    return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);
   }
   SHARDLAB_INLINE_MEMBER static void encode(const float* given, int64_t count, Head, Random,
                                             uint8_t* __restrict codes) {
@@ -56,9 +51,8 @@ struct Fp16 : NoHead {
 #else
   SHARDLAB_INLINE_MEMBER static void encode(const float* given, int64_t count, Head, Random,
                                             uint8_t* __restrict codes) {
-    constexpr int32_t kInfinity = 0x7F800000;
     store_codes<2>(count, codes, [=](int64_t i) __attribute__((always_inline)) {
-      return nearest_fp16(bits_of(given[i]), kInfinity);
+      return nearest_fp16(bits_of(given[i]));
     });
   }
   SHARDLAB_INLINE_MEMBER static Floats value(Ints codes, Head) {

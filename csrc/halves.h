@@ -11,16 +11,15 @@ SHARDLAB_INLINE Word nearest_bf16(Word bits) {
   return (bits & 0x7FFFFFFFu) > 0x7F800000u ? quiet : nearest;
 }
 
-// The nearest float16 of a float32, ties to even; NaN as above. Magnitudes from `infinite` on become
-// infinity, those below it 65504 at most.
-SHARDLAB_INLINE uint32_t nearest_fp16(uint32_t bits, int32_t infinite) {
-  constexpr int32_t kLargest = 0x477FE000, kInfinity = 0x7F800000;  // 65504, of float32
+// The nearest float16 of a float32, ties to even; NaN as above. Magnitudes from 65520 on become infinity.
+SHARDLAB_INLINE uint32_t nearest_fp16(uint32_t bits) {
+  constexpr int32_t kLargest = 0x477FE000, kBeyond = 0x477FF000, kInfinity = 0x7F800000;
   using Float = Narrow<5, 10>;
   const int32_t magnitude = static_cast<int32_t>(bits & 0x7FFFFFFFu);
   const int32_t finite = magnitude < kLargest ? magnitude : kLargest;
   // the code of infinity follows that of 65504
   const uint32_t quiet = 0x200u | (bits >> Float::kShift & 0x3FFu);
-  const uint32_t beyond = (magnitude >= infinite ? 1 : 0) + (magnitude > kInfinity ? quiet : 0);
+  const uint32_t beyond = (magnitude >= kBeyond ? 1 : 0) + (magnitude > kInfinity ? quiet : 0);
   return (Float::rounded(static_cast<uint32_t>(finite)) + beyond) | (bits >> 16 & 0x8000u);
 }
 
@@ -112,7 +111,7 @@ struct Half {
 #else
     Stored stored;
     for (int i = 0; i < kLanes; ++i)
-      stored[i] = static_cast<uint16_t>(nearest_fp16(bits_of(floats[i]), 0x477FF000));  // 65520
+      stored[i] = static_cast<uint16_t>(nearest_fp16(bits_of(floats[i])));
     return stored;
 #endif
   }

@@ -13,8 +13,6 @@ from shardlab.codecs.scales import read_scales, scale_words, widened
 _GROUP = 1024
 """elements of a group: of `natural` those whose exponents and signs are stored together, of the
 others those that the kernels take at a time, which no payload shows"""
-LARGEST_FP16 = 65504.0
-"""finite float16"""
 
 
 class BFloat16(GroupedCodec):
@@ -48,10 +46,11 @@ class BFloat16(GroupedCodec):
 class Float16(GroupedCodec):
     """C(x) = x rounded to float16 (IEEE 754, binary16), to nearest even. 16 bits per element.
 
-    Finite magnitudes above 65504 become 65504; the residual keeps the rest. Biased; for magnitudes
-    from 2^-14 to 65504 the relative error is at most 2^-11 (a contraction with delta >= 1 - 2^-22
-    there), below 2^-14 the error is at most 2^-25. Payloads are not summed on the wire, since that
-    would round, and could overflow, once per rank.
+    Magnitudes from 65520 on become infinity, as in the hook of torch, so that a loss scaler sees
+    them; the residual keeps its last value. Biased; for magnitudes from 2^-14 to 65504 the relative
+    error is at most 2^-11 (a contraction with delta >= 1 - 2^-22 there), below 2^-14 it is at
+    most 2^-25. Payloads are not summed on the wire, since that would round, and could overflow,
+    once per rank.
     """
 
     name = "fp16"
@@ -66,8 +65,7 @@ class Float16(GroupedCodec):
     def quantize(self, rows: Tensor, chance: Tensor | None) -> tuple[Tensor, Tensor]:  # noqa: D102
         bits = rows.view(torch.int32)
         quiet = (((bits >> 16) & 0x8000) | 0x7E00 | ((bits >> 13) & 0x03FF)).to(torch.int16)
-        finite = torch.where(rows.isinf(), rows, rows.clamp(-LARGEST_FP16, LARGEST_FP16))
-        words = finite.to(torch.float16).view(torch.int16)
+        words = rows.to(torch.float16).view(torch.int16)
         return _no_heads(rows), torch.where(rows.isnan(), quiet, words)
 
     def dequantize(self, heads: Tensor, codes: Tensor) -> Tensor:  # noqa: D102
