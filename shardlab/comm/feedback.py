@@ -142,9 +142,9 @@ class ErrorFeedback:
     - a residual is always finite;
     - `rollback` restores, bit for bit, the residuals before the step.
 
-    `step_ended` ends a step (`register_step_hook` calls it for every optimizer of torch). Until its
-    first call, a part that is encoded again starts a new step. All vectors of one step read and
-    write the same generation of a residual; the generation before it is kept for `rollback`.
+    `step_ended` ends a step (`register_step_hook` calls it for every optimizer of torch). All
+    vectors of one step read and write the same generation of a residual; the generation before it
+    is kept for `rollback`.
 
     Args:
         residual: storage of residuals: fp32, bf16 or int8.
@@ -156,7 +156,6 @@ class ErrorFeedback:
         self._before: dict[str, Tensor] = {}
         self._changed: set[str] = set()
         """parts whose current residual is of the running step, and the one before is valid"""
-        self._has_step_hook = False
         self._layouts: dict[str, Layout] = {}
         self._buffers = Buffers()
 
@@ -197,7 +196,6 @@ class ErrorFeedback:
 
     def step_ended(self) -> None:
         """End the step: the parameters are updated, so `rollback` goes back no further."""
-        self._has_step_hook = True
         self._changed.clear()
 
     def rollback(self) -> None:
@@ -246,8 +244,6 @@ class ErrorFeedback:
     def _open(self, vector: Tensor, part: str) -> tuple[Tensor, Tensor]:
         """Return the residual to add and the storage of the next one; they may be the same."""
         current = self._residual(vector, part)
-        if part in self._changed and not self._has_step_hook:
-            self._changed.clear()
         if part in self._changed:
             return current, current
         self._changed.add(part)
