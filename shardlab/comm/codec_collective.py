@@ -112,7 +112,8 @@ class CodecCollective(Collective):
 
     @labelled
     def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:  # noqa: D102
-        if self._bypasses(unit, shard.numel(), self.world_size, shard.dtype):
+        # the group of a backward pass may be a part of the one that padded the shards
+        if self._bypasses(unit, shard.dtype):
             self._exact.all_gather(output, shard, unit)
         elif output.dtype == torch.float32 or output.numel() < self.route.minimum_size:
             self._all_gather(output, shard, unit)
@@ -147,7 +148,8 @@ class CodecCollective(Collective):
     ) -> None:
         """Reduce-scatter, or all-reduce with `vector` as the output, what is compressed or not."""
         n, chunks = output.numel(), self.world_size if scatter else 1
-        if self._bypasses(unit, n, chunks, vector.dtype):
+        complete = not unit.blocks or sum(unit.chunk_sizes(chunks)) == n
+        if self._bypasses(unit, vector.dtype, complete):
             _reduce_by(self._exact, output, vector, scale, unit, scatter)
         elif self.route.excluded and (parts := self._parts(unit, chunks)):
             # excluded blocks are an extra message where others remain
@@ -180,16 +182,15 @@ class CodecCollective(Collective):
         else:
             self._all_reduce(vector, scale, unit)
 
-    def _bypasses(self, unit: Unit, chunk: int, chunks: int, dtype: torch.dtype) -> bool:
+    def _bypasses(self, unit: Unit, dtype: torch.dtype, complete: bool = True) -> bool:
         """Return whether a whole message is sent uncompressed; count the reason.
 
         Args:
-            chunk: elements of a chunk.
-            chunks: number of chunks into which the rows of each block are cut.
+            complete: whether it has the gradients of all parameters of the unit.
         """
         if dtype not in _TYPES:
             reason = str(dtype)
-        elif unit.blocks and sum(unit.chunk_sizes(chunks)) != chunk:
+        elif not complete:
             reason = NO_GRADIENT
         elif self.steps[unit.name] < self.route.warmup:
             self.steps[unit.name] += 1
