@@ -31,6 +31,8 @@ from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.models.units import matching, parameter_names, whole_units
 
+_WRAPPERS = Attachable, FSDPModule, FullyShardedDataParallel, DistributedDataParallel
+
 Detach = Callable[[], None]
 Spec = str | Mapping[str, Any] | BaseModel | Codec
 
@@ -89,7 +91,8 @@ def attach(
 ) -> Handle:
     """Compress the gradients (and gathered parameters) of `model`, and count every byte.
 
-    All ranks call with the same arguments, before the first forward pass. The ledger lists what was
+    All ranks call with the same arguments, once, after the last `fully_shard` and before the first
+    forward pass. The ledger lists what was
     sent uncompressed, and why.
 
     Args:
@@ -106,7 +109,7 @@ def attach(
         between_nodes: codec between nodes, and between replicas; `gradients` is that inside nodes.
         ranks_per_node: size of a node; by default that of the launcher.
         overlap: overlap communication with computation on CPUs, for `fully_shard`, as far as the
-            model prefetches. Call `handle.drain()` after backward, before gradients are read.
+            model prefetches. Backward ends when all gradients are reduced.
         replicas: with FullyShardedDataParallel, the ranks that hold this shard of other replicas.
         seed: of random codecs; the same on all ranks.
 
@@ -193,15 +196,28 @@ def _weight_route(options: dict[str, Any], seed: int) -> Route:
 
 
 def _find_wrapper(model: nn.Module) -> nn.Module:
-    """Return the wrapper, which may be a submodule of `model`."""
-    kinds = Attachable, FSDPModule, FullyShardedDataParallel, DistributedDataParallel
-    wrapper = next((module for module in model.modules() if isinstance(module, kinds)), None)
-    if wrapper is None:
+    """Return the wrapper, which may be a submodule of `model`: the root of its units.
+
+    Raises:
+        UserError: there is none, or several that would need hooks of their own.
+    """
+    found: dict[object, tuple[str, nn.Module]] = {}
+    for name, module in model.named_modules():
+        kind = next((kind for kind in _WRAPPERS if isinstance(module, kind)), None)
+        if kind is not None:
+            # units of one kind are attached together, but each DistributedDataParallel alone
+            each = kind if kind in (FSDPModule, FullyShardedDataParallel) else module
+            found.setdefault(each, (name or "the model itself", module))
+    if not found:
         raise UserError(
             f"attach: {type(model).__name__} is wrapped neither by fully_shard nor by "
-            "FullyShardedDataParallel or DistributedDataParallel: wrap it first"
+            "FullyShardedDataParallel or DistributedDataParallel: wrap it first, or give what "
+            "wraps it (in a callback of transformers' Trainer: trainer.model_wrapped)"
         )
-    return wrapper
+    if len(found) > 1:
+        names = ", ".join(f"{name} ({type(each).__name__})" for name, each in found.values())
+        raise UserError(f"attach: several wrappers, {names}: attach to each of them alone")
+    return next(iter(found.values()))[1]
 
 
 def _check_wrapper(

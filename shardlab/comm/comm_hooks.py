@@ -44,7 +44,7 @@ def attach_ddp(model: DistributedDataParallel, gradients: MakeCollective) -> Cal
     """Use this collective for the gradients of `model`; return a function that restores DDP's.
 
     Raises:
-        UserError: the model has a communication hook already, or skips buckets.
+        UserError: the model has a communication hook already, sparse gradients, or skips buckets.
     """
     collective = gradients(model.process_group)
     if model.skip_all_reduce_unused_params and not isinstance(collective, Native):
@@ -52,11 +52,17 @@ def attach_ddp(model: DistributedDataParallel, gradients: MakeCollective) -> Cal
             "ddp: skip_all_reduce_unused_params skips gradients that messages contain: "
             "wrap the model without it"
         )
+    for name, module in model.module.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise UserError(f"ddp: {name!r} has sparse gradients: make it with sparse=False")
     hook = _BucketHook(collective, model)
     try:
         model.register_comm_hook(None, hook.average)
     except RuntimeError as error:
-        raise UserError(f"ddp: {' '.join(str(error).split())}") from None
+        raise UserError(
+            f"ddp: {' '.join(str(error).split())} The model has one, of an earlier attach or its "
+            "own mixed_precision, which torch cannot remove: wrap it anew"
+        ) from None
     return hook.disable
 
 
@@ -208,7 +214,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 def _parameter_blocks(parameters: Sequence[Tensor], names: dict[int, str]) -> tuple[Block, ...]:
     return tuple(
-        Block(names[id(p)], rows, p.numel() // rows)
+        Block(names[id(p)], rows, p.numel() // max(rows, 1))
         for p in parameters
         for rows in [p.shape[0] if p.dim() else 1]
     )
@@ -307,13 +313,14 @@ def _average(state: _State, gradient: Tensor, shard: Tensor | None = None) -> No
     """Average a flat gradient; FSDP1 calls it."""
     collective, unit, between = state
     scale = 1 / collective.world_size
-    if collective.world_size == 1:
-        return
-    if shard is None:
-        collective.all_reduce(gradient[: unit.blocks[0].rows], scale, unit)
-    else:
+    if shard is not None:
         collective.reduce_scatter(shard, gradient, scale, unit)
-    if shard is not None and between is not None:
+    else:
+        # also a group of one, whose strategy torch makes NO_SHARD
+        shard = gradient[: unit.blocks[0].rows]
+        if collective.world_size > 1:
+            collective.all_reduce(shard, scale, unit)
+    if between is not None:
         part = Unit(unit.name + REPLICAS, (Block(unit.name, shard.numel(), 1),))
         between.all_reduce(shard, 1 / between.world_size, part)
 

@@ -12,6 +12,7 @@ when (`set_requires_all_reduce`). It does not see the number of replicas, so the
 """
 
 import copy
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo, FSDPMeshInfo
@@ -51,9 +53,16 @@ def attach_fsdp2(
         lanes: threads in which the collectives run concurrently with computation.
 
     Raises:
-        UserError: a unit has several groups of parameters.
+        UserError: a unit has several groups of parameters, or is attached already. At the first
+            forward pass: `fully_shard` has made more units since.
     """
     units = _units_of(model)
+    for name, _, group in units:
+        if isinstance(group._reduce_scatter_comm, _ReduceScatterHook):
+            raise UserError(
+                f"fsdp2: {name!r} is attached already: call detach() of that handle first"
+            )
+    coverage = _Coverage(model, {id(group) for _, _, group in units})
     if lanes is not None:
         _overlap(units, True)
     names = {module: plain(name) for name, module in model.named_modules()}
@@ -65,10 +74,10 @@ def attach_fsdp2(
             if isinstance(info, FSDPMeshInfo):
                 weights(info.shard_process_group)
         undo.append((module, group._reduce_scatter_comm, group._all_gather_comm))
-        sent = Unit(name, tuple(_blocks(group, names, trained_alone=True)))
-        gathered = Unit(name, tuple(_blocks(group, names, trained_alone=False)))
+        sent = _TrainedUnit(name, group, tuple(_blocks(group, names)))
+        gathered = Unit(name, sent.blocks)
         module.set_custom_reduce_scatter(_ReduceScatterHook(reduce, sent, group, lanes))
-        module.set_custom_all_gather(_AllGatherHook(weights, gathered, lanes))
+        module.set_custom_all_gather(_AllGatherHook(weights, gathered, lanes, coverage))
     replaced = _replace_all_reduces(units, names, replicas)
 
     def detach() -> None:
@@ -100,22 +109,71 @@ def _units_of(model: nn.Module) -> list[_UnitGroup]:
     return list(found.values())
 
 
-def _blocks(
-    group: FSDPParamGroup, names: dict[nn.Module, str], trained_alone: bool
-) -> Iterator[Block]:
-    """Yield the blocks of a unit, whose rows are cut into chunks.
+def _blocks(group: FSDPParamGroup, names: dict[nn.Module, str]) -> Iterator[Block]:
+    """Yield the block of each parameter of a unit, whose rows are cut into chunks.
 
     A parameter that is sharded along another dimension than the first has the rows of every rank's
     shard, one after another.
     """
     for parameter in group.fsdp_params:
-        if trained_alone and not parameter.sharded_param.requires_grad:
-            continue
         info, size = parameter._module_info, parameter._orig_size
         ranks = group._reduce_scatter_process_group.size()
         rows = size[0] * (ranks if parameter.fsdp_placement.dim else 1)
         name = ".".join(filter(None, [names[info.module], info.param_name]))
-        yield Block(name, rows, size.numel() // rows)
+        yield Block(name, rows, size.numel() // max(rows, 1))
+
+
+class _Coverage:
+    """Whether `fully_shard` made units after the hooks were set: they would not be compressed."""
+
+    def __init__(self, model: nn.Module, known: set[int]) -> None:
+        self._model = model
+        self._known = known
+        self._is_checked = False
+
+    def check(self) -> None:
+        """At the first message, raise `UserError` where there are other units."""
+        if self._is_checked:
+            return
+        late = [name for name, _, group in _units_of(self._model) if id(group) not in self._known]
+        if late:
+            raise UserError(
+                f"fsdp2: {', '.join(late)}: sharded after attach: call attach after the last "
+                "fully_shard"
+            )
+        self._is_checked = True
+
+
+class _TrainedUnit:
+    """Unit of the parameters that are trained when a message is sent.
+
+    Users freeze and unfreeze parameters between steps. Residuals belong to the name of a unit, so
+    each part of the parameters that is trained has a name of its own.
+
+    Args:
+        blocks: of all parameters of the group, in its order.
+        suffix: of the name.
+    """
+
+    def __init__(
+        self, name: str, group: FSDPParamGroup, blocks: tuple[Block, ...], suffix: str = ""
+    ) -> None:
+        self.blocks = blocks
+        self._name, self._suffix = name, suffix
+        self._group = group
+        self._units: dict[tuple[bool, ...], Unit] = {}
+
+    def now(self) -> Unit:
+        """Return the unit of this step."""
+        trained = tuple(p.sharded_param.requires_grad for p in self._group.fsdp_params)
+        if trained not in self._units:
+            blocks = tuple(b for b, is_in in zip(self.blocks, trained, strict=True) if is_in)
+            part = ""
+            if len(blocks) < len(self.blocks):
+                names = "\0".join(block.name for block in blocks)
+                part = f"#{hashlib.blake2b(names.encode(), digest_size=4).hexdigest()}"
+            self._units[trained] = Unit(self._name + part + self._suffix, blocks)
+        return self._units[trained]
 
 
 def _overlap(units: Sequence[_UnitGroup], on: bool) -> None:
@@ -145,10 +203,8 @@ def _replace_all_reduces(
         group.mesh_info.replicate_process_group = alone[between]
         # one rank's part of a unit: its rows of every block
         ranks = group._reduce_scatter_process_group.size()
-        blocks = _blocks(group, names, trained_alone=True)
-        unit = Unit(
-            name + REPLICAS, tuple(Block(b.name, -(-b.rows // ranks), b.columns) for b in blocks)
-        )
+        parts = (Block(b.name, -(-b.rows // ranks), b.columns) for b in _blocks(group, names))
+        unit = _TrainedUnit(name, group, tuple(parts), REPLICAS)
         group._all_reduce_hook = _AllReduceHook(
             replicas(between), unit, group, group._all_reduce_hook
         )
@@ -165,7 +221,7 @@ class _Allocate:
 @dataclass(eq=False)
 class _ReduceScatterHook(_Allocate, ReduceScatter):
     _collective: Collective
-    _unit: Unit
+    _unit: _TrainedUnit
     _group: FSDPParamGroup
     _lanes: Lanes | None
 
@@ -178,13 +234,15 @@ class _ReduceScatterHook(_Allocate, ReduceScatter):
         async_op: bool = False,
     ) -> None:
         collective = self._collective
-        scale = _scale(op, collective.world_size)
+        scale, unit = _scale(op, collective.world_size), self._unit.now()
         if self._lanes is None:
-            collective.reduce_scatter(output_tensor, input_tensor, scale, self._unit)
+            collective.reduce_scatter(output_tensor, input_tensor, scale, unit)
             return
         running = self._lanes.reductions.start(
-            collective.reduce_scatter, output_tensor, input_tensor, scale, self._unit
+            collective.reduce_scatter, output_tensor, input_tensor, scale, unit
         )
+        # private: torch 2.13 has no public name for what autograd calls at the end of a backward
+        Variable._execution_engine.queue_callback(self._lanes.drain)
         # FSDP2 scales and converts the sum on this thread, which must not overtake the reduction
         if op != dist.ReduceOp.AVG or self._is_read_at_once(output_tensor):
             running.wait()
@@ -210,6 +268,7 @@ class _AllGatherHook(_Allocate, AllGather):
     _make: MakeCollective
     _unit: Unit
     _lanes: Lanes | None
+    _coverage: _Coverage
 
     def __call__(
         self,
@@ -218,6 +277,7 @@ class _AllGatherHook(_Allocate, AllGather):
         group: dist.ProcessGroup,
         async_op: bool = False,
     ) -> dist.Work | None:
+        self._coverage.check()
         collective, arguments = self._make(group), (output_tensor, input_tensor, self._unit)
         if self._lanes is not None:
             running = self._lanes.gathers.start(collective.all_gather, *arguments)
@@ -237,7 +297,7 @@ class _AllReduceHook:
     """Sum over replicas of the result of a reduce-scatter."""
 
     _collective: Collective
-    _unit: Unit
+    _unit: _TrainedUnit
     _group: FSDPParamGroup
     _then: Callable[[Tensor], None] | None
 
@@ -245,7 +305,7 @@ class _AllReduceHook:
         # FSDP2 has already divided by a factor that the user set, in place of all ranks
         divided = self._group.gradient_divide_factor is not None
         scale = 1.0 if divided else 1 / self._collective.world_size
-        self._collective.all_reduce(gradient, scale, self._unit)
+        self._collective.all_reduce(gradient, scale, self._unit.now())
         if (accelerator := accelerator_of(gradient.device)) is not None:
             # FSDP2 may free it before the all-reduce stream, on which this runs, has used it
             gradient.record_stream(accelerator.current_stream())

@@ -51,7 +51,10 @@ class Handle:
     _detach: Callable[[], None]
 
     def drain(self) -> None:
-        """With `overlap`: wait until all gradients are reduced; raise errors of communication."""
+        """With `overlap`: wait until all gradients are reduced; raise errors of communication.
+
+        The end of a backward pass does so; only one that failed leaves something to wait for.
+        """
         if self._lanes is not None:
             self._lanes.drain()
 

@@ -6,6 +6,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
@@ -96,14 +97,47 @@ def test_a_narrow_model_is_compressed_and_another_type_is_reported(group):
 
 
 @on_ranks(2)
-def test_unit_with_a_frozen_parameter_is_sent_uncompressed(group):
-    model = network()
+def test_frozen_parameters_leave_their_residuals_to_themselves(group):
+    """Two of one shape, trained in turn, the second of which has a gradient of zero."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 40), nn.Linear(40, 40))
     fully_shard(model)
-    handle = shardlab.attach(model, "topk:density=0.1", error_feedback=True)
-    model[0].weight.requires_grad_(False)
+    model[1].requires_grad_(False)
+    handle = shardlab.attach(
+        model, "topk:density=0.1", error_feedback=True, minimum_size=0, exclude=["1.bias"]
+    )
     backward(model, group, 0)
-    reported = handle.ledger.summary()["gradients"]["uncompressed"]
-    assert reported["a parameter without gradient"] == 1
+    assert handle.ledger.summary()["gradients"]["uncompressed"] == {}
+    assert handle.feedback.norm() > 0
+    model.zero_grad()
+    model[0].requires_grad_(False)
+    model[1].requires_grad_(True)
+    (model(torch.ones(1, 40)).sum() * 0).backward()
+    assert all(not grad.full_tensor().any() for p in model[1].parameters() for grad in [p.grad])
+    assert handle.ledger.summary()["gradients"]["uncompressed"] == {"excluded by name": 1}
+
+
+@pytest.mark.parametrize("codec", ["none", "int8:group=64"])
+@on_ranks(2)
+def test_replicas_of_a_group_of_one_rank_are_averaged(group, codec):
+    rank = dist.get_rank(group)
+    alone = [dist.new_group([each]) for each in range(2)][rank]
+    exact, model = gradients_after(ddp(group), group, 1), fsdp1(alone)
+    shardlab.attach(model, codec, replicas=group, minimum_size=100)
+    found = gradients_after(model, group, 1)
+    assert is_same_everywhere(found, group)
+    assert (found - exact).norm() / exact.norm() < (1e-6 if codec == "none" else 0.02)
+
+
+@on_ranks(2)
+def test_units_that_are_sharded_after_attach_are_refused(group):
+    model = network()
+    fully_shard(model[0])
+    shardlab.attach(model, "int8")
+    fully_shard(model[2])
+    fully_shard(model)
+    with pytest.raises(UserError, match="root, 2: sharded after attach"):
+        backward(model, group, 0)
 
 
 @on_ranks(2)
@@ -138,6 +172,18 @@ def ddp_skipping(group):
     )
 
 
+def ddp_sparse(group):
+    return DistributedDataParallel(nn.Sequential(nn.Embedding(9, 8, sparse=True)))
+
+
+def two_models(group):
+    return nn.ModuleDict({"generator": ddp(group), "critic": ddp(group)})
+
+
+def two_kinds(group):
+    return nn.ModuleDict({"sharded": fsdp2(group), "replicated": ddp(group)})
+
+
 def attached(wrap):
     def make(group):
         model = wrap(group)
@@ -161,7 +207,11 @@ MISTAKES = [
     (fsdp1, {"gradients": "int8", "exclude": ["*.bias"]}, "unit 'root' is sent as one flat vector"),
     (hybrid, {"gradients": "int8"}, "no communication hook for HYBRID_SHARD"),
     (ddp_skipping, {"gradients": "int8"}, "skip_all_reduce_unused_params skips"),
-    (attached(ddp), {"gradients": "int8"}, "ddp: .*register_comm_hook"),
+    (attached(ddp), {"gradients": "int8"}, "ddp: .*register_comm_hook .* wrap it anew"),
+    (attached(fsdp2), {"gradients": "int4"}, "attached already: call detach"),
+    (ddp_sparse, {}, "'0' has sparse gradients: make it with sparse=False"),
+    (two_models, {}, r"generator .*, critic .*: attach to each of them alone"),
+    (two_kinds, {}, r"sharded \(.*\), replicated \(.*\): attach to each"),
     (attached(fsdp1), {"gradients": "int8"}, "already registered"),
     (fsdp2, {"gradients": "int8", "between_nodes": "bf16", "ranks_per_node": 3}, "not whole nodes"),
     (ddp, {"gradients": "int8", "between_nodes": "bf16"}, "no launcher says how large a node is"),
