@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,17 @@ class _Loader(yaml.SafeLoader):
                 raise UserError(f"line {line}: {key.value!r} is there a second time: remove one")
         return super().construct_mapping(node, deep)
 
+    def construct_yaml_int(self, node: Any) -> int:
+        if re.match(r"[-+]?0[0-9_]|.*:", node.value):
+            raise UserError(
+                f"line {node.start_mark.line + 1}: {node.value} is one number by YAML 1.1 and "
+                "another by YAML 1.2, as DVC reads it: write it without leading zeros and colons"
+            )
+        return super().construct_yaml_int(node)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+
 
 def _check_finite(value: Any, key: str = "") -> None:
     """Refuse numbers that JSON cannot hold."""
@@ -150,6 +162,8 @@ def _override(tree: dict[str, Any], override: str) -> None:
         node[leaf] = json.loads(text)
     except ValueError:
         try:
-            node[leaf] = yaml.safe_load(text)
+            node[leaf] = yaml.load(text, _Loader)
+        except UserError as error:
+            raise UserError(f"--set {key}: {error}") from None
         except (yaml.YAMLError, ValueError):
             raise UserError(f"--set {key}: {text!r} is neither YAML nor JSON") from None

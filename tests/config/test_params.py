@@ -89,6 +89,11 @@ def refusal(*overrides: str) -> str:
         ),
         ("comparison=two-rank", "comparison: 'two-rank' is no timing; did you mean 'two-ranks'?"),
         ("seeds=[0, 0]", "seeds: a seed is named twice"),
+        (
+            "seeds=[010]",
+            "--set seeds: line 1: 010 is one number by YAML 1.1 and another by YAML 1.2, as DVC "
+            "reads it: write it without leading zeros and colons",
+        ),
         ("rounds.3.search=wan", "rounds.3.search: 'wan' is no search: add it to agent.searches"),
         (
             "rounds.2.after=results/results.jsonl",
