@@ -9,10 +9,12 @@ import traceback
 import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from shardlab.config.parameters import Parameters
 from shardlab.core import progress
 from shardlab.core.errors import RunFailed, UserError
+from shardlab.core.files import read_json
 from shardlab.core.lock import lock_tree
 from shardlab.core.process import on_end_signals
 from shardlab.core.progress import log_to, say, stopwatch
@@ -50,6 +52,7 @@ def run(main: Callable[..., None], log: Sequence[str] | None = None, lock: bool 
     log_to(path)
     try:
         if lock:
+            _refuse_other_results(params)
             lock_tree()
         main(Parameters(params, overrides), *values, **given)
     except (UserError, RunFailed) as error:
@@ -112,6 +115,20 @@ def _whole(text: str) -> int:
         raise argparse.ArgumentTypeError(f"expected a whole number (found {text!r})") from None
 
 
+def _refuse_other_results(params: str) -> None:
+    """Refuse to write results of other parameters over those of params.yaml, which git may hold.
+
+    Raises:
+        UserError: the folder has a params.yaml that is another file.
+    """
+    own, given = Path("params.yaml"), Path(params)
+    if own.exists() and given.exists() and not given.samefile(own):
+        raise UserError(
+            f"--params {params}: data and results here are those of params.yaml: make "
+            f"experiments/{given.stem} PARAMS={params} makes a folder for others"
+        )
+
+
 def _stop(number: int) -> None:
     raise SystemExit(128 + number)
 
@@ -135,6 +152,53 @@ def require(path: str | Path, stage: str) -> None:
     """
     if not Path(path).is_file():
         raise UserError(f"{path}: no such file: run python -m stages.{stage}")
+
+
+def source_parameters(params: Parameters) -> dict[str, Any]:
+    """Return the parameters that the corpus depends on, by dotted keys."""
+    section = params("data").model_dump(mode="json", exclude={"validation_share"})
+    return {f"data.{name}": value for name, value in section.items()}
+
+
+def token_parameters(params: Parameters) -> dict[str, Any]:
+    """Return the parameters that the tokens depend on, by dotted keys."""
+    data, options, model = params("data", "tokenize", "model")
+    section = options.for_model(model).model_dump(mode="json")
+    return {
+        **source_parameters(params),
+        "data.validation_share": data.validation_share,
+        **{f"tokenize.{name}": value for name, value in section.items()},
+    }
+
+
+def refuse_other_source(params: Parameters) -> None:
+    """Check that the corpus was made by these parameters.
+
+    Both tools take care of it; a stage that somebody typed with `--set` may have made another.
+
+    Raises:
+        UserError: by others, or there is none.
+    """
+    _refuse_others(Path("data/source.json"), source_parameters(params), "prepare")
+
+
+def refuse_other_tokens(params: Parameters) -> None:
+    """Check that the tokens were made by these parameters.
+
+    Raises:
+        UserError: by others, or there are none.
+    """
+    _refuse_others(Path("data/tokens/manifest.json"), token_parameters(params), "tokenize")
+
+
+def _refuse_others(path: Path, wanted: dict[str, Any], stage: str) -> None:
+    made = read_json(path, f"run python -m stages.{stage}").get("parameters", {})
+    for key in made:  # none: of a folder that no stage has made
+        if made[key] != wanted.get(key):
+            raise UserError(
+                f"{path}: made with {key} {made[key]!r}, and the parameters say "
+                f"{wanted.get(key)!r}: run python -m stages.{stage}, with the same --set if any"
+            )
 
 
 def integer(name: str, text: str) -> int:

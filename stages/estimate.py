@@ -12,13 +12,14 @@ from shardlab.data.tokens import read_manifest
 from shardlab.models.build import build_model
 from shardlab.models.memory import closed_form, host_memory
 from shardlab.models.sizes import sizes_of
-from stages.common import SAMPLES, run
+from stages.common import SAMPLES, refuse_other_tokens, run
 
 _CPU = torch.device("cpu")
 
 
 def main(params: Parameters) -> None:
     """Write results/memory.json."""
+    refuse_other_tokens(params)
     model, strategies, train = params("model", "strategies", "train")
     train = train.only(*SAMPLES, "world_size", "clip")
     tokens = read_manifest(Path("data/tokens"))

@@ -7,7 +7,7 @@ from shardlab.config.parameters import Parameters
 from shardlab.core.files import write_json
 from shardlab.core.progress import say
 from shardlab.data.sources import prepare
-from stages.common import run
+from stages.common import run, source_parameters
 
 
 def main(params: Parameters) -> None:
@@ -16,7 +16,7 @@ def main(params: Parameters) -> None:
     unsplit = {"validation_share": Data.model_fields["validation_share"].default}
     data = params("data").model_copy(update=unsplit)
     source = prepare(data, Path("data/corpus.json"), Path(".work"))
-    write_json("data/source.json", source)
+    write_json("data/source.json", {**source, "parameters": source_parameters(params)})
     say(
         f"prepare: {source['documents']} documents, {source['bytes'] / 1e6:.2f} MB of text "
         f"from {source['name']}, {source['bad_records']['count']} bad records"

@@ -16,7 +16,7 @@ from shardlab.search.history import hold_fastest, initial_history, load_history
 from shardlab.search.judge import judge_of
 from shardlab.search.proposal import predictor, propose
 from shardlab.search.space import peaks_of
-from stages.common import SAMPLES, integer, run
+from stages.common import SAMPLES, integer, refuse_other_tokens, run
 
 RESULTS = "results/results.jsonl"
 ANSWERS = Path("results/answers")
@@ -26,6 +26,7 @@ _CALIBRATE = "run python -m stages.calibrate"
 
 def main(params: Parameters, number: str) -> None:
     """Write proposal.json of the round."""
+    refuse_other_tokens(params)
     agent, here = params.agent_of(number), params(f"rounds.{number}")
     train, forecast, timings, model = params("train", "forecast", "timings", "model")
     train = train.only(*SAMPLES, "threads", "clip", "link")

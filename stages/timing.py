@@ -6,7 +6,7 @@ from shardlab.config.parameters import Parameters
 from shardlab.core.errors import UserError
 from shardlab.train.interleaved import time_strategies
 from shardlab.train.plans import TimingPlan
-from stages.common import SAMPLES
+from stages.common import SAMPLES, refuse_other_tokens
 from stages.common import run as run_stage
 
 _USED = ("threads", "placement", "deterministic", "weight_decay", "clip", "profiled_steps")
@@ -20,6 +20,7 @@ def main(params: Parameters, name: str) -> None:
     for whole, timing in timings.items():
         if name in timing.interleaved:
             raise UserError(f"timing {name} is part of timing {whole}: name that")
+    refuse_other_tokens(params)
     timing, train, model = params(f"timings.{name}", "train", "model")
     train = train.only(*SAMPLES, *_USED)
     strategies = params.all_strategies()

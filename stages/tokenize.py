@@ -8,7 +8,7 @@ from shardlab.core.progress import say
 from shardlab.data.statistics import describe_tokens
 from shardlab.data.tokenize import build_tokens
 from shardlab.data.tokens import open_split
-from stages.common import require, run
+from stages.common import refuse_other_source, require, run, token_parameters
 
 
 def main(params: Parameters) -> None:
@@ -16,12 +16,14 @@ def main(params: Parameters) -> None:
     data, model, options = params("data", "model", "tokenize")
     out = Path("data")
     require(out / "corpus.json", "prepare")
+    refuse_other_source(params)
     build_tokens(
         out / "corpus.json",
         validation_share=data.validation_share,
         options=options.for_model(model),
         work=Path(".work"),
         out=out,
+        parameters=token_parameters(params),
     )
     statistics = describe_tokens(
         open_split(out / "tokens", "train"), open_split(out / "tokens", "validation")

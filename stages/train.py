@@ -15,6 +15,7 @@ from shardlab.core.lock import is_job
 from shardlab.train.plans import RunPlan
 from shardlab.train.run import build_missing_tokens, train_run
 from shardlab.train.utilization import show_placements
+from stages.common import refuse_other_source, refuse_other_tokens
 from stages.common import run as run_stage
 
 
@@ -32,11 +33,13 @@ def main(
         show_placements(train)
         return
     data = Path("data")
+    refuse_other_source(params)
     plan = RunPlan(run, validate(Seed, seed, "--seed"), strategy, train, model, data)
     if not is_job() and (data / "corpus.json").is_file():
         environment = rank_environment(train.world_size)
         rank = 0 if environment is None else environment.rank
         build_missing_tokens(data / "tokens", rank, partial(_tokenize, params))
+    refuse_other_tokens(params)
     subfolder = Path(run, f"seed{seed}")
     train_run(
         plan,

@@ -30,7 +30,7 @@ from shardlab.train.evaluation import validate_run
 from shardlab.train.plans import RunPlan, TimingPlan
 from shardlab.train.race import race
 from shardlab.train.run import train_run
-from stages.common import integer, run
+from stages.common import integer, refuse_other_source, refuse_other_tokens, run
 
 DATA = Path("data")
 SCRATCH = Path(".trials")
@@ -106,6 +106,8 @@ def main(
     step: Annotated[str, "do a part of the trial, which this JSON describes"] = "",
 ) -> None:
     """Write trial.json of the round; what fails is a result like any other."""
+    refuse_other_source(params)
+    refuse_other_tokens(params)
     count, folder = integer("round", number), Path("results/rounds", number)
     fix = f"run python -m stages.propose {number}"
     proposal = Proposal.from_file(folder / "proposal.json", fix)

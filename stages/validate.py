@@ -4,12 +4,13 @@ from pathlib import Path
 
 from shardlab.config.parameters import Parameters
 from shardlab.train.evaluation import validate_run
-from stages.common import require
+from stages.common import refuse_other_tokens, require
 from stages.common import run as run_stage
 
 
 def main(params: Parameters, run: str) -> None:
     """Write results/validate/RUN/seedS.json for every seed."""
+    refuse_other_tokens(params)
     train, model, seeds = params("train", "model", "seeds")
     train = train.only("threads", "placement", "sequence_length")
     for seed in seeds:

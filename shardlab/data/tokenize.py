@@ -2,11 +2,11 @@
 
 import hashlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import as_completed
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -50,7 +50,12 @@ class Job(NamedTuple):
 
 
 def build_tokens(
-    corpus: Path, validation_share: float, options: Tokenize, work: Path, out: Path
+    corpus: Path,
+    validation_share: float,
+    options: Tokenize,
+    work: Path,
+    out: Path,
+    parameters: Mapping[str, Any] | None = None,
 ) -> Manifest:
     """Write `out/tokenizer.json`, the shards in `out/tokens`, and their manifest last.
 
@@ -60,6 +65,7 @@ def build_tokens(
 
     Args:
         options: those for the model, `Tokenize.for_model`.
+        parameters: of the experiment, by dotted keys, for the manifest.
 
     Raises:
         UserError: the corpus is damaged, the tokenizer unfit, or a split would be empty.
@@ -95,6 +101,7 @@ def build_tokens(
         tokenizer_sha256=tokenizer.sha256,
         train=train,
         validation=[validation],
+        parameters={**(parameters or {})},
     )
     _publish(job, manifest, out)
     shutil.rmtree(work / "tokenize")

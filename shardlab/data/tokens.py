@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, StringConstraints
@@ -40,6 +40,8 @@ class Manifest(Document):
     tokenizer_sha256: Sha256
     train: list[Shard]
     validation: list[Shard]
+    parameters: dict[str, Any] = {}
+    """dotted keys of params.yaml that the tokens were made by, with their values"""
 
 
 def read_manifest(folder: Path) -> Manifest:

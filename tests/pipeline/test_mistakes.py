@@ -1,12 +1,17 @@
 """Mistakes of the user are one line, and good files are kept."""
 
 import json
+import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.pipeline.workspace import copy_project, run, set_params, stage_outputs
+from shardlab.config.parameters import Parameters
+from shardlab.core.errors import UserError
+from stages import estimate, prepare, propose, timing, tokenize, train, trial, validate
+from tests.pipeline.workspace import ROOT, copy_project, run, set_params, stage_outputs
 
 
 @pytest.fixture
@@ -100,3 +105,38 @@ def test_logs_neither_fail_a_stage_nor_hide_its_error(project: Path) -> None:
     assert done.returncode == 2
     assert error.startswith("prepare: error: data.documents: ")
     assert log.startswith("logs/prepare.log: no log: [Errno")
+
+
+def test_data_of_other_parameters_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stage that was typed with --set has made them."""
+    shutil.copy(ROOT / "params/quick.yaml", tmp_path / "params.yaml")
+    monkeypatch.chdir(tmp_path)
+    fewer = "data.documents=120"
+    prepare.main(Parameters(overrides=[fewer]))
+    for stage in (tokenize.main, partial(train.main, run="fsdp2"), partial(trial.main, number="1")):
+        with pytest.raises(UserError, match=r"source\.json: made with data\.documents 120"):
+            stage(Parameters())
+    tokenize.main(Parameters(overrides=[fewer]))
+    smaller = Parameters(overrides=[fewer, "tokenize.vocabulary=300"])
+    for stage in (
+        partial(train.main, run="fsdp2"),
+        partial(timing.main, name="two-ranks"),
+        partial(validate.main, run="fsdp2"),
+        estimate.main,
+        partial(propose.main, number="1"),
+        partial(trial.main, number="1"),
+    ):
+        with pytest.raises(UserError, match=r"manifest\.json: made with tokenize\.vocab"):
+            stage(smaller)
+
+
+def test_results_of_other_parameters_have_a_folder_of_their_own(project: Path) -> None:
+    shutil.copy(project / "params.yaml", project / "other.yaml")
+    command = ["python", "-m", "stages.prepare", "--params"]
+    done = run(project, *command, "other.yaml", check=False)
+    assert done.returncode == 2
+    assert "make experiments/other PARAMS=other.yaml makes a folder" in done.stdout
+    assert not (project / "data/source.json").exists()
+    run(project, *command, "./params.yaml")
