@@ -7,6 +7,7 @@ from shardlab.config.run_record import write_records
 from shardlab.config.timing_record import read_all
 from shardlab.core.progress import say
 from shardlab.report.collect import join_record, read_estimates, write_csv
+from shardlab.train.plans import RunPlan
 from stages.common import run
 
 _RESULTS = Path("results")
@@ -14,12 +15,21 @@ _RESULTS = Path("results")
 
 def main(params: Parameters) -> None:
     """Write results/results.jsonl, and the same columns to results/results.csv."""
-    strategies, seeds, timings, quality = params("strategies", "seeds", "timings", "quality")
+    strategies, seeds, timings = params("strategies", "seeds", "timings")
+    # to refuse results of others, as of a stage that was typed with --set
+    train, model = params("train", "model")
     runs = sorted(strategies)
     timed = read_all(_RESULTS / "timings", timings)
     estimates = read_estimates(_RESULTS / "memory.json", runs)
     records = [
-        join_record(_RESULTS, name, seed, quality=quality, timed=timed, estimate=estimates[name])
+        join_record(
+            _RESULTS,
+            name,
+            seed,
+            params_hash=RunPlan(name, seed, strategies[name], train, model).params_hash(),
+            timed=timed,
+            estimate=estimates[name],
+        )
         for name in runs
         for seed in seeds
     ]

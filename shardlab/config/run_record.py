@@ -204,12 +204,6 @@ class Joined(Document):
 
     memory_estimate_bytes: int | None = None
     """peak of a step per rank in closed form (`shardlab.models.memory`)"""
-    steps_to_quality: dict[str, float | None] = {}
-    """by training loss in nats per token: steps until it was reached; None: it was not"""
-    time_to_quality_s: dict[str, float | None] = {}
-    """the same in seconds of training"""
-    quality_at_time: dict[str, float | None] = {}
-    """by seconds of training: loss of the last step that had ended"""
     scaling_efficiency: float | None = None
     """tokens per second and rank relative to one rank; None where that was not timed"""
 

@@ -5,7 +5,7 @@ An error names the stage to run.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pandas as pd
 
@@ -19,13 +19,11 @@ from shardlab.config.run_record import (
     Validation,
     table_row,
 )
-from shardlab.config.schema import Quality
 from shardlab.config.timing_record import TimedRun, scaling_efficiency
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
-from shardlab.core.files import atomic, finite, read_json, read_json_lines
+from shardlab.core.files import atomic, read_json, read_json_lines
 from shardlab.core.interval import pauses
-from shardlab.report.quality import quality_at_time, steps_to_quality, time_to_quality
 
 _FIX_TRAINING = "run python -m stages.train --run {run} --seed {seed}"
 
@@ -79,49 +77,36 @@ def join_record(
     run: str,
     seed: int,
     *,
-    quality: Quality,
+    params_hash: str,
     timed: Sequence[TimedRun],
     estimate: Estimate,
 ) -> Record:
     """Return the record of one run and seed.
 
     Args:
+        params_hash: of the run by the parameters, `RunPlan.params_hash`.
         results: folder that all stages write to.
         timed: runs of all timings.
 
     Raises:
-        UserError: a file is missing or is not of its stage.
+        UserError: a file is missing, is not of its stage, or the run had other parameters.
     """
     file = f"{run}/seed{seed}"
     training = _FIX_TRAINING.format(run=run, seed=seed)
     metrics = Metrics.from_file(results / "train" / file / "metrics.json", training)
+    if metrics.params_hash != params_hash:
+        path = results / "train" / file / "metrics.json"
+        raise UserError(f"{path}: of other parameters, as with --set: {training}")
     fix = f"run python -m stages.profile {run}"
     breakdown = Breakdown.from_file(results / "profile" / f"{file}.json", fix)
     fix = f"run python -m stages.validate {run}"
     validation = Validation.from_file(results / "validate" / f"{file}.json", fix)
     efficiency = scaling_efficiency(timed, metrics.strategy_hash, metrics.world_size, metrics.link)
-    joined = Joined(
-        memory_estimate_bytes=estimate.total,
-        scaling_efficiency=efficiency,
-        **_time_to_quality(read_losses(results, run, seed), quality),
-    )
+    joined = Joined(memory_estimate_bytes=estimate.total, scaling_efficiency=efficiency)
     values: dict[str, Any] = {}
     for part in (metrics, breakdown, validation, joined):
         values |= part.model_dump()
     return Record(**{name: value for name, value in values.items() if name in Record.model_fields})
-
-
-def _time_to_quality(curve: pd.DataFrame, quality: Quality) -> dict[str, Any]:
-    """Return the fields of `Joined` on losses that were reached, and at which time."""
-    losses, seconds = curve["loss"], curve["seconds"].tolist()
-    values = {
-        "steps_to_quality": {f"{x:g}": steps_to_quality(losses, x) for x in quality.train_loss},
-        "time_to_quality_s": {
-            f"{x:g}": time_to_quality(losses, seconds, x) for x in quality.train_loss
-        },
-        "quality_at_time": {f"{t:g}": quality_at_time(losses, seconds, t) for t in quality.time_s},
-    }
-    return cast(dict[str, Any], finite(values))
 
 
 def write_csv(path: str | Path, records: Sequence[Record]) -> None:

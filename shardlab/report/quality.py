@@ -5,7 +5,7 @@ batch is more difficult than another; a mean over the last twentieth of the run'
 of that out.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
@@ -39,18 +39,6 @@ def steps_to_quality(losses: Iterable[float], threshold: float) -> float | None:
         return 1.0
     before, after = curve[reached[0] - 1], curve[reached[0]]
     return float(reached[0] + (before - threshold) / (before - after))
-
-
-def time_to_quality(
-    losses: Iterable[float], times: Sequence[float], threshold: float
-) -> float | None:
-    """Return the time at which `steps_to_quality` steps had ended, in the unit of `times`.
-
-    Args:
-        times: when each step ended, ascending.
-    """
-    steps = steps_to_quality(losses, threshold)
-    return None if steps is None else float(np.interp(steps, range(1, len(times) + 1), times))
 
 
 def quality_at_time(losses: Iterable[float], times: ArrayLike, moment: float) -> float | None:

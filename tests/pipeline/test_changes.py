@@ -72,7 +72,7 @@ CHANGES: dict[str, tuple[Callable[[Tree], None], set[str]]] = {
     ),
     "ranks that the forecast extrapolates to": (put("forecast.ranks", [8, 32]), {"forecast"}),
     "the share of the validation split": (put("data.validation_share", 0.03), {"tokenize"}),
-    "a point of the curves": (put("quality.time_s", [2]), {"collect", "report"}),
+    "a point of the curves": (put("quality.time_s", [2]), {"report"}),
     "the baseline": (put("baseline", "fsdp2-int8"), {"report"}),
     "what the judge is offered": (
         put("agent.candidates", "action"),

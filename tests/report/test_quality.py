@@ -1,4 +1,4 @@
-"""Time to quality and quality at a time of training curves."""
+"""Steps to quality and quality at a time of training curves."""
 
 import math
 
@@ -8,7 +8,6 @@ from shardlab.report.quality import (
     quality_at_time,
     smoothed,
     steps_to_quality,
-    time_to_quality,
 )
 
 
@@ -21,12 +20,9 @@ def test_smoothing_averages_over_a_twentieth_of_the_steps():
 
 
 def test_steps_to_quality_are_interpolated_and_the_first_crossing_counts():
-    losses, times = [5.0, 4.0, 3.0, 2.0], [10.0, 20.0, 40.0, 50.0]
-    for threshold, steps, time in ((6.0, 1, 10), (4.0, 2, 20), (3.5, 2.5, 30), (2.0, 4, 50)):
-        assert steps_to_quality(losses, threshold) == steps
-        assert time_to_quality(losses, times, threshold) == time
+    for threshold, steps in ((6.0, 1), (4.0, 2), (3.5, 2.5), (2.0, 4)):
+        assert steps_to_quality([5.0, 4.0, 3.0, 2.0], threshold) == steps
     assert steps_to_quality([5.0, 2.0, 5.0, 1.0], 2.0) == 2.0
-    assert time_to_quality(losses, times, 1.0) is None
 
 
 @pytest.mark.parametrize("losses", [[5.0, 4.0], [math.nan, math.nan], []])

@@ -113,7 +113,6 @@ rule estimate:
 rule collect:
     input:
         every_run("results/train/{run}/seed{seed}/metrics.json"),
-        every_run("results/train/{run}/seed{seed}/events.jsonl"),
         expand(rules.timing.output, timing=config["timings"]),
         rules.estimate.output,
         expand(rules.profile.output, run=config["strategies"]),
@@ -125,6 +124,6 @@ rule collect:
         "logs/collect.log",
     params:
         code=code("collect"),
-        parameters=parameters("strategies", "seeds", "timings", "quality"),
+        parameters=parameters("strategies", "seeds", "timings"),
     shell:
         "exec python -m stages.collect"
