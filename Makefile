@@ -33,7 +33,7 @@ experiments/%: always
 	@mkdir -p $@/.dvc $@/data/inputs
 	@for file in Snakefile csrc dvc.yaml profiles shardlab stages user_codecs workflow \
 	  .dvcignore .shardlab.lock; do ln -sfn ../../$$file $@/$$file; done
-	@ln -sfn $(abspath $(PARAMS)) $@/params.yaml
+	@ln -srfn $(PARAMS) $@/params.yaml
 	@ln -sfn ../../../.dvc/plots $@/.dvc/plots
 	@printf '[core]\n    analytics = false\n    no_scm = true\n[cache]\n    dir = ../../../.dvc/cache\n' \
 	  > $@/.dvc/config

@@ -30,7 +30,22 @@ include: "workflow/rules/report.smk"
 
 rule all:
     default_target: True
+    # the products of every rule: Snakemake makes no file again that nothing here asks for
     input:
         rules.params.output,
+        "data/corpus.json",
+        "data/statistics.json",
+        DATASET,
+        every_run(rules.train.output),
+        expand([*rules.profile.output, *rules.validate.output], run=config["strategies"]),
+        expand(rules.timing.output, timing=config["timings"]),
+        rules.calibrate.output,
+        rules.estimate.output,
+        rules.forecast.output,
+        rules.collect.output,
+        expand(
+            [*rules.propose.output, *rules.trial.output, *rules.decide.output],
+            round=config["rounds"],
+        ),
         rules.report.output,
         rules.readme.output,

@@ -46,6 +46,11 @@ def pending(root: Path) -> set[str]:
     return {job.command.removeprefix("exec python -m stages.") for job in jobs if job.pending}
 
 
+def wanted(root: Path) -> frozenset[str]:
+    """Files that Snakemake makes where nothing is asked for."""
+    return _ask("snakemake-wanted", root)[""].inputs
+
+
 def differences(dvc: dict[str, Job], snakemake: dict[str, Job]) -> list[str]:
     """Differences between the two descriptions, in words; empty when they are one pipeline."""
     found = [f"only in dvc.yaml: {c}" for c in sorted(dvc.keys() - snakemake.keys())]
@@ -127,7 +132,7 @@ def _value(tree: Any, key: str) -> Any:
     return tree
 
 
-def _read_snakemake(force: bool) -> list[dict[str, Any]]:
+def _read_snakemake(force: bool, targets: bool = False) -> list[dict[str, Any]]:
     from snakemake.api import OutputSettings, SnakemakeApi
     from snakemake.settings.types import DAGSettings, Quietness, ResourceSettings
 
@@ -141,7 +146,7 @@ def _read_snakemake(force: bool) -> list[dict[str, Any]]:
         return [
             {
                 "name": job.rule.name,
-                "command": " ".join(shlex.split(job.shellcmd)),
+                "command": " ".join(shlex.split(job.shellcmd or "")),
                 "inputs": sorted(
                     p for p in map(str, job.input) if not p.startswith((*_FOLDERS, "/"))
                 ),
@@ -151,7 +156,7 @@ def _read_snakemake(force: bool) -> list[dict[str, Any]]:
                 "pending": workflow.dag.needrun(job),
             }
             for job in workflow.dag.jobs
-            if job.output
+            if bool(job.output) != targets
         ]
 
 
@@ -161,6 +166,7 @@ if __name__ == "__main__":
     TOOLS = {
         "dvc": _read_dvc,
         "snakemake": lambda: _read_snakemake(force=True),
+        "snakemake-wanted": lambda: _read_snakemake(force=True, targets=True),
         "snakemake-pending": lambda: _read_snakemake(force=False),
     }
     print(json.dumps(TOOLS[sys.argv[1]]()))

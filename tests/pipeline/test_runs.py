@@ -95,6 +95,9 @@ def test_a_codecs_parameter_repeats_its_run_and_what_follows(workspace: Path) ->
     # and back: DVC remembers what every stage wrote
     (workspace / "params.yaml").write_text(before)
     assert executed(run(workspace, *trained).stdout) == set()
+    # and there again: of what it ran itself, too
+    set_params(workspace, **{"strategies__fsdp2-int8__gradients__codec": "int8:group=64"})
+    assert executed(run(workspace, *trained).stdout) == set()
 
 
 def test_one_more_round_runs_alone(workspace: Path) -> None:
@@ -124,6 +127,7 @@ def test_restored_results_are_not_made_again(workspace: Path) -> None:
     model = workspace / "results/train/fsdp2/seed0/final_model/model.safetensors"
     kept = model.read_bytes()
     model.unlink()
+    assert "train --run fsdp2 --seed 0" in pending(workspace)
     run(workspace, "dvc", "checkout")
     assert model.read_bytes() == kept
     assert pending(workspace) == set()
