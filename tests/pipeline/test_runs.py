@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.pipeline.conftest import copy
 from tests.pipeline.graphs import pending, snakemake_jobs
 from tests.pipeline.workspace import copy_project, run, set_params, stage_outputs
 
@@ -131,6 +132,15 @@ def test_restored_results_are_not_made_again(workspace: Path) -> None:
     run(workspace, "dvc", "checkout")
     assert model.read_bytes() == kept
     assert pending(workspace) == set()
+
+
+def test_on_a_cluster_the_machine_is_the_partition(finished: Path, tmp_path: Path) -> None:
+    """Whichever machine Snakemake starts on."""
+    root = copy(finished, tmp_path / "project")
+    command = ["taskset", "-c", "0", "snakemake", "--cores", "1", "--default-resources"]
+    run(root, *command[3:], "slurm_partition=one", "--touch", "-F")
+    assert "Nothing to be done" in run(root, *command, "slurm_partition=one", "-n").stdout
+    assert "rule timing:" in run(root, *command, "slurm_partition=two", "-n").stdout
 
 
 def test_the_tools_show_the_results(workspace: Path) -> None:

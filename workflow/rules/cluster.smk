@@ -9,6 +9,11 @@ def default_resource(name, otherwise):
     return getattr(values[name], "raw", values[name]) if name in values else otherwise
 
 
+# jobs run on machines of the partition, whichever starts Snakemake
+if _partition := default_resource("slurm_partition", None):
+    CODE["machine"] = f"partition {_partition}"
+
+
 def whole_number(name, least):
     """A whole number of `default-resources`; 1 where it is absent."""
     value = default_resource(name, 1)
