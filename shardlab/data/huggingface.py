@@ -11,7 +11,7 @@ from shardlab.core.errors import UserError
 from shardlab.data.local_files import PACKED
 from shardlab.data.source_records import Fields
 
-_ENDINGS = (".parquet", ".json", ".jsonl")
+_ENDINGS = (".parquet", ".json", ".jsonl", ".csv")
 _SAVED = ("state.json", "dataset_dict.json")
 """one of them is in a folder that `save_to_disk` wrote"""
 _ON_HUB = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
@@ -21,7 +21,7 @@ def read_huggingface(data: Data, fields: Fields) -> Iterator[tuple[str, str, Any
     """Yield position, id (the number from 1) and row of a split, a row group at a time.
 
     Args:
-        data: its path is a .parquet, .json or .jsonl file, the last two packed or not; a folder of
+        data: its path is a .parquet, .csv, .json or .jsonl file, JSON packed or not; a folder of
             such files or one that `save_to_disk` wrote; else a dataset's name on the hub, with its
             configuration after a colon (`wikimedia/wikipedia:20231101.simple`).
 
@@ -41,7 +41,7 @@ def read_huggingface(data: Data, fields: Fields) -> Iterator[tuple[str, str, Any
             "data.source huggingface needs the datasets package: pip install 'shardlab[datasets]'"
         ) from None
     try:
-        rows = _load(datasets, local, data.split or "train", data.streaming)
+        rows = _load(datasets, local, data, fields)
         if rows.column_names is not None:
             _expect_columns(path, rows.column_names, fields)
         for number, row in enumerate(rows, start=1):
@@ -53,7 +53,7 @@ def read_huggingface(data: Data, fields: Fields) -> Iterator[tuple[str, str, Any
         raise UserError(f"data.path {path!r}: {_fix(local, reason)}") from None
 
 
-def _load(datasets: Any, path: Path, split: str, streaming: bool) -> Any:
+def _load(datasets: Any, path: Path, data: Data, fields: Fields) -> Any:
     """Return the rows of a split, streamed but for those of `save_to_disk`."""
     if path.is_file():
         if not any(ending in path.suffixes for ending in _ENDINGS):
@@ -61,14 +61,37 @@ def _load(datasets: Any, path: Path, split: str, streaming: bool) -> Any:
                 f"{path}: expected one of {', '.join(_ENDINGS)} (JSON also packed: "
                 f"{', '.join(PACKED)}); for plain text set data.source to text"
             )
-        kind = "parquet" if path.suffix == ".parquet" else "json"
-        return datasets.load_dataset(kind, data_files=str(path), split="train", streaming=True)
+        kind = {".parquet": "parquet", ".csv": "csv"}.get(path.suffix, "json")
+        options = _as_text(kind, fields)
+        return datasets.load_dataset(
+            kind, data_files=str(path), split="train", streaming=True, **options
+        )
+    split = data.split or "train"
     if any((path / name).is_file() for name in _SAVED):
         saved = datasets.load_from_disk(str(path))
         return saved[split] if isinstance(saved, dict) else saved
-    name, _, configuration = (str(path), "", "") if path.is_dir() else str(path).partition(":")
-    streaming = streaming or path.is_dir()
-    return datasets.load_dataset(name, configuration or None, split=split, streaming=streaming)
+    if path.is_dir():
+        # absolute: the name of a loader, such as text or csv, would stand for the working directory
+        name, configuration = str(path.absolute()), None
+    else:
+        name, _, after = str(path).partition(":")
+        configuration = after or None
+    kind = datasets.load_dataset_builder(name, configuration).name
+    return datasets.load_dataset(
+        name,
+        configuration,
+        split=split,
+        streaming=data.streaming or path.is_dir(),
+        **_as_text(kind, fields),
+    )
+
+
+def _as_text(kind: str, fields: Fields) -> dict[str, Any]:
+    """Return options by which pandas leaves texts such as `null`, `NA` and `10` of CSV alone."""
+    if kind != "csv":
+        return {}
+    converters = dict.fromkeys((fields.text, fields.title or "title"), str)
+    return {"converters": converters, "keep_default_na": False, "na_values": [""]}
 
 
 def _fix(local: Path, reason: str) -> str:

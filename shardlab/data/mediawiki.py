@@ -3,6 +3,7 @@
 import bz2
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 from io import BufferedIOBase
 from itertools import islice
 from pathlib import Path
@@ -23,6 +24,18 @@ _LARGEST_PAGE = 2 << 20
 """characters; MediaWiki refuses larger pages ($wgMaxArticleSize)"""
 
 
+class Site(NamedTuple):
+    """What a wiki calls pictures, categories and appendices, in lower case; English names hold
+    everywhere."""
+
+    media: frozenset[str] = frozenset({"category", "file", "image", "media"})
+    """prefixes of links that show or sort, from the namespaces of `siteinfo`"""
+    appendices: frozenset[str] = frozenset()
+
+
+ENGLISH = Site()
+
+
 class _Article(NamedTuple):
     id: str
     title: str
@@ -39,24 +52,31 @@ def read_mediawiki(path: Path, tally: Tally) -> Iterator[Document]:
 def read_dump(file: BinaryIO | BufferedIOBase, name: str, tally: Tally) -> Iterator[Document]:
     """Yield the articles of an uncompressed dump, without redirects and other namespaces.
 
-    Only the last revision of a page counts. Memory: some pages per core.
+    Only the last revision of a page counts. Templates are dropped; those that hold a number, as in
+    `{{convert|12|km}}`, are counted. Memory: some pages per core.
 
     Raises:
         UserError: XML or compressed data that is malformed or ends early, with the page.
     """
     cores = usable_cores()
-    articles = _articles(_pages(file, name), tally)
+    site = [ENGLISH]
+    articles = _articles(_pages(file, name, site), tally)
     with worker_pool(cores) as pool:
         while some := list(islice(articles, 16 * cores)):  # map itself would read all of them
-            for article, kind in pool.map(_strip, some):
+            for article, kind, numbers in pool.map(partial(_strip, site=site[0]), some):
+                for _ in range(numbers):
+                    tally.leave_out("number in a template")
                 if kind is None:
                     yield Document(*article)
                 else:
                     tally.bad(f"page {article.id} ({article.title[:60]!r})", kind)
 
 
-def _pages(file: BinaryIO | BufferedIOBase, name: str) -> Iterator[tuple[ElementTree.Element, str]]:
-    """Yield the pages of a dump, each with the text of its last revision."""
+def _pages(
+    file: BinaryIO | BufferedIOBase, name: str, site: list[Site]
+) -> Iterator[tuple[ElementTree.Element, str]]:
+    """Yield the pages of a dump, each with the text of its last revision, once `site[0]` is set to
+    the dump's own."""
     pages, text = 0, ""
     root = None
     try:
@@ -66,6 +86,8 @@ def _pages(file: BinaryIO | BufferedIOBase, name: str) -> Iterator[tuple[Element
                 root = element
                 if tag != "mediawiki":
                     raise ElementTree.ParseError(f"it begins with <{tag[:40]}>")
+            elif event == "end" and tag == "siteinfo":
+                site[0] = _site(root, element)
             elif event == "end" and tag == "revision":
                 text = element.findtext("{*}text") or ""
                 element.clear()  # a page may have thousands
@@ -80,6 +102,18 @@ def _pages(file: BinaryIO | BufferedIOBase, name: str) -> Iterator[tuple[Element
             f"{name}: page {pages + 1}: not a whole MediaWiki dump "
             f"({' '.join(str(error).split())[:100]}); fetch the file again"
         ) from None
+
+
+_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
+_SHOWN = ("-2", "6", "14")
+"""keys of the namespaces Media, File and Category"""
+
+
+def _site(root: ElementTree.Element, siteinfo: ElementTree.Element) -> Site:
+    spaces = siteinfo.iterfind("{*}namespaces/{*}namespace")
+    media = {(space.text or "").lower() for space in spaces if space.get("key") in _SHOWN} - {""}
+    language = root.get(_LANG, "en").partition("-")[0]
+    return Site(ENGLISH.media | media, frozenset(_APPENDICES.get(language, ())))
 
 
 def _articles(pages: Iterator[tuple[ElementTree.Element, str]], tally: Tally) -> Iterator[_Article]:
@@ -97,73 +131,149 @@ def _articles(pages: Iterator[tuple[ElementTree.Element, str]], tally: Tally) ->
             yield _Article(page.findtext("{*}id", str(number)), title, markup)
 
 
-def _strip(article: _Article) -> tuple[_Article, str | None]:
-    """Return an article with prose in place of markup, and the kind of bad record that it is."""
+def _strip(article: _Article, site: Site) -> tuple[_Article, str | None, int]:
+    """Return an article with prose in place of markup, the kind of bad record that it is, and the
+    templates with numbers that it lost."""
     try:
-        text = plain_text(article.text)
+        text, numbers = _prose(article.text, site)
     except (ParserError, RecursionError):
-        return article._replace(text=""), "markup cannot be parsed"
-    return article._replace(text=text), None if text else "empty text"
+        return article._replace(text=""), "markup cannot be parsed", 0
+    return article._replace(text=text), None if text else "empty text", numbers
 
 
 _APPENDICES = {
-    "bibliography",
-    "citations",
-    "external links",
-    "footnotes",
-    "further reading",
-    "notes",
-    "notes and references",
-    "references",
-    "references and notes",
-    "see also",
-    "sources",
-    "works cited",
+    "en": (
+        "bibliography",
+        "citations",
+        "external links",
+        "footnotes",
+        "further reading",
+        "notes",
+        "notes and references",
+        "references",
+        "references and notes",
+        "see also",
+        "sources",
+        "works cited",
+    ),
+    "de": (
+        "anmerkungen",
+        "belege",
+        "einzelnachweise",
+        "fußnoten",
+        "literatur",
+        "quellen",
+        "siehe auch",
+        "weblinks",
+    ),
+    "es": (
+        "bibliografía",
+        "enlaces externos",
+        "fuentes",
+        "notas",
+        "referencias",
+        "véase también",
+    ),
+    "fr": (
+        "annexes",
+        "bibliographie",
+        "liens externes",
+        "notes et références",
+        "références",
+        "voir aussi",
+    ),
+    "it": (
+        "altri progetti",
+        "bibliografia",
+        "collegamenti esterni",
+        "note",
+        "voci correlate",
+    ),
+    "nl": (
+        "bronnen",
+        "externe links",
+        "literatuur",
+        "referenties",
+        "zie ook",
+    ),
+    "pt": (
+        "bibliografia",
+        "ligações externas",
+        "notas",
+        "referências",
+        "ver também",
+    ),
 }
 _LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z]+)*")
 _TAGS = {"gallery", "imagemap", "math", "ref", "references", "score", "table", "timeline"}
-_MEDIA = {"category", "file", "image", "media"}
+# MediaWiki knows more names of the picture space than siteinfo lists, such as Bild beside Datei
+_PICTURE = re.compile(
+    r"\.(djvu|gif|jpe?g|mp3|og[agv]|pdf|png|svg|tiff?|wav|webm|webp|xcf)$", re.IGNORECASE
+)
+_NUMBER = re.compile(r"[\s+\u2212-]*\d[\d\s.,]*")
 
 
-def plain_text(markup: str) -> str:
+def plain_text(markup: str, site: Site = ENGLISH) -> str:
     """Return headings and paragraphs, without templates, tables, references, pictures and
     appendices.
 
     Raises:
         ParserError, RecursionError: the parser cannot read the markup.
     """
-    nodes = _without_appendices(mwparserfromhell.parse(markup).nodes)
-    text = Wikicode(_without_furniture(nodes)).strip_code()
+    return _prose(markup, site)[0]
+
+
+def _prose(markup: str, site: Site) -> tuple[str, int]:
+    nodes = _without_appendices(mwparserfromhell.parse(markup).nodes, site)
+    templates: list[Template] = []
+    text = Wikicode(_without_furniture(nodes, site, templates)).strip_code()
     text = re.sub(r" ?\([\s,;:]*\)", "", text)  # where a pronunciation was dropped
     lines = (line.strip() for line in text.splitlines())
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+    prose = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+    return prose, sum(map(_holds_number, templates))
 
 
-def _without_appendices(nodes: list[Node]) -> Iterator[Node]:
+def _holds_number(template: Template) -> bool:
+    """Return whether a template shows a number: `{{convert|12|km}}`, `{{formatnum:12}}`."""
+    values = [str(each.value) for each in template.params if not each.showkey]
+    return any(map(_NUMBER.fullmatch, [str(template.name).rpartition(":")[2], *values]))
+
+
+def _without_appendices(nodes: list[Node], site: Site) -> Iterator[Node]:
+    appendices = site.appendices.union(_APPENDICES["en"])
     skipped_level = 0  # level of the current appendix
     for node in nodes:
         if isinstance(node, Heading) and (not skipped_level or node.level <= skipped_level):
-            appendix = str(node.title.strip_code()).strip().lower() in _APPENDICES
+            appendix = str(node.title.strip_code()).strip().lower() in appendices
             skipped_level = node.level if appendix else 0
         if not skipped_level:
             yield node
 
 
-def _without_furniture(nodes: Iterable[Node]) -> list[Node]:
-    prose = [node for node in nodes if not _is_furniture(node)]
-    for node in prose:
+def _without_furniture(nodes: Iterable[Node], site: Site, templates: list[Template]) -> list[Node]:
+    """Return the nodes of prose, and append the templates between them to `templates`."""
+    prose: list[Node] = []
+    for node in nodes:
+        if isinstance(node, Template):
+            templates.append(node)
+        if _is_furniture(node, site):
+            continue
         if isinstance(node, Tag) and node.contents is not None:
-            node.contents.nodes = _without_furniture(node.contents.nodes)
+            node.contents.nodes = _without_furniture(node.contents.nodes, site, templates)
+        prose.append(node)
     return prose
 
 
-def _is_furniture(node: Node) -> bool:
+def _is_furniture(node: Node, site: Site) -> bool:
     if isinstance(node, Template):
         return True
     if isinstance(node, Tag):
         return str(node.tag).strip().lower() in _TAGS
     if isinstance(node, Wikilink):
-        prefix, colon, _ = str(node.title).partition(":")
+        prefix, colon, name = str(node.title).partition(":")
         prefix = prefix.strip()
-        return bool(colon) and (prefix.lower() in _MEDIA or bool(_LANGUAGE.fullmatch(prefix)))
+        if not prefix or not colon:
+            return False
+        is_media = prefix.lower() in site.media or _PICTURE.search(name.strip())
+        return bool(is_media or _LANGUAGE.fullmatch(prefix))
     return False

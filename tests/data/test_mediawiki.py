@@ -60,6 +60,28 @@ def test_articles_come_in_order_and_bad_pages_are_named(tmp_path, name):
     assert summary["left_out"] == {"not in the article namespace": 1, "redirect": 1}
 
 
+GERMAN = (
+    '<mediawiki xml:lang="de"><siteinfo><namespaces><namespace key="0"/>'
+    '<namespace key="6">Datei</namespace><namespace key="14">Kategorie</namespace>'
+    "</namespaces></siteinfo>"
+    + page(
+        1,
+        "Bach",
+        "[[Datei:Bach.jpg|mini|Text]]\n'''Bach''' ist {{formatnum:12}} km lang, '''nach "
+        "{{Entfernung|30|km}}''' endet er, [[Hilfe:Seite|Hilfe]].{{Literatur|A|Seite=1}}\n"
+        "[[Bild:Karte.png|miniatur|Karte]]\n"
+        "== Weblinks ==\n* x {{convert|1|km}}\n[[Kategorie:B]]\n== See also ==\nx",
+    )
+    + "</mediawiki>"
+).encode()
+
+
+def test_a_dump_is_read_by_its_own_names_and_lost_numbers_are_counted(tmp_path):
+    documents, summary = run(tmp_path, GERMAN)
+    assert documents == [("1", "Bach", "Bach ist  km lang, nach  endet er, Hilfe.")]
+    assert summary["left_out"] == {"number in a template": 2}
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

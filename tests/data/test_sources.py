@@ -127,6 +127,18 @@ def test_c4_in_packed_json_lines(tmp_path):
     assert documents == untitled(enumerate(["0 1", "0 2", "1 1", "1 2"], start=1))
 
 
+@pytest.mark.parametrize("name", ["csv", "csv/data.csv"])
+def test_csv_stays_text_also_in_a_folder_named_like_a_loader(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("csv", "other"):
+        (tmp_path / folder).mkdir()
+    texts = ["null", "NA", "None", "nan", "10", "007", "two\nlines, and a comma"]
+    rows = "".join(f'"{text}",{number}\n' for number, text in enumerate(texts, start=1))
+    (tmp_path / "csv/data.csv").write_text(f"text,id\n{rows}")
+    (tmp_path / "other/b.csv").write_text("text,id\nnot mine,1\n")
+    assert read(tmp_path, "huggingface", name)[0] == untitled(enumerate(texts, start=1))
+
+
 @pytest.mark.parametrize("ending", ["", ".gz", ".bz2", ".zst"])
 def test_tinystories_in_plain_text(tmp_path, ending):
     path = tmp_path / f"TinyStories-train.txt{ending}"
@@ -183,7 +195,7 @@ def test_a_folder_of_texts_is_read_in_order_without_hidden_files(tmp_path):
 def test_texts_that_are_too_large_or_not_utf8_are_bad_records(tmp_path):
     large = b"word " * (LARGEST // 4)
     path = tmp_path / "x.txt"
-    path.write_bytes(b"\xef\xbb\xbfone\r\n\r\n" + large + b"\n\n\xff\n\ntwo")
+    path.write_bytes(b"\xef\xbb\xbfone\r\r\n" + large + b"\n\n\xff\n\ntwo")
     options = {"separator": "\n\n", "bad_records": "skip"}
     documents, summary = read(tmp_path, "text", path, **options)
     assert documents == [Document("1", "", "one"), Document("4", "", "two")]
