@@ -12,7 +12,7 @@ from stages.common import refuse_other_source, require, run, token_parameters
 
 
 def main(params: Parameters) -> None:
-    """Write data/tokenizer.json, data/tokens/ and data/statistics.json."""
+    """Write the tokenizer of two files, data/tokens/ and data/statistics.json."""
     data, model, options = params("data", "model", "tokenize")
     out = Path("data")
     require(out / "corpus.json", "prepare")
@@ -34,6 +34,12 @@ def main(params: Parameters) -> None:
         f"tokenize: {train['tokens']} tokens for training, {validation['tokens']} for validation, "
         f"{train['bytes_per_token']:.2f} bytes per token, vocabulary {statistics['vocabulary']}"
     )
+    if altered := statistics["altered_documents"]:
+        say(
+            f"tokenize: {altered} of {train['documents'] + validation['documents']} documents lose "
+            "or change characters in this tokenizer: their bits per byte would be wrong, so that "
+            "validation of a split with such documents leaves them out"
+        )
 
 
 if __name__ == "__main__":

@@ -14,8 +14,7 @@ from shardlab.train.evaluation import save_model
 def write_saved_model(folder: Path, positions: int) -> None:
     """Write final_model/, as a run does."""
     tokenizer = train_tokenizer((document.content for document in generate(50)), 300)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tokenizer.json").write_text(tokenizer.to_json())
+    tokenizer.save(folder)
     torch.manual_seed(0)
     model = GPT2LMHeadModel(shape_config(PRESETS["tiny"], tokenizer.vocabulary, positions, 0))
     save_model(model, model.state_dict(), folder / "tokenizer.json", folder / "final_model")

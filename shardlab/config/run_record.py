@@ -181,11 +181,12 @@ class Validation(Document):
     val_ppl: Finite
     """exp(val_loss)"""
     val_bits_per_byte: Finite
+    """null where the tokenizer lost some of the text"""
     val_tokens: int
     untrained_ppl: Finite
     """perplexity of the same model before its first step"""
     not_finite: str | None = None
-    """why a figure is null"""
+    """why another figure is null"""
 
 
 class Estimate(Document):

@@ -12,6 +12,7 @@ _PADDED_BATCH = 8
 def describe_tokens(train: TokenSplit, validation: TokenSplit) -> dict[str, Any]:
     """Return counts of both splits, and the shape of the training split.
 
+    - `altered_documents`: those of both splits whose text the tokens do not give back.
     - `length`: tokens of a training document, its end included: mean, p50, p90, p99, max.
     - `pad_ratio`: padding in what is trained on; 0, because documents are packed into blocks.
     - `pad_ratio_if_padded`: share of padding if instead every 8 documents in a row were padded
@@ -24,6 +25,7 @@ def describe_tokens(train: TokenSplit, validation: TokenSplit) -> dict[str, Any]
         "vocabulary": train.vocabulary,
         "train": _size(train),
         "validation": _size(validation),
+        "altered_documents": train.altered + validation.altered,
         "length": {
             "mean": float(lengths.mean()),
             "p50": float(np.percentile(lengths, 50)),
@@ -47,7 +49,10 @@ def _size(split: TokenSplit) -> dict[str, Any]:
 
 
 def _lengths(tokens: np.ndarray, end: int) -> np.ndarray:
-    return np.diff(np.flatnonzero(tokens == end), prepend=-1)
+    ends = np.flatnonzero(tokens == end)
+    # it may stand before each document in place of after
+    begins = len(tokens) > 0 and tokens[0] == end != tokens[-1]
+    return np.diff(ends, append=len(tokens)) if begins else np.diff(ends, prepend=-1)
 
 
 def _pad_ratio(lengths: np.ndarray) -> float:

@@ -24,7 +24,7 @@ from shardlab.data.tokenizer import (
 from shardlab.data.tokens import MANIFEST, Manifest, Shard
 from shardlab.data.workers import usable_cores, worker_pool
 
-_FORMAT = 1
+_FORMAT = 2
 _BATCH = 1 << 18
 """bytes of text that are encoded at once, and more where a document is longer"""
 
@@ -57,7 +57,8 @@ def build_tokens(
     out: Path,
     parameters: Mapping[str, Any] | None = None,
 ) -> Manifest:
-    """Write `out/tokenizer.json`, the shards in `out/tokens`, and their manifest last.
+    """Write tokenizer.json and tokenizer_config.json in `out`, the shards in `out/tokens`, and
+    their manifest last.
 
     There are `options.shards` shards of training, each of an equal part of the corpus file, and one
     of validation. Finished ones are kept in `work/tokenize/KEY` until all are built, where KEY
@@ -103,6 +104,7 @@ def build_tokens(
         validation=[validation],
         parameters={**(parameters or {})},
     )
+    tokenizer.save(out)
     _publish(job, manifest, out)
     shutil.rmtree(work / "tokenize")
     return manifest
@@ -157,10 +159,13 @@ def _write(job: Job, piece: Piece, path: Path) -> Shard:
     tokenizer = load_tokenizer(job.tokenizer, job.end_of_text)
     dtype = np.dtype(job.dtype).newbyteorder("<")
     digest = hashlib.sha256()
-    tokens = documents = size = 0
+    tokens = documents = size = altered = 0
     with atomic(path) as temporary, temporary.open("wb") as file:
         for batch in _batches(job, piece):
-            ids = np.array(_ids(tokenizer, batch), dtype)
+            texts = [document.content for document in batch]
+            encoded = tokenizer.encode(texts)
+            altered += tokenizer.altered(texts, encoded)
+            ids = np.array(_ids(tokenizer, batch, encoded), dtype)
             raw = ids.tobytes()
             file.write(raw)
             digest.update(raw)
@@ -168,7 +173,12 @@ def _write(job: Job, piece: Piece, path: Path) -> Shard:
             documents += len(batch)
             size += sum(document.size for document in batch)
     return Shard(
-        file=path.name, tokens=tokens, documents=documents, bytes=size, sha256=digest.hexdigest()
+        file=path.name,
+        tokens=tokens,
+        documents=documents,
+        bytes=size,
+        altered=altered,
+        sha256=digest.hexdigest(),
     )
 
 
@@ -187,19 +197,20 @@ def _batches(job: Job, piece: Piece) -> Iterator[list[Document]]:
         yield batch
 
 
-def _ids(tokenizer: TextTokenizer, batch: list[Document]) -> list[int]:
-    """Return the tokens of documents, with the end token after each."""
+def _ids(tokenizer: TextTokenizer, batch: list[Document], encoded: list[list[int]]) -> list[int]:
+    """Return the tokens of documents, with the end token after each; where the tokenizer itself
+    puts it before or after a text, there is no second one."""
     end = tokenizer.end_of_text_id
+    own = tokenizer.added_ids.count(end)
     tokens: list[int] = []
-    encoded = tokenizer.encode([document.content for document in batch])
     for document, ids in zip(batch, encoded, strict=True):
-        if end in ids:
+        if ids.count(end) > own:
             raise UserError(
                 f"tokenize.tokenizer: plain text of document {document.id[:40]!r} becomes the "
                 f"end-of-text token {tokenizer.end_of_text!r}; give a tokenizer that keeps one "
                 "token for that alone"
             )
-        tokens += [*ids, end]
+        tokens += ids if own else [*ids, end]
     return tokens
 
 
@@ -210,7 +221,6 @@ def _publish(job: Job, manifest: Manifest, out: Path) -> None:
     (tokens / MANIFEST).unlink(missing_ok=True)
     for stale in tokens.glob("*.bin"):
         stale.unlink()
-    write_text(out / "tokenizer.json", job.tokenizer.read_text(encoding="utf-8"))
     for shard in [*manifest.train, *manifest.validation]:
         shutil.move(job.folder / shard.file, tokens / shard.file)
     manifest.to_file(tokens / MANIFEST)

@@ -5,14 +5,17 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from shardlab.core.errors import UserError
+from shardlab.core.files import write_json, write_text
 from shardlab.core.progress import say
 from shardlab.data.sources import open_member
 
 END_OF_TEXT = "<|endoftext|>"
+CONFIG = "tokenizer_config.json"
 _ON_HUB = re.compile(r"\w[\w.-]*(/[\w.-]+)?(?<!\.json)")
 _WORDS = 1 << 21
 """bytes of distinct words to train a tokenizer on, which needs up to 160 bytes for each"""
@@ -24,14 +27,18 @@ class TextTokenizer:
     """Text to token ids, with one special token that ends a document.
 
     Text that looks like a special token stays text: a document that contains `<|endoftext|>`
-    must not forge the end of a document. Nothing is padded or cut, and nothing is added.
+    must not forge the end of a document. Nothing is padded or cut; the tokenizer adds what its
+    post-processor says, such as a token before each text.
 
     Args:
         tokenizer: of the tokenizers library.
         end: the token that ends a document; added when the tokenizer lacks it.
+        config: of its tokenizer_config.json: the other special tokens, the chat template.
     """
 
-    def __init__(self, tokenizer: Tokenizer, end: str = END_OF_TEXT) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, end: str = END_OF_TEXT, config: dict[str, Any] | None = None
+    ) -> None:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         tokenizer.add_special_tokens([AddedToken(end, special=True, normalized=False)])
@@ -41,11 +48,27 @@ class TextTokenizer:
         number = tokenizer.token_to_id(end)
         assert number is not None  # it was just added
         self.end_of_text_id = number
+        self.added_ids: list[int] = tokenizer.encode("", add_special_tokens=True).ids
+        """what it adds around a text"""
+        self.config: dict[str, Any] = {
+            **({"bos_token": end, "unk_token": end} if config is None else config),
+            "eos_token": end,
+            # its own class may build other rules than those of the file that texts were read by
+            "tokenizer_class": "PreTrainedTokenizerFast",
+        }
 
     @property
     def vocabulary(self) -> int:
-        """Embedding rows needed: the largest token id plus one, since ids may have gaps."""
-        return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        """Embedding rows needed: the largest token id plus one, since ids may have gaps. Special
+        tokens that neither a text nor the chat template brings need none."""
+        ids = self._tokenizer.get_vocab(with_added_tokens=True).values()
+        template = str(self.config.get("chat_template"))
+        unused = {
+            number
+            for number, token in self._tokenizer.get_added_tokens_decoder().items()
+            if token.special and token.content not in template
+        }
+        return max(set(ids) - unused | {self.end_of_text_id, *self.added_ids}) + 1
 
     @property
     def sha256(self) -> str:
@@ -53,9 +76,18 @@ class TextTokenizer:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """Encode each text, without end tokens."""
-        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        """Encode each text, with what the tokenizer itself adds around it."""
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=True)
         return [encoding.ids for encoding in encodings]
+
+    def altered(self, texts: list[str], encoded: list[list[int]]) -> int:
+        """Return how many texts their tokens do not give back, white space around them apart.
+
+        A tokenizer may lack a token for a character, or change case, accents or spaces.
+        """
+        decoded = self._tokenizer.decode_batch(encoded, skip_special_tokens=True)
+        pairs = zip(texts, decoded, strict=True)
+        return sum(text.strip() != again.strip() for text, again in pairs)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decode token ids; special tokens are shown."""
@@ -65,6 +97,11 @@ class TextTokenizer:
         """Return a tokenizer.json that transformers.PreTrainedTokenizerFast loads."""
         return self._tokenizer.to_str(pretty=True)
 
+    def save(self, folder: Path) -> None:
+        """Write tokenizer.json and tokenizer_config.json, as transformers reads them."""
+        write_text(folder / "tokenizer.json", self.to_json())
+        write_json(folder / CONFIG, self.config)
+
 
 def load_tokenizer(path: Path, end: str = END_OF_TEXT) -> TextTokenizer:
     """Load the tokenizer of a tokenizer.json.
@@ -72,8 +109,12 @@ def load_tokenizer(path: Path, end: str = END_OF_TEXT) -> TextTokenizer:
     Raises:
         UserError: the file is absent or holds no tokenizer.
     """
+    return TextTokenizer(_open(path), end)
+
+
+def _open(path: Path) -> Tokenizer:
     try:
-        return TextTokenizer(Tokenizer.from_file(str(path)), end)
+        return Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
         reason = " ".join(str(error).split())[:200]
         raise UserError(
@@ -123,16 +164,19 @@ def given_tokenizer(choice: str, work: Path) -> TextTokenizer:
     """Load GPT-2's tokenizer (`gpt2`), or that of a tokenizer.json, of a folder with one, or of a
     name on the Hugging Face hub, which is fetched when it is not cached.
 
-    It ends a document with the `eos_token` of the tokenizer_config.json beside it when there is
-    one, for a pretrained model knows that, else with `<|endoftext|>`.
+    It adds to a text what it adds in transformers, and ends a document with the token that the
+    files beside it name: `eos_token` of tokenizer_config.json or special_tokens_map.json, else
+    `eos_token_id` of config.json or generation_config.json; with `<|endoftext|>` where there is no
+    model.
 
     Raises:
-        UserError: no such file, or not a tokenizer.
+        UserError: no such file, not a tokenizer, or one of a model that names no end.
     """
     if choice == "gpt2":
         return _gpt2(work)
     path = _given_path(choice)
-    return load_tokenizer(path, _configured_end(path))
+    tokenizer, config = _open(path), _configuration(path.parent)
+    return TextTokenizer(tokenizer, _end(tokenizer, config, path.parent), config)
 
 
 def _given_path(choice: str) -> Path:
@@ -148,13 +192,18 @@ def _given_path(choice: str) -> Path:
     return path
 
 
+_TEMPLATE = "chat_template.jinja"
+_SPECIAL = "special_tokens_map.json"
+_MODEL = ("config.json", "generation_config.json")
+_FILES = ["tokenizer.json", CONFIG, _SPECIAL, _TEMPLATE, *_MODEL]
+
+
 def _from_hub(name: str) -> tuple[Path, str]:
     """Return the folder of a cached or fetched tokenizer; or else the name, and the reason."""
     from huggingface_hub import snapshot_download
 
     try:
-        files = ["tokenizer.json", "tokenizer_config.json"]
-        return Path(snapshot_download(name, allow_patterns=files)), ""
+        return Path(snapshot_download(name, allow_patterns=_FILES)), ""
     except Exception as error:  # of the hub's client or the network
         reason = " ".join(str(error).split())[:100]
         fix = f"fetch it elsewhere: hf download {name} --local-dir FOLDER"
@@ -179,14 +228,49 @@ def _gpt2(work: Path) -> TextTokenizer:
     return TextTokenizer(_byte_level(models.BPE(vocab=vocabulary, merges=pairs)))
 
 
-def _configured_end(tokenizer: Path) -> str:
-    """Return the end-of-document token named by the tokenizer_config.json of a tokenizer."""
-    path = tokenizer.with_name("tokenizer_config.json")
+def _configuration(folder: Path) -> dict[str, Any]:
+    """Return the special tokens, the chat template and the other settings beside a tokenizer."""
+    config = _object(folder / CONFIG)
+    named = _object(folder / _SPECIAL)
+    config |= {name: token for name, token in named.items() if config.get(name) is None}
+    # tokenizer.json has the rest of what is written about a token as an object
+    config = {name: _content(value) or value for name, value in config.items()}
+    if (folder / _TEMPLATE).is_file():
+        config["chat_template"] = (folder / _TEMPLATE).read_text(encoding="utf-8")
+    return config
+
+
+def _end(tokenizer: Tokenizer, config: dict[str, Any], folder: Path) -> str:
+    if (end := _content(config.get("eos_token"))) is not None:
+        return end
+    for name in _MODEL:
+        ids = _object(folder / name).get("eos_token_id")
+        first = ids[0] if isinstance(ids, list) and ids else ids
+        end = tokenizer.id_to_token(first) if isinstance(first, int) else None
+        if end is not None:
+            return end
+    if (folder / "config.json").is_file() and tokenizer.token_to_id(END_OF_TEXT) is None:
+        raise UserError(
+            f"{folder}: a model that names no token to end a document with: set eos_token in "
+            f"{folder / CONFIG}"
+        )
+    return END_OF_TEXT
+
+
+def _content(token: Any) -> str | None:
+    """Return the text of a special token, written as such or as an object."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) and text else None
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """Return the object of a JSON file; an empty one if there is no file."""
     if not path.is_file():
-        return END_OF_TEXT
+        return {}
     try:
-        end = json.loads(path.read_text(encoding="utf-8")).get("eos_token")
-    except (ValueError, AttributeError):
-        raise UserError(f"{path}: not a JSON object; fix or remove it") from None
-    end = end.get("content") if isinstance(end, dict) else end
-    return end if isinstance(end, str) and end else END_OF_TEXT
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: not a JSON object; fix or remove it")
+    return value

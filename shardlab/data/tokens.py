@@ -23,6 +23,8 @@ class Shard(Document):
     documents: int = Field(ge=0, lt=2**48)
     bytes: int = Field(ge=0, lt=2**48)
     """of UTF-8 text: title, newline, text"""
+    altered: int = Field(0, ge=0, lt=2**48)
+    """documents whose text the tokens do not give back"""
     sha256: Sha256
 
 
@@ -34,7 +36,7 @@ class Manifest(Document):
     vocabulary: int = Field(ge=1, le=2**31)
     """embedding rows needed"""
     end_of_text: int = Field(ge=0)
-    """id of the token after each document"""
+    """id of the token between documents"""
     end_of_text_token: str
     corpus_sha256: Sha256
     tokenizer_sha256: Sha256
@@ -62,7 +64,7 @@ class TokenSplit:
         self.vocabulary = manifest.vocabulary
         """embedding rows needed"""
         self.end_of_text = manifest.end_of_text
-        """id of the token after each document"""
+        """id of the token between documents"""
         self.tokenizer_sha256 = manifest.tokenizer_sha256
         self._folder = folder
         self._dtype = np.dtype(manifest.dtype).newbyteorder("<")
@@ -70,6 +72,9 @@ class TokenSplit:
         self.documents = sum(shard.documents for shard in self._shards)
         self.text_bytes = sum(shard.bytes for shard in self._shards)
         """UTF-8 bytes of all documents, titles included: the divisor of bits per byte"""
+        self.altered = sum(shard.altered for shard in self._shards)
+        """documents whose text the tokens do not give back, since the tokenizer lacks or changes
+        characters; their bytes are not what a model predicts"""
         self._arrays = [self._open(shard) for shard in self._shards]
         self._starts = np.cumsum([0, *(shard.tokens for shard in self._shards)])
         self._verify(share)

@@ -219,7 +219,11 @@ def _huggingface_config(
     _silence(config)
     for part in (config, text):
         part.use_cache = False
-        part.bos_token_id = part.eos_token_id = end_of_text
+        part.bos_token_id = end_of_text
+        # a chat model may stop at several tokens
+        ends = part.eos_token_id
+        if not (key == "pretrained" and isinstance(ends, list) and end_of_text in ends):
+            part.eos_token_id = end_of_text
     return cast(PretrainedConfig, config)
 
 

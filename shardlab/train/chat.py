@@ -168,15 +168,21 @@ class Conversation:
 
     def _encode(self) -> Tensor:
         if self._tokenizer.chat_template:
-            ids: Tensor = self._tokenizer.apply_chat_template(
+            prompt: Tensor = self._tokenizer.apply_chat_template(
                 self._messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
             )["input_ids"]
-            return ids
+            return prompt
         *before, last = self._messages
         ends = {"user": "", "assistant": "\n"}
         whole = "".join(turn["content"] + ends[turn["role"]] for turn in before) + last["content"]
         # what looks like a special token is text, as in training
-        ids = self._tokenizer(whole, return_tensors="pt", split_special_tokens=True)["input_ids"]
+        encoded = self._tokenizer(
+            whole, return_tensors="pt", split_special_tokens=True, return_special_tokens_mask=True
+        )
+        ids: Tensor = encoded["input_ids"]
+        # the tokens that a tokenizer puts after a text would end it before the answer
+        added = encoded["special_tokens_mask"][0].bool()
+        ids = ids[:, : ids.shape[1] - int(added.flip(0).cumprod(0).sum())]
         if not ids.shape[1]:  # a document begins after the end of another
             return torch.tensor([[self._generation.pad_token_id or 0]])
         return ids

@@ -1,6 +1,7 @@
 """The saved model of a run, its perplexity and bits per byte, and the perplexity when untrained."""
 
 import math
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -10,16 +11,17 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from shardlab.config.model_and_data import Model
 from shardlab.config.run_record import Validation
 from shardlab.config.schema import Train
 from shardlab.core.errors import UserError
-from shardlab.core.files import atomic
+from shardlab.core.files import atomic, read_json
 from shardlab.core.progress import track
 from shardlab.data.loader import blocks
+from shardlab.data.tokenizer import CONFIG
 from shardlab.data.tokens import TokenSplit, open_split
 from shardlab.models.build import build_model
 from shardlab.train.launch import launch
@@ -36,19 +38,24 @@ def save_model(
     Args:
         model: gives the architecture; its weights are not used.
         parameters: the whole model by name.
-        tokenizer: the tokenizer.json that the model was trained with.
+        tokenizer: the tokenizer.json that the model was trained with, tokenizer_config.json beside
+            it.
     """
-    end_of_text = Tokenizer.from_file(str(tokenizer)).id_to_token(model.config.eos_token_id)
+    config = tokenizer.with_name(CONFIG)
+    names = read_json(config, "run python -m stages.tokenize")
+    known = Tokenizer.from_file(str(tokenizer))
+    for kind in ("bos", "pad"):
+        if isinstance(token := names.get(f"{kind}_token"), dict):
+            token = token["content"]
+        if token and (number := known.token_to_id(token)) is not None:
+            setattr(model.config.get_text_config(), f"{kind}_token_id", number)
+            setattr(model.config, f"{kind}_token_id", number)
     with atomic(folder) as temporary:
         model.save_pretrained(temporary, state_dict=parameters)
         # transformers reads the same from config.json; the other files are the outputs of the DAG
         (temporary / "generation_config.json").unlink(missing_ok=True)
-        PreTrainedTokenizerFast(
-            tokenizer_file=str(tokenizer),
-            eos_token=end_of_text,
-            bos_token=end_of_text,
-            unk_token=end_of_text,
-        ).save_pretrained(temporary)
+        for path in (tokenizer, config):
+            shutil.copyfile(path, temporary / path.name)
 
 
 def load_model(folder: Path) -> PreTrainedModel:
@@ -75,8 +82,9 @@ class Quality(NamedTuple):
     loss: float
     """nats per token, mean over all predicted tokens"""
     tokens: int
-    bits_per_byte: float
-    """all nats over the bytes of the text; comparable across tokenizers"""
+    bits_per_byte: float | None
+    """all nats over the bytes of the text; comparable across tokenizers; None where the tokenizer
+    lost some of the text"""
 
     @property
     def perplexity(self) -> float:
@@ -106,7 +114,8 @@ def evaluate(model: nn.Module, split: TokenSplit, sequence_length: int, batch: i
         targets = window[:, 1:].flatten()
         nats += float(F.cross_entropy(logits.flatten(0, 1), targets, reduction="sum"))
         tokens += targets.numel()
-    return Quality(nats / tokens, tokens, nats / (math.log(2) * split.text_bytes))
+    bits = None if split.altered else nats / (math.log(2) * split.text_bytes)
+    return Quality(nats / tokens, tokens, bits)
 
 
 def _refuse_looking_ahead(model: nn.Module, tokens: Tensor) -> None:

@@ -189,6 +189,8 @@ def _open_data(data: Path) -> tuple[str, TokenSplit]:
     if os.environ["LOCAL_RANK"] == "0":
         tokenizer = {"tokenizer.json": split.tokenizer_sha256}
         refuse_damage(data, tokenizer, "run python -m stages.tokenize")
+        # needed after the steps
+        read_json(data / "tokenizer_config.json", "run python -m stages.tokenize")
     return dataset, split
 
 

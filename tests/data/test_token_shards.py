@@ -2,12 +2,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from shardlab.config.model_and_data import Tokenize
 from shardlab.core.errors import UserError
 from shardlab.data.corpus_file import Document, read_corpus, write_corpus
 from shardlab.data.sources import generate
+from shardlab.data.statistics import describe_tokens
 from shardlab.data.tokenize import build_tokens, is_validation
 from shardlab.data.tokenizer import load_tokenizer
 from shardlab.data.tokens import open_split, read_manifest
@@ -91,6 +92,29 @@ def test_large_vocabulary_uses_uint32(built, tmp_path):
     assert read_manifest(tmp_path / "tokens").dtype == "uint32"
     splits = [open_split(tmp_path / "tokens", name) for name in ("train", "validation")]
     assert max(split.read(0, len(split)).max() for split in splits) == 400 + 69_999
+
+
+@pytest.mark.parametrize("own", ["$A", "end $A", "$A end"])
+def test_the_end_stands_once_between_documents_and_lost_text_is_counted(tmp_path, own):
+    """A tokenizer of words without one for `emu`, which may add its end before or after a text."""
+    inner = Tokenizer(models.WordLevel({"?": 0, "end": 1, "a": 2, "gnu": 3}, unk_token="?"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    inner.post_processor = processors.TemplateProcessing(single=own, special_tokens=[("end", 1)])
+    inner.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "end", "unk_token": "?"}')
+    texts = ["a gnu", "a emu", "gnu"] * 30
+    corpus = [Document(str(number), "", text) for number, text in enumerate(texts)]
+    write_corpus(tmp_path / "corpus.json", corpus)
+    options = Tokenize(tokenizer=str(tmp_path), vocabulary=None, shards=1)
+    build_tokens(tmp_path / "corpus.json", SHARE, options, tmp_path / ".work", tmp_path)
+    split = open_split(tmp_path / "tokens", "validation")
+    expected = [each.text for each in corpus if is_validation(each.id, SHARE)]
+    ids = {"a gnu": [2, 3], "a emu": [2, 0], "gnu": [3]}
+    parts = [[1, *ids[text]] if own == "end $A" else [*ids[text], 1] for text in expected]
+    assert split.read(0, len(split)).tolist() == [i for part in parts for i in part]
+    assert split.altered == expected.count("a emu") > 0
+    length = describe_tokens(open_split(tmp_path / "tokens", "train"), split)["length"]
+    assert (length["max"], length["p50"]) == (3, 3)
 
 
 def test_a_tokenizer_that_makes_ends_of_text_is_refused(built, tmp_path):

@@ -95,6 +95,26 @@ def test_a_given_tokenizer_gets_an_end_and_loses_padding_and_truncation(tmp_path
     assert [len(ids) for ids in given.encode(["a", "abcdefgh"])] == [1, 8]
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("special_tokens_map.json", {"eos_token": {"content": "!"}}),
+        ("config.json", {"eos_token_id": 0}),
+        ("generation_config.json", {"eos_token_id": [0, 1]}),
+    ],
+)
+def test_the_end_is_found_where_hugging_face_looks(tmp_path, name, content):
+    inner = Tokenizer(models.BPE({byte: number for number, byte in enumerate(ALPHABET)}, []))
+    inner.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": null}')
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"names no token to end a document with: set eos_token in"):
+        given_tokenizer(str(tmp_path), tmp_path)
+    (tmp_path / name).write_text(json.dumps(content))
+    given = given_tokenizer(str(tmp_path), tmp_path)
+    assert (given.end_of_text, given.end_of_text_id) == ("!", 0)
+
+
 def test_an_invalid_tokenizer_is_refused_by_name(tmp_path):
     with pytest.raises(UserError, match=r"there is no absent\.json; give .*save_pretrained"):
         given_tokenizer("absent.json", tmp_path)

@@ -9,6 +9,7 @@ import unicodedata
 
 import pytest
 import torch
+from tokenizers import processors
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from shardlab.core.errors import UserError
@@ -55,6 +56,17 @@ def test_temperature_0_is_the_greedy_answer_to_the_whole_history(model):
     assert second == greedy(model, f"Some words{first}\nThen", 8)
     # so small a share holds the likeliest token alone
     assert answers(model, "Some words", temperature=1.0, top_p=1e-6, tokens=8) == [first]
+
+
+def test_a_tokenizer_that_ends_texts_does_not_end_the_prompt(model, tmp_path):
+    folder = shutil.copytree(model, tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    end = [("<|endoftext|>", tokenizer.eos_token_id)]
+    adds_end = processors.TemplateProcessing(single="$A <|endoftext|>", special_tokens=end)
+    tokenizer.backend_tokenizer.post_processor = adds_end
+    tokenizer.save_pretrained(folder)
+    expected = greedy(model, "Some words", 8)
+    assert answers(folder, "Some words", temperature=0.0, tokens=8) == [expected]
 
 
 def test_a_history_beyond_the_positions_is_answered(model):

@@ -7,6 +7,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from shardlab.config.strategy import parse_strategy
+from shardlab.data.tokenizer import TextTokenizer
 from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
 from shardlab.train.evaluation import load_model, save_model
@@ -36,7 +37,8 @@ FAMILIES = {
 def tokenizer(tmp_path_factory):
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     words = {"<end>": 0, **{f"word{i}": i for i in range(1, 64)}}
-    Tokenizer(models.WordLevel(words, unk_token="<end>")).save(str(path))
+    inner = Tokenizer(models.WordLevel(words, unk_token="<end>"))
+    TextTokenizer(inner, "<end>").save(path.parent)
     return path
 
 

@@ -23,7 +23,8 @@ TOKENS = [
     "data/tokens/validation.bin",
     "data/tokens/manifest.json",
 ]
-DATASET = ["data/source.json", "data/tokenizer.json", *TOKENS]
+TOKENIZER = ["data/tokenizer.json", "data/tokenizer_config.json"]
+DATASET = ["data/source.json", *TOKENIZER, *TOKENS]
 PLOTS = ["loss", "step_time", "bytes_quality", "breakdown", "scaling", "crossover", "forecast"]
 
 # parameters of train that give the size of a step

@@ -48,6 +48,7 @@ rule tokenize:
         "data/source.json",
     output:
         "data/tokenizer.json",
+        "data/tokenizer_config.json",
         "data/statistics.json",
         TOKENS,
     log:
