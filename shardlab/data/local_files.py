@@ -48,7 +48,8 @@ def open_packed(path: Path) -> Iterator[io.BufferedReader]:
             raise
         reason = " ".join(str(error).split())[:100]
         raise UserError(
-            f"{path}: cannot be unpacked as {path.suffix} ({reason}); fetch it again"
+            f"{path}: cannot be unpacked as {path.suffix} ({reason}); unpack it by its own "
+            "program, or fetch it again"
         ) from None
 
 

@@ -100,7 +100,7 @@ def _pages(
     except (ElementTree.ParseError, LookupError, ValueError, EOFError, OSError) as error:
         raise UserError(
             f"{name}: page {pages + 1}: not a whole MediaWiki dump "
-            f"({' '.join(str(error).split())[:100]}); fetch the file again"
+            f"({' '.join(str(error).split())[:100]}); give a whole .xml or .xml.bz2 file"
         ) from None
 
 

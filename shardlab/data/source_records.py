@@ -40,15 +40,18 @@ class Tally:
         self._left_out: Counter[str] = Counter()
         self._named: list[str] = []
 
-    def bad(self, position: str, kind: str) -> None:
+    def bad(self, position: str, kind: str, fix: str = "fix it") -> None:
         """Record a bad record, for example at `record 7` of kind `no title`.
+
+        Args:
+            fix: what the user could do, if it is refused.
 
         Raises:
             UserError: when bad records are refused.
         """
         if self._policy == "refuse":
             raise UserError(
-                f"{self._where}: {position}: {kind}; fix it, or set data.bad_records to skip"
+                f"{self._where}: {position}: {kind}; {fix}, or set data.bad_records to skip"
             )
         self._kinds[kind] += 1
         if len(self._named) < _NAMED:
@@ -84,7 +87,7 @@ def to_documents(
     for position, identity, value in records:
         kind = _complaint(value, fields)
         if kind is not None:
-            tally.bad(position, kind)
+            tally.bad(position, kind, _fix(value, fields))
         elif not (text := value[fields.text]).strip():
             tally.leave_out("empty text")
         elif len(text) > LARGEST:
@@ -92,6 +95,13 @@ def to_documents(
         else:
             stated = value.get("id")
             yield Document(identity if stated is None else str(stated), _title(value, fields), text)
+
+
+def _fix(value: Any, fields: Fields) -> str:
+    if not isinstance(value, dict) or fields.text in value or not value:
+        return "fix it"
+    keys = " ".join(", ".join(value).split())[:100]
+    return f"fix it, or set data.text_column to one of its keys ({keys})"
 
 
 def _title(value: dict[str, Any], fields: Fields) -> str:

@@ -137,7 +137,7 @@ def _check_splits(job: Job, validation: int, train: int) -> None:
         raise UserError(
             f"{job.corpus}: none of the {train + validation} documents falls into the {split} "
             f"split at data.validation_share {job.validation_share}; {change} it, or give more "
-            "documents"
+            "documents of other titles: those of one title, or of one id, are in one split"
         )
 
 

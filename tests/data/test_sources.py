@@ -226,6 +226,12 @@ def test_text_is_split_wherever_reads_end(tmp_path_factory, parts, separator, be
         ("text", "absent", {}, "no such file or folder"),
         ("json", "absent", {}, "no such file"),
         ("json", "empty", {}, "no documents"),
+        (
+            "jsonl",
+            "body",
+            {},
+            r"no text; .*data\.text_column to one of its keys \(body, headline\)",
+        ),
         ("text", ".", {}, r"a folder without \.txt or \.md files; name files so, or give one file"),
         ("text", "x", {"split": "test"}, "split is for source huggingface: remove it"),
         ("huggingface", "params.yaml", {}, r"expected one of .* set data\.source to text"),
@@ -234,6 +240,7 @@ def test_text_is_split_wherever_reads_end(tmp_path_factory, parts, separator, be
 def test_a_mistake_is_one_line(tmp_path, monkeypatch, source, path, options, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").write_text("[]")
+    (tmp_path / "body").write_text('{"body": "a", "headline": "b"}')
     with pytest.raises(UserError, match=message) as caught:
         read(tmp_path, source, path, **options)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
