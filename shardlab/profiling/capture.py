@@ -11,6 +11,7 @@ import torch
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from shardlab.core.errors import StorageError
 from shardlab.core.files import temporary
 
 _WARM_UP_STEPS = 1
@@ -67,7 +68,11 @@ class Capture:
             raise RuntimeError(f"step() was called {self._done} times, not {self.calls}")
 
     def export(self, path: str | Path) -> None:
-        """Write the trace as Chrome JSON; compressed when the name ends in `.gz`."""
+        """Write the trace as Chrome JSON; compressed when the name ends in `.gz`.
+
+        Raises:
+            StorageError: TMPDIR has no space for it while it is compressed.
+        """
         if Path(path).suffix != ".gz":
             self._profile.export_chrome_trace(str(path))
             return
@@ -75,5 +80,10 @@ class Capture:
         with temporary("shardlab-trace") as folder:
             plain = folder / "trace.json"
             self._profile.export_chrome_trace(str(plain))
+            if not plain.is_file():  # torch writes none, without an error, where it does not fit
+                raise StorageError(
+                    f"{folder.parent}: cannot hold the trace of {self.calls} steps: free space, or "
+                    "set TMPDIR to a folder of another disk, and run it again"
+                )
             with plain.open("rb") as source, gzip.open(path, "wb", compresslevel=1) as target:
                 shutil.copyfileobj(source, target, 1 << 20)

@@ -151,6 +151,11 @@ class Manifest(Document):
         differ = [key for key in {**saved, **wanted} if saved.get(key) != wanted.get(key)]
         fixed = [key for key in differ if key.partition(".")[0] not in ("train", "strategy")]
         if not (fixed if elastic else differ):
+            if self.step > run.train.steps:
+                raise UserError(
+                    f"{path}: {self.step} steps are done, train.steps is {run.train.steps}: set it "
+                    f"to {self.step} or more, or remove {path.parent} to start anew"
+                )
             return
         key = (fixed or differ)[0]
         fix = f"set it back, or remove {path.parent} to start anew"

@@ -269,6 +269,9 @@ def load_full(engine: Engine, folder: Path) -> None:
     """Load the part of every rank, with one whole entry of `Engine.shards()` at a time.
 
     Values are rounded to nearest in the dtype of the engine's tensors.
+
+    Raises:
+        UserError: the checkpoint is of another model, or of one for longer or shorter sequences.
     """
     with safe_open(folder / _MODEL, "pt") as model, safe_open(folder / _OPTIMIZER, "pt") as moments:
         for kind, tensors in engine.shards().items():
@@ -276,11 +279,23 @@ def load_full(engine: Engine, folder: Path) -> None:
             for entry, tensor in tensors.items():
                 whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
                 for name, part in engine.split(entry, whole).items():
-                    part.copy_(file.get_tensor(prefix + name))
+                    part.copy_(_of_shape(file, prefix + name, part.shape, folder))
                 if isinstance(tensor, DTensor):  # every rank has the whole: no communication
                     mesh, placements = tensor.device_mesh, tensor.placements
                     whole = distribute_tensor(whole, mesh, placements, src_data_rank=None)
                 tensor.copy_(whole)
+
+
+def _of_shape(file: Any, name: str, shape: torch.Size, folder: Path) -> torch.Tensor:
+    """Read a tensor, which `copy_` would spread where it is smaller."""
+    saved = list(file.get_slice(name).get_shape()) if name in file.keys() else None  # noqa: SIM118
+    if saved != list(shape):
+        raise UserError(
+            f"{folder}: {name!r} has shape {saved}, here it is {list(shape)}: set "
+            f"train.sequence_length back, or remove {folder.parent} to start anew"
+        )
+    tensor: torch.Tensor = file.get_tensor(name)
+    return tensor
 
 
 def write_sharded(shards: State, group: dist.ProcessGroup, folder: Path) -> None:
@@ -307,8 +322,9 @@ def load_sharded(folder: Path, shards: State) -> None:
             if not isinstance(metadata, TensorStorageMetadata) or metadata.size != tensor.shape:
                 raise UserError(
                     f"{folder}: holds no {kind} {name!r} of shape {list(tensor.shape)}: a sharded "
-                    "checkpoint serves the units that it was made of: go on with the engine and "
-                    "wrap that made it, or save with train.checkpoint.format: full"
+                    "checkpoint serves the units that it was made of: go on with the engine, wrap "
+                    "and train.sequence_length that made it, or save with "
+                    "train.checkpoint.format: full"
                 )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")

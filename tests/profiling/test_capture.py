@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from torch.profiler import record_function
+from torch.profiler import profile, record_function
 
 from shardlab.codecs.base import Unit
 from shardlab.codecs.registry import make_codec
@@ -12,6 +12,7 @@ from shardlab.comm.background import Background
 from shardlab.comm.codec_collective import Route
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.uncompressed import Native
+from shardlab.core.errors import StorageError
 from shardlab.profiling.breakdown import OTHER, analyse, read_steps
 from shardlab.profiling.capture import Capture
 from shardlab.profiling.merge import merge_traces
@@ -88,3 +89,12 @@ def test_merged_trace_follows_the_trace_event_format(trace):
 def test_wrong_number_of_steps_is_an_error():
     with pytest.raises(RuntimeError, match="called 1 times, not 3"), Capture(2) as capture:
         capture.step()
+
+
+def test_a_trace_that_does_not_fit_is_refused_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(profile, "export_chrome_trace", lambda *_: None)  # as torch on a full disk
+    with Capture(1) as capture:
+        for _ in range(capture.calls):
+            capture.step()
+    with pytest.raises(StorageError, match="cannot hold the trace of 2 steps: free space, or"):
+        capture.export(tmp_path / "trace.json.gz")
