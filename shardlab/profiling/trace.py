@@ -247,11 +247,12 @@ def _innermost(ranges: pd.DataFrame, called: pd.DataFrame) -> "pd.Series[str]":
     names = {}
     for thread, of_caller in called.groupby("caller"):
         if thread in by_thread:
+            outer = by_thread[str(thread)]["name"].tolist()
             start, end = times_of(by_thread[str(thread)]).T
             for index, time in of_caller["launched"].items():
                 around = np.flatnonzero((start <= time + RESOLUTION_US) & (end >= time))
                 if len(around):
-                    names[index] = by_thread[str(thread)]["name"].iloc[around[-1]]
+                    names[index] = outer[around[-1]]
     return pd.Series([*names.values()], index=pd.Index(names, dtype=int), dtype=object)
 
 
