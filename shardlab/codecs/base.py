@@ -80,7 +80,8 @@ class Codec(ABC):
       a single payload decodes to alpha * D(payload);
     - after `encode_residual(x, e, kept)`: D(payload) + kept = x + e, up to one rounding in float32;
     - an x with a NaN or an infinity decodes to a vector that holds a NaN or an infinity, and
-      `kept` is finite wherever e was: errors are always detected and never kept;
+      `kept` is finite wherever e was: errors are always detected and never kept; numbers beyond the
+      range of fp16 count as infinities there;
     - a linear codec's payloads, viewed as float32, may be summed before they are decoded.
 
     Payloads start at a multiple of 8 bytes. Buffers of one call never overlap, except that `kept`

@@ -90,6 +90,8 @@ def decode_sum_matches_decode_add(spec, x):
 @given(x=finite())
 @settings(max_examples=20)
 def test_laws(spec, x):
+    if "fp16" in spec:
+        x = x.clamp(-65504, 65504)  # what is larger becomes infinity
     payload_has_the_documented_size(spec, x)
     zeros_decode_to_zeros(spec, x)
     encoding_is_deterministic(spec, x)
