@@ -221,7 +221,7 @@ def _huggingface_config(
         part.use_cache = False
         part.bos_token_id = end_of_text
         # a chat model may stop at several tokens
-        ends = part.eos_token_id
+        ends = getattr(part, "eos_token_id", None)
         if not (key == "pretrained" and isinstance(ends, list) and end_of_text in ends):
             part.eos_token_id = end_of_text
     return cast(PretrainedConfig, config)
