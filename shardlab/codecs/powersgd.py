@@ -9,6 +9,7 @@ from torch import Tensor
 from shardlab.codecs.base import MessageKey, Unit
 from shardlab.codecs.multi_phase import Communicator, MultiPhaseMethod, alarm
 from shardlab.codecs.random import uniform
+from shardlab.core.errors import UserError
 
 
 class _Matrix(NamedTuple):
@@ -170,7 +171,14 @@ class PowerSgd(MultiPhaseMethod):
 
     def _warm(self, unit: Unit, matrix: _Matrix, key: MessageKey, device: torch.device) -> Tensor:
         known = self.state.get(f"{unit.name}/{matrix.name}")
-        return self._drawn(matrix, key, device) if known is None else known
+        if known is None:
+            return self._drawn(matrix, key, device)
+        if known.shape[1] != matrix.columns:
+            raise UserError(
+                f"{self.name}: the state of {matrix.name!r} is of {known.shape[1]} columns, the "
+                f"parameter has {matrix.columns}: load the state of this model"
+            )
+        return known
 
     def _normal(self, right: Tensor, matrix: _Matrix, key: MessageKey) -> Tensor:
         """Normalize rows; redraw rows of zeros, which would stay zeros forever."""

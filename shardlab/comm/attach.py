@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from shardlab.codecs.base import Codec
 from shardlab.codecs.multi_phase import Method, MultiPhaseMethod
 from shardlab.codecs.registry import make_codec, make_method, spec_of
+from shardlab.comm import fsdp2_hooks
 from shardlab.comm.all_to_all import AllToAllCollective, HierarchicalCollective
 from shardlab.comm.background import Lanes
 from shardlab.comm.codec_collective import Route
@@ -171,7 +172,8 @@ def _attach(
         for restore in undo:
             restore()
 
-    return Handle(ledger, gradients.feedback, updates, collectives, lanes, detach)
+    units = _unit_names(model, wrapper)
+    return Handle(ledger, gradients.feedback, updates, collectives, units, lanes, detach)
 
 
 def _gradient_route(options: dict[str, Any], seed: int) -> Route:
@@ -253,6 +255,20 @@ def _excluded_blocks(
         return whole_units(unit_names(model), patterns)
     module = wrapper.module if isinstance(wrapper, DistributedDataParallel) else model
     return matching(patterns, parameter_names(module).values())
+
+
+def _unit_names(model: nn.Module, wrapper: nn.Module) -> frozenset[str] | None:
+    """Return the names that messages may have; None for DDP, which numbers them in its first pass.
+
+    A message may have a part of a unit, whose name goes on behind that of the unit.
+    """
+    if isinstance(wrapper, Attachable):
+        return frozenset(wrapper.unit_names())
+    if isinstance(wrapper, FSDPModule):
+        return frozenset(fsdp2_hooks.unit_names(model))
+    if isinstance(wrapper, FullyShardedDataParallel):
+        return frozenset(unit_names(model))
+    return None
 
 
 def _attach_wrapper(

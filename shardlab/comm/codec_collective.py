@@ -18,7 +18,10 @@ from shardlab.comm.collective import Collective, labelled
 from shardlab.comm.feedback import ErrorFeedback, Layout, Updates
 from shardlab.comm.ledger import Kind, Ledger
 from shardlab.comm.uncompressed import uncompressed
+from shardlab.core.errors import UserError
 
+METHOD = "method/"
+"""beginning of the names of a multi-phase method's state, before its name and options"""
 BY_NAME = "excluded by name"
 WARM_UP = "warm-up"
 NO_GRADIENT = "a parameter without gradient"
@@ -128,6 +131,13 @@ class CodecCollective(Collective):
         return {unit: torch.tensor(step) for unit, step in self.steps.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:  # noqa: D102
+        for name in state:
+            if name.startswith(METHOD):
+                other = name.removeprefix(METHOD).partition("/")[0]
+                raise UserError(
+                    f"the state is of codec {other}, the model has {self._name}: attach with that "
+                    f"codec, or remove the keys with {METHOD!r} from the state"
+                )
         self.steps.clear()
         self.steps.update({unit: int(step) for unit, step in state.items()})
 

@@ -92,6 +92,11 @@ def attach_fsdp2(
     return detach
 
 
+def unit_names(model: nn.Module) -> list[str]:
+    """Return the name of each unit."""
+    return [name for name, _, _ in _units_of(model)]
+
+
 def _units_of(model: nn.Module) -> list[_UnitGroup]:
     """Return every unit's name, module and group of parameters; modules of one unit count once."""
     found: dict[int, _UnitGroup] = {}

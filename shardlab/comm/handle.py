@@ -9,6 +9,7 @@ which holds for e'_r' = (1/W) * sum over r of e_r on every new rank. The residua
 (part `unit<`) is owed as it is: shards are concatenated and cut for the new ranks.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,8 @@ State = dict[str, Tensor]
 
 RESIDUALS = "gradients.residual."
 """beginning of the names of residuals in a state, after the rank"""
+_SUFFIX = re.compile("[#@]")
+"""begins what follows the name of a unit: the trained part, replicas, the second level"""
 _COUNT = "gradients.residuals"
 """number of residuals, since some loaders of checkpoints skip what a new state does not name yet"""
 
@@ -47,6 +50,8 @@ class Handle:
     """where gathered parameters are compressed"""
     _collectives: Mapping[str, Mapping[dist.ProcessGroup, Collective]]
     """by purpose, then in the order in which their groups were first used"""
+    _units: frozenset[str] | None
+    """names of the units, where they are known before the first step"""
     _lanes: Lanes | None
     _detach: Callable[[], None]
 
@@ -97,11 +102,18 @@ class Handle:
         """Continue from `state_dict()` of the same rank, or from `merge_states`.
 
         Raises:
-            UserError: it is of another rank or lacks residuals, or it holds some, but there is no
-                error feedback.
+            UserError: it is of another rank, of other units or of another method of several phases,
+                it lacks residuals, or it holds some, but there is no error feedback.
         """
         state = _own(state, dist.get_rank())
         residuals = _below(RESIDUALS, state)
+        for name in _below(LAYOUT, residuals):
+            if self._units is not None and _SUFFIX.split(name)[0] not in self._units:
+                raise UserError(
+                    f"the state holds the residual of {name!r}, the model has "
+                    f"{', '.join(sorted(self._units))}: wrap it as it was, or remove the keys with "
+                    f"{RESIDUALS!r}"
+                )
         expected = int(state.get(_COUNT, len(residuals)))
         if len(residuals) != expected:
             raise UserError(

@@ -10,13 +10,11 @@ from torch import Tensor
 
 from shardlab.codecs.base import MessageKey, Unit
 from shardlab.codecs.multi_phase import Communicator, MultiPhaseMethod, alarm
-from shardlab.comm.codec_collective import CodecCollective, Route
+from shardlab.comm.codec_collective import METHOD, CodecCollective, Route
 from shardlab.comm.ledger import Account, Kind, Ledger
 from shardlab.core.device import now
 
 Reduce = Callable[[Tensor, Unit, Communicator, MessageKey], Tensor]
-
-_METHOD = "method/"
 
 
 class MultiPhaseCollective(CodecCollective):
@@ -32,19 +30,21 @@ class MultiPhaseCollective(CodecCollective):
         assert isinstance(route.method, MultiPhaseMethod), "other codecs have no phases"
         # a copy, since its state belongs to the units of one group
         self.method = copy.deepcopy(route.method)
+        # factors and bases of other options have other shapes
+        self._prefix = f"{METHOD}{self._name}/"
         self._wire = GroupCommunicator(group, ledger, kind)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the steps of every unit and the method's state; the same on all ranks."""
-        methods = {_METHOD + name: value for name, value in self.method.state.items()}
+        methods = {self._prefix + name: value for name, value in self.method.state.items()}
         return methods | super().state_dict()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:  # noqa: D102
-        methods = {name: value for name, value in state.items() if name.startswith(_METHOD)}
+        methods = {name: value for name, value in state.items() if name.startswith(self._prefix)}
         super().load_state_dict({name: state[name] for name in state.keys() - methods.keys()})
         self.method.reset()
         for name, value in methods.items():
-            self.method.state[name.removeprefix(_METHOD)] = value.clone()
+            self.method.state[name.removeprefix(self._prefix)] = value.clone()
 
     def _reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:
         if self._is_exact(vector.numel()):

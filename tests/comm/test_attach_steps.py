@@ -181,6 +181,27 @@ def test_other_numbers_of_ranks_continue_with_merged_residuals(name, codec):
     run_ranks(2, on_rank)
 
 
+@on_ranks(2)
+def test_states_that_do_not_fit_are_refused(group):
+    """Of other units, of other options of a method with a state, and of another shape."""
+    model, handle, sgd = attached(group, "fsdp2", "powersgd:rank=1")
+    train(model, sgd, group, range(2))
+    saved = handle.state_dict()
+    _, other, _ = attached(group, "fsdp2-columns")
+    with pytest.raises(UserError, match=r"residual of '.', the model has root: wrap it as it was"):
+        other.load_state_dict(saved)
+    for codec in ("powersgd:rank=2", "gradiveq", "sketch", TOPK):
+        _, other, _ = attached(group, "fsdp2", codec)
+        with pytest.raises(UserError, match=f"of codec powersgd:rank=1, the model has {codec[:3]}"):
+            other.load_state_dict(saved)
+    factors = {key: value for key, value in saved.items() if ".residual" not in key}
+    factors = {key: value[:, :-1] if value.dim() > 1 else value for key, value in factors.items()}
+    model, other, _ = attached(group, "fsdp2", "powersgd:rank=1")
+    other.load_state_dict(factors)
+    with pytest.raises(UserError, match=r"'.*weight' is of \d+ columns, the parameter has \d+"):
+        backward(model, group, 2)
+
+
 @on_ranks(1)
 def test_residuals_without_error_feedback_are_refused(group) -> None:
     handle = shardlab.attach(WRAPPERS["fsdp2"](group), "int8")
