@@ -258,3 +258,9 @@ def test_other_arguments_on_another_rank_are_refused_at_the_first_message(group,
         with pytest.raises((ValueError, RuntimeError), match="ranks differ in what they send") as e:
             backward(model, group, 0)
         assert option.split(" of ")[0] in str(e.value)
+
+
+@on_ranks(2)
+def test_overlap_on_one_rank_alone_is_refused(group):
+    with pytest.raises(UserError, match=r"overlap is \[True, False\] on the ranks"):
+        shardlab.attach(fsdp2(group), overlap=dist.get_rank(group) == 0)
