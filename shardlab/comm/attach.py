@@ -280,7 +280,11 @@ def _attach_wrapper(
 ) -> Detach:
     """Use the collectives of gradients, of weights, and of gradients between replicas."""
     if isinstance(wrapper, Attachable):
-        return wrapper.attach_collectives(*makers)
+        if wrapper.is_attached:
+            raise UserError("attach: the engine of this model has attached it already: build anew")
+        wrapper.attach_collectives(*makers)
+        wrapper.is_attached = True
+        return lambda: None  # it has no communication of torch that could be restored
     if isinstance(wrapper, FSDPModule):
         return attach_fsdp2(model, *makers, lanes)
     if isinstance(wrapper, FullyShardedDataParallel):

@@ -23,6 +23,11 @@ from shardlab.profiling.labels import COMMUNICATION
 REPLICAS = "@replicas"
 """suffix of units that are summed over the replicas of a two-dimensional mesh"""
 
+_UNUSED = (
+    "; where some of them do not use every parameter, call set_reduce_scatter_unused_params(True) "
+    "of fully_shard"
+)
+
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
@@ -113,17 +118,20 @@ class Collective(ABC):
         others = own.repeat(self.world_size)
         self._send_numbers([own] * self.world_size, others.split(1))
         if not bool((others == own).all()):
-            raise PayloadError(self._differences(f"version {VERSION}, unit {unit.name!r}, {text}"))
+            text = f"version {VERSION}, unit {unit.name!r}, {text}"
+            raise PayloadError(self._differences(text, vector.numel()))
         self._agreed.add(key)
 
-    def _differences(self, text: str) -> str:
-        ranks = defaultdict(list)
-        for rank, other in enumerate(gather_values(text, self.group)):
+    def _differences(self, text: str, n: int) -> str:
+        ranks, sizes = defaultdict(list), set()
+        for rank, (other, size) in enumerate(gather_values((text, n), self.group)):
             ranks[other].append(str(rank))
+            sizes.add(size)
         settings = "; ".join(f"rank {', '.join(which)}: {what}" for what, which in ranks.items())
         return (
             f"ranks differ in what they send: {settings}: make codec, options, seed, model, "
             "step and the version of shardlab the same on all ranks"
+            + (_UNUSED if len(sizes) > 1 and self.kind == "gradients" else "")
         )
 
     def _send_numbers(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
@@ -224,13 +232,16 @@ MakeCollective = Callable[[dist.ProcessGroup], Collective]
 
 
 class Attachable(ABC):
-    """Module whose collectives `attach` can replace without an import of its class."""
+    """Module whose collectives `attach` can set without an import of its class."""
+
+    is_attached = False
+    """whether it has collectives already, which stay"""
 
     @abstractmethod
     def attach_collectives(
         self, gradients: MakeCollective, weights: MakeCollective, replicas: MakeCollective
-    ) -> Callable[[], None]:
-        """Use these collectives for the module's process groups; return a function that undoes it.
+    ) -> None:
+        """Use these collectives for the module's process groups.
 
         Args:
             replicas: of gradients, between replicas of the model.

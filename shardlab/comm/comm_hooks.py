@@ -258,7 +258,7 @@ def attach_fsdp1(
         try:
             root.register_comm_hook(None, _average)
         except AssertionError as error:
-            raise UserError(f"fsdp1: {error}") from None
+            raise UserError(f"fsdp1: {error}: call detach() of an earlier handle first") from None
     average = None if between is None else replicas(between)
     for name, module in named.items():
         assert module.process_group is not None, "set unless the strategy is hybrid"

@@ -333,6 +333,6 @@ def _scale(op: Any, world_size: int) -> float:
     if op == dist.ReduceOp.SUM:
         return 1.0
     raise UserError(
-        f"fsdp2: reduction {op} cannot be compressed: call set_force_sum_reduction_for_comms(True) "
-        "with set_gradient_divide_factor"
+        "fsdp2: sums that are multiplied beforehand (PREMUL_SUM) cannot be compressed: call "
+        "set_force_sum_reduction_for_comms(True) with set_gradient_divide_factor"
     )

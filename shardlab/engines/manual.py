@@ -1,7 +1,7 @@
 """The `manual` engine: our own sharding, whose communication overlaps on every device."""
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -77,7 +77,7 @@ class FlatSharded(ScheduledModule):
     """
 
     schedule: Schedule
-    """over the collectives that were attached last"""
+    """over the attached collectives"""
 
     def __init__(
         self,
@@ -123,18 +123,11 @@ class FlatSharded(ScheduledModule):
 
     def attach_collectives(  # noqa: D102
         self, gradients: MakeCollective, weights: MakeCollective, replicas: MakeCollective
-    ) -> Callable[[], None]:
-        before = getattr(self, "schedule", None)
+    ) -> None:
         average = None if self._between is None else replicas(self._between)
         root, *others = self.units
         gather, reduce = weights(self._group), gradients(self._second)
         self.schedule = Schedule(root, others, gather, reduce, average, *self._options)
-
-        def detach() -> None:
-            if before is not None:
-                self.schedule = before
-
-        return detach
 
     def unit_names(self) -> dict[str, list[str]]:
         """Return the names of the parameters of each unit."""

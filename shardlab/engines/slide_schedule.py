@@ -257,17 +257,11 @@ class SlideModule(ScheduledModule):
 
     def attach_collectives(  # noqa: D102
         self, gradients: MakeCollective, weights: MakeCollective, replicas: MakeCollective
-    ) -> Callable[[], None]:
-        before = self.gather, self.reduce, self.average
+    ) -> None:
         groups = self._groups
         self.gather = None if groups.gathers is None else weights(groups.gathers)
         self.reduce = None if groups.reductions is None else gradients(groups.reductions)
         self.average = None if groups.across is None else replicas(groups.across)
-
-        def detach() -> None:
-            self.gather, self.reduce, self.average = before
-
-        return detach
 
     def unit_names(self) -> dict[str, list[str]]:
         """Return the names of the trained parameters of each unit."""

@@ -140,6 +140,38 @@ def test_units_that_are_sharded_after_attach_are_refused(group):
         backward(model, group, 0)
 
 
+class Gated(nn.Module):
+    """Uses one of its layers on some ranks alone."""
+
+    def __init__(self, used: bool):
+        super().__init__()
+        torch.manual_seed(0)
+        self.always, self.sometimes, self.used = nn.Linear(40, 40), nn.Linear(40, 40), used
+
+    def forward(self, x):
+        x = self.always(x)
+        return self.sometimes(x) if self.used else x
+
+
+@on_ranks(2)
+def test_errors_of_a_backward_pass_name_the_setting_that_helps(group):
+    for codec in ("none", "int8", "powersgd"):
+        options = {"route": "exchange"} if codec == "none" else {"minimum_size": 0}
+        unused = fully_shard(Gated(dist.get_rank(group) == 0))
+        shardlab.attach(unused, codec, **options)
+        with pytest.raises(ValueError, match=r"call set_reduce_scatter_unused_params\(True\)"):
+            backward(unused, group, 0)
+        filled = fully_shard(Gated(dist.get_rank(group) == 0))
+        filled.set_reduce_scatter_unused_params(True)
+        shardlab.attach(filled, codec, **options)
+        backward(filled, group, 0)
+        divided = fsdp2(group)
+        divided.set_gradient_divide_factor(3.0)
+        shardlab.attach(divided, codec, **options)
+        with pytest.raises(UserError, match=r"call set_force_sum_reduction_for_comms\(True\)"):
+            backward(divided, group, 0)
+
+
 @on_ranks(2)
 def test_wrapper_may_be_a_submodule(group):
     class Around(nn.Module):
@@ -212,7 +244,7 @@ MISTAKES = [
     (ddp_sparse, {}, "'0' has sparse gradients: make it with sparse=False"),
     (two_models, {}, r"generator .*, critic .*: attach to each of them alone"),
     (two_kinds, {}, r"sharded \(.*\), replicated \(.*\): attach to each"),
-    (attached(fsdp1), {"gradients": "int8"}, "already registered"),
+    (attached(fsdp1), {"gradients": "int8"}, r"already registered: call detach\(\)"),
     (fsdp2, {"gradients": "int8", "between_nodes": "bf16", "ranks_per_node": 3}, "not whole nodes"),
     (ddp, {"gradients": "int8", "between_nodes": "bf16"}, "no launcher says how large a node is"),
     (fsdp2, {"gradients": "powersgd", "between_nodes": "bf16"}, "has no two-level form"),

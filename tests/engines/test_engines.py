@@ -7,8 +7,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import shardlab
 from shardlab.config.model_and_data import Model
 from shardlab.config.strategy import parse_strategy
+from shardlab.core.errors import UserError
 from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
 from shardlab.models.build import build_model
@@ -103,13 +105,15 @@ def test_compiled_blocks_compute_the_same(engine, backend):
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp1", "fsdp2", "manual", "slide"])
 @on_ranks(1)
-def test_evaluation_mode_reaches_the_model(group, engine) -> None:
+def test_evaluation_mode_reaches_the_model_which_is_attached_once(group, engine) -> None:
     model = build_model(Model(preset="tiny"), VOCABULARY, LENGTH, 0, seed=1).whole()
     strategy = parse_strategy({"engine": engine})
     made = build_engine(model, strategy, Optimization(0.1, 1.0), group)
     for mode in (False, True):
         made.module.train(mode)
         assert model.lm_head.training is mode
+    with pytest.raises(UserError, match=r"(anew|call detach\(\).*)$"):
+        shardlab.attach(made.module, "int8")
 
 
 @pytest.mark.parametrize(
