@@ -72,8 +72,8 @@ class Handle:
     def rollback(self) -> None:
         """Roll back error feedback to the last update of the parameters.
 
-        Call it on all ranks when a gradient is discarded because it is not finite: what was sent
-        for it was not applied.
+        Call it on all ranks when a gradient is discarded because it is not finite, also by
+        `torch.amp.GradScaler`, which then lowers its scale: what was sent for it was not applied.
         """
         if self.feedback is not None:
             self.feedback.rollback()

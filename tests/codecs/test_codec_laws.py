@@ -1,5 +1,7 @@
 """The laws of `shardlab.codecs.base.Codec`, for every codec."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,9 +9,11 @@ from hypothesis import strategies as st
 
 from shardlab.codecs.registry import make_codec, spec_of
 from tests.codecs.codec_examples import SPECS
-from tests.codecs.vectors import KEY, with_ties
+from tests.codecs.vectors import KEY, reference, with_ties
 
 every_codec = pytest.mark.parametrize("spec", SPECS)
+kernels_and_reference = pytest.mark.parametrize("serve", [nullcontext, reference])
+NOT_FINITE = float("nan"), float("inf"), -float("inf")
 
 
 @st.composite
@@ -101,15 +105,36 @@ def test_laws(spec, x):
     decode_sum_matches_decode_add(spec, x)
 
 
+@kernels_and_reference
 @every_codec
-def test_non_finite_input_decodes_to_non_finite_and_leaves_residual_finite(spec):
-    codec = make_codec(spec)
-    for bad in (float("nan"), float("inf"), -float("inf")):
-        x, residual = torch.ones(300), torch.full((300,), 0.25)
-        x[[5, 77, 78, 150, 299]] = bad  # more than a sparse codec sends
-        decoded = codec.decode(codec.encode_residual(x, residual, residual, KEY), 300, KEY)
-        assert not decoded.isfinite().all(), bad
-        assert residual.isfinite().all(), bad
+def test_non_finite_input_decodes_to_non_finite_and_leaves_the_residual_as_it_was(spec, serve):
+    with serve():
+        codec = make_codec(spec)
+        for bad in NOT_FINITE:
+            x, residual = torch.ones(300), torch.full((300,), 0.25)
+            x[[5, 77, 78, 150, 299]] = bad  # more than a sparse codec sends
+            decoded = codec.decode(codec.encode_residual(x, residual, residual, KEY), 300, KEY)
+            assert not decoded.isfinite().all(), bad
+            assert residual.isfinite().all(), bad
+            lost = ~(x.isfinite() & decoded.isfinite())
+            # what sends all has no error feedback
+            assert spec == "none" or (residual[lost] == 0.25).all(), bad
+
+
+@kernels_and_reference
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if hasattr(spec_of(spec), "group")])
+def test_a_value_that_is_not_finite_makes_its_group_nan_and_no_other(spec, serve):
+    size = spec_of(spec).group
+    with serve():
+        codec = make_codec(spec)
+        for bad in NOT_FINITE:
+            for at in (0, size - 1, 2 * size + 1, 3 * size):
+                x = torch.linspace(-2, 3, 3 * size + 5)
+                x[at] = bad
+                decoded = codec.decode(codec.encode(x, KEY), len(x), KEY)
+                inside = torch.arange(len(x)) // size == at // size
+                assert torch.equal(decoded.isnan(), inside), (bad, at)
+                assert decoded[~inside].isfinite().all(), (bad, at)
 
 
 @every_codec

@@ -10,6 +10,7 @@ import torch.distributed.checkpoint as dcp
 import shardlab
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.core.errors import UserError
+from tests.codecs.codec_examples import METHODS, SPECS
 from tests.comm.wrapped_models import WRAPPERS, Crossed, backward, batch, ddp, full, hsdp
 from tests.ranks import on_ranks, run_ranks
 
@@ -150,6 +151,35 @@ def test_rollback_restores_residuals_on_all_ranks(group, name, reductions, befor
     else:
         assert handle.feedback.norm() == 0
     assert are_equal(parameters, full(model, "data"))
+
+
+WITH_RESIDUALS = {spec.partition(":")[0]: spec for spec in reversed(SPECS + METHODS)}
+WITH_RESIDUALS.pop("none")
+"""the first example of each codec"""
+
+
+@on_ranks(2)
+def test_a_step_that_a_loss_scaler_skips_leaves_residuals_and_parameters_of_all_codecs(group):
+    """As docs/how-to/your-own-model.md says; the overflow is on one rank alone."""
+    for codec in WITH_RESIDUALS.values():
+        model, handle, sgd = attached(group, "ddp", codec)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        for step in range(3):
+            before = full(model, "data") | handle.state_dict()
+            x = batch(dist.get_rank(group), step)
+            if step == 1 and dist.get_rank(group) == 0:
+                x[0, 0] = float("inf")
+            sgd.zero_grad()
+            scaler.scale(model(x).pow(3).mean()).backward()
+            scale = scaler.get_scale()
+            scaler.step(sgd)
+            scaler.update()
+            assert (scaler.get_scale() < scale) == (step == 1), codec
+            if scaler.get_scale() < scale:
+                handle.rollback()
+                after = full(model, "data") | handle.state_dict()
+                kept = {key: value for key, value in before.items() if ".group" not in key}
+                assert len(kept) > len(full(model, "data")) and are_equal(kept, after), codec
 
 
 @pytest.mark.parametrize(
