@@ -70,6 +70,10 @@ def test_parameters_that_would_not_reach_the_stages_are_refused(project: Path) -
     done = run(project, "snakemake", "-n", "--config", "baseline=fsdp2-int8", check=False)
     assert done.returncode != 0
     assert "or change params.yaml" in done.stdout
+    (project / "elsewhere").mkdir()
+    done = run(project, "snakemake", "-n", "--directory", "elsewhere", check=False)
+    assert done.returncode != 0
+    assert done.stdout.splitlines()[-1].startswith(f"{project}/elsewhere: no folder of experiments")
 
 
 @pytest.mark.long
