@@ -34,6 +34,10 @@ def reorder(tree: Tree) -> None:
         tree[key] = dict(reversed(tree[key].items()))
 
 
+def drop_last(tree: Tree) -> None:
+    tree["strategies"].popitem()
+
+
 ALL_TIMED = {"collect", "forecast", "report", "propose/1", "decide/1"}
 CHANGES: dict[str, tuple[Callable[[Tree], None], set[str]]] = {
     "a strategy that nothing names": (put("timed_strategies.spare", {"engine": "slide"}), set()),
@@ -48,6 +52,10 @@ CHANGES: dict[str, tuple[Callable[[Tree], None], set[str]]] = {
     "the strategy of one run": (
         put("strategies.fsdp2-int8.gradients.codec", "int8:group=64"),
         {"train/fsdp2-int8", "timing/*", "calibrate", "estimate", *ALL_TIMED},
+    ),
+    "one run less": (
+        drop_last,
+        {"timing/*", "calibrate", "estimate", *ALL_TIMED},
     ),
     "one more seed": (
         put("seeds", [0, 1]),

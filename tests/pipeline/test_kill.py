@@ -106,7 +106,7 @@ def test_the_rerun_of_a_killed_tool_goes_on(workspace: Path, tool: str) -> None:
     shutil.copy2(workspace / "params.yaml", workspace / "params.good")
     set_params(workspace, train__steps=1_000_000)
     remove(workspace, (str(RUN), "logs/tensorboard"))
-    # Snakemake makes a missing file in the middle of the graph again only when it is asked for
+    # one stage: what follows from it is not of this test
     only = {
         "snakemake": ("snakemake", "--cores", "2", str(RUN / "metrics.json")),
         "dvc": ("dvc", "repro", "train@fsdp2-0"),
