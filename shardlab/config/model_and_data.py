@@ -100,7 +100,10 @@ class Tokenize(Document):
         Raises:
             UserError: a vocabulary size for the tokenizer of a pretrained model.
         """
-        tokenizer = self.tokenizer or model.pretrained or "train"
+        own = model.pretrained
+        if own in ("train", "gpt2") and Path(own).is_dir():
+            own = f"./{own}"  # the folder, in place of what the word means for a tokenizer
+        tokenizer = self.tokenizer or own or "train"
         if tokenizer == "train":
             size = self.vocabulary or _VOCABULARY
             return self.model_copy(update={"tokenizer": tokenizer, "vocabulary": size})

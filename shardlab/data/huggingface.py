@@ -96,7 +96,13 @@ def _as_text(kind: str, fields: Fields) -> dict[str, Any]:
 
 def _fix(local: Path, reason: str) -> str:
     if local.exists():
-        return f"cannot read it as a Hugging Face dataset ({reason}); check data.split and files"
+        fix = "check data.split and files"
+        if "DataFilesNotFound" in reason:
+            fix = (
+                f"name the files {', '.join(_ENDINGS)}, or join JSON lines to one file and set "
+                "data.source to jsonl"
+            )
+        return f"cannot read it as a Hugging Face dataset ({reason}); {fix}"
     name = str(local).partition(":")[0]
     return (
         f"cannot load it from the hub ({reason}); check name and network, or fetch it elsewhere: "

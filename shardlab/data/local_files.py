@@ -7,11 +7,12 @@ import bz2
 import codecs
 import gzip
 import io
+import json
 import os
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
@@ -47,10 +48,10 @@ def open_packed(path: Path) -> Iterator[io.BufferedReader]:
         if path.suffix not in PACKED:
             raise
         reason = " ".join(str(error).split())[:100]
-        raise UserError(
-            f"{path}: cannot be unpacked as {path.suffix} ({reason}); unpack it by its own "
-            "program, or fetch it again"
-        ) from None
+        fix = "fetch it again, or rename it if it is not packed"
+        if "memory" in reason:  # the window of Reddit's dumps
+            fix = "unpack it by zstd -d --long=31"
+        raise UserError(f"{path}: cannot be unpacked as {path.suffix} ({reason}); {fix}") from None
 
 
 def _open(path: Path) -> io.BufferedReader:
@@ -136,7 +137,10 @@ def _complaint(error: Exception) -> str:
     said = error.args[0]  # bytes where the file is not UTF-8
     text = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
     reason = text.splitlines()[0].rstrip(".")
-    return f"cannot be read as a JSON array ({reason}); fix it, or fetch the file again"
+    return (
+        f"cannot be read as a JSON array ({reason}); fix it (NaN and Infinity are no JSON), or "
+        "fetch the file again"
+    )
 
 
 def read_json_lines(path: Path, tally: Tally) -> Iterator[tuple[str, str, Any]]:
@@ -157,11 +161,22 @@ def read_json_lines(path: Path, tally: Tally) -> Iterator[tuple[str, str, Any]]:
                     pass
             try:
                 if line.strip():
-                    yield f"line {number}", str(number), orjson.loads(line)
+                    yield f"line {number}", str(number), _parse(line)
             except orjson.JSONDecodeError as error:
                 kind = f"not JSON ({error.msg})"
             if kind is not None:
-                tally.bad(f"line {number}", kind)
+                tally.bad(f"line {number}", kind, "fix it: each line is a whole record")
+
+
+def _parse(line: bytes) -> Any:
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        # json.dumps writes NaN and Infinity, which are no JSON, in fields that nobody reads here
+        if b"NaN" in line or b"Infinity" in line:
+            with suppress(ValueError, RecursionError):
+                return json.loads(line.decode())
+        raise error from None
 
 
 def read_text(root: Path, separator: str, tally: Tally) -> Iterator[tuple[str, str, Any]]:

@@ -100,7 +100,8 @@ def _pages(
     except (ElementTree.ParseError, LookupError, ValueError, EOFError, OSError) as error:
         raise UserError(
             f"{name}: page {pages + 1}: not a whole MediaWiki dump "
-            f"({' '.join(str(error).split())[:100]}); give a whole .xml or .xml.bz2 file"
+            f"({' '.join(str(error).split())[:100]}); give a whole .xml or .xml.bz2 file, "
+            "unpacked by its own program if it is packed otherwise"
         ) from None
 
 

@@ -1,7 +1,9 @@
 """Conversion of raw records to documents, and a tally of those that are none."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 from shardlab.core.errors import UserError
@@ -81,8 +83,8 @@ def to_documents(
 
     Args:
         records: position for messages, an id, and a value that should be a mapping with a text and
-            may have a title (not empty if `fields` names it), and an `id` (text or whole number)
-            in place of the given one.
+            may have a title (not empty if `fields` names it), and an `id` in place of the given
+            one. `title` and `id` that nobody asked for count where they are text or a number.
     """
     for position, identity, value in records:
         kind = _complaint(value, fields)
@@ -93,27 +95,40 @@ def to_documents(
         elif len(text) > LARGEST:
             tally.bad(position, TOO_LARGE)
         else:
-            stated = value.get("id")
-            yield Document(identity if stated is None else str(stated), _title(value, fields), text)
+            stated = _text_of(value.get("id"))
+            yield Document(identity if stated is None else stated, _title(value, fields), text)
 
 
 def _fix(value: Any, fields: Fields) -> str:
     if not isinstance(value, dict) or fields.text in value or not value:
         return "fix it"
-    keys = " ".join(", ".join(value).split())[:100]
+    keys = " ".join(", ".join(key for key in value if isinstance(value[key], str)).split())[:100]
+    if not keys:
+        return "fix it: no key of a record holds text"
     return f"fix it, or set data.text_column to one of its keys ({keys})"
 
 
 def _title(value: dict[str, Any], fields: Fields) -> str:
-    title: str = value.get(fields.title or "title") or ""
+    title = _text_of(value.get(fields.title or "title")) or ""
     return title if title.strip() else ""
+
+
+def _text_of(value: Any) -> str | None:
+    """Return text, or a number as text, whole where it is 1.0: so pandas writes 1 in a column with
+    gaps; None of anything else."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
+        return None
+    whole = isinstance(value, int) or (math.isfinite(value) and value == int(value))
+    return str(int(value) if whole else value)
 
 
 def _complaint(value: Any, fields: Fields) -> str | None:
     if not isinstance(value, dict):
         return "not an object"
     name = fields.title or "title"
-    if not isinstance(value.get(name), str | None):
+    if fields.title and value.get(name) is not None and _text_of(value[name]) is None:
         return f"{name} is not text"
     title = _title(value, fields)
     if fields.title and not title:
@@ -125,12 +140,11 @@ def _complaint(value: Any, fields: Fields) -> str | None:
         return f"{fields.text} is not text"
     if title and not text.strip():
         return f"empty {fields.text}"
-    if isinstance(value.get("id"), bool) or not isinstance(value.get("id"), str | int | None):
-        return "id is neither text nor a whole number"
-    if len(str(value.get("id"))) > _LONGEST_ID:
+    identity = _text_of(value.get("id")) or ""
+    if len(identity) > _LONGEST_ID:
         return f"id longer than {_LONGEST_ID} characters"
     try:
-        f"{value.get('id')}{title}{text}".encode()
+        f"{identity}{title}{text}".encode()
     except UnicodeEncodeError:
         return "not UTF-8, or half of a surrogate pair in the text"
     return None

@@ -106,8 +106,7 @@ def read_documents(data: Data, work: Path, tally: Tally) -> Iterator[Document]:
         return to_documents(read_huggingface(data, fields), tally, fields)
     path = Path(data.path)
     if not (path.is_file() or (path.is_dir() and data.source == "text")):
-        folder = " or folder" if data.source == "text" else ""
-        raise UserError(f"data.path {data.path!r}: no such file{folder}")
+        raise UserError(f"data.path {data.path!r}: {_no_file(path, data.source)}")
     if data.source == "text":
         return to_documents(read_text(path, data.separator or SEPARATOR, tally), tally)
     if data.source == "json":
@@ -115,6 +114,17 @@ def read_documents(data: Data, work: Path, tally: Tally) -> Iterator[Document]:
     if data.source == "jsonl":
         return to_documents(read_json_lines(path, tally), tally, fields)
     return read_mediawiki(path, tally)
+
+
+def _no_file(path: Path, source: str) -> str:
+    if not path.is_dir():
+        return "no such file or folder" if source == "text" else "no such file"
+    if source == "mediawiki":
+        return "a folder: give one file"
+    return (
+        "a folder: join its files to one, or for .jsonl, .json, .csv and .parquet set data.source "
+        "to huggingface"
+    )
 
 
 def describe(data: Data) -> dict[str, str | None]:

@@ -140,7 +140,11 @@ def test_a_name_on_the_hub_is_read_from_the_cache_or_is_one_line(tokenizer, tmp_
     assert given.encode(["some words"]) == tokenizer.encode(["some words"])
 
 
-def test_the_default_is_the_tokenizer_of_a_pretrained_model():
+def test_the_default_is_the_tokenizer_of_a_pretrained_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for word in ("train", "gpt2"):
+        (tmp_path / word).mkdir()
+        assert Tokenize().for_model(Model(pretrained=word)).tokenizer == f"./{word}"
     own = Tokenize().for_model(Model(pretrained="models/llama"))
     assert (own.tokenizer, own.vocabulary) == ("models/llama", None)
     for model in (Model(preset="tiny"), Model(config="models/llama")):

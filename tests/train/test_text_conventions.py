@@ -1,11 +1,18 @@
 """A pretrained model keeps the conventions of its own tokenizer, up to its final_model."""
 
 import json
+import math
 
 import pytest
 import torch
 from tokenizers import processors
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from shardlab.config.model_and_data import Model, Tokenize
 from shardlab.data.corpus_file import write_corpus
@@ -77,16 +84,40 @@ def built(chat_model, split):
     return build_model(model, split.vocabulary, LENGTH, split.end_of_text, 0).whole()
 
 
-def test_perplexity_is_that_of_transformers_for_the_same_text(chat_model, data):
+SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+FAMILIES = {
+    "llama": {},
+    "gpt2": {"n_embd": 32, "n_layer": 1, "n_head": 2},
+    "qwen2": {"intermediate_size": 48, "num_key_value_heads": 1, "tie_word_embeddings": True},
+    # multiplies its embeddings
+    "gemma": {"intermediate_size": 48, "num_key_value_heads": 1, "head_dim": 16},
+    "mistral": {"intermediate_size": 48, "num_key_value_heads": 1, "sliding_window": 20},
+    # its first position is the third
+    "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_perplexity_is_that_of_transformers_for_the_same_text(chat_model, data, family, tmp_path):
+    """In windows of 64 predicted tokens."""
     split = open_split(data / "tokens", "validation")
     tokenizer = AutoTokenizer.from_pretrained(chat_model)
     ids = [*tokenizer(VALIDATION.content)["input_ids"], tokenizer.eos_token_id]
-    assert split.read(0, len(split)).tolist() == ids and len(ids) <= LENGTH
-    tokens = torch.tensor([ids])
+    assert split.read(0, len(split)).tolist() == ids
+    folder = chat_model
+    if FAMILIES[family]:
+        folder = tmp_path
+        config = AutoConfig.for_model(
+            family, vocab_size=len(tokenizer), **{**SIZES, **FAMILIES[family]}
+        )
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    theirs = AutoModelForCausalLM.from_pretrained(folder)
+    windows = [torch.tensor([ids[i : i + 65]]) for i in range(0, len(ids) - 1, 64)]
     with torch.no_grad():
-        theirs = AutoModelForCausalLM.from_pretrained(chat_model)(tokens, labels=tokens).loss
-    quality = evaluate(built(chat_model, split), split, LENGTH, 1)
-    assert quality.loss == pytest.approx(theirs.item(), rel=1e-6)
+        nats = sum(theirs(w, labels=w).loss.item() * (w.numel() - 1) for w in windows)
+    quality = evaluate(built(folder, split), split, 64, 1)
+    assert quality.perplexity == pytest.approx(math.exp(nats / (len(ids) - 1)), rel=1e-6)
     assert quality.bits_per_byte is not None
 
 
