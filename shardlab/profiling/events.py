@@ -14,7 +14,7 @@
 """
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -202,13 +202,13 @@ def _refuse_several_processes(path: str | Path, events: Iterable[Event]) -> None
     """Refuse the ranks of a job in one file that another tool has written.
 
     Nothing there says which work on a device is whose: its process is the number of the device.
+    Ranges alone may be of another process: in a container one has two numbers.
     """
-    on_cpu = ("operator", "range")
-    processes = {
-        str(event.get("pid"))
-        for event in events
-        if event["ph"] == "X" and _CATEGORIES.get(str(event.get("cat")).lower()) in on_cpu
-    }
+    kinds = defaultdict(set)
+    for event in events:
+        if event["ph"] == "X":
+            kinds[_CATEGORIES.get(str(event.get("cat")).lower())].add(str(event.get("pid")))
+    processes = kinds["operator"] or kinds["range"]
     if len(processes) > 1:
         raise UserError(
             f"{path}: holds {len(processes)} processes ({', '.join(sorted(processes)[:4])}), which "

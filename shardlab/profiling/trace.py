@@ -267,11 +267,12 @@ def _clues(
 
     by_engine = [compute[tid] for tid in engine_threads if tid in compute]
     others = [times for tid, times in compute.items() if tid not in (*workers, *engine_threads)]
-    # steps are run by the thread that annotates them, otherwise by the busiest
+    # steps are run by the thread that annotates them, otherwise, as where ranges bear other numbers
+    # than operators, by the busiest
     host = max(others, key=len, default=EMPTY)
     for role in ("optimizer", "step"):
-        if role in roles:
-            host = compute[roles[role]["thread"].iloc[0]]
+        if role in roles and len(own := compute[roles[role]["thread"].iloc[0]]):
+            host = own
     calls = roles["optimizer"].groupby("name") if "optimizer" in roles else ()
     return Clues(
         engine=times("engine") if "engine" in roles else merge(np.concatenate([EMPTY, *by_engine])),

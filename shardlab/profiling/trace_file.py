@@ -40,6 +40,11 @@ def load_trace(path: str | Path) -> TraceFile:
         # Chrome also opens a list of events
         if isinstance(header, list):
             return TraceFile({}, header)
+        if "traceEvents" not in header:
+            raise UserError(
+                f"{path}: no traceEvents: not a trace of torch.profiler, as what "
+                "ExecutionTraceObserver writes, which holds no times"
+            )
         return TraceFile(header, header.pop("traceEvents"))
 
 

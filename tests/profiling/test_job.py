@@ -129,6 +129,16 @@ def test_unknown_times_are_no_numbers_and_text_is_printable(tmp_path):
         assert any(text in line for line in lines)
 
 
+def test_ranges_may_bear_another_number_of_the_same_process(tmp_path):
+    """As in a container, where profiler and operating system count processes apart."""
+    made = rocm_ranks()
+    expected = break_down([made.write(tmp_path / "0.json")])
+    for each in made.events:
+        if each["name"].startswith("ProfilerStep#"):
+            each["pid"] = each["tid"] = 3100453
+    assert break_down([made.write(tmp_path / "1.json")]) == expected
+
+
 def test_categories_count_in_any_case(tmp_path):
     """As torch up to 1.12 wrote them."""
     old = {"cpu_op": "Operator", "cuda_runtime": "Runtime", "kernel": "Kernel"}

@@ -64,6 +64,8 @@ def test_every_torn_and_flipped_trace_is_one_line(tmp_path, trace):
         plain.write_bytes(text[:length])
         with pytest.raises(UserError, match="not a whole trace"):
             load_trace(plain)
+    plain.write_text('{"schema": "1.0.3", "nodes": []}')
+    assert "no traceEvents: not a trace of torch.profiler" in refusal(plain)
     with pytest.raises(UserError, match="no such trace"):
         load_trace(tmp_path / "none.json")
 
