@@ -137,6 +137,8 @@ def _complaint(error: Exception) -> str:
     said = error.args[0]  # bytes where the file is not UTF-8
     text = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
     reason = text.splitlines()[0].rstrip(".")
+    if reason == _NO_ARRAY:
+        return f"cannot be read as a JSON array ({reason})"
     return (
         f"cannot be read as a JSON array ({reason}); fix it (NaN and Infinity are no JSON), or "
         "fetch the file again"

@@ -143,7 +143,7 @@ class Events(NamedTuple):
     world_size: int
     """of the job; 0 where the trace does not say"""
     unread: dict[str, int]
-    """how many timed events are of a category that is not known, by category"""
+    """how many timed events have no time, or a category that is not known, by category"""
 
 
 def read_events(path: str | Path) -> Events:
@@ -153,10 +153,11 @@ def read_events(path: str | Path) -> Events:
         UserError: an incomplete trace, or one without events.
     """
     with refusing(path):
-        header, events = load_trace(path)
+        header, found = load_trace(path)
+        events = [event for event in found if not _lost_time(event)]
         job = header.get("distributedInfo") or {}
         of_process = {int(pid): rank for pid, rank in (header.get("ranks") or {}).items()}
-        alone = int(job.get("rank", 0))
+        alone = max(int(job.get("rank", 0)), 0)  # -1: of a group that was not initialized
 
         def rank_of(event: Event) -> Any:
             return of_process.get(event.get("pid", -1)) if of_process else alone
@@ -166,7 +167,7 @@ def read_events(path: str | Path) -> Events:
         first = next((float(event["ts"]) for event in events if event["ph"] == "X"), 0.0)
         table = _table(_rows(events, rank_of, first))
         _refuse_joined_traces(path, table)
-        unread = _unread(events)
+        unread = _unread(found)
         for rank in sorted(set(of_process.values()) or {alone}):
             if not (table["rank"] == rank).any():
                 others = f", {list_unread(unread)}" if unread else ""
@@ -181,21 +182,34 @@ def read_events(path: str | Path) -> Events:
             threads=dict(_threads(events, rank_of)),
             base_ns=int(header.get("baseTimeNanoseconds", 0)),
             first_us=first,
-            world_size=max(int(job.get("world_size", 0)) for job in jobs),
+            world_size=max(0, *(int(job.get("world_size", 0)) for job in jobs)),
             unread=unread,
         )
 
 
 def list_unread(unread: Mapping[str, int]) -> str:
-    """Return in words how many timed events no category of which was known."""
+    """Return in words how many timed events were not understood."""
     names = ", ".join(sorted(unread))
-    return f"{sum(unread.values())} timed events of unknown categories ({names})"
+    return f"{sum(unread.values())} timed events of unknown categories or times ({names})"
 
 
 def _unread(events: Iterable[Event]) -> dict[str, int]:
-    known = {*_CATEGORIES, *_NO_TIME_OF_STEPS}
-    categories = (str(e.get("cat", "none")) for e in events if e["ph"] == "X")
-    return dict(Counter(name for name in categories if name.lower() not in known))
+    unread: Counter[str] = Counter()
+    for event in events:
+        name = str(event.get("cat", "none"))
+        if event["ph"] != "X" or name.lower() in _NO_TIME_OF_STEPS:
+            continue
+        if name.lower() not in _CATEGORIES:
+            unread[name] += 1
+        elif _lost_time(event):
+            unread[f"{name} at 0"] += 1
+    return dict(unread)
+
+
+def _lost_time(event: Event) -> bool:
+    """Return whether the profiler wrote 0 for both start and duration, as it does of late events
+    that it could not place."""
+    return event["ph"] == "X" and float(event["ts"]) == float(event["dur"]) == 0
 
 
 def _refuse_several_processes(path: str | Path, events: Iterable[Event]) -> None:

@@ -98,8 +98,9 @@ MISSING = {
     "compute: of the CPU alone": MadeTrace()
     .operator("aten::mm", 0, 9)
     .add("cuda_runtime", "cudaLaunchKernel", 1, 2, 1, 1, correlation=1),
-    "3 timed events of unknown categories (Other, xpu_op) count as nothing": MadeTrace()
+    "4 timed events of unknown categories or times (Other, kernel at 0, xpu_op) count": MadeTrace()
     .operator("aten::mm", 0, 9)
+    .add("kernel", "gemm", 0, 0, 0, 7)
     .add("Other", "a", 0, 1, 1, 1)
     .add("xpu_op", "b", 0, 1, 1, 1)
     .add("xpu_op", "b", 0, 1, 1, 1)
@@ -108,6 +109,16 @@ MISSING = {
     .kernel(0, 9, 0)
     .add("kernel", "gemm", 10, 12, 0, 7, correlation=1),
 }
+
+
+def test_a_group_that_was_not_initialized_has_no_size(tmp_path):
+    path = rocm_ranks().write(tmp_path / "0.json")
+    trace = json.loads(path.read_text())
+    trace["distributedInfo"] |= {"rank": -1, "world_size": -1}
+    path.write_text(json.dumps(trace))
+    job = break_down([path])
+    assert any("1 of an unknown number of ranks given" in note for note in job.notes)
+    assert {(step.rank, step.comm_skew_ms) for step in job.steps} == {(0, None)}
 
 
 @pytest.mark.parametrize("note", MISSING)
