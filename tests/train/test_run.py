@@ -11,11 +11,12 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from shardlab.config.model_and_data import Model
+from shardlab.config.parameters import Parameters
 from shardlab.config.run_record import Record
 from shardlab.config.schema import Train
 from shardlab.config.strategy import parse_strategy
 from shardlab.core.errors import UserError
-from shardlab.core.files import read_json_lines
+from shardlab.core.files import read_json_lines, write_json
 from shardlab.core.ranges import format_ranges
 from shardlab.data.tokens import open_split
 from shardlab.engines.cpu_placement import read_topology
@@ -166,8 +167,10 @@ def test_a_damaged_final_model_is_one_line(data, measured, tmp_path, monkeypatch
     folder = tmp_path / "results/train/a-run/seed1"
     shutil.copytree(measured[1], folder)
     cut(folder / "final_model/model.safetensors")
+    params = {"train": TRAIN.model_dump(mode="json"), "seeds": [1]}
+    write_json("params.yaml", params | {"model": {"preset": "tiny"}})
     with pytest.raises(UserError, match=r"final_model: not a model: .*: train the run again"):
-        validate.main(lambda *_: (TRAIN, TINY, [1]), "a-run")
+        validate.main(Parameters(), "a-run")
     assert not (tmp_path / "results/validate").exists()
 
 
