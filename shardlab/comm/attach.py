@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from shardlab.codecs.base import Codec
 from shardlab.codecs.multi_phase import Method, MultiPhaseMethod
@@ -21,12 +22,14 @@ from shardlab.comm.codec_collective import Route
 from shardlab.comm.collective import Attachable, Collective, MakeCollective
 from shardlab.comm.comm_hooks import attach_ddp, attach_fsdp1, unit_names
 from shardlab.comm.feedback import ErrorFeedback, Residual, Updates, register_step_hook
-from shardlab.comm.fsdp2_hooks import attach_fsdp2
+from shardlab.comm.fsdp2_hooks import attach_fsdp2, replica_group
 from shardlab.comm.handle import Handle
 from shardlab.comm.ledger import Kind, Ledger
 from shardlab.comm.multi_phase import MultiPhaseCollective
+from shardlab.comm.rare_sync import RareSync, WarmUp, count_steps
 from shardlab.comm.uncompressed import Native, UncompressedAllToAll
 from shardlab.config.compression import Compression, WeightCompression
+from shardlab.config.sync import Sync
 from shardlab.core.device import accelerator_of
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
@@ -89,6 +92,9 @@ def attach(
     overlap: bool = False,
     replicas: dist.ProcessGroup | None = None,
     seed: int = 0,
+    sync_every: int | None = None,
+    outer: Mapping[str, Any] | None = None,
+    optimizer: Optimizer | Sequence[Optimizer] = (),
 ) -> Handle:
     """Compress the gradients (and gathered parameters) of `model`, and count every byte.
 
@@ -111,8 +117,14 @@ def attach(
         ranks_per_node: size of a node; by default that of the launcher.
         overlap: overlap communication with computation on CPUs, for `fully_shard`, as far as the
             model prefetches. Backward ends when all gradients are reduced.
-        replicas: with FullyShardedDataParallel, the ranks that hold this shard of other replicas.
+        replicas: with FullyShardedDataParallel, and with `sync_every` and `fully_shard` over one
+            dimension, the ranks that hold this shard of other replicas.
         seed: of random codecs; the same on all ranks.
+        sync_every: optimizer steps between exchanges of the parameters between replicas, in place
+            of the gradients of every step (`shardlab.comm.rare_sync`).
+        outer: more options of these exchanges: `shardlab.config.sync.Sync`, without `every`.
+        optimizer: one or all optimizers of the model, whose steps are counted for `sync_every`;
+            without it call `handle.step()` after each iteration.
 
     Raises:
         UserError: in one line: options that do not fit each other or the model, or no wrapper.
@@ -129,7 +141,16 @@ def attach(
         "ranks_per_node": ranks_per_node,
     }
     gathered = {"codec": weights, "minimum_size": weights_minimum_size}
-    return _attach(model, settings, gathered, overlap, replicas, seed)
+    if sync_every is None:
+        if outer is not None or optimizer != ():
+            raise UserError("attach: outer and optimizer are for sync_every: give it, or none")
+        return _attach(model, settings, gathered, overlap, replicas, seed)
+    given = {"every": sync_every, **(outer or {})}
+    if "codec" in given:
+        given["codec"] = spec_of(given["codec"])
+    sync = validate(Sync, given, "attach: outer")
+    optimizers = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
+    return _attach(model, settings, gathered, overlap, replicas, seed, sync, optimizers)
 
 
 def _attach(
@@ -139,10 +160,12 @@ def _attach(
     overlap: bool,
     replicas: dist.ProcessGroup | None,
     seed: int,
+    sync: Sync | None = None,
+    optimizers: Sequence[Optimizer] = (),
 ) -> Handle:
     gradients, weights = _gradient_route(for_gradients, seed), _weight_route(for_weights, seed)
     wrapper = _find_wrapper(model)
-    _check_wrapper(model, wrapper, weights, overlap, replicas)
+    _check_wrapper(model, wrapper, weights, overlap, replicas if sync is None else None)
     excluded = _excluded_blocks(model, wrapper, for_gradients["exclude"])
     if not gradients.is_plain:
         gradients = replace(gradients, excluded=excluded)
@@ -164,16 +187,70 @@ def _attach(
         maker("weights", "weights", weights),
         maker("replicas", "gradients", between_replicas(gradients)),
     )
+    rare = None
+    if sync is not None:
+        rare = _rare_sync(wrapper, sync, ledger, replicas, seed)
+        makers = _until_warm(wrapper, makers, rare)
     undo = [_attach_wrapper(model, wrapper, makers, lanes, replicas)]
     updates = None if weights.native else weights.updates
     undo += [register_step_hook(model, each) for each in (gradients.feedback, updates) if each]
+    if rare is not None:
+        undo += [count_steps(model, rare, optimizers), rare.detach]
 
     def detach() -> None:
         for restore in undo:
             restore()
 
     units = _unit_names(model, wrapper)
-    return Handle(ledger, gradients.feedback, updates, collectives, units, lanes, detach)
+    return Handle(ledger, gradients.feedback, updates, collectives, units, lanes, detach, rare)
+
+
+def _rare_sync(
+    wrapper: nn.Module,
+    settings: Sync,
+    ledger: Ledger,
+    replicas: dist.ProcessGroup | None,
+    seed: int,
+) -> RareSync:
+    """Return the exchanges between the replicas of a model.
+
+    Raises:
+        UserError: there are no replicas, or no exchanges for this wrapper.
+    """
+    model, exact = wrapper, None
+    if isinstance(wrapper, DistributedDataParallel):
+        group = wrapper.process_group
+        if wrapper.find_unused_parameters:
+            raise UserError(
+                "attach: find_unused_parameters sends a map in every step: wrap without it"
+            )
+        model, exact = wrapper.module, Native(group, ledger, "gradients", extra=True)
+    elif isinstance(wrapper, FSDPModule):
+        group = replica_group(wrapper, replicas, settings.warmup_steps)
+    else:
+        raise UserError(
+            "attach: sync_every is for fully_shard and DistributedDataParallel: use one of them"
+        )
+    codec = make_codec(settings.codec)
+    if codec.votes:
+        raise UserError(
+            f"attach: outer: codec {codec.name!r} votes, and outer gradients need their mean: take "
+            "another codec"
+        )
+    feedback = ErrorFeedback(decay=settings.decay) if settings.error_feedback else None
+    route = Route(codec, codec.name == "none", 1024, seed=seed, feedback=feedback)
+    collective = make_collective(group, ledger, "gradients", route)
+    return RareSync(model, settings, collective, exact, feedback)
+
+
+def _until_warm(
+    wrapper: nn.Module, makers: tuple[MakeCollective, ...], sync: RareSync
+) -> tuple[MakeCollective, MakeCollective, MakeCollective]:
+    """Return the makers, with the gradients between replicas sent in the warm-up alone."""
+    gradients, weights, between = makers
+    if isinstance(wrapper, DistributedDataParallel):
+        return lambda group: WarmUp(gradients(group), sync), weights, between
+    return gradients, weights, lambda group: WarmUp(between(group), sync)
 
 
 def _gradient_route(options: dict[str, Any], seed: int) -> Route:

@@ -112,15 +112,25 @@ class Collective(ABC):
         if key in self._agreed or self.world_size == 1:
             return
         text = f"codec {codec}, {vector.numel()} elements, step {step}{self.settings}"
-        identity = f"{VERSION}\0{unit.name}\0{text}".encode()
-        digest = int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest(), "little")
-        own = torch.tensor([digest - (1 << 63)], device=vector.device)
+        n = vector.numel()
+        self.compare(f"version {VERSION}, unit {unit.name!r}, {text}", vector.device, n)
+        self._agreed.add(key)
+
+    def compare(self, text: str, device: torch.device, n: int = 0) -> None:
+        """Compare what must be equal on all ranks, by a digest of 8 bytes.
+
+        Args:
+            n: elements of the message that the text describes.
+
+        Raises:
+            PayloadError: on all ranks, in one line: the ranks differ.
+        """
+        digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+        own = torch.tensor([digest - (1 << 63)], device=device)
         others = own.repeat(self.world_size)
         self._send_numbers([own] * self.world_size, others.split(1))
         if not bool((others == own).all()):
-            text = f"version {VERSION}, unit {unit.name!r}, {text}"
-            raise PayloadError(self._differences(text, vector.numel()))
-        self._agreed.add(key)
+            raise PayloadError(self._differences(text, n))
 
     def _differences(self, text: str, n: int) -> str:
         ranks, sizes = defaultdict(list), set()

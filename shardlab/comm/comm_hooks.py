@@ -31,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardlab.codecs.base import Block, Unit
 from shardlab.comm.collective import REPLICAS, Collective, MakeCollective
+from shardlab.comm.rare_sync import WarmUp
 from shardlab.comm.uncompressed import Native
 from shardlab.core.device import accelerator_of
 from shardlab.core.errors import UserError
@@ -56,6 +57,7 @@ def attach_ddp(model: DistributedDataParallel, gradients: MakeCollective) -> Cal
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise UserError(f"ddp: {name!r} has sparse gradients: make it with sparse=False")
     hook = _BucketHook(collective, model)
+    broadcasts = model.broadcast_buffers
     try:
         model.register_comm_hook(None, hook.average)
     except RuntimeError as error:
@@ -63,7 +65,15 @@ def attach_ddp(model: DistributedDataParallel, gradients: MakeCollective) -> Cal
             f"ddp: {' '.join(str(error).split())} The model has one, of an earlier attach or its "
             "own mixed_precision, which torch cannot remove: wrap it anew"
         ) from None
-    return hook.disable
+    if isinstance(collective, WarmUp):
+        # each replica has its own between exchanges, which average them
+        model.broadcast_buffers = False
+
+    def detach() -> None:
+        hook.disable()
+        model.broadcast_buffers = broadcasts
+
+    return detach
 
 
 class _Message(NamedTuple):
@@ -105,6 +115,12 @@ class _BucketHook:
 
     def average(self, state: object, bucket: dist.GradBucket) -> _Future:
         """Start the average of a bucket that is ready; DDP calls it."""
+        if isinstance(self._collective, WarmUp) and self._collective.is_over:
+            ended: _Future = (
+                self._accelerator.future() if self._accelerator else (torch.futures.Future())
+            )
+            ended.set_result(bucket.buffer())
+            return ended
         if not isinstance(self._collective, Native):
             with self._overlapped():
                 return self._receive(bucket)

@@ -148,10 +148,13 @@ class ErrorFeedback:
 
     Args:
         residual: storage of residuals: fp32, bf16 or int8.
+        decay: factor of what was not sent before it is stored; below 1, the sum of what was sent
+            and the residual lacks the rest.
     """
 
-    def __init__(self, residual: Residual = "fp32") -> None:
+    def __init__(self, residual: Residual = "fp32", decay: float = 1.0) -> None:
         self._kind: Residual = residual
+        self._decay = decay
         self._current: dict[str, Tensor] = {}
         self._before: dict[str, Tensor] = {}
         self._changed: set[str] = set()
@@ -172,10 +175,15 @@ class ErrorFeedback:
         """
         current, target = self._open(vector, part)
         if self._kind == "fp32":
-            return codec.encode_residual(vector, current, target, key, out)
+            payload = codec.encode_residual(vector, current, target, key, out)
+            if self._decay != 1:
+                target.mul_(self._decay)
+            return payload
         buffer = self._buffers.floats("residual", vector.numel(), vector.device)
         residual = widen(current, buffer)
         payload = codec.encode_residual(vector, residual, residual, key, out)
+        if self._decay != 1:
+            residual.mul_(self._decay)
         narrow(residual, target)
         return payload
 
@@ -191,7 +199,8 @@ class ErrorFeedback:
         """
         current, target = self._open(error, part)
         before = current.clone() if target is current else current
-        narrow(torch.where(error.isfinite(), error, widen(current)), target)
+        kept = torch.where(error.isfinite(), error, widen(current))
+        narrow(kept if self._decay == 1 else kept.mul_(self._decay), target)
         torch.where(mask, target, before, out=target)
 
     def step_ended(self) -> None:

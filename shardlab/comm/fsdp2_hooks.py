@@ -98,6 +98,36 @@ def unit_names(model: nn.Module) -> list[str]:
     return [name for name, _, _ in _units_of(model)]
 
 
+def replica_group(
+    model: nn.Module, replicas: dist.ProcessGroup | None, warmup_steps: int
+) -> dist.ProcessGroup:
+    """Return the ranks that hold the same shards of other replicas.
+
+    Args:
+        replicas: those of a model that is sharded over one dimension.
+        warmup_steps: steps in which gradients are reduced between them.
+
+    Raises:
+        UserError: there are no replicas, or gradients cannot be reduced between them.
+    """
+    infos = [group.mesh_info for _, _, group in _units_of(model)]
+    between = {i.replicate_process_group for i in infos if isinstance(i, DDPMeshInfo)}
+    if not between and replicas is not None and not warmup_steps:
+        return replicas
+    if len(between) == 1 and replicas is None:
+        return between.pop()
+    if replicas is not None and not between:
+        raise UserError(
+            "attach: warmup_steps reduces gradients between replicas, which needs a mesh of two "
+            "dimensions, the replicas first: fully_shard over that, without replicas"
+        )
+    raise UserError(
+        "attach: sync_every needs replicas: fully_shard(..., mesh=init_device_mesh(TYPE, "
+        "(REPLICAS, SHARDS), mesh_dim_names=('replicas', 'shards'))) on all modules, or a mesh "
+        "inside the replica with replicas=GROUP"
+    )
+
+
 def _units_of(model: nn.Module) -> list[_UnitGroup]:
     """Return every unit's name, module and group of parameters; modules of one unit count once."""
     found: dict[int, _UnitGroup] = {}

@@ -28,6 +28,7 @@ from shardlab.comm.feedback import (
     widen,
 )
 from shardlab.comm.ledger import Ledger
+from shardlab.comm.rare_sync import RareSync
 from shardlab.core.errors import UserError
 
 State = dict[str, Tensor]
@@ -54,6 +55,35 @@ class Handle:
     """names of the units, where they are known before the first step"""
     _lanes: Lanes | None
     _detach: Callable[[], None]
+    _sync: RareSync | None = None
+
+    def step(self) -> None:
+        """Count an iteration; with `sync_every`, and without `optimizer`, call it after each.
+
+        It exchanges what is due between replicas. All ranks call it equally often, also where a
+        step was left out, as by a loss scaler.
+        """
+        if self._sync is not None:
+            self._sync.step_ended()
+
+    def synchronize(self) -> None:
+        """Exchange all parameters now, as at the end of training; they are then the same on all
+        replicas."""
+        if self._sync is not None:
+            self._sync.synchronize()
+
+    def exchanged_state_dict(self) -> State:
+        """Return the model's state as all replicas know it, at any time between exchanges: that of
+        the outer optimizer. Sharded parameters are DTensors.
+
+        Raises:
+            UserError: there are no exchanges: save `model.state_dict()`.
+        """
+        if self._sync is None:
+            raise UserError(
+                "handle: without sync_every nothing is exchanged: save the model"
+            )
+        return self._sync.exchanged_state_dict()
 
     def drain(self) -> None:
         """With `overlap`: wait until all gradients are reduced; raise errors of communication.
@@ -95,6 +125,8 @@ class Handle:
             state[_COUNT] = torch.tensor(len(residuals))
         for prefix, each in self._stateful():
             state |= {prefix + name: tensor for name, tensor in each.state_dict().items()}
+        if self._sync is not None:
+            state |= self._sync.state_dict()
         rank = _of_rank(dist.get_rank())
         return {rank + name: tensor.clone() for name, tensor in state.items()}
 
@@ -130,6 +162,8 @@ class Handle:
             )
         for prefix, each in self._stateful():
             each.load_state_dict(_below(prefix, state))
+        if self._sync is not None:
+            self._sync.load_state_dict(state)
 
     def _stateful(self) -> Iterator[tuple[str, Collective | Updates]]:
         """Yield what else has a state, with the beginning of its names in that of the handle."""
@@ -161,7 +195,9 @@ def merge_states(
     merged = {
         name: tensor
         for name, tensor in states[0].items()
-        if not name.startswith(RESIDUALS) and ".method/" not in name and tensor.numel() == 1
+        if not name.startswith((RESIDUALS, "sync."))
+        and ".method/" not in name
+        and tensor.numel() == 1
     }
     residuals: State = {}
     stored = [_below(RESIDUALS, state) for state in states]

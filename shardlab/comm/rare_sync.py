@@ -1,0 +1,470 @@
+"""Rare synchronisation: replicas train alone, and exchange parameters every H steps.
+
+Gradients are reduced inside a replica alone. Every H optimizer steps each unit u of the parameters
+is exchanged between the R replicas:
+
+    delta_r = outer - theta_r                              (the outer gradient of replica r)
+    delta   = 1/R * sum over r of D(C(delta_r + e_r))      (by any codec, with error feedback)
+    outer   <- outer - rate * d,  d = delta with momentum, as in torch.optim.SGD
+    theta_r <- alpha * theta_r + (1 - alpha) * outer
+
+Local SGD (Stich 2019) is rate 1 without momentum, DiLoCo (Douillard et al. 2023) AdamW inside and
+Nesterov's momentum outside. Fragments that are exchanged at different steps, a delay of the result
+and alpha are those of Streaming DiLoCo (Douillard et al. 2025).
+
+Laws:
+- `outer` is the same on all replicas, bit for bit; so are the parameters right after an exchange
+  with one fragment, no delay and alpha 0;
+- between exchanges nothing is sent between replicas, and the exchanged bytes are in the ledger;
+- with `every` 1, rate 1, no momentum, no codec and SGD inside, training is data parallel, up to
+  rounding; with one replica and rate 1 it is training without exchanges, up to rounding.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from shardlab.codecs.base import Block, Unit
+from shardlab.comm.background import Background, Running
+from shardlab.comm.collective import Collective
+from shardlab.comm.feedback import ErrorFeedback
+from shardlab.config.sync import Sync
+from shardlab.core.errors import UserError
+from shardlab.models.units import parameter_names, plain
+
+OUTER = "@outer"
+"""suffix of units whose outer gradients are exchanged"""
+_STEP, _COUNT = "sync.step", "sync.residuals"
+_RESIDUAL, _MESSAGES = "sync.residual.", "sync.messages."
+
+
+class WarmUp(Collective):
+    """Collective of the gradients between replicas, which is used in the first steps alone.
+
+    Args:
+        collective: of those steps.
+        sync: says when they are over.
+    """
+
+    def __init__(self, collective: Collective, sync: "RareSync") -> None:
+        super().__init__(collective.group, collective.ledger, collective.kind)
+        self._collective = collective
+        self._sync = sync
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether gradients stay as they are."""
+        return self._sync.step >= self._sync.settings.warmup_steps
+
+    def all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
+        if not self.is_over:
+            self._collective.all_reduce(vector, scale, unit)
+
+    def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
+        raise NotImplementedError("replicas hold the same shards")
+
+    def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:  # noqa: D102
+        raise NotImplementedError("replicas hold the same shards")
+
+    def state_dict(self) -> dict[str, Tensor]:  # noqa: D102
+        return self._collective.state_dict()
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:  # noqa: D102
+        self._collective.load_state_dict(state)
+
+
+class _OuterUnit:
+    """Parameters that are exchanged in one message, and what the outer optimizer knows of them.
+
+    Args:
+        parameters: by name; of a sharded one, this rank's part.
+    """
+
+    def __init__(self, name: str, parameters: dict[str, nn.Parameter]) -> None:
+        self.name = name
+        self.parameters = parameters
+        self._sizes = [_local(parameter).numel() for parameter in parameters.values()]
+        self.message = Unit(name + OUTER, (Block(name, sum(self._sizes), 1),))
+        self.outer = self._flat()
+        """float32 [elements]"""
+        self.momentum = torch.zeros_like(self.outer)
+
+    def gradient(self) -> Tensor:
+        """Return the outer gradient of this replica, float32 [elements]."""
+        return self.outer - self._flat()
+
+    def restart(self) -> None:
+        """Take the parameters as they are for the outer ones."""
+        self.outer.copy_(self._flat())
+
+    def update(self, mean: Tensor, settings: Sync) -> None:
+        """Apply the mean outer gradient, which is changed."""
+        momentum = settings.outer_momentum()
+        self.momentum.mul_(momentum).add_(mean)
+        step = mean.add_(self.momentum, alpha=momentum)
+        if settings.optimizer == "sgd":
+            step = self.momentum
+        self.outer.sub_(step, alpha=settings.learning_rate)
+
+    def mix(self, alpha: float) -> None:
+        """Set the parameters to alpha of their own and the rest of the outer ones."""
+        for parameter, part in zip(self.parameters.values(), self._parts(), strict=True):
+            local = _local(parameter)
+            local.copy_(part if alpha == 0 else part.lerp(local.float(), alpha))
+
+    def outer_parameters(self) -> dict[str, Tensor]:
+        """Return the outer parameters, sharded as the parameters are."""
+        tensors = {}
+        for (name, parameter), part in zip(self.parameters.items(), self._parts(), strict=True):
+            tensor = part.to(parameter.dtype, copy=True)
+            if isinstance(parameter, DTensor):
+                tensor = DTensor.from_local(
+                    tensor,
+                    parameter.device_mesh,
+                    parameter.placements,
+                    run_check=False,
+                    shape=parameter.shape,
+                    stride=parameter.stride(),
+                )
+            tensors[name] = tensor
+        return tensors
+
+    def _flat(self) -> Tensor:
+        return torch.cat([_local(p).float().flatten() for p in self.parameters.values()])
+
+    def _parts(self) -> list[Tensor]:
+        shapes = [_local(parameter).shape for parameter in self.parameters.values()]
+        parts = self.outer.split(self._sizes)
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+@dataclass(eq=False)
+class _Exchange:
+    """Messages of one fragment, between their beginning and the update."""
+
+    step: int
+    units: Sequence[_OuterUnit]
+    means: list[Tensor]
+    """outer gradients of this replica, then the means; empty: made one after another"""
+    buffers: Tensor | None
+    """all float buffers of the model"""
+    running: Running | None = None
+
+
+class RareSync:
+    """Exchanges of one model between its replicas.
+
+    Args:
+        model: whose parameters are those of `fully_shard` or of one that DistributedDataParallel
+            wraps, with their values at the start.
+        settings: how often and how.
+        collective: between the replicas, of the outer gradients.
+        exact: likewise, uncompressed, of float buffers; None: they stay as they are.
+        feedback: of `collective`.
+
+    Raises:
+        UserError: there are more fragments than units.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: Sync,
+        collective: Collective,
+        exact: Collective | None,
+        feedback: ErrorFeedback | None,
+    ) -> None:
+        self.settings = settings
+        self.step = 0
+        """optimizer steps so far"""
+        self._model = model
+        self._collective, self._exact, self._feedback = collective, exact, feedback
+        self._units = _units_of(model)
+        count = settings.fragments
+        if count > len(self._units):
+            raise UserError(
+                f"attach: {count} fragments of a model of {len(self._units)} units: lower fragments"
+            )
+        # strided, so that fragments have parts of all depths
+        self._fragments = [self._units[index::count] for index in range(count)]
+        self._exchanges: dict[int, _Exchange] = {}
+        """on the way, by fragment"""
+        self._background = Background("outer") if settings.delay else None
+        self._are_compared = False
+        # weights may be loaded after attach
+        self._first = model.register_forward_pre_hook(self._begin, prepend=True)
+
+    def step_ended(self) -> None:
+        """Count an optimizer step, and exchange what is due after it.
+
+        Raises:
+            PayloadError: on all replicas: they differ in their steps, or in the parameters they
+                began with.
+            UserError: parameters were frozen since.
+        """
+        self.step += 1
+        settings, steps = self.settings, self.step - self.settings.warmup_steps
+        if steps == 0:
+            self._restart()
+        for index in range(len(self._fragments)):
+            # staggered: fragment p of P is due p/P of a round later
+            since = steps - index * settings.every // len(self._fragments)
+            if since > 0 and since % settings.every == 0:
+                self._start(index)
+            if since > settings.delay and (since - settings.delay) % settings.every == 0:
+                self._finish(index)
+
+    def synchronize(self) -> None:
+        """Exchange all fragments now, on all ranks; the parameters are then the outer ones.
+
+        Call it at the end of training, or before an evaluation.
+        """
+        if self.step < self.settings.warmup_steps:
+            return
+        for index in range(len(self._fragments)):
+            if index in self._exchanges:
+                self._finish(index)
+            self._start(index)
+            self._finish(index)
+        with torch.no_grad():
+            for unit in self._units:
+                unit.mix(0.0)
+
+    def exchanged_state_dict(self) -> dict[str, Tensor]:
+        """Return the outer parameters by name, those that are not trained, and the buffers."""
+        aliases = parameter_names(self._model)
+        state = {plain(name): tensor for name, tensor in self._model.state_dict().items()}
+        for unit in self._units:
+            for name, tensor in unit.outer_parameters().items():
+                state |= dict.fromkeys(aliases[id(unit.parameters[name])], tensor)
+        return state
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return step, outer parameters, momentum, and what is on the way between replicas."""
+        for exchange in self._exchanges.values():
+            _wait(exchange)
+        residuals = {} if self._feedback is None else self._feedback.state_dict()
+        state = {_STEP: torch.tensor(self.step), _COUNT: torch.tensor(len(residuals))}
+        state |= {_RESIDUAL + name: tensor for name, tensor in residuals.items()}
+        messages = self._collective.state_dict()
+        state |= {_MESSAGES + name: tensor for name, tensor in messages.items()}
+        for unit in self._units:
+            state[f"sync.outer.{unit.name}"] = unit.outer
+            state[f"sync.momentum.{unit.name}"] = unit.momentum
+        for exchange in self._exchanges.values():
+            for unit, mean in zip(exchange.units, exchange.means, strict=True):
+                state[f"sync.delayed.{unit.name}"] = mean
+        return state
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Continue from `state_dict()`; from one without its entries as at the start.
+
+        Raises:
+            UserError: it is of another model or another number of shards, or lacks residuals.
+        """
+        if _STEP not in state:
+            return
+        self._first.remove()
+        residuals = _below(_RESIDUAL, state)
+        if len(residuals) != int(state[_COUNT]):
+            raise UserError(
+                f"the state holds {len(residuals)} of {int(state[_COUNT])} residuals of exchanges: "
+                "take the names from the checkpoint's metadata (docs/how-to/your-own-model.md)"
+            )
+        if self._feedback is not None:
+            self._feedback.load_state_dict(residuals)
+        self._collective.load_state_dict(_below(_MESSAGES, state))
+        self._exchanges.clear()
+        self.step = int(state[_STEP])
+        for unit in self._units:
+            for kind, tensor in (("outer", unit.outer), ("momentum", unit.momentum)):
+                tensor.copy_(_saved(state, f"sync.{kind}.{unit.name}", tensor))
+        for index, units in enumerate(self._fragments):
+            names = [f"sync.delayed.{unit.name}" for unit in units]
+            if names[0] in state:
+                pairs = zip(names, units, strict=True)
+                means = [_saved(state, name, unit.outer).clone() for name, unit in pairs]
+                self._exchanges[index] = _Exchange(self.step, units, means, None)
+
+    def detach(self) -> None:
+        """Wait for what is on the way, and forget it."""
+        self._first.remove()
+        for exchange in self._exchanges.values():
+            if exchange.running is not None:
+                exchange.running.settle()
+        self._exchanges.clear()
+
+    def _begin(self, *_: object) -> None:
+        self._first.remove()
+        self._restart()
+
+    @torch.no_grad()
+    def _restart(self) -> None:
+        for unit in self._units:
+            unit.restart()
+
+    @torch.no_grad()
+    def _start(self, index: int) -> None:
+        """Begin the exchange of a fragment; with a delay, while training goes on."""
+        units = self._fragments[index]
+        for unit in units:
+            for name, parameter in unit.parameters.items():
+                if not parameter.requires_grad:
+                    raise UserError(
+                        f"sync: {name} was frozen after attach: freeze before it, or detach() and "
+                        "attach again"
+                    )
+        buffers = self._flat_buffers() if index == 0 else None
+        exchange = self._exchanges[index] = _Exchange(self.step, units, [], buffers)
+        if self._background is not None:
+            exchange.means = [unit.gradient() for unit in units]
+            exchange.running = self._background.start(self._reduce, exchange)
+
+    @torch.no_grad()
+    def _finish(self, index: int) -> None:
+        """Update a fragment by the mean outer gradients."""
+        exchange = self._exchanges.pop(index)
+        if exchange.means:
+            _wait(exchange)
+            means = iter(exchange.means)
+        else:
+            means = self._means(exchange)
+        for unit, mean in zip(exchange.units, means, strict=True):
+            unit.update(mean, self.settings)
+            unit.mix(self.settings.alpha)
+        if exchange.buffers is not None:
+            self._set_buffers(exchange.buffers)
+
+    @torch.no_grad()
+    def _reduce(self, exchange: _Exchange) -> None:
+        exchange.means = [*self._means(exchange)]
+
+    def _means(self, exchange: _Exchange) -> Iterator[Tensor]:
+        """Yield the mean outer gradient of each unit, one after another for the sake of memory."""
+        device = exchange.units[0].outer.device
+        self._collective.compare(self._facts(exchange), device)
+        self._are_compared = True
+        if exchange.buffers is not None and self._exact is not None:
+            part = Unit("buffers", (Block("buffers", exchange.buffers.numel(), 1),))
+            self._exact.all_reduce(exchange.buffers, 1 / self._exact.world_size, part)
+        vectors = exchange.means or (unit.gradient() for unit in exchange.units)
+        for unit, vector in zip(exchange.units, vectors, strict=True):
+            self._collective.all_reduce(vector, 1 / self._collective.world_size, unit.message)
+            if self._feedback is not None:
+                self._feedback.step_ended()
+            yield vector
+
+    def _facts(self, exchange: _Exchange) -> str:
+        """Return what must be equal on all replicas, the parameters at the first exchange."""
+        if self._are_compared:
+            return f"step {exchange.step}"
+        digest = hashlib.blake2b(digest_size=8)
+        for unit in self._units:
+            digest.update(unit.outer.cpu().numpy())
+        return f"step {exchange.step}, first parameters {digest.hexdigest()}"
+
+    def _float_buffers(self) -> list[Tensor]:
+        return [b for b in self._model.buffers() if b.is_floating_point() and b.numel()]
+
+    def _flat_buffers(self) -> Tensor | None:
+        buffers = self._float_buffers() if self._exact is not None else []
+        return torch.cat([b.float().flatten() for b in buffers]) if buffers else None
+
+    def _set_buffers(self, flat: Tensor) -> None:
+        buffers = self._float_buffers()
+        for buffer, mean in zip(buffers, flat.split([b.numel() for b in buffers]), strict=True):
+            buffer.copy_(mean.view_as(buffer))
+
+
+def _wait(exchange: _Exchange) -> None:
+    if exchange.running is not None:
+        exchange.running.wait()
+
+
+def count_steps(
+    model: nn.Module, sync: RareSync, optimizers: Sequence[Optimizer]
+) -> Callable[[], None]:
+    """Call `sync.step_ended()` once all optimizers have stepped; return a function that stops that.
+
+    Without optimizers the script does so by `Handle.step`; one that forgets it is told.
+
+    Raises:
+        UserError: a trained parameter is in none of the optimizers.
+    """
+    if not optimizers:
+        return _expect_steps(model, sync)
+    held = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and id(parameter) not in held:
+            raise UserError(f"attach: no optimizer holds {name}: give all optimizers of the model")
+    stepped: set[int] = set()
+
+    def after(optimizer: Optimizer, *_: object) -> None:
+        stepped.add(id(optimizer))
+        if len(stepped) == len(optimizers):
+            stepped.clear()
+            sync.step_ended()
+
+    hooks = [optimizer.register_step_post_hook(after) for optimizer in optimizers]
+
+    def stop() -> None:
+        for hook in hooks:
+            hook.remove()
+
+    return stop
+
+
+def _expect_steps(model: nn.Module, sync: RareSync) -> Callable[[], None]:
+    """Raise `UserError` where an optimizer steps for longer than a round without `Handle.step`."""
+    own = {id(parameter) for parameter in model.parameters()}
+    steps, seen = 0, 0
+
+    def after(optimizer: Optimizer, *_: object) -> None:
+        nonlocal steps, seen
+        if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
+            return
+        steps, seen = (steps + 1, seen) if seen == sync.step else (1, sync.step)
+        if steps > sync.settings.every + 8:
+            raise UserError(
+                "sync: the optimizer steps, but nothing counts the steps: give attach "
+                "optimizer=..., or call handle.step() at the end of each iteration"
+            )
+
+    return register_optimizer_step_post_hook(after).remove
+
+
+def _units_of(model: nn.Module) -> list[_OuterUnit]:
+    """Return the trained parameters by the layer of a list that they are in, the rest as one."""
+    found: dict[str, dict[str, nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            name = plain(name)
+            layer = re.match(r"(?:.*?\.)?\d+(?=\.)", name)
+            found.setdefault(layer[0] if layer else "root", {})[name] = parameter
+    return [_OuterUnit(name, parameters) for name, parameters in found.items()]
+
+
+def _below(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+
+
+def _local(parameter: Tensor) -> Tensor:
+    tensor = parameter.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _saved(state: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
+    tensor = state.get(name)
+    if tensor is None or tensor.shape != like.shape:
+        raise UserError(
+            f"the state holds no {name} of {like.numel()} elements: it is of another model, or of "
+            "another number of shards"
+        )
+    return tensor

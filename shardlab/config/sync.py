@@ -1,0 +1,61 @@
+"""Settings of rare synchronisation: replicas that train alone between exchanges."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from shardlab.config.codec_options import NoneSpec
+from shardlab.config.codec_table import AnyCodec
+from shardlab.core.document import Document
+
+_FEW = 16
+"""steps between exchanges below which momentum would multiply steps that hardly differ"""
+
+
+class Sync(Document):
+    """Exchange of parameters between replicas, in place of the gradients of every step."""
+
+    every: int = Field(ge=1)
+    """optimizer steps between two exchanges of a parameter"""
+    optimizer: Literal["nesterov", "sgd"] = "nesterov"
+    """that applies the mean outer gradient; momentum of `sgd` is the classical one"""
+    learning_rate: float = Field(1.0, gt=0, le=10)
+    """of the outer optimizer"""
+    momentum: float | None = Field(None, ge=0, lt=1)
+    """of the outer optimizer, which multiplies the step by 1 / (1 - momentum) in the long run.
+    Default: 0 below 16 steps between exchanges, else 0.5; 0.9, with learning_rate 0.7, is for runs
+    of hundreds of exchanges (Douillard et al. 2023)"""
+    fragments: int = Field(1, ge=1)
+    """parts of the model that are exchanged at different steps; each is made of whole units"""
+    delay: int = Field(0, ge=0)
+    """steps that go on while a fragment is exchanged"""
+    alpha: float = Field(0.0, ge=0, lt=1)
+    """share of the replica's own parameters in what it goes on with after an exchange"""
+    warmup_steps: int = Field(0, ge=0)
+    """first steps, whose gradients are reduced between replicas, by the codec of gradients there"""
+    codec: AnyCodec = NoneSpec()
+    """of the outer gradients"""
+    error_feedback: bool = False
+    """add what was not sent to the next outer gradient of the same unit"""
+    decay: float = Field(1.0, gt=0, le=1)
+    """factor of what was not sent, from one exchange to the next; 0.95 in SparseLoCo"""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        conflict = self.codec.feedback_conflict()
+        if self.delay >= self.every:
+            raise ValueError(
+                f"delay {self.delay} must be below every {self.every}: a fragment's exchange ends "
+                "before its next one begins"
+            )
+        if self.error_feedback and (conflict or self.codec.name == "none"):
+            raise ValueError(conflict or "error_feedback is pointless with codec 'none'")
+        if self.decay != 1 and not self.error_feedback:
+            raise ValueError("decay does nothing without error_feedback: remove it")
+        return self
+
+    def outer_momentum(self) -> float:
+        """Return the momentum, or its default for this number of steps between exchanges."""
+        if self.momentum is not None:
+            return self.momentum
+        return 0.0 if self.every < _FEW else 0.5

@@ -1,0 +1,300 @@
+"""Rare synchronisation: replicas that exchange parameters every few steps."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import shardlab
+from shardlab.codecs.wire import PayloadError
+from shardlab.core.errors import UserError
+from tests.comm.wire import is_same_everywhere
+from tests.comm.wrapped_models import backward, ddp, fsdp2, full, hsdp, network
+from tests.ranks import on_ranks
+
+
+def meshed(group):
+    """As many replicas as ranks, each on one rank."""
+    size = dist.get_world_size(group)
+    mesh = init_device_mesh("cpu", (size, 1), mesh_dim_names=("replicas", "shards"))
+    model = network()
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+MADE = {"ddp": ddp, "fsdp2": meshed}
+PLAIN = {"optimizer": "sgd", "momentum": 0.0}
+
+
+def flat(model):
+    return torch.cat([p.flatten() for p in full(model, "data").values()])
+
+
+def trained(model, group, steps, optimizer=None, first=0, rank=None):
+    """Train by SGD; return the parameters after each step."""
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.01)
+    found = []
+    for step in range(first, first + steps):
+        optimizer.zero_grad()
+        backward(model, group, step)
+        optimizer.step()
+        found.append(flat(model))
+    return found
+
+
+def attached(model, every, **outer):
+    """Return the handle, and the inner optimizer whose steps it counts."""
+    inner = torch.optim.SGD(model.parameters(), 0.01)
+    return shardlab.attach(model, sync_every=every, outer=outer, optimizer=inner), inner
+
+
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+@on_ranks(2)
+def test_an_exchange_after_every_step_is_data_parallel(group, make):
+    expected = trained(make(group), group, 4)
+    model = make(group)
+    _, optimizer = attached(model, 1, **PLAIN)
+    for found, wanted in zip(trained(model, group, 4, optimizer), expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+@on_ranks(2)
+def test_replicas_train_alone_and_are_equal_after_each_exchange(group, make):
+    alone = DistributedDataParallel(
+        network(), process_group=dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    )
+    expected = trained(alone, group, 2)
+    model = make(group)
+    handle, optimizer = attached(model, 3)
+    found = trained(model, group, 7, optimizer)
+    sent = handle.ledger.summary()["gradients"]
+    for step in (0, 1):
+        torch.testing.assert_close(found[step], expected[step], rtol=1e-6, atol=1e-7)
+    same = [is_same_everywhere(parameters, group) for parameters in found]
+    assert same == [False, False, True, False, False, True, False]
+    # two exchanges of the model, of which each rank sends a half twice
+    assert sent["bytes_raw"] == 2 * 4 * found[0].numel()
+
+
+@on_ranks(2)
+def test_one_replica_trains_as_without_exchanges(group):
+    expected = trained(fsdp2(group), group, 5)
+    model = fsdp2(group)
+    alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    shardlab.attach(model, sync_every=2, outer=PLAIN, optimizer=optimizer, replicas=alone)
+    found = trained(model, group, 5, optimizer)
+    torch.testing.assert_close(found[-1], expected[-1], rtol=1e-5, atol=1e-6)
+
+
+@on_ranks(4)
+def test_shards_are_reduced_in_replicas_and_exchanged_between_them(group):
+    model = hsdp(group)
+    handle, optimizer = attached(model, 2, momentum=0.5)
+    found = trained(model, group, 4, optimizer)
+    assert [is_same_everywhere(each, group) for each in found] == [False, True, False, True]
+    for name, tensor in handle.exchanged_state_dict().items():
+        assert torch.equal(tensor.full_tensor(), full(model, "data")[name])
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "expected"),
+    [("sgd", [0.5, 1.25]), ("nesterov", [0.75, 1.625])],
+)
+@on_ranks(2)
+def test_the_outer_optimizer_is_that_of_torch(group, optimizer, expected):
+    """Each replica moves by 1 and by 0: means of 0.5."""
+    model = DistributedDataParallel(nn.Linear(1, 1, bias=False))
+    start = full(model, "data")["weight"].clone()
+    handle = shardlab.attach(
+        model, sync_every=1, outer={"optimizer": optimizer, "momentum": 0.5, "learning_rate": 1.0}
+    )
+    for wanted in expected:
+        model(torch.ones(1, 1))  # the first pass takes the parameters as they are
+        with torch.no_grad():
+            model.module.weight += float(dist.get_rank(group) == 0)
+        handle.step()
+        torch.testing.assert_close(model.module.weight.detach() - start, torch.full((1, 1), wanted))
+
+
+@pytest.mark.parametrize("codec", ["int8:group=64", "int4:group=64", "topk:density=0.1"])
+@on_ranks(2)
+def test_what_is_sent_and_what_is_kept_is_what_was_there(group, codec):
+    """With error feedback the outer parameters differ from exact ones by the residuals alone."""
+    outer = []
+    for options in ({}, {"codec": codec, "error_feedback": True}):
+        model = DistributedDataParallel(network())
+        handle = shardlab.attach(model, sync_every=1, outer={**PLAIN, **options, "alpha": 0.0})
+        move = torch.Generator().manual_seed(dist.get_rank(group))
+        for _ in range(3):
+            model(torch.ones(1, 40))
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter += 0.01 * torch.randn(parameter.shape, generator=move)
+            handle.step()
+        outer.append(flat(model))
+        state = handle.state_dict()
+    exact, lossy = outer
+    assert is_same_everywhere(lossy, group)
+    kept = [
+        t.square().sum()
+        for name, t in state.items()
+        if ".sync.residual." in name and "layout:" not in name
+    ]
+    size = torch.stack(kept).sum()
+    dist.all_reduce(size)
+    assert 0 < (exact - lossy).norm() <= size.sqrt() * 2
+
+
+@on_ranks(2)
+def test_fragments_are_exchanged_at_different_steps(group):
+    model = ddp(group)
+    _, optimizer = attached(model, 4, fragments=2)
+    same = []
+    for _ in range(2):
+        for step in range(4):
+            trained(model, group, 1, optimizer, step)
+            same.append([is_same_everywhere(p.detach(), group) for p in model.parameters()])
+    first = [True, True, False, False, True, True]  # the units are the layers 0, 2 and 3
+    assert [all(s == f for s, f in zip(each, first, strict=True)) for each in same].count(True) == 2
+    assert same[3] == first and same[5] == [not each for each in first]
+
+
+@on_ranks(2)
+def test_a_delayed_exchange_is_that_of_its_beginning(group):
+    """Parameters at the end of the delay are the outer ones of its beginning."""
+    prompt, delayed = ddp(group), ddp(group)
+    _, optimizer = attached(prompt, 3)
+    exchanged = trained(prompt, group, 3, optimizer)[-1]
+    _, optimizer = attached(delayed, 3, delay=2)
+    found = trained(delayed, group, 5, optimizer)
+    assert torch.equal(found[4], exchanged)
+    assert not is_same_everywhere(found[3], group)
+
+
+@on_ranks(2)
+def test_alpha_keeps_a_share_of_the_replica(group):
+    alone, mixed = ddp(group), ddp(group)
+    attached(alone, 99)
+    own = trained(alone, group, 2, torch.optim.SGD(alone.parameters(), 0.01))[-1]
+    handle, optimizer = attached(mixed, 2, alpha=0.25)
+    found = trained(mixed, group, 2, optimizer)[-1]
+    outer = torch.cat([t.flatten() for t in handle.exchanged_state_dict().values()])
+    assert is_same_everywhere(outer, group)
+    torch.testing.assert_close(found, 0.25 * own + 0.75 * outer)
+    handle.synchronize()
+    assert is_same_everywhere(flat(mixed), group)
+
+
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+@on_ranks(2)
+def test_the_warm_up_is_data_parallel(group, make):
+    expected = trained(make(group), group, 3)
+    model = make(group)
+    _, optimizer = attached(model, 4, warmup_steps=3)
+    found = trained(model, group, 7, optimizer)
+    torch.testing.assert_close(found[2], expected[2], rtol=1e-5, atol=1e-6)
+    assert [is_same_everywhere(each, group) for each in found[3:]] == [False] * 3 + [True]
+
+
+@pytest.mark.parametrize(
+    "outer",
+    [{}, {"codec": "int4:group=64", "error_feedback": True, "delay": 1, "fragments": 2}],
+    ids=str,
+)
+@on_ranks(2)
+def test_a_saved_state_continues_bit_for_bit(group, outer):
+    model = ddp(group)
+    handle, optimizer = attached(model, 2, **outer)
+    trained(model, group, 4, optimizer)
+    saved = handle.state_dict(), copy.deepcopy(model.state_dict())
+    expected = trained(model, group, 3, optimizer, first=4)
+    again = ddp(group)
+    handle, optimizer = attached(again, 2, **outer)
+    again.load_state_dict(saved[1])
+    handle.load_state_dict(saved[0])
+    found = trained(again, group, 3, optimizer, first=4)
+    assert all(map(torch.equal, found, expected))
+
+
+@on_ranks(2)
+def test_float_buffers_are_averaged_at_exchanges(group):
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(40, 8), nn.BatchNorm1d(8)))
+    _, optimizer = attached(model, 2)
+    same = []
+    for step in range(2):
+        trained(model, group, 1, optimizer, step)
+        same.append(is_same_everywhere(model.module[1].running_mean, group))
+    assert same == [False, True]
+
+
+@on_ranks(2)
+def test_several_optimizers_count_one_step(group):
+    model = ddp(group)
+    first, *rest = model.parameters()
+    both = torch.optim.SGD([first], 0.01), torch.optim.AdamW(rest, 0.01)
+    shardlab.attach(model, sync_every=2, optimizer=both)
+    same = []
+    for step in range(4):
+        backward(model, group, step)
+        for optimizer in both:
+            optimizer.step()
+        same.append(is_same_everywhere(flat(model), group))
+    assert same == [False, True, False, True]
+
+
+def refusal(call, error=UserError):
+    with pytest.raises(error) as caught:
+        call()
+    (line,) = str(caught.value).splitlines()
+    return line
+
+
+@on_ranks(2)
+def test_what_cannot_be_exchanged_is_refused_in_one_line(group):
+    model = ddp(group)
+    some = torch.optim.SGD([next(model.parameters())], 0.01)
+    attach = shardlab.attach
+    assert "no optimizer holds" in refusal(lambda: attach(model, sync_every=2, optimizer=some))
+    for outer, said in (
+        ({"fragments": 9}, "9 fragments of a model of 3 units"),
+        ({"delay": 2}, "delay 2 must be below every 2"),
+        ({"codec": "efsign", "decay": 0.5}, "decay does nothing without error_feedback"),
+        ({"learning_rat": 1}, "learning_rate"),
+    ):
+        assert said in refusal(lambda outer=outer: attach(model, sync_every=2, outer=outer))
+    assert "for sync_every" in refusal(lambda: attach(model, optimizer=some))
+    assert "init_device_mesh" in refusal(lambda: attach(fsdp2(group), sync_every=2))
+
+
+@on_ranks(2)
+def test_replicas_that_differ_are_refused_on_all_ranks(group):
+    torch.manual_seed(dist.get_rank(group))
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicas", "shards"))
+    model = fully_shard(nn.Linear(40, 31), mesh=mesh)
+    _, optimizer = attached(model, 1)
+    assert "first parameters" in refusal(lambda: trained(model, group, 1, optimizer), PayloadError)
+
+
+@on_ranks(2)
+def test_frozen_parameters_are_named(group):
+    model = ddp(group)
+    _, optimizer = attached(model, 2)
+    trained(model, group, 1, optimizer)
+    model.module[2].requires_grad_(False)
+    assert "2.weight was frozen" in refusal(lambda: trained(model, group, 1, optimizer))
+
+
+@on_ranks(2)
+def test_steps_that_nothing_counts_are_told(group):
+    model = ddp(group)
+    shardlab.attach(model, sync_every=1)
+    assert "handle.step()" in refusal(lambda: trained(model, group, 12))
