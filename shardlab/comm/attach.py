@@ -82,6 +82,7 @@ def attach(
     *,
     error_feedback: bool = False,
     residual: Residual = "fp32",
+    decay: float = 1.0,
     route: Literal["native", "exchange"] | None = None,
     minimum_size: int = 1024,
     exclude: Sequence[str] = (),
@@ -109,6 +110,7 @@ def attach(
         weights: codec of the parameters that are gathered.
         error_feedback: add what was not sent to the next gradient of the same unit.
         residual: storage of that: fp32, bf16 or int8.
+        decay: factor of that, from one step to the next.
         route: native (the group's own collective, default for `none`) or exchange (all-to-all).
         minimum_size, weights_minimum_size: messages of fewer elements are sent uncompressed.
         exclude: patterns (`"*.bias"`) of parameters whose gradients are sent uncompressed.
@@ -135,6 +137,7 @@ def attach(
         "route": route,
         "error_feedback": error_feedback,
         "residual": residual,
+        "decay": decay,
         "minimum_size": minimum_size,
         "exclude": (exclude,) if isinstance(exclude, str) else tuple(exclude),
         "warmup_steps": warmup_steps,
@@ -262,7 +265,9 @@ def _gradient_route(options: dict[str, Any], seed: int) -> Route:
     checked = validate(Compression, {**options, **specs}, "attach")
     if checked.plain():
         return Route(method, checked.route != "exchange", seed=seed)
-    feedback = ErrorFeedback(checked.residual) if checked.error_feedback else None
+    feedback = None
+    if checked.error_feedback:
+        feedback = ErrorFeedback(checked.residual, checked.decay)
     size, warmup, node = checked.minimum_size, checked.warmup_steps, checked.ranks_per_node
     return Route(method, False, size, frozenset(), warmup, between, node, seed, feedback)
 

@@ -80,9 +80,7 @@ class Handle:
             UserError: there are no exchanges: save `model.state_dict()`.
         """
         if self._sync is None:
-            raise UserError(
-                "handle: without sync_every nothing is exchanged: save the model"
-            )
+            raise UserError("handle: without sync_every nothing is exchanged: save the model")
         return self._sync.exchanged_state_dict()
 
     def drain(self) -> None:

@@ -367,7 +367,7 @@ class RareSync:
             return f"step {exchange.step}"
         digest = hashlib.blake2b(digest_size=8)
         for unit in self._units:
-            digest.update(unit.outer.cpu().numpy())
+            digest.update(unit.outer.cpu().numpy().data)
         return f"step {exchange.step}, first parameters {digest.hexdigest()}"
 
     def _float_buffers(self) -> list[Tensor]:

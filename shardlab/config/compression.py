@@ -22,6 +22,8 @@ class Compression(Document):
     """add what was not sent to the next vector of the same unit"""
     residual: Literal["fp32", "bf16", "int8"] = "fp32"
     """type in which error feedback stores what was not sent"""
+    decay: float = Field(1.0, gt=0, le=1)
+    """factor of what was not sent, from one step to the next (0.95 in SparseLoCo)"""
     minimum_size: int = Field(1024, ge=0)
     """messages with fewer elements are sent uncompressed"""
     exclude: Annotated[tuple[str, ...], AS_TUPLE] = ()
@@ -45,6 +47,8 @@ class Compression(Document):
             raise ValueError("route: native is for codec 'none' alone: use route: exchange")
         if self.residual != "fp32" and not self.error_feedback:
             raise ValueError("residual does nothing without error_feedback: remove it")
+        if self.decay != 1 and not self.error_feedback:
+            raise ValueError("decay does nothing without error_feedback: remove it")
         if self.ranks_per_node is not None and self.between_nodes is None:
             raise ValueError("ranks_per_node does nothing without between_nodes: remove it")
         for level in (self.codec, self.between_nodes):

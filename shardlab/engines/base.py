@@ -204,6 +204,7 @@ def _attach(module: nn.Module, strategy: CanonicalStrategy, seed: int, **more: A
         weights.codec,
         error_feedback=gradients.error_feedback,
         residual=gradients.residual,
+        decay=gradients.decay,
         route=gradients.route,
         minimum_size=gradients.minimum_size,
         exclude=gradients.exclude,

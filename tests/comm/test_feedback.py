@@ -52,6 +52,15 @@ def test_sent_vectors_and_residual_sum_to_the_given_vectors(kind, tolerance):
     assert feedback.norm() > 1
 
 
+@pytest.mark.parametrize(("kind", "tolerance"), [("fp32", 1e-6), ("bf16", 0.02), ("int8", 0.1)])
+def test_decay_is_the_part_of_an_error_that_is_remembered(kind, tolerance):
+    feedback, exact, kept = ErrorFeedback(kind, decay=0.5), ErrorFeedback(), torch.zeros(300)
+    for vector in vectors(3):
+        kept = 0.5 * (vector + kept - send(feedback, vector))
+    exact.load_state_dict(feedback.state_dict())
+    assert (exact.state_dict()["unit>0"] - kept).abs().max() < tolerance
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_rollback_restores_all_residuals(kind):
     feedback = ErrorFeedback(kind)
