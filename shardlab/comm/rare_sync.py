@@ -21,13 +21,11 @@ Laws:
 """
 
 import hashlib
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -35,12 +33,11 @@ from shardlab.codecs.base import Block, Unit
 from shardlab.comm.background import Background, Running
 from shardlab.comm.collective import Collective
 from shardlab.comm.feedback import ErrorFeedback
+from shardlab.comm.outer_parameters import OuterUnit, outer_units
 from shardlab.config.sync import Sync
 from shardlab.core.errors import UserError
 from shardlab.models.units import parameter_names, plain
 
-OUTER = "@outer"
-"""suffix of units whose outer gradients are exchanged"""
 _STEP, _COUNT = "sync.step", "sync.residuals"
 _RESIDUAL, _MESSAGES = "sync.residual.", "sync.messages."
 
@@ -73,84 +70,13 @@ class WarmUp(Collective):
     def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:  # noqa: D102
         raise NotImplementedError("replicas hold the same shards")
 
-    def state_dict(self) -> dict[str, Tensor]:  # noqa: D102
-        return self._collective.state_dict()
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:  # noqa: D102
-        self._collective.load_state_dict(state)
-
-
-class _OuterUnit:
-    """Parameters that are exchanged in one message, and what the outer optimizer knows of them.
-
-    Args:
-        parameters: by name; of a sharded one, this rank's part.
-    """
-
-    def __init__(self, name: str, parameters: dict[str, nn.Parameter]) -> None:
-        self.name = name
-        self.parameters = parameters
-        self._sizes = [_local(parameter).numel() for parameter in parameters.values()]
-        self.message = Unit(name + OUTER, (Block(name, sum(self._sizes), 1),))
-        self.outer = self._flat()
-        """float32 [elements]"""
-        self.momentum = torch.zeros_like(self.outer)
-
-    def gradient(self) -> Tensor:
-        """Return the outer gradient of this replica, float32 [elements]."""
-        return self.outer - self._flat()
-
-    def restart(self) -> None:
-        """Take the parameters as they are for the outer ones."""
-        self.outer.copy_(self._flat())
-
-    def update(self, mean: Tensor, settings: Sync) -> None:
-        """Apply the mean outer gradient, which is changed."""
-        momentum = settings.outer_momentum()
-        self.momentum.mul_(momentum).add_(mean)
-        step = mean.add_(self.momentum, alpha=momentum)
-        if settings.optimizer == "sgd":
-            step = self.momentum
-        self.outer.sub_(step, alpha=settings.learning_rate)
-
-    def mix(self, alpha: float) -> None:
-        """Set the parameters to alpha of their own and the rest of the outer ones."""
-        for parameter, part in zip(self.parameters.values(), self._parts(), strict=True):
-            local = _local(parameter)
-            local.copy_(part if alpha == 0 else part.lerp(local.float(), alpha))
-
-    def outer_parameters(self) -> dict[str, Tensor]:
-        """Return the outer parameters, sharded as the parameters are."""
-        tensors = {}
-        for (name, parameter), part in zip(self.parameters.items(), self._parts(), strict=True):
-            tensor = part.to(parameter.dtype, copy=True)
-            if isinstance(parameter, DTensor):
-                tensor = DTensor.from_local(
-                    tensor,
-                    parameter.device_mesh,
-                    parameter.placements,
-                    run_check=False,
-                    shape=parameter.shape,
-                    stride=parameter.stride(),
-                )
-            tensors[name] = tensor
-        return tensors
-
-    def _flat(self) -> Tensor:
-        return torch.cat([_local(p).float().flatten() for p in self.parameters.values()])
-
-    def _parts(self) -> list[Tensor]:
-        shapes = [_local(parameter).shape for parameter in self.parameters.values()]
-        parts = self.outer.split(self._sizes)
-        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
-
 
 @dataclass(eq=False)
 class _Exchange:
     """Messages of one fragment, between their beginning and the update."""
 
     step: int
-    units: Sequence[_OuterUnit]
+    units: Sequence[OuterUnit]
     means: list[Tensor]
     """outer gradients of this replica, then the means; empty: made one after another"""
     buffers: Tensor | None
@@ -186,7 +112,7 @@ class RareSync:
         """optimizer steps so far"""
         self._model = model
         self._collective, self._exact, self._feedback = collective, exact, feedback
-        self._units = _units_of(model)
+        self._units = outer_units(model)
         count = settings.fragments
         if count > len(self._units):
             raise UserError(
@@ -440,24 +366,8 @@ def _expect_steps(model: nn.Module, sync: RareSync) -> Callable[[], None]:
     return register_optimizer_step_post_hook(after).remove
 
 
-def _units_of(model: nn.Module) -> list[_OuterUnit]:
-    """Return the trained parameters by the layer of a list that they are in, the rest as one."""
-    found: dict[str, dict[str, nn.Parameter]] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            name = plain(name)
-            layer = re.match(r"(?:.*?\.)?\d+(?=\.)", name)
-            found.setdefault(layer[0] if layer else "root", {})[name] = parameter
-    return [_OuterUnit(name, parameters) for name, parameters in found.items()]
-
-
 def _below(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-
-
-def _local(parameter: Tensor) -> Tensor:
-    tensor = parameter.detach()
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _saved(state: dict[str, Tensor], name: str, like: Tensor) -> Tensor:

@@ -1,0 +1,95 @@
+"""Parameters as all replicas know them, and the optimizer that moves them at exchanges."""
+
+import re
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from shardlab.codecs.base import Block, Unit
+from shardlab.config.sync import Sync
+from shardlab.models.units import plain
+
+_OUTER = "@outer"
+"""suffix of units whose outer gradients are exchanged"""
+
+
+class OuterUnit:
+    """Parameters that are exchanged in one message, and what the outer optimizer knows of them.
+
+    Args:
+        parameters: by name; of a sharded one, this rank's part.
+    """
+
+    def __init__(self, name: str, parameters: dict[str, nn.Parameter]) -> None:
+        self.name = name
+        self.parameters = parameters
+        self._sizes = [_local(parameter).numel() for parameter in parameters.values()]
+        self.message = Unit(name + _OUTER, (Block(name, sum(self._sizes), 1),))
+        self.outer = self._flat()
+        """float32 [elements]"""
+        self.momentum = torch.zeros_like(self.outer)
+
+    def gradient(self) -> Tensor:
+        """Return the outer gradient of this replica, float32 [elements]."""
+        return self.outer - self._flat()
+
+    def restart(self) -> None:
+        """Take the parameters as they are for the outer ones."""
+        self.outer.copy_(self._flat())
+
+    def update(self, mean: Tensor, settings: Sync) -> None:
+        """Apply the mean outer gradient, which is changed."""
+        momentum = settings.outer_momentum()
+        self.momentum.mul_(momentum).add_(mean)
+        step = mean.add_(self.momentum, alpha=momentum)
+        if settings.optimizer == "sgd":
+            step = self.momentum
+        self.outer.sub_(step, alpha=settings.learning_rate)
+
+    def mix(self, alpha: float) -> None:
+        """Set the parameters to alpha of their own and the rest of the outer ones."""
+        for parameter, part in zip(self.parameters.values(), self._parts(), strict=True):
+            local = _local(parameter)
+            local.copy_(part if alpha == 0 else part.lerp(local.float(), alpha))
+
+    def outer_parameters(self) -> dict[str, Tensor]:
+        """Return the outer parameters, sharded as the parameters are."""
+        tensors = {}
+        for (name, parameter), part in zip(self.parameters.items(), self._parts(), strict=True):
+            tensor = part.to(parameter.dtype, copy=True)
+            if isinstance(parameter, DTensor):
+                tensor = DTensor.from_local(
+                    tensor,
+                    parameter.device_mesh,
+                    parameter.placements,
+                    run_check=False,
+                    shape=parameter.shape,
+                    stride=parameter.stride(),
+                )
+            tensors[name] = tensor
+        return tensors
+
+    def _flat(self) -> Tensor:
+        return torch.cat([_local(p).float().flatten() for p in self.parameters.values()])
+
+    def _parts(self) -> list[Tensor]:
+        shapes = [_local(parameter).shape for parameter in self.parameters.values()]
+        parts = self.outer.split(self._sizes)
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def outer_units(model: nn.Module) -> list[OuterUnit]:
+    """Return the trained parameters by the layer of a list that they are in, the rest as one."""
+    found: dict[str, dict[str, nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            name = plain(name)
+            layer = re.match(r"(?:.*?\.)?\d+(?=\.)", name)
+            found.setdefault(layer[0] if layer else "root", {})[name] = parameter
+    return [OuterUnit(name, parameters) for name, parameters in found.items()]
+
+
+def _local(parameter: Tensor) -> Tensor:
+    tensor = parameter.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
