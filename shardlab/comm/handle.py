@@ -83,6 +83,10 @@ class Handle:
             raise UserError("handle: without sync_every nothing is exchanged: save the model")
         return self._sync.exchanged_state_dict()
 
+    def exchanged_parameters(self) -> State:
+        """Return the trained parameters of `exchanged_state_dict`."""
+        return {} if self._sync is None else self._sync.exchanged_parameters()
+
     def drain(self) -> None:
         """With `overlap`: wait until all gradients are reduced; raise errors of communication.
 

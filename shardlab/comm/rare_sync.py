@@ -136,15 +136,12 @@ class RareSync:
             UserError: parameters were frozen since.
         """
         self.step += 1
-        settings, steps = self.settings, self.step - self.settings.warmup_steps
-        if steps == 0:
+        if self.step == self.settings.warmup_steps:
             self._restart()
         for index in range(len(self._fragments)):
-            # staggered: fragment p of P is due p/P of a round later
-            since = steps - index * settings.every // len(self._fragments)
-            if since > 0 and since % settings.every == 0:
+            if self._is_due(index):
                 self._start(index)
-            if since > settings.delay and (since - settings.delay) % settings.every == 0:
+            if self._is_due(index, self.settings.delay):
                 self._finish(index)
 
     def synchronize(self) -> None:
@@ -157,20 +154,25 @@ class RareSync:
         for index in range(len(self._fragments)):
             if index in self._exchanges:
                 self._finish(index)
-            self._start(index)
-            self._finish(index)
+            if not self._is_due(index):  # else it was exchanged after this very step
+                self._start(index)
+                self._finish(index)
         with torch.no_grad():
             for unit in self._units:
                 unit.mix(0.0)
 
     def exchanged_state_dict(self) -> dict[str, Tensor]:
         """Return the outer parameters by name, those that are not trained, and the buffers."""
-        aliases = parameter_names(self._model)
         state = {plain(name): tensor for name, tensor in self._model.state_dict().items()}
-        for unit in self._units:
-            for name, tensor in unit.outer_parameters().items():
-                state |= dict.fromkeys(aliases[id(unit.parameters[name])], tensor)
+        outer = self.exchanged_parameters()
+        for aliases in parameter_names(self._model).values():
+            if aliases[0] in outer:
+                state |= dict.fromkeys(aliases, outer[aliases[0]])
         return state
+
+    def exchanged_parameters(self) -> dict[str, Tensor]:
+        """Return the outer parameters by name."""
+        return {k: v for unit in self._units for k, v in unit.outer_parameters().items()}
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return step, outer parameters, momentum, and what is on the way between replicas."""
@@ -226,6 +228,13 @@ class RareSync:
             if exchange.running is not None:
                 exchange.running.settle()
         self._exchanges.clear()
+
+    def _is_due(self, index: int, delay: int = 0) -> bool:
+        """Return whether an exchange of a fragment began so many steps ago."""
+        every = self.settings.every
+        # staggered: fragment p of P is due p/P of a round later
+        steps = self.step - self.settings.warmup_steps - index * every // len(self._fragments)
+        return steps > delay and (steps - delay) % every == 0
 
     def _begin(self, *_: object) -> None:
         self._first.remove()

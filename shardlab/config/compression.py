@@ -109,11 +109,14 @@ def setting_words(document: Document, default: Document, *keys: str) -> list[str
     return [
         _setting_word(key, getattr(document, key))
         for key in keys
-        if getattr(document, key) not in (None, getattr(default, key))
+        if getattr(document, key) not in (None, getattr(default, key, None))
     ]
 
 
 def _setting_word(key: str, value: Any) -> str:
+    if isinstance(value, Document) and not isinstance(value, CodecSpec):
+        blank = type(value).model_construct()
+        return f"{key}({' '.join(setting_words(value, blank, *type(value).model_fields))})"
     match value:
         case True:
             return key

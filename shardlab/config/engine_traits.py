@@ -82,7 +82,7 @@ _SHARDED_DEFAULTS = {"sharding": "full_shard", "wrap": "block", "reshard_after_f
 ENGINES: Mapping[EngineName, EngineTraits] = MappingProxyType(
     {
         "ddp": EngineTraits(
-            settings=frozenset({"bucket_mb"}),
+            settings=frozenset({"bucket_mb", "sync"}),
             defaults={"bucket_mb": 25.0},
             residency="replicated",
             autocast=True,
@@ -101,7 +101,7 @@ ENGINES: Mapping[EngineName, EngineTraits] = MappingProxyType(
             flat_gradients=True,
         ),
         "fsdp2": EngineTraits(
-            settings=_SHARDED | {"placement", "async_unshard", "output_dtype", "offload"},
+            settings=_SHARDED | {"placement", "async_unshard", "output_dtype", "offload", "sync"},
             defaults=_SHARDED_DEFAULTS | {"placement": "dim0"},
             unit_overrides=True,
             subgroup_reshard=True,

@@ -21,6 +21,7 @@ from shardlab.config.schema import (
     each_timing,
 )
 from shardlab.config.strategy import Strategy
+from shardlab.config.sync import Sync
 from shardlab.config.validation import check_fits
 from shardlab.core.document import AS_TUPLE, Document
 from shardlab.core.errors import UserError, nearest
@@ -169,6 +170,20 @@ class Params(Document):
             check_fits(strategy, world_size, self.train.batch_size * self.train.accumulation)
         except UserError as error:
             raise UserError(f"{key}: {error}") from None
+        if strategy.sync is not None:
+            self._check_sync(f"{key}.sync", strategy.sync)
+
+    def _check_sync(self, key: str, sync: Sync) -> None:
+        if sync.every + sync.warmup_steps > self.train.steps:
+            raise UserError(
+                f"{key}: the first exchange is after step {sync.every + sync.warmup_steps} of "
+                f"{self.train.steps}: lower every or warmup_steps, or raise train.steps"
+            )
+        if self.train.checkpoint is not None:
+            raise UserError(
+                f"{key}: checkpoints hold one copy of the model, and copies differ between "
+                "exchanges: remove train.checkpoint"
+            )
 
     def check_comparison(self) -> None:
         """Check that the comparison has the runs of the matrix, on the ranks and link of `train`.

@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from shardlab.config.compression import Compression, WeightCompression
 from shardlab.config.engine_traits import ENGINES, EngineName, EngineTraits
+from shardlab.config.sync import Sync
 from shardlab.core.document import AS_TUPLE, Document
 from shardlab.core.ranges import format_ranges, parse_ranges
 
@@ -151,6 +152,9 @@ class Settings(Document):
     moment_dtype: Literal["fp32", "bf16"] = "fp32"
     """slide: type of the stored moments. bf16 rounds second moments stochastically, so that their
     updates are unbiased"""
+    sync: Sync | None = None
+    """ddp, fsdp2 with copies of the model: they train alone and exchange parameters (default: they
+    reduce the gradients of every step)"""
     gradients: Compression = Compression()
     weights: WeightCompression | None = None
     """fsdp1, fsdp2, manual, and slide with param_transfer: shard: compression of gathered

@@ -26,6 +26,7 @@ def check(strategy: Settings) -> None:
         *_numbers(strategy),
         *_flat(strategy),
         *_streaming(strategy),
+        *_copies(strategy),
     ):
         raise ValueError(reason)
 
@@ -171,6 +172,23 @@ def _streaming(strategy: Settings) -> Iterator[str]:
         )
     if strategy.weights is not None and strategy.param_transfer != "shard":
         yield "weights: nothing is gathered: remove it, or use param_transfer: shard"
+
+
+def _copies(strategy: Settings) -> Iterator[str]:
+    sync, gradients = strategy.sync, strategy.gradients
+    if sync is None:
+        return
+    replicated = strategy.traits.residency == "replicated" or strategy.sharding == "no_shard"
+    if not replicated and strategy.replicas is None:
+        yield (
+            "sync is between copies of the model: set sharding: no_shard, or hybrid_shard with "
+            "replicas"
+        )
+    if replicated and not gradients.plain() and not sync.warmup_steps:
+        yield (
+            "gradients are not sent, as every rank has a copy of the model: remove gradients, or "
+            "set sync.warmup_steps"
+        )
 
 
 def _unfit(strategy: Settings, world_size: int, samples: int | None) -> Iterator[str]:

@@ -30,6 +30,7 @@ class AutogradEngine(Engine):
 
     def __init__(self, module: nn.Module, setup: EngineSetup, **attached: Any) -> None:
         super().__init__(module, setup, **attached)
+        self._is_rare = setup.strategy.sync is not None
         self._optimizer = torch.optim.AdamW(
             module.parameters(),
             lr=0.0,
@@ -62,6 +63,7 @@ class AutogradEngine(Engine):
             self._optimizer.step()
         else:
             self._handle.rollback()
+        self._handle.step()
         self._optimizer.zero_grad()
         self._loss_scale.update(applied)
         return StepOutcome(sum(read) / len(read), norm, applied)
@@ -107,6 +109,8 @@ class AutogradEngine(Engine):
         return kinds
 
     def replicas(self) -> dict[str, Tensor]:  # noqa: D102
+        if self._is_rare:
+            return self._handle.exchanged_parameters()
         return {
             name: self._laid_out(name, parameter.detach())
             for name, parameter in self._trained().items()

@@ -18,6 +18,7 @@ from shardlab.comm.handle import Handle
 from shardlab.comm.ledger import Audit
 from shardlab.config.compression import WeightCompression
 from shardlab.config.strategy import CanonicalStrategy
+from shardlab.config.sync import Sync
 from shardlab.core.device import moved
 from shardlab.engines.numerics import LossScale
 from shardlab.engines.sliding_checkpoint import activation_offload
@@ -186,6 +187,10 @@ class Engine(ABC):
         self._handle.load_state_dict(state["communication"])
         self._loss_scale.load_state_dict(state["extra"])
 
+    def synchronize(self) -> None:
+        """Make the parameters of all ranks those that all agree on; called after the last step."""
+        self._handle.synchronize()
+
     def residual_norm(self) -> float | None:
         """Return the norm of what error feedback holds back on this rank; None without it."""
         feedback = self._handle.feedback
@@ -198,6 +203,9 @@ class Engine(ABC):
 
 def _attach(module: nn.Module, strategy: CanonicalStrategy, seed: int, **more: Any) -> Handle:
     gradients, weights = strategy.gradients, strategy.weights or WeightCompression()
+    if strategy.sync is not None:
+        outer = {name: getattr(strategy.sync, name) for name in Sync.model_fields}
+        more |= {"sync_every": outer.pop("every"), "outer": outer}
     return attach(
         module,
         gradients.codec,

@@ -185,6 +185,8 @@ def _unsupported(strategy: CanonicalStrategy) -> str | None:
     gradients, overrides = strategy.gradients, strategy.overrides
     if strategy.offload:
         return "offload"
+    if strategy.sync is not None:
+        return "sync"
     if strategy.activations != "device":
         return f"activations {strategy.activations}"
     if strategy.compile:

@@ -49,7 +49,7 @@ from shardlab.config.settings import DTYPE_BYTES
 from shardlab.config.strategy import CanonicalStrategy, Strategy
 
 Categories = dict[str, int]
-"""bytes by category: parameters, gradients, moments, residuals, gathered, communication,
+"""bytes by category: parameters, gradients, moments, outer, residuals, gathered, communication,
 activations, logits, accumulated"""
 
 
@@ -168,11 +168,12 @@ def _sharded_states(full: CanonicalStrategy, sizes: Sizes, world_size: int) -> C
     """Return the bytes of the states of a rank, by category: with `offload` in host memory."""
     copies = full.copies(world_size)
     trained = _FLOAT * sizes.trained * copies // world_size
-    return {
+    states = {
         "parameters": _FLOAT * sizes.parameters * copies // world_size,
         "gradients": trained,
         "moments": 2 * trained,
     }
+    return states if full.sync is None else {**states, "outer": 2 * trained}
 
 
 def _streamed_states(full: CanonicalStrategy, sizes: Sizes, world_size: int) -> Categories:

@@ -123,6 +123,8 @@ def _train(
         checkpoints = Checkpoints(plan, train.checkpoint, root, engine, loop, group)
     telemetry = Telemetry(logs, train.clip, device) if logs is not None and is_chief else None
     events, cpu_times = _timed_steps(built, plan, telemetry, checkpoints, group)
+    engine.synchronize()
+    check_replicas(engine, loop.step, group)
     ledger, memory_use = engine.ledger.summary(), memory.used()
 
     # the trained model, before further steps change it
@@ -230,7 +232,11 @@ def _timed_steps(
             check_replicas(engine, loop.step, group)
         if checkpoints is not None:
             checkpoints.step_done(events)
-        return has_diverged(events, built.loss_scaled)
+        return diverged()
+
+    def diverged() -> bool:
+        # copies that train alone do not know of one that diverges, and meet at the exchanges
+        return plan.strategy.sync is None and has_diverged(events, built.loss_scaled)
 
     def add(event: StepEvent) -> None:
         events.append(event)
@@ -241,14 +247,12 @@ def _timed_steps(
         for event in checkpoints.resume():
             add(event)
     meter = CpuMeter()
-    diverged = has_diverged(events, built.loss_scaled)
-    if loop.step <= train.untimed_steps and not diverged:
+    if loop.step <= train.untimed_steps and not diverged():
         loop.run(train.untimed_steps - loop.step, after)
-        diverged = has_diverged(events, built.loss_scaled)
-        if not diverged:
+        if not diverged():
             engine.ledger.reset()
             meter = CpuMeter()
-    if not diverged:
+    if not diverged():
         loop.run(train.steps - loop.step, after)
     cpu_times = meter.read()
     if checkpoints is not None:

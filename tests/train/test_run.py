@@ -117,6 +117,18 @@ def test_another_family_trains_alike_on_any_number_of_ranks(data, tmp_path):
     assert losses(tmp_path / "on")[0] < losses(tmp_path / "2")[0]
 
 
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+def test_copies_that_rarely_exchange_parameters_end_as_one_model(engine, data, tmp_path):
+    sharding = {} if engine == "ddp" else {"sharding": "no_shard"}
+    every_step = measure(plan(data, {"engine": engine, **sharding}), tmp_path / "every-step")
+    sync = {"every": 3, "codec": "int4", "error_feedback": True}
+    rare = measure(plan(data, {"engine": engine, **sharding, "sync": sync}), tmp_path / "rare")
+    # four timed steps, with exchanges after steps 3 and 6
+    assert 0 < rare.bytes_wire < every_step.bytes_wire / 10
+    assert rare.val_loss == pytest.approx(every_step.val_loss, rel=0.05)
+    assert every_step.val_ppl != rare.val_ppl < rare.untrained_ppl / 2
+
+
 def test_the_saved_model_is_a_hugging_face_model(measured, data):
     _, folder = measured
     model = AutoModelForCausalLM.from_pretrained(folder / "final_model")
