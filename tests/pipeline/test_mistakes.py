@@ -66,6 +66,7 @@ def test_a_missing_section_is_named(project: Path) -> None:
     assert "baseline: missing from params.yaml" in done.stdout
 
 
+@pytest.mark.long
 def test_parameters_that_would_not_reach_the_stages_are_refused(project: Path) -> None:
     done = run(project, "snakemake", "-n", "--config", "baseline=fsdp2-int8", check=False)
     assert done.returncode != 0
@@ -83,6 +84,7 @@ def test_jobs_run_by_the_python_of_snakemake(project: Path) -> None:
     run(project, "env", "PATH=/usr/bin:/bin", snakemake, "--cores", "1", "data/source.json")
 
 
+@pytest.mark.long
 def test_bad_source_keeps_the_good_corpus(tmp_path: Path) -> None:
     root = copy_project(tmp_path / "project")
     set_params(root, data={"source": "json", "path": "mine.json"}, inputs={"mine": "mine.json"})

@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.pipeline.graphs import differences, dvc_jobs, snakemake_jobs, wanted
 from tests.pipeline.workspace import ROOT, copy_project
 
 
+@pytest.mark.long
 def test_both_tools_describe_one_pipeline() -> None:
     dvc, snakemake = dvc_jobs(ROOT), snakemake_jobs(ROOT)
     assert differences(dvc, snakemake) == []
@@ -16,6 +19,7 @@ def test_both_tools_describe_one_pipeline() -> None:
     assert len(dvc) < 100, "DVC needs a second per stage from about 100 stages on"
 
 
+@pytest.mark.long
 def test_a_drift_of_either_description_is_reported(tmp_path: Path) -> None:
     root = copy_project(tmp_path / "project")
     snakemake = snakemake_jobs(root)

@@ -59,6 +59,7 @@ def test_a_failed_job_is_one_line_with_its_log(
     assert line == f"failed: train fsdp2 0: {last} (log: logs/train/fsdp2/0.log)"
 
 
+@pytest.mark.long
 def test_snakemake_sums_up_what_it_ran(tmp_path: Path) -> None:
     root = copy_project(tmp_path / "project")
     (root / "mine.json").write_text(json.dumps([{"id": "1", "title": "t", "text": 5}]))

@@ -34,6 +34,7 @@ TRAINED = "results/train/fsdp2/seed0/metrics.json"
 OF_NODES = ("mpi=", "tasks=", "tasks_per_node=", "tasks_per_gpu=", "gres=")
 
 
+@pytest.mark.long
 def test_ranks_are_spread_over_nodes_tasks_cpus_and_gpus(tmp_path: Path) -> None:
     ranks = 8
     root = copy_project(tmp_path / "project")
