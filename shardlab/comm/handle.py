@@ -28,7 +28,7 @@ from shardlab.comm.feedback import (
     widen,
 )
 from shardlab.comm.ledger import Ledger
-from shardlab.comm.rare_sync import RareSync
+from shardlab.comm.rare_sync import BETWEEN_EXCHANGES, RareSync
 from shardlab.core.errors import UserError
 
 State = dict[str, Tensor]
@@ -197,7 +197,7 @@ def merge_states(
     merged = {
         name: tensor
         for name, tensor in states[0].items()
-        if not name.startswith((RESIDUALS, "sync."))
+        if not name.startswith((RESIDUALS, BETWEEN_EXCHANGES))
         and ".method/" not in name
         and tensor.numel() == 1
     }

@@ -38,7 +38,9 @@ from shardlab.config.sync import Sync
 from shardlab.core.errors import UserError
 from shardlab.models.units import parameter_names, plain
 
-_STEP, _COUNT = "sync.step", "sync.residuals"
+BETWEEN_EXCHANGES = "sync."
+"""begins the names of what only the same ranks can continue with"""
+_STEP, _COUNT = "outer.step", "sync.residuals"
 _RESIDUAL, _MESSAGES = "sync.residual.", "sync.messages."
 
 
@@ -192,7 +194,8 @@ class RareSync:
         return state
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Continue from `state_dict()`; from one without its entries as at the start.
+        """Continue from `state_dict()`; from one without its entries as at the start, and from
+        `merge_states` with the model's parameters as the outer ones.
 
         Raises:
             UserError: it is of another model or another number of shards, or lacks residuals.
@@ -200,6 +203,11 @@ class RareSync:
         if _STEP not in state:
             return
         self._first.remove()
+        self._exchanges.clear()
+        self.step = int(state[_STEP])
+        if _COUNT not in state:
+            self._restart()
+            return
         residuals = _below(_RESIDUAL, state)
         if len(residuals) != int(state[_COUNT]):
             raise UserError(
@@ -209,8 +217,6 @@ class RareSync:
         if self._feedback is not None:
             self._feedback.load_state_dict(residuals)
         self._collective.load_state_dict(_below(_MESSAGES, state))
-        self._exchanges.clear()
-        self.step = int(state[_STEP])
         for unit in self._units:
             for kind, tensor in (("outer", unit.outer), ("momentum", unit.momentum)):
                 tensor.copy_(_saved(state, f"sync.{kind}.{unit.name}", tensor))

@@ -179,11 +179,6 @@ class Params(Document):
                 f"{key}: the first exchange is after step {sync.every + sync.warmup_steps} of "
                 f"{self.train.steps}: lower every or warmup_steps, or raise train.steps"
             )
-        if self.train.checkpoint is not None:
-            raise UserError(
-                f"{key}: checkpoints hold one copy of the model, and copies differ between "
-                "exchanges: remove train.checkpoint"
-            )
 
     def check_comparison(self) -> None:
         """Check that the comparison has the runs of the matrix, on the ranks and link of `train`.

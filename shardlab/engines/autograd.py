@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from shardlab.engines.base import Engine, EngineSetup, State, StepOutcome
@@ -107,6 +108,38 @@ class AutogradEngine(Engine):
             for kind, tensor in tensors.items():
                 kinds.setdefault(kind, {})[name] = self._laid_out(name, tensor)
         return kinds
+
+    def agreed_shards(self) -> State:  # noqa: D102
+        shards = self.shards()
+        if not self._is_rare:
+            return shards
+        parameters = self._handle.exchanged_parameters()
+        zeros = {
+            kind: {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+            for kind, tensors in shards.items()
+        }
+        return {**zeros, "parameter": {name: parameters[name] for name in shards["parameter"]}}
+
+    def rank_state(self) -> State:
+        """Return also `copy`: the parameters and moments of a copy that trains alone."""
+        state = super().rank_state()
+        if self._is_rare:
+            state["copy"] = {key: local.clone() for key, local in self._of_copy().items()}
+        return state
+
+    def load_rank_state(self, state: State) -> None:  # noqa: D102
+        super().load_rank_state(state)
+        saved = state.get("copy")
+        if saved is not None:  # of the same ranks; others begin with what all copies agree on
+            for key, local in self._of_copy().items():
+                local.copy_(saved[key])
+
+    def _of_copy(self) -> dict[str, Tensor]:
+        return {
+            f"{kind}/{name}": tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            for kind, tensors in self.shards().items()
+            for name, tensor in tensors.items()
+        }
 
     def replicas(self) -> dict[str, Tensor]:  # noqa: D102
         if self._is_rare:

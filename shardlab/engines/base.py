@@ -149,6 +149,11 @@ class Engine(ABC):
             `parameter` and, with the same names, `exp_avg`, `exp_avg_sq` and `step` of AdamW.
         """
 
+    def agreed_shards(self) -> State:
+        """Return what a checkpoint has of `shards()` for any number of ranks: where copies of the
+        model train alone, the parameters that they agree on, and moments of zero."""
+        return self.shards()
+
     def replicas(self) -> dict[str, Tensor]:
         """Return trained parameters that another rank may hold, too, as this rank holds them.
 

@@ -16,12 +16,14 @@ from shardlab.engines.autograd import AutogradEngine
 SHARD, REPLICATE = "shard", "replicate"
 
 
-def make_mesh(group: dist.ProcessGroup, replicas: int, device: torch.device) -> DeviceMesh:
-    """Return a mesh [shards], or [replicas, shards] where there are several copies.
+def make_mesh(
+    group: dist.ProcessGroup, replicas: int, device: torch.device, always: bool = False
+) -> DeviceMesh:
+    """Return a mesh [shards], or [replicas, shards] where there are several copies, or `always`.
 
     With several copies all ranks of the default group call it, also those outside of `group`.
     """
-    if replicas == 1:
+    if replicas == 1 and not always:
         return DeviceMesh.from_group(group, device.type, mesh_dim_names=(SHARD,))
     ranks = torch.tensor(dist.get_process_group_ranks(group)).view(replicas, -1)
     return DeviceMesh(device.type, ranks, mesh_dim_names=(REPLICATE, SHARD))

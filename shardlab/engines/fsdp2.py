@@ -30,7 +30,8 @@ class FSDP2Engine(AutogradEngine):
 
     def __init__(self, model: nn.Module, setup: EngineSetup) -> None:
         strategy, device = setup.strategy, setup.device
-        mesh = make_mesh(setup.group, mesh_copies(strategy, setup.group), device)
+        copies, rare = mesh_copies(strategy, setup.group), strategy.sync is not None
+        mesh = make_mesh(setup.group, copies, device, always=rare)
         units, self._root = shard_model(model, strategy, mesh, device, setup.fill)
         streams = device.type != "cpu"
         asynchronous = gathers_asynchronously(strategy, streams)

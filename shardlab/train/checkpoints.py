@@ -147,7 +147,7 @@ class Checkpoints:
         if self._options.format == "full":
             whole = gather_full(self._engine, writer=self._is_chief)
             return partial(write_full, whole) if self._is_chief else lambda _: None
-        shards = self._engine.shards()
+        shards = self._engine.agreed_shards()
         if self._options.asynchronous:
             shards = {kind: in_host_memory(tensors) for kind, tensors in shards.items()}
         return partial(write_sharded, shards, self._group)
@@ -218,6 +218,8 @@ class Checkpoints:
                 *(_read_rank(path, r) for r in range(count)), strict=True
             )
             events, ledger = merge_events(all_events), mean_ledger(ledgers, 1)
+            if self._is_chief and self._plan.strategy.sync is not None:
+                say(f"{path}: of {count} ranks: begins with what all agreed on, and fresh moments")
             communication = [state["communication"] for state in states]
             state = {"extra": states[0]["extra"]}
             if same_strategy:
@@ -247,10 +249,10 @@ def _read_rank(
 def gather_full(engine: Engine, writer: bool) -> State:
     """Gather the parameters and moments of all ranks on the writer.
 
-    The others hold one whole entry of `Engine.shards()` at a time, and return nothing.
+    The others hold one whole entry of `Engine.agreed_shards()` at a time, and return nothing.
     """
     whole: State = {}
-    for kind, tensors in engine.shards().items():
+    for kind, tensors in engine.agreed_shards().items():
         for entry, tensor in tensors.items():
             parts = engine.gather(entry, tensor)
             if writer:

@@ -207,7 +207,11 @@ def _expected_bytes(
         # one is removed only after the next is complete
         present = len(Folder(root).steps())
         more = min(max(1, options.keep + 1 - present), plan.train.steps // options.every)
-        expected[root] = more * (4 + 2 * moment) * parameters
+        copies = 0
+        if plan.strategy.sync is not None:
+            copies = plan.strategy.canonical().copies(plan.train.world_size)
+        # each copy has parameters, moments, and two vectors of the outer optimizer
+        expected[root] = more * (4 + 2 * moment + 20 * copies) * parameters
     return expected
 
 

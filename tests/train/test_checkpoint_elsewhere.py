@@ -53,6 +53,39 @@ def test_resumption_on_fewer_ranks(data, tmp_path, engine, format, gradients):
     torch.testing.assert_close(mean_losses(after), mean_losses(before), rtol=tolerance, atol=0)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "format"),
+    [
+        ({"engine": "ddp", "sync": {"every": 2}}, "full"),
+        ({"engine": "fsdp2", "sharding": "no_shard", "sync": {"every": 2}}, "sharded"),
+    ],
+    ids=["ddp", "fsdp2"],
+)
+def test_copies_continue_on_other_ranks_from_what_they_agreed_on(data, tmp_path, strategy, format):
+    def straight(group):
+        return (
+            Run.start(plan_of(data, strategy), tmp_path, group, every=3, format=format)
+            .to(3)
+            .whole()
+        )
+
+    def continued(group):
+        plan = plan_of(data, strategy, 1)
+        run = Run.start(plan, tmp_path, group, elastic=True, format=format)
+        loaded = run.tensors()
+        return {
+            **run.whole(),
+            "losses": losses(run.to(5)),
+            "own": loaded["parameter.transformer.wpe.weight"],
+        }
+
+    agreed, alone = run_ranks(2, straight)[0], run_ranks(1, continued)[0]
+    assert not differing(agreed, {key: alone[key] for key in agreed})
+    assert torch.equal(alone["own"], agreed["parameter.transformer.wpe.weight"])
+    assert not any(tensor.any() for key, tensor in agreed.items() if key.startswith("exp_avg"))
+    assert alone["losses"][-1] < alone["losses"][0]
+
+
 def bytes_raw(run: Run) -> torch.Tensor:
     return torch.tensor(run.engine.ledger.sums()["gradients"]["bytes_raw"])
 

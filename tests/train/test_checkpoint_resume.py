@@ -45,8 +45,10 @@ def test_resumed_run_matches_uninterrupted_run(group, data, tmp_path, engine):
             "gradients": {**INT4, "residual": "int8", "exclude": ["*.ln_*.*"], "warmup_steps": 3},
             "weights": {"codec": "int8:group=64,rounding=stochastic"},
         },
+        {"engine": "ddp", "sync": {"every": 3, "fragments": 2, "delay": 1, **INT4}},
+        {"engine": "fsdp2", "sharding": "no_shard", "sync": {"every": 3, "momentum": 0.5}},
     ],
-    ids=["factors", "random", "everything"],
+    ids=["factors", "random", "everything", "delayed exchanges", "exchanges"],
 )
 @on_ranks(2)
 def test_communication_state_is_resumed(group, data, tmp_path, strategy):
