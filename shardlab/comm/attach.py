@@ -230,6 +230,8 @@ def _rare_sync(
         model, exact = wrapper.module, Native(group, ledger, "gradients", extra=True)
     elif isinstance(wrapper, FSDPModule):
         group = replica_group(wrapper, replicas, settings.warmup_steps)
+    elif isinstance(wrapper, Attachable) and wrapper.replica_group is not None:
+        group = wrapper.replica_group
     else:
         raise UserError(
             "attach: sync_every is for fully_shard and DistributedDataParallel: use one of them"

@@ -246,6 +246,8 @@ class Attachable(ABC):
 
     is_attached = False
     """whether it has collectives already, which stay"""
+    replica_group: dist.ProcessGroup | None = None
+    """ranks that hold the same shards of other replicas of the model, where there are some"""
 
     @abstractmethod
     def attach_collectives(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from shardlab.comm.background import Lanes
 from shardlab.comm.collective import REPLICAS, Collective
@@ -83,8 +83,8 @@ class Handle:
             raise UserError("handle: without sync_every nothing is exchanged: save the model")
         return self._sync.exchanged_state_dict()
 
-    def exchanged_parameters(self) -> State:
-        """Return the trained parameters of `exchanged_state_dict`."""
+    def exchanged_parameters(self) -> dict[nn.Parameter, Tensor]:
+        """Return what all replicas agree on in place of each trained parameter."""
         return {} if self._sync is None else self._sync.exchanged_parameters()
 
     def drain(self) -> None:

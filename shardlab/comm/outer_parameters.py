@@ -53,10 +53,10 @@ class OuterUnit:
             local = _local(parameter)
             local.copy_(part if alpha == 0 else part.lerp(local.float(), alpha))
 
-    def outer_parameters(self) -> dict[str, Tensor]:
-        """Return the outer parameters, sharded as the parameters are."""
+    def outer_parameters(self) -> dict[nn.Parameter, Tensor]:
+        """Return the outer parameter of each, sharded as it is."""
         tensors = {}
-        for (name, parameter), part in zip(self.parameters.items(), self._parts(), strict=True):
+        for parameter, part in zip(self.parameters.values(), self._parts(), strict=True):
             tensor = part.to(parameter.dtype, copy=True)
             if isinstance(parameter, DTensor):
                 tensor = DTensor.from_local(
@@ -67,7 +67,7 @@ class OuterUnit:
                     shape=parameter.shape,
                     stride=parameter.stride(),
                 )
-            tensors[name] = tensor
+            tensors[parameter] = tensor
         return tensors
 
     def _flat(self) -> Tensor:
@@ -85,7 +85,7 @@ def outer_units(model: nn.Module) -> list[OuterUnit]:
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             name = plain(name)
-            layer = re.match(r"(?:.*?\.)?\d+(?=\.)", name)
+            layer = re.match(r"(?:.*?\.)?\d+(?=\.|$)", name)
             found.setdefault(layer[0] if layer else "root", {})[name] = parameter
     return [OuterUnit(name, parameters) for name, parameters in found.items()]
 

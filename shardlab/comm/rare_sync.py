@@ -166,14 +166,13 @@ class RareSync:
     def exchanged_state_dict(self) -> dict[str, Tensor]:
         """Return the outer parameters by name, those that are not trained, and the buffers."""
         state = {plain(name): tensor for name, tensor in self._model.state_dict().items()}
-        outer = self.exchanged_parameters()
-        for aliases in parameter_names(self._model).values():
-            if aliases[0] in outer:
-                state |= dict.fromkeys(aliases, outer[aliases[0]])
+        aliases = parameter_names(self._model)
+        for parameter, tensor in self.exchanged_parameters().items():
+            state |= dict.fromkeys(aliases[id(parameter)], tensor)
         return state
 
-    def exchanged_parameters(self) -> dict[str, Tensor]:
-        """Return the outer parameters by name."""
+    def exchanged_parameters(self) -> dict[nn.Parameter, Tensor]:
+        """Return the outer parameter of each that is trained."""
         return {k: v for unit in self._units for k, v in unit.outer_parameters().items()}
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -113,7 +113,7 @@ ENGINES: Mapping[EngineName, EngineTraits] = MappingProxyType(
             implicit_prefetch_backward=1,
         ),
         "manual": EngineTraits(
-            settings=_SHARDED,
+            settings=_SHARDED | {"sync"},
             defaults=_SHARDED_DEFAULTS,
             native_route=False,
             prefetch=1,

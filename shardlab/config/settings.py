@@ -153,8 +153,8 @@ class Settings(Document):
     """slide: type of the stored moments. bf16 rounds second moments stochastically, so that their
     updates are unbiased"""
     sync: Sync | None = None
-    """ddp, fsdp2 with copies of the model: they train alone and exchange parameters (default: they
-    reduce the gradients of every step)"""
+    """ddp; fsdp2, manual with copies of the model: they train alone and exchange parameters
+    (default: they reduce the gradients of every step)"""
     gradients: Compression = Compression()
     weights: WeightCompression | None = None
     """fsdp1, fsdp2, manual, and slide with param_transfer: shard: compression of gathered

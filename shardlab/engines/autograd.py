@@ -113,12 +113,11 @@ class AutogradEngine(Engine):
         shards = self.shards()
         if not self._is_rare:
             return shards
-        parameters = self._handle.exchanged_parameters()
         zeros = {
             kind: {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
             for kind, tensors in shards.items()
         }
-        return {**zeros, "parameter": {name: parameters[name] for name in shards["parameter"]}}
+        return {**zeros, "parameter": self.replicas()}
 
     def rank_state(self) -> State:
         """Return also `copy`: the parameters and moments of a copy that trains alone."""
@@ -142,10 +141,9 @@ class AutogradEngine(Engine):
         }
 
     def replicas(self) -> dict[str, Tensor]:  # noqa: D102
-        if self._is_rare:
-            return self._handle.exchanged_parameters()
+        exchanged = self._handle.exchanged_parameters()
         return {
-            name: self._laid_out(name, parameter.detach())
+            name: self._laid_out(name, exchanged.get(parameter, parameter.detach()))
             for name, parameter in self._trained().items()
         }
 

@@ -33,7 +33,8 @@ class ManualEngine(FlatEngine):
 
     def __init__(self, model: nn.Module, setup: EngineSetup) -> None:
         strategy, device = setup.strategy, setup.device
-        self._mesh = make_mesh(setup.group, mesh_copies(strategy, setup.group), device)
+        copies, rare = mesh_copies(strategy, setup.group), strategy.sync is not None
+        self._mesh = make_mesh(setup.group, copies, device, always=rare)
         self._sharded = FlatSharded(
             model,
             setup.fill,
@@ -113,7 +114,7 @@ class FlatSharded(ScheduledModule):
         self._group = group
         # a second group: reductions run concurrently with gathers, and each needs one order
         self._second = subgroup(group, dist.get_process_group_ranks(group))
-        self._between = replica_group(mesh)
+        self.replica_group = replica_group(mesh)
         for plan in plans:
             if plan.param_dtype != dtype:
                 for module in plan.modules:  # activations between units have the type of the root
@@ -124,7 +125,7 @@ class FlatSharded(ScheduledModule):
     def attach_collectives(  # noqa: D102
         self, gradients: MakeCollective, weights: MakeCollective, replicas: MakeCollective
     ) -> None:
-        average = None if self._between is None else replicas(self._between)
+        average = None if self.replica_group is None else replicas(self.replica_group)
         root, *others = self.units
         gather, reduce = weights(self._group), gradients(self._second)
         self.schedule = Schedule(root, others, gather, reduce, average, *self._options)

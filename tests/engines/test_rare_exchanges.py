@@ -14,6 +14,7 @@ INT4 = {"codec": "int4:group=64", "error_feedback": True}
 RARE = {
     "ddp": {"engine": "ddp", "sync": {"every": 2}},
     "fsdp2": {"engine": "fsdp2", "sharding": "no_shard", "sync": {"every": 2}},
+    "manual": {"engine": "manual", "sharding": "no_shard", "sync": {"every": 2}},
     "fsdp2-int4": {"engine": "fsdp2", "sharding": "no_shard", "sync": {"every": 2, **INT4}},
 }
 
@@ -41,7 +42,7 @@ def test_copies_differ_between_exchanges_and_end_equal(group, name) -> None:
     assert all(is_same_everywhere(p, group) for p in whole_parameters(engine).values())
 
 
-@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("engine", ["ddp", "fsdp2", "manual"])
 @on_ranks(2)
 def test_a_copy_trains_as_one_device_alone(group, engine) -> None:
     alone = dist.new_group([dist.get_rank(group)], use_local_synchronization=True)
@@ -50,13 +51,14 @@ def test_a_copy_trains_as_one_device_alone(group, engine) -> None:
     torch.testing.assert_close(losses, expected, rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("engine", ["fsdp2", "manual"])
 @on_ranks(4)
-def test_shards_of_two_copies_train_as_two_ranks(group) -> None:
+def test_shards_of_two_copies_train_as_two_ranks(group, engine) -> None:
     """Exchanges of two copies on four ranks and on two: each copy has the same samples."""
     rank = dist.get_rank(group)
-    hybrid = {"engine": "fsdp2", "sharding": "hybrid_shard", "replicas": 2, "sync": {"every": 2}}
-    engine = make(group, hybrid)
-    losses = [engine.step([batch_of(step, 0, rank // 2)], 1e-3).loss for step in range(4)]
+    hybrid = {"engine": engine, "sharding": "hybrid_shard", "replicas": 2, "sync": {"every": 2}}
+    one = make(group, hybrid)
+    losses = [one.step([batch_of(step, 0, rank // 2)], 1e-3).loss for step in range(4)]
     ranks = [rank % 2, rank % 2 + 2]
     pair = dist.new_group(ranks, use_local_synchronization=True)
     other = make(pair, RARE["ddp"])

@@ -47,8 +47,9 @@ def test_resumed_run_matches_uninterrupted_run(group, data, tmp_path, engine):
         },
         {"engine": "ddp", "sync": {"every": 3, "fragments": 2, "delay": 1, **INT4}},
         {"engine": "fsdp2", "sharding": "no_shard", "sync": {"every": 3, "momentum": 0.5}},
+        {"engine": "manual", "sharding": "no_shard", "sync": {"every": 3, **INT4}},
     ],
-    ids=["factors", "random", "everything", "delayed exchanges", "exchanges"],
+    ids=["factors", "random", "everything", "delayed exchanges", "exchanges", "flat exchanges"],
 )
 @on_ranks(2)
 def test_communication_state_is_resumed(group, data, tmp_path, strategy):
