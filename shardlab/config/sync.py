@@ -54,6 +54,10 @@ class Sync(Document):
             raise ValueError("decay does nothing without error_feedback: remove it")
         return self
 
+    def after_warmup(self) -> Self:
+        """Return the same without a warm-up."""
+        return self.model_copy(update={"warmup_steps": 0})
+
     def outer_momentum(self) -> float:
         """Return the momentum, or its default for this number of steps between exchanges."""
         if self.momentum is not None:

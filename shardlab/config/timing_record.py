@@ -53,7 +53,8 @@ class TimedRun(Document):
     delay_ms: float
     step_ms: list[float] = Field(min_length=1)
     """one per repetition, of the slowest rank; repetitions are the same for all runs of the timing.
-    With pauses: see `measured_ms`"""
+    With `sync` the mean of the steps of a round between exchanges. With pauses: see `measured_ms`
+    """
     contention: Contention | None
     """CPU time that others used during all repetitions of the timing; None where it is not counted
     """

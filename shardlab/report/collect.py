@@ -23,7 +23,6 @@ from shardlab.config.timing_record import TimedRun, scaling_efficiency
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic, read_json, read_json_lines
-from shardlab.core.interval import pauses
 
 _FIX_TRAINING = "run python -m stages.train --run {run} --seed {seed}"
 
@@ -65,8 +64,9 @@ def read_losses(results: Path, run: str, seed: int) -> pd.DataFrame:
         steps = pd.Index([int(event["step"]) for event in events], name="step")
         values = [(event["loss"], event["step_ms"] / 1e3) for event in events]
         curve = pd.DataFrame(values, steps, ["loss", "seconds"]).astype(float)
+        paused = [bool(event.get("paused")) for event in events]
         # no time of the training passed while the machine slept
-        seconds = curve["seconds"].mask(pauses(curve["seconds"]), curve["seconds"].median())
+        seconds = curve["seconds"].mask(paused, curve["seconds"].median())
         return curve.assign(seconds=seconds.cumsum())
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: not the events of a training run ({error!r}): {fix}") from None

@@ -176,7 +176,7 @@ def _write(
     traces: list[bytes],
 ) -> None:
     events = merge_events([rank.events for rank in ranks])
-    write_json_lines(folder / "events.jsonl", with_rates(events))
+    write_json_lines(folder / "events.jsonl", with_rates(plan, events))
     write_trace_of(traces, folder / "trace.json.gz")
     if logs is not None:
         write_traces(logs, traces)

@@ -96,19 +96,27 @@ def merge_events(ranks: Sequence[Sequence[Event]]) -> list[Event]:
     ]
 
 
-def with_rates(events: Sequence[Event]) -> list[Event]:
-    """Return the events with the tokens per second of all ranks, null where not finite."""
+def with_rates(plan: RunPlan, events: Sequence[Event]) -> list[Event]:
+    """Return the events with the tokens per second of all ranks, null where not finite, and whether
+    the machine paused."""
     return [
-        finite({**event, "tokens_per_s": event["tokens"] / event["step_ms"] * 1e3})
-        for event in events
+        finite({**event, "tokens_per_s": event["tokens"] / event["step_ms"] * 1e3, "paused": pause})
+        for event, pause in zip(events, _paused(plan, events), strict=True)
     ]
+
+
+def _paused(plan: RunPlan, events: Sequence[Event]) -> list[bool]:
+    # rare exchanges take longer than other steps, too
+    if plan.strategy.sync is not None:
+        return [False] * len(events)
+    return pauses([event["step_ms"] for event in events])
 
 
 def summarize(plan: RunPlan, events: Sequence[Event], ranks: Sequence[Measured]) -> dict[str, Any]:
     """Return the `Training` part of a record."""
     # a run that diverged in its untimed steps has no others
     timed = events[plan.train.untimed_steps :] or events
-    paused = pauses([event["step_ms"] for event in timed])
+    paused = _paused(plan, timed)
     measured = [event for event, is_pause in zip(timed, paused, strict=True) if not is_pause]
     step_ms = np.array([event["step_ms"] for event in measured])
     ledger = mean_ledger([rank.ledger for rank in ranks], len(timed))

@@ -42,9 +42,13 @@ class Runner:
     ) -> None:
         self.run, self.strategy = run, plan.runs[run]
         self._plan, self._link, self._group = plan, link, group
-        alone = run == NO_COMMUNICATION
+        alone, timed, sync = run == NO_COMMUNICATION, self.strategy, self.strategy.sync
+        if sync is not None:
+            # steps of the warm-up are those of another strategy
+            timed = timed.model_copy(update={"sync": sync.after_warmup()})
+        self._round = 1 if sync is None else sync.every
         self._built = build_loop(
-            plan.model, self.strategy, plan.train, split, _SEED, link.throttle, group, alone
+            plan.model, timed, plan.train, split, _SEED, link.throttle, group, alone
         )
         self._events: list[StepEvent] = []
         self.active = True
@@ -54,26 +58,29 @@ class Runner:
     def begin(self) -> None:
         """Discard the times and the traffic of the steps so far."""
         self.step_ms: list[float] = []
-        self._sent: list[tuple[int, int]] = []
+        self._sent: list[tuple[float, float]] = []
         self._built.engine.ledger.reset()
 
     def step(self) -> None:
-        """Do one step, which all ranks begin together after the step before."""
+        """Do one step, which all ranks begin together after the step before: of copies that train
+        alone a round between two exchanges, whose mean step counts."""
         dist.barrier(self._group)
         before = _counters()
         start = perf_counter()
-        self._built.loop.run(1, after=self._events.append)
+        self._built.loop.run(self._round, after=self._events.append)
         if device_of(self._group).type == "cuda":
             torch.cuda.synchronize()
-        self.step_ms.append((perf_counter() - start) * 1e3)
+        self.step_ms.append((perf_counter() - start) * 1e3 / self._round)
         dist.barrier(self._group)  # every message has arrived, so the counters include it
         if before is not None and (after := _counters()) is not None:
-            self._sent.append((after[0] - before[0], after[1] - before[1]))
+            nbytes, frames = after[0] - before[0], after[1] - before[1]
+            self._sent.append((nbytes / self._round, frames / self._round))
 
     @property
     def diverged(self) -> bool:
         """Return whether no update will succeed any more; alike on all ranks."""
-        return has_diverged(self._events, self._built.loss_scaled)
+        # copies that train alone do not know of one that diverges
+        return self._round == 1 and has_diverged(self._events, self._built.loss_scaled)
 
     def losses(self) -> list[float]:
         """Return the mean losses over the ranks of the first steps, on every rank."""
@@ -108,7 +115,8 @@ class Runner:
     ) -> TimedRun:
         plan, train = self._plan, self._plan.train
         link = plan.timing.link
-        ledger = mean_ledger([rank["ledger"] for rank in ranks], len(self.step_ms))
+        steps = len(self.step_ms) * self._round
+        ledger = mean_ledger([rank["ledger"] for rank in ranks], steps)
         sent = np.array([rank["sent"] for rank in ranks]).reshape(-1, 2)
         nbytes, frames = sent.mean(axis=0).tolist() if sent.size else (None, None)
         strategy = None if self.run == NO_COMMUNICATION else self.strategy
