@@ -26,7 +26,9 @@ from shardlab.comm.fsdp2_hooks import attach_fsdp2, replica_group
 from shardlab.comm.handle import Handle
 from shardlab.comm.ledger import Kind, Ledger
 from shardlab.comm.multi_phase import MultiPhaseCollective
-from shardlab.comm.rare_sync import RareSync, WarmUp, count_steps
+from shardlab.comm.object_collectives import subgroup
+from shardlab.comm.optimizer_steps import count_steps
+from shardlab.comm.rare_sync import RareSync, WarmUp
 from shardlab.comm.uncompressed import Native, UncompressedAllToAll
 from shardlab.config.compression import Compression, WeightCompression
 from shardlab.config.sync import Sync
@@ -100,8 +102,7 @@ def attach(
     """Compress the gradients (and gathered parameters) of `model`, and count every byte.
 
     All ranks call with the same arguments, once, after the last `fully_shard` and before the first
-    forward pass. The ledger lists what was
-    sent uncompressed, and why.
+    forward pass. The ledger lists what was sent uncompressed, and why.
 
     Args:
         model: wrapped by `fully_shard`, FullyShardedDataParallel or DistributedDataParallel, or a
@@ -110,7 +111,7 @@ def attach(
         weights: codec of the parameters that are gathered.
         error_feedback: add what was not sent to the next gradient of the same unit.
         residual: storage of that: fp32, bf16 or int8.
-        decay: factor of that, from one step to the next.
+        decay: factor of that, from one message of a unit to the next.
         route: native (the group's own collective, default for `none`) or exchange (all-to-all).
         minimum_size, weights_minimum_size: messages of fewer elements are sent uncompressed.
         exclude: patterns (`"*.bias"`) of parameters whose gradients are sent uncompressed.
@@ -192,7 +193,8 @@ def _attach(
     )
     rare = None
     if sync is not None:
-        rare = _rare_sync(wrapper, sync, ledger, replicas, seed)
+        _check_replicated(wrapper, sync, gradients, replicas)
+        rare = _rare_sync(model, wrapper, sync, ledger, replicas, seed)
         makers = _until_warm(wrapper, makers, rare)
     undo = [_attach_wrapper(model, wrapper, makers, lanes, replicas)]
     updates = None if weights.native else weights.updates
@@ -208,7 +210,22 @@ def _attach(
     return Handle(ledger, gradients.feedback, updates, collectives, units, lanes, detach, rare)
 
 
+def _check_replicated(
+    wrapper: nn.Module, sync: Sync, gradients: Route, replicas: dist.ProcessGroup | None
+) -> None:
+    """Raise `UserError` for options without effect where replicas train alone."""
+    if replicas is not None and not isinstance(wrapper, FSDPModule):
+        raise UserError("attach: replicas is for fully_shard and FSDP1: remove it")
+    alone = isinstance(wrapper, DistributedDataParallel) and not gradients.is_plain
+    if (alone or gradients.between_nodes is not None) and not sync.warmup_steps:
+        raise UserError(
+            "attach: no gradients are sent between replicas: give the codec of exchanges in "
+            'outer={"codec": ...}, or outer={"warmup_steps": ...}'
+        )
+
+
 def _rare_sync(
+    model: nn.Module,
     wrapper: nn.Module,
     settings: Sync,
     ledger: Ledger,
@@ -220,16 +237,16 @@ def _rare_sync(
     Raises:
         UserError: there are no replicas, or no exchanges for this wrapper.
     """
-    model, exact = wrapper, None
+    exact = None
     if isinstance(wrapper, DistributedDataParallel):
         group = wrapper.process_group
         if wrapper.find_unused_parameters:
             raise UserError(
                 "attach: find_unused_parameters sends a map in every step: wrap without it"
             )
-        model, exact = wrapper.module, Native(group, ledger, "gradients", extra=True)
+        model = wrapper.module
     elif isinstance(wrapper, FSDPModule):
-        group = replica_group(wrapper, replicas, settings.warmup_steps)
+        group = replica_group(model, replicas, settings.warmup_steps)
     elif isinstance(wrapper, Attachable) and wrapper.replica_group is not None:
         group = wrapper.replica_group
     else:
@@ -243,6 +260,11 @@ def _rare_sync(
             "another codec"
         )
     feedback = ErrorFeedback(decay=settings.decay) if settings.error_feedback else None
+    if settings.delay:
+        # exchanges run in a thread, and collectives of one group need one order
+        group = subgroup(group, dist.get_process_group_ranks(group))
+    if isinstance(wrapper, DistributedDataParallel):
+        exact = Native(group, ledger, "gradients", extra=True)
     route = Route(codec, codec.name == "none", 1024, seed=seed, feedback=feedback)
     collective = make_collective(group, ledger, "gradients", route)
     return RareSync(model, settings, collective, exact, feedback)

@@ -118,8 +118,8 @@ def replica_group(
         return between.pop()
     if replicas is not None and not between:
         raise UserError(
-            "attach: warmup_steps reduces gradients between replicas, which needs a mesh of two "
-            "dimensions, the replicas first: fully_shard over that, without replicas"
+            "attach: outer: warmup_steps reduces gradients between replicas, which needs a mesh of "
+            "two dimensions, the replicas first: fully_shard over that, without replicas"
         )
     raise UserError(
         "attach: sync_every needs replicas: fully_shard(..., mesh=init_device_mesh(TYPE, "

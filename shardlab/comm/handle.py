@@ -28,7 +28,7 @@ from shardlab.comm.feedback import (
     widen,
 )
 from shardlab.comm.ledger import Ledger
-from shardlab.comm.rare_sync import BETWEEN_EXCHANGES, RareSync
+from shardlab.comm.rare_sync import BETWEEN_EXCHANGES, RareSync, below
 from shardlab.core.errors import UserError
 
 State = dict[str, Tensor]
@@ -67,8 +67,10 @@ class Handle:
             self._sync.step_ended()
 
     def synchronize(self) -> None:
-        """Exchange all parameters now, as at the end of training; they are then the same on all
-        replicas."""
+        """Exchange all parameters at the end of training; they are then the same on all replicas.
+
+        For an evaluation before, take `exchanged_state_dict`.
+        """
         if self._sync is not None:
             self._sync.synchronize()
 
@@ -140,8 +142,8 @@ class Handle:
                 it lacks residuals, or it holds some, but there is no error feedback.
         """
         state = _own(state, dist.get_rank())
-        residuals = _below(RESIDUALS, state)
-        for name in _below(LAYOUT, residuals):
+        residuals = below(RESIDUALS, state)
+        for name in below(LAYOUT, residuals):
             if self._units is not None and _SUFFIX.split(name)[0] not in self._units:
                 raise UserError(
                     f"the state holds the residual of {name!r}, the model has "
@@ -163,9 +165,11 @@ class Handle:
                 f"with {_COUNT[:-1]!r}"
             )
         for prefix, each in self._stateful():
-            each.load_state_dict(_below(prefix, state))
+            each.load_state_dict(below(prefix, state))
         if self._sync is not None:
             self._sync.load_state_dict(state)
+        elif any(name.startswith(BETWEEN_EXCHANGES) for name in state):
+            raise UserError("the state is of replicas that train alone: attach with sync_every")
 
     def _stateful(self) -> Iterator[tuple[str, Collective | Updates]]:
         """Yield what else has a state, with the beginning of its names in that of the handle."""
@@ -202,7 +206,7 @@ def merge_states(
         and tensor.numel() == 1
     }
     residuals: State = {}
-    stored = [_below(RESIDUALS, state) for state in states]
+    stored = [below(RESIDUALS, state) for state in states]
     if any(name.endswith(REPLICAS) for name in stored[0]):
         raise UserError(
             "merge_states: residuals of a two-dimensional mesh fit the same mesh alone: continue "
@@ -242,17 +246,13 @@ def _of_rank(rank: int) -> str:
 
 def _own(state: State, rank: int) -> State:
     """Return the part of a state that is of `rank`, by names without it."""
-    own = _below(_of_rank(rank), state)
+    own = below(_of_rank(rank), state)
     if state and not own:
         raise UserError(
             f"the state has {next(iter(state))!r} and nothing of rank {rank}: give each rank its "
             "own, or for other ranks what shardlab.merge_states makes of all states in their order"
         )
     return own
-
-
-def _below(prefix: str, state: State) -> State:
-    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
 
 def _merge_unit(states: Sequence[State], unit: str, old: Layout, new: Layout, rank: int) -> State:

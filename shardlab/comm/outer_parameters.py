@@ -42,9 +42,9 @@ class OuterUnit:
         """Apply the mean outer gradient, which is changed."""
         momentum = settings.outer_momentum()
         self.momentum.mul_(momentum).add_(mean)
-        step = mean.add_(self.momentum, alpha=momentum)
-        if settings.optimizer == "sgd":
-            step = self.momentum
+        step = self.momentum
+        if settings.optimizer == "nesterov":
+            step = mean.add_(self.momentum, alpha=momentum)
         self.outer.sub_(step, alpha=settings.learning_rate)
 
     def mix(self, alpha: float) -> None:

@@ -21,13 +21,12 @@ Laws:
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.distributed.fsdp import FSDPModule
 
 from shardlab.codecs.base import Block, Unit
 from shardlab.comm.background import Background, Running
@@ -41,7 +40,7 @@ from shardlab.models.units import parameter_names, plain
 BETWEEN_EXCHANGES = "sync."
 """begins the names of what only the same ranks can continue with"""
 _STEP, _COUNT = "outer.step", "sync.residuals"
-_RESIDUAL, _MESSAGES = "sync.residual.", "sync.messages."
+_RESIDUAL, _MESSAGES, _BUFFERS = "sync.residual.", "sync.messages.", "sync.buffers"
 
 
 class WarmUp(Collective):
@@ -124,7 +123,12 @@ class RareSync:
         self._fragments = [self._units[index::count] for index in range(count)]
         self._exchanges: dict[int, _Exchange] = {}
         """on the way, by fragment"""
-        self._background = Background("outer") if settings.delay else None
+        self._background = None
+        if settings.delay:
+            self._background = Background("outer", self._units[0].outer.device)
+        self._synchronized = -1
+        """step after which all was exchanged"""
+        self._is_detached = False
         self._are_compared = False
         # weights may be loaded after attach
         self._first = model.register_forward_pre_hook(self._begin, prepend=True)
@@ -135,24 +139,32 @@ class RareSync:
         Raises:
             PayloadError: on all replicas: they differ in their steps, or in the parameters they
                 began with.
-            UserError: parameters were frozen since.
+            UserError: other parameters are trained than at the start.
         """
+        if self._is_detached:
+            return
         self.step += 1
         if self.step == self.settings.warmup_steps:
             self._restart()
         for index in range(len(self._fragments)):
             if self._is_due(index):
                 self._start(index)
-            if self._is_due(index, self.settings.delay):
+            # what was on the way may have been finished early
+            if index in self._exchanges and self._is_due(index, self.settings.delay):
                 self._finish(index)
 
     def synchronize(self) -> None:
         """Exchange all fragments now, on all ranks; the parameters are then the outer ones.
 
-        Call it at the end of training, or before an evaluation.
+        Call it at the end of training: in between it would be an exchange more than `every` says,
+        with its step of the outer momentum.
         """
-        if self.step < self.settings.warmup_steps:
+        if self.step < self.settings.warmup_steps or self._synchronized == self.step:
             return
+        self._synchronized = self.step
+        for module in self._model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # an evaluation may have left what it has gathered
         for index in range(len(self._fragments)):
             if index in self._exchanges:
                 self._finish(index)
@@ -173,6 +185,8 @@ class RareSync:
 
     def exchanged_parameters(self) -> dict[nn.Parameter, Tensor]:
         """Return the outer parameter of each that is trained."""
+        if self.step < self.settings.warmup_steps:
+            self._restart()  # all replicas have the same
         return {k: v for unit in self._units for k, v in unit.outer_parameters().items()}
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -190,24 +204,30 @@ class RareSync:
         for exchange in self._exchanges.values():
             for unit, mean in zip(exchange.units, exchange.means, strict=True):
                 state[f"sync.delayed.{unit.name}"] = mean
+            if exchange.buffers is not None:
+                state[_BUFFERS] = exchange.buffers
         return state
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Continue from `state_dict()`; from one without its entries as at the start, and from
-        `merge_states` with the model's parameters as the outer ones.
+        """Continue from `state_dict()`, or from `merge_states`: then the parameters that the model
+        has now, which all replicas agreed on, are the outer ones. Other states change nothing.
 
         Raises:
-            UserError: it is of another model or another number of shards, or lacks residuals.
+            UserError: it is of another model or another number of shards, or lacks residuals, or it
+                holds some, but there is no error feedback.
         """
         if _STEP not in state:
             return
-        self._first.remove()
         self._exchanges.clear()
+        self._synchronized = -1
         self.step = int(state[_STEP])
+        self._first.remove()
+        if self.step == 0:
+            self._first = self._model.register_forward_pre_hook(self._begin, prepend=True)
         if _COUNT not in state:
             self._restart()
             return
-        residuals = _below(_RESIDUAL, state)
+        residuals = below(_RESIDUAL, state)
         if len(residuals) != int(state[_COUNT]):
             raise UserError(
                 f"the state holds {len(residuals)} of {int(state[_COUNT])} residuals of exchanges: "
@@ -215,7 +235,9 @@ class RareSync:
             )
         if self._feedback is not None:
             self._feedback.load_state_dict(residuals)
-        self._collective.load_state_dict(_below(_MESSAGES, state))
+        elif residuals:
+            raise UserError("the state holds residuals of exchanges: attach with error_feedback")
+        self._collective.load_state_dict(below(_MESSAGES, state))
         for unit in self._units:
             for kind, tensor in (("outer", unit.outer), ("momentum", unit.momentum)):
                 tensor.copy_(_saved(state, f"sync.{kind}.{unit.name}", tensor))
@@ -224,10 +246,12 @@ class RareSync:
             if names[0] in state:
                 pairs = zip(names, units, strict=True)
                 means = [_saved(state, name, unit.outer).clone() for name, unit in pairs]
-                self._exchanges[index] = _Exchange(self.step, units, means, None)
+                buffers = state.get(_BUFFERS) if index == 0 else None
+                self._exchanges[index] = _Exchange(self.step, units, means, buffers)
 
     def detach(self) -> None:
-        """Wait for what is on the way, and forget it."""
+        """Wait for what is on the way, and forget it; nothing is exchanged any more."""
+        self._is_detached = True
         self._first.remove()
         for exchange in self._exchanges.values():
             if exchange.running is not None:
@@ -243,7 +267,27 @@ class RareSync:
 
     def _begin(self, *_: object) -> None:
         self._first.remove()
+        self._check_trained()
+        present = {id(parameter) for parameter in self._model.parameters()}
+        for unit in self._units:
+            for name, parameter in unit.parameters.items():
+                if id(parameter) not in present:
+                    raise UserError(
+                        f"sync: {name} was replaced after attach: attach after that, or load "
+                        "weights without assign=True"
+                    )
         self._restart()
+
+    def _check_trained(self) -> None:
+        """Refuse parameters that were frozen or unfrozen since `attach`."""
+        # by name: between forward and backward FSDP2 has others in their places
+        trained = {plain(n) for n, p in self._model.named_parameters() if p.requires_grad}
+        known = {name for unit in self._units for name in unit.parameters}
+        for name in sorted(trained ^ known):
+            raise UserError(
+                f"sync: {name} was frozen or unfrozen after attach: do so before it, or detach() "
+                "and attach again"
+            )
 
     @torch.no_grad()
     def _restart(self) -> None:
@@ -254,13 +298,7 @@ class RareSync:
     def _start(self, index: int) -> None:
         """Begin the exchange of a fragment; with a delay, while training goes on."""
         units = self._fragments[index]
-        for unit in units:
-            for name, parameter in unit.parameters.items():
-                if not parameter.requires_grad:
-                    raise UserError(
-                        f"sync: {name} was frozen after attach: freeze before it, or detach() and "
-                        "attach again"
-                    )
+        self._check_trained()
         buffers = self._flat_buffers() if index == 0 else None
         exchange = self._exchanges[index] = _Exchange(self.step, units, [], buffers)
         if self._background is not None:
@@ -328,59 +366,8 @@ def _wait(exchange: _Exchange) -> None:
         exchange.running.wait()
 
 
-def count_steps(
-    model: nn.Module, sync: RareSync, optimizers: Sequence[Optimizer]
-) -> Callable[[], None]:
-    """Call `sync.step_ended()` once all optimizers have stepped; return a function that stops that.
-
-    Without optimizers the script does so by `Handle.step`; one that forgets it is told.
-
-    Raises:
-        UserError: a trained parameter is in none of the optimizers.
-    """
-    if not optimizers:
-        return _expect_steps(model, sync)
-    held = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad and id(parameter) not in held:
-            raise UserError(f"attach: no optimizer holds {name}: give all optimizers of the model")
-    stepped: set[int] = set()
-
-    def after(optimizer: Optimizer, *_: object) -> None:
-        stepped.add(id(optimizer))
-        if len(stepped) == len(optimizers):
-            stepped.clear()
-            sync.step_ended()
-
-    hooks = [optimizer.register_step_post_hook(after) for optimizer in optimizers]
-
-    def stop() -> None:
-        for hook in hooks:
-            hook.remove()
-
-    return stop
-
-
-def _expect_steps(model: nn.Module, sync: RareSync) -> Callable[[], None]:
-    """Raise `UserError` where an optimizer steps for longer than a round without `Handle.step`."""
-    own = {id(parameter) for parameter in model.parameters()}
-    steps, seen = 0, 0
-
-    def after(optimizer: Optimizer, *_: object) -> None:
-        nonlocal steps, seen
-        if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
-            return
-        steps, seen = (steps + 1, seen) if seen == sync.step else (1, sync.step)
-        if steps > sync.settings.every + 8:
-            raise UserError(
-                "sync: the optimizer steps, but nothing counts the steps: give attach "
-                "optimizer=..., or call handle.step() at the end of each iteration"
-            )
-
-    return register_optimizer_step_post_hook(after).remove
-
-
-def _below(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+def below(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the entries whose names begin so, by the rest of their names."""
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
 

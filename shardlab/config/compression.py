@@ -23,7 +23,7 @@ class Compression(Document):
     residual: Literal["fp32", "bf16", "int8"] = "fp32"
     """type in which error feedback stores what was not sent"""
     decay: float = Field(1.0, gt=0, le=1)
-    """factor of what was not sent, from one step to the next (0.95 in SparseLoCo)"""
+    """factor of what was not sent, from one message to the next (0.95 in SparseLoCo)"""
     minimum_size: int = Field(1024, ge=0)
     """messages with fewer elements are sent uncompressed"""
     exclude: Annotated[tuple[str, ...], AS_TUPLE] = ()

@@ -113,6 +113,7 @@ def _canonical_values(given: Settings) -> dict[str, Any]:
     values["limit_all_gathers"] = False if given.limit_all_gathers is False else None
     values["use_orig_params"] = given.use_orig_params or None
     values["weights"] = given.weights.canonical() if given.weights else None
+    values["sync"] = given.sync.canonical() if given.sync else None
     on_device = given.grad_sync == "gpu_reduce"
     native = traits.native_route and not on_device
     values["gradients"] = given.gradients.canonical(None if native else "exchange")

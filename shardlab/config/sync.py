@@ -54,6 +54,13 @@ class Sync(Document):
             raise ValueError("decay does nothing without error_feedback: remove it")
         return self
 
+    def canonical(self) -> Self:
+        """Return the same with the momentum written out, and without an optimizer that it makes
+        equal to the default."""
+        momentum = self.outer_momentum()
+        optimizer = self.optimizer if momentum else "nesterov"
+        return self.model_copy(update={"momentum": momentum, "optimizer": optimizer})
+
     def after_warmup(self) -> Self:
         """Return the same without a warm-up."""
         return self.model_copy(update={"warmup_steps": 0})

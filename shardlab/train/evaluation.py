@@ -47,7 +47,9 @@ def save_model(
     for kind in ("bos", "pad"):
         if isinstance(token := names.get(f"{kind}_token"), dict):
             token = token["content"]
-        if token and (number := known.token_to_id(token)) is not None:
+        number = known.token_to_id(token) if token else None
+        # special tokens that no text brings have no row
+        if number is not None and number < model.config.get_text_config().vocab_size:
             setattr(model.config.get_text_config(), f"{kind}_token_id", number)
             setattr(model.config, f"{kind}_token_id", number)
     with atomic(folder) as temporary:

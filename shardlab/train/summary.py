@@ -116,7 +116,7 @@ def summarize(plan: RunPlan, events: Sequence[Event], ranks: Sequence[Measured])
     """Return the `Training` part of a record."""
     # a run that diverged in its untimed steps has no others
     timed = events[plan.train.untimed_steps :] or events
-    paused = _paused(plan, timed)
+    paused = _paused(plan, events)[-len(timed) :]
     measured = [event for event, is_pause in zip(timed, paused, strict=True) if not is_pause]
     step_ms = np.array([event["step_ms"] for event in measured])
     ledger = mean_ledger([rank.ledger for rank in ranks], len(timed))

@@ -80,7 +80,8 @@ class Runner:
     def diverged(self) -> bool:
         """Return whether no update will succeed any more; alike on all ranks."""
         # copies that train alone do not know of one that diverges
-        return self._round == 1 and has_diverged(self._events, self._built.loss_scaled)
+        rare = self.strategy.sync is not None
+        return not rare and has_diverged(self._events, self._built.loss_scaled)
 
     def losses(self) -> list[float]:
         """Return the mean losses over the ranks of the first steps, on every rank."""

@@ -251,6 +251,51 @@ def test_several_optimizers_count_one_step(group):
     assert same == [False, True, False, True]
 
 
+@on_ranks(2)
+def test_what_is_on_the_way_may_be_finished_early(group):
+    model = ddp(group)
+    handle, optimizer = attached(model, 3, delay=2, fragments=2)
+    trained(model, group, 4, optimizer)
+    handle.synchronize()
+    agreed = flat(model)
+    handle.synchronize()  # nothing has moved since
+    assert torch.equal(flat(model), agreed) and is_same_everywhere(agreed, group)
+    trained(model, group, 4, optimizer, first=4)
+    handle.synchronize()
+    assert is_same_everywhere(flat(model), group)
+
+
+@on_ranks(2)
+def test_all_roots_of_fully_shard_are_exchanged(group):
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicas", "shards"))
+    model = network()
+    for layer in (model[0], model[2], model[3]):
+        fully_shard(layer, mesh=mesh)
+    _, optimizer = attached(model, 2)
+    found = trained(model, group, 2, optimizer)
+    assert [is_same_everywhere(each, group) for each in found] == [False, True]
+
+
+@on_ranks(2)
+def test_in_the_warm_up_the_model_itself_is_what_all_agree_on(group):
+    model = ddp(group)
+    handle, optimizer = attached(model, 2, warmup_steps=9)
+    trained(model, group, 3, optimizer)
+    outer = torch.cat([t.flatten() for t in handle.exchanged_state_dict().values()])
+    assert torch.equal(outer, flat(model))
+
+
+@on_ranks(2)
+def test_after_detach_nothing_is_exchanged(group):
+    expected, model = ddp(group), ddp(group)
+    handle, optimizer = attached(model, 2)
+    handle.detach()
+    found = trained(model, group, 4, optimizer)
+    handle.step()
+    torch.testing.assert_close(found[-1], trained(expected, group, 4)[-1], rtol=1e-5, atol=1e-6)
+    assert handle.ledger.summary()["gradients"]["collectives"] > 0  # of gradients again
+
+
 def refusal(call, error=UserError):
     with pytest.raises(error) as caught:
         call()
@@ -271,6 +316,14 @@ def test_what_cannot_be_exchanged_is_refused_in_one_line(group):
         ({"learning_rat": 1}, "learning_rate"),
     ):
         assert said in refusal(lambda outer=outer: attach(model, sync_every=2, outer=outer))
+    for options, said in (
+        ({"gradients": "int8"}, 'give the codec of exchanges in outer={"codec": ...}'),
+        ({"replicas": group}, "replicas is for fully_shard"),
+    ):
+        given = {"sync_every": 2, **options}
+        assert said in refusal(lambda given=given: attach(model, **given))
+    state = attach(ddp(group), sync_every=2).state_dict()
+    assert "attach with sync_every" in refusal(lambda: attach(ddp(group)).load_state_dict(state))
     assert "for sync_every" in refusal(lambda: attach(model, optimizer=some))
     assert "init_device_mesh" in refusal(lambda: attach(fsdp2(group), sync_every=2))
 
@@ -284,13 +337,15 @@ def test_replicas_that_differ_are_refused_on_all_ranks(group):
     assert "first parameters" in refusal(lambda: trained(model, group, 1, optimizer), PayloadError)
 
 
+@pytest.mark.parametrize("trained_at_first", [True, False])
 @on_ranks(2)
-def test_frozen_parameters_are_named(group):
-    model = ddp(group)
+def test_parameters_that_are_frozen_or_unfrozen_later_are_named(group, trained_at_first):
+    model = meshed(group)
+    model[2].requires_grad_(trained_at_first)
     _, optimizer = attached(model, 2)
     trained(model, group, 1, optimizer)
-    model.module[2].requires_grad_(False)
-    assert "2.weight was frozen" in refusal(lambda: trained(model, group, 1, optimizer))
+    model[2].requires_grad_(not trained_at_first)
+    assert "2.bias was frozen" in refusal(lambda: trained(model, group, 1, optimizer))
 
 
 @on_ranks(2)

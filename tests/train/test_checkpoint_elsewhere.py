@@ -81,6 +81,15 @@ def test_copies_continue_on_other_ranks_from_what_they_agreed_on(data, tmp_path,
     assert alone["losses"][-1] < alone["losses"][0]
 
 
+@on_ranks(2)
+def test_another_strategy_of_exchanges_begins_with_the_saved_model(group, data, tmp_path):
+    saved = Run.start(plan_of(data, strategy_of("ddp")), tmp_path, group, every=2).to(2).whole()
+    rare = plan_of(data, {"engine": "ddp", "sync": {"every": 9}})
+    run = Run.start(rare, tmp_path, group, elastic=True).to(3)
+    agreed = {name: saved[f"parameter.{name}"] for name in run.engine.replicas() if saved}
+    assert not differing(agreed, {name: run.engine.replicas()[name] for name in agreed})
+
+
 def bytes_raw(run: Run) -> torch.Tensor:
     return torch.tensor(run.engine.ledger.sums()["gradients"]["bytes_raw"])
 

@@ -1,0 +1,70 @@
+"""What counts as a step of replicas that train alone."""
+
+import weakref
+from collections.abc import Callable, Sequence
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from shardlab.comm.rare_sync import RareSync
+from shardlab.core.errors import UserError
+
+
+def count_steps(
+    model: nn.Module, sync: RareSync, optimizers: Sequence[Optimizer]
+) -> Callable[[], None]:
+    """Call `sync.step_ended()` once all optimizers have stepped; return a function that stops that.
+
+    Without optimizers the script does so by `Handle.step`; one that forgets it is told.
+
+    Raises:
+        UserError: a trained parameter is in none of the optimizers.
+    """
+    if not optimizers:
+        return _expect_steps(model, sync)
+    held = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and id(parameter) not in held:
+            raise UserError(f"attach: no optimizer holds {name}: give all optimizers of the model")
+    stepped: set[int] = set()
+
+    def after(optimizer: Optimizer, *_: object) -> None:
+        stepped.add(id(optimizer))
+        if len(stepped) == len(optimizers):
+            stepped.clear()
+            sync.step_ended()
+
+    hooks = [optimizer.register_step_post_hook(after) for optimizer in optimizers]
+
+    def stop() -> None:
+        for hook in hooks:
+            hook.remove()
+
+    return stop
+
+
+def _expect_steps(model: nn.Module, sync: RareSync) -> Callable[[], None]:
+    """Raise `UserError` where an optimizer steps for longer than a round without `Handle.step`."""
+    own = {id(parameter) for parameter in model.parameters()}
+    steps, seen = 0, 0
+    # weak, since the registry of torch is global, and models are dropped without `detach`
+    sync_ref = weakref.ref(sync)
+
+    def after(optimizer: Optimizer, *_: object) -> None:
+        nonlocal steps, seen
+        sync = sync_ref()
+        if sync is None or not any(
+            id(p) in own for group in optimizer.param_groups for p in group["params"]
+        ):
+            return
+        steps, seen = (steps + 1, seen) if seen == sync.step else (1, sync.step)
+        if steps > sync.settings.every + 8:
+            raise UserError(
+                "sync: the optimizer steps, but nothing counts the steps: give attach "
+                "optimizer=..., or call handle.step() at the end of each iteration"
+            )
+
+    hook = register_optimizer_step_post_hook(after)
+    weakref.finalize(sync, hook.remove)
+    return hook.remove
