@@ -237,12 +237,16 @@ def _rare_sync(
     Raises:
         UserError: there are no replicas, or no exchanges for this wrapper.
     """
-    exact = None
     if isinstance(wrapper, DistributedDataParallel):
         group = wrapper.process_group
         if wrapper.find_unused_parameters:
             raise UserError(
                 "attach: find_unused_parameters sends a map in every step: wrap without it"
+            )
+        if wrapper.parameters_to_ignore:
+            raise UserError(
+                f"attach: DistributedDataParallel ignores {min(wrapper.parameters_to_ignore)}, and "
+                "exchanges would not: freeze it"
             )
         model = wrapper.module
     elif isinstance(wrapper, FSDPModule):
@@ -255,16 +259,13 @@ def _rare_sync(
         )
     codec = make_codec(settings.codec)
     if codec.votes:
-        raise UserError(
-            f"attach: outer: codec {codec.name!r} votes, and outer gradients need their mean: take "
-            "another codec"
-        )
+        raise UserError(f"attach: outer: {codec.name!r} votes, and exchanges need means")
     feedback = ErrorFeedback(decay=settings.decay) if settings.error_feedback else None
     if settings.delay:
         # exchanges run in a thread, and collectives of one group need one order
         group = subgroup(group, dist.get_process_group_ranks(group))
-    if isinstance(wrapper, DistributedDataParallel):
-        exact = Native(group, ledger, "gradients", extra=True)
+    averages_buffers = isinstance(wrapper, DistributedDataParallel)
+    exact = Native(group, ledger, "gradients", extra=True) if averages_buffers else None
     route = Route(codec, codec.name == "none", 1024, seed=seed, feedback=feedback)
     collective = make_collective(group, ledger, "gradients", route)
     return RareSync(model, settings, collective, exact, feedback)

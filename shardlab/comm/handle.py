@@ -63,14 +63,14 @@ class Handle:
         It exchanges what is due between replicas. All ranks call it equally often, also where a
         step was left out, as by a loss scaler.
         """
-        if self._sync is not None:
-            self._sync.step_ended()
+        if self._sync is None:
+            return
+        if self._sync.is_counted:
+            raise UserError("handle.step() counts what optimizer= counts already: remove one")
+        self._sync.step_ended()
 
     def synchronize(self) -> None:
-        """Exchange all parameters at the end of training; they are then the same on all replicas.
-
-        For an evaluation before, take `exchanged_state_dict`.
-        """
+        """Average the replicas, at the end of training or before `detach`; they are then equal."""
         if self._sync is not None:
             self._sync.synchronize()
 

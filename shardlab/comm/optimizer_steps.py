@@ -1,6 +1,7 @@
 """What counts as a step of replicas that train alone."""
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from torch import nn
@@ -27,6 +28,13 @@ def count_steps(
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and id(parameter) not in held:
             raise UserError(f"attach: no optimizer holds {name}: give all optimizers of the model")
+    # by name: its module takes long to import
+    if any(type(each).__name__ == "ZeroRedundancyOptimizer" for each in optimizers):
+        raise UserError(
+            "attach: ZeroRedundancyOptimizer sends parameters between replicas in every step: take "
+            "the optimizer that it wraps"
+        )
+    sync.is_counted = True
     stepped: set[int] = set()
 
     def after(optimizer: Optimizer, *_: object) -> None:
@@ -47,19 +55,22 @@ def count_steps(
 def _expect_steps(model: nn.Module, sync: RareSync) -> Callable[[], None]:
     """Raise `UserError` where an optimizer steps for longer than a round without `Handle.step`."""
     own = {id(parameter) for parameter in model.parameters()}
-    steps, seen = 0, 0
+    steps, seen = Counter[int](), 0
     # weak, since the registry of torch is global, and models are dropped without `detach`
     sync_ref = weakref.ref(sync)
 
     def after(optimizer: Optimizer, *_: object) -> None:
-        nonlocal steps, seen
+        nonlocal seen
         sync = sync_ref()
         if sync is None or not any(
             id(p) in own for group in optimizer.param_groups for p in group["params"]
         ):
             return
-        steps, seen = (steps + 1, seen) if seen == sync.step else (1, sync.step)
-        if steps > sync.settings.every + 8:
+        if seen != sync.step:
+            steps.clear()
+            seen = sync.step
+        steps[id(optimizer)] += 1
+        if steps[id(optimizer)] > sync.settings.every + 8:
             raise UserError(
                 "sync: the optimizer steps, but nothing counts the steps: give attach "
                 "optimizer=..., or call handle.step() at the end of each iteration"

@@ -8,8 +8,10 @@ from torch.distributed.tensor import DTensor
 
 from shardlab.codecs.base import Block, Unit
 from shardlab.config.sync import Sync
+from shardlab.core.errors import UserError
 from shardlab.models.units import plain
 
+_DTYPES = torch.float32, torch.bfloat16, torch.float16
 _OUTER = "@outer"
 """suffix of units whose outer gradients are exchanged"""
 
@@ -84,6 +86,8 @@ def outer_units(model: nn.Module) -> list[OuterUnit]:
     found: dict[str, dict[str, nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
+            if parameter.dtype not in _DTYPES:
+                raise UserError(f"attach: {name} of {parameter.dtype}: exchanges are in float32")
             name = plain(name)
             layer = re.match(r"(?:.*?\.)?\d+(?=\.|$)", name)
             found.setdefault(layer[0] if layer else "root", {})[name] = parameter

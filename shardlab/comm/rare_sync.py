@@ -76,7 +76,8 @@ class WarmUp(Collective):
 class _Exchange:
     """Messages of one fragment, between their beginning and the update."""
 
-    step: int
+    facts: str
+    """what must be equal on all replicas"""
     units: Sequence[OuterUnit]
     means: list[Tensor]
     """outer gradients of this replica, then the means; empty: made one after another"""
@@ -126,9 +127,12 @@ class RareSync:
         self._background = None
         if settings.delay:
             self._background = Background("outer", self._units[0].outer.device)
-        self._synchronized = -1
-        """step after which all was exchanged"""
+        self.is_counted = False
+        """whether optimizers say when a step has ended"""
         self._is_detached = False
+        # replicas with other settings would wait for messages that never come
+        device = self._units[0].outer.device
+        collective.compare(f"exchanges of {settings!r}", device)
         self._are_compared = False
         # weights may be loaded after attach
         self._first = model.register_forward_pre_hook(self._begin, prepend=True)
@@ -154,14 +158,12 @@ class RareSync:
                 self._finish(index)
 
     def synchronize(self) -> None:
-        """Exchange all fragments now, on all ranks; the parameters are then the outer ones.
+        """Average the replicas, on all ranks; the parameters are then the outer ones.
 
-        Call it at the end of training: in between it would be an exchange more than `every` says,
-        with its step of the outer momentum.
+        Without momentum, which would multiply what a few steps have moved.
         """
-        if self.step < self.settings.warmup_steps or self._synchronized == self.step:
+        if self._is_warming_up:
             return
-        self._synchronized = self.step
         for module in self._model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()  # an evaluation may have left what it has gathered
@@ -170,7 +172,7 @@ class RareSync:
                 self._finish(index)
             if not self._is_due(index):  # else it was exchanged after this very step
                 self._start(index)
-                self._finish(index)
+                self._finish(index, averages=True)
         with torch.no_grad():
             for unit in self._units:
                 unit.mix(0.0)
@@ -185,7 +187,7 @@ class RareSync:
 
     def exchanged_parameters(self) -> dict[nn.Parameter, Tensor]:
         """Return the outer parameter of each that is trained."""
-        if self.step < self.settings.warmup_steps:
+        if self._is_warming_up:
             self._restart()  # all replicas have the same
         return {k: v for unit in self._units for k, v in unit.outer_parameters().items()}
 
@@ -219,11 +221,7 @@ class RareSync:
         if _STEP not in state:
             return
         self._exchanges.clear()
-        self._synchronized = -1
         self.step = int(state[_STEP])
-        self._first.remove()
-        if self.step == 0:
-            self._first = self._model.register_forward_pre_hook(self._begin, prepend=True)
         if _COUNT not in state:
             self._restart()
             return
@@ -247,7 +245,7 @@ class RareSync:
                 pairs = zip(names, units, strict=True)
                 means = [_saved(state, name, unit.outer).clone() for name, unit in pairs]
                 buffers = state.get(_BUFFERS) if index == 0 else None
-                self._exchanges[index] = _Exchange(self.step, units, means, buffers)
+                self._exchanges[index] = _Exchange("", units, means, buffers)
 
     def detach(self) -> None:
         """Wait for what is on the way, and forget it; nothing is exchanged any more."""
@@ -265,8 +263,17 @@ class RareSync:
         steps = self.step - self.settings.warmup_steps - index * every // len(self._fragments)
         return steps > delay and (steps - delay) % every == 0
 
+    @property
+    def _is_warming_up(self) -> bool:
+        """Return whether replicas have not trained alone yet, and so are equal."""
+        return self.step < max(1, self.settings.warmup_steps)
+
     def _begin(self, *_: object) -> None:
-        self._first.remove()
+        """Take the parameters as they are in each forward pass before the first step: weights may
+        have been loaded since the last one."""
+        if self.step:
+            self._first.remove()
+            return
         self._check_trained()
         present = {id(parameter) for parameter in self._model.parameters()}
         for unit in self._units:
@@ -300,14 +307,19 @@ class RareSync:
         units = self._fragments[index]
         self._check_trained()
         buffers = self._flat_buffers() if index == 0 else None
-        exchange = self._exchanges[index] = _Exchange(self.step, units, [], buffers)
+        exchange = self._exchanges[index] = _Exchange(self._facts(), units, [], buffers)
+        self._are_compared = True
         if self._background is not None:
             exchange.means = [unit.gradient() for unit in units]
             exchange.running = self._background.start(self._reduce, exchange)
 
     @torch.no_grad()
-    def _finish(self, index: int) -> None:
-        """Update a fragment by the mean outer gradients."""
+    def _finish(self, index: int, averages: bool = False) -> None:
+        """Update a fragment by the mean outer gradients.
+
+        Args:
+            averages: without the outer optimizer.
+        """
         exchange = self._exchanges.pop(index)
         if exchange.means:
             _wait(exchange)
@@ -315,7 +327,10 @@ class RareSync:
         else:
             means = self._means(exchange)
         for unit, mean in zip(exchange.units, means, strict=True):
-            unit.update(mean, self.settings)
+            if averages:
+                unit.outer.sub_(mean)
+            else:
+                unit.update(mean, self.settings)
             unit.mix(self.settings.alpha)
         if exchange.buffers is not None:
             self._set_buffers(exchange.buffers)
@@ -327,8 +342,7 @@ class RareSync:
     def _means(self, exchange: _Exchange) -> Iterator[Tensor]:
         """Yield the mean outer gradient of each unit, one after another for the sake of memory."""
         device = exchange.units[0].outer.device
-        self._collective.compare(self._facts(exchange), device)
-        self._are_compared = True
+        self._collective.compare(exchange.facts, device)
         if exchange.buffers is not None and self._exact is not None:
             part = Unit("buffers", (Block("buffers", exchange.buffers.numel(), 1),))
             self._exact.all_reduce(exchange.buffers, 1 / self._exact.world_size, part)
@@ -339,14 +353,14 @@ class RareSync:
                 self._feedback.step_ended()
             yield vector
 
-    def _facts(self, exchange: _Exchange) -> str:
+    def _facts(self) -> str:
         """Return what must be equal on all replicas, the parameters at the first exchange."""
         if self._are_compared:
-            return f"step {exchange.step}"
+            return f"step {self.step}"
         digest = hashlib.blake2b(digest_size=8)
         for unit in self._units:
             digest.update(unit.outer.cpu().numpy().data)
-        return f"step {exchange.step}, first parameters {digest.hexdigest()}"
+        return f"step {self.step}, first parameters {digest.hexdigest()}"
 
     def _float_buffers(self) -> list[Tensor]:
         return [b for b in self._model.buffers() if b.is_floating_point() and b.numel()]

@@ -266,6 +266,47 @@ def test_what_is_on_the_way_may_be_finished_early(group):
 
 
 @on_ranks(2)
+def test_the_end_of_training_is_the_mean_of_the_replicas(group):
+    model = ddp(group)
+    handle, optimizer = attached(model, 20, momentum=0.9)
+    own = trained(model, group, 2, optimizer)[-1]
+    handle.synchronize()
+    mean = own.clone()
+    dist.all_reduce(mean)
+    torch.testing.assert_close(flat(model), mean / 2)
+
+
+@on_ranks(2)
+def test_weights_may_be_loaded_until_the_first_step(group):
+    model = ddp(group)
+    handle, optimizer = attached(model, 1, **PLAIN)
+    model(torch.ones(1, 40))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(0.1)
+    loaded = flat(model)
+    agreed = torch.cat([t.flatten() for t in handle.exchanged_state_dict().values()])
+    assert torch.equal(agreed, loaded)
+    (found,) = trained(model, group, 1, optimizer)
+    assert (found - loaded).abs().max() < 0.5
+
+
+@pytest.mark.fresh_ranks
+@on_ranks(2)
+def test_collectives_of_the_script_do_not_meet_delayed_exchanges(group):
+    model = ddp(group)
+    handle, optimizer = attached(model, 2, delay=1)
+    mine = torch.ones(2400)  # as many as the weights of a layer
+    for step in range(8):
+        trained(model, group, 1, optimizer, step)
+        total = mine.clone()
+        dist.all_reduce(total)
+        assert torch.equal(total, 2 * mine)
+    handle.synchronize()
+    assert is_same_everywhere(flat(model), group)
+
+
+@on_ranks(2)
 def test_all_roots_of_fully_shard_are_exchanged(group):
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicas", "shards"))
     model = network()
@@ -291,7 +332,7 @@ def test_after_detach_nothing_is_exchanged(group):
     handle, optimizer = attached(model, 2)
     handle.detach()
     found = trained(model, group, 4, optimizer)
-    handle.step()
+    assert "counts already" in refusal(handle.step)
     torch.testing.assert_close(found[-1], trained(expected, group, 4)[-1], rtol=1e-5, atol=1e-6)
     assert handle.ledger.summary()["gradients"]["collectives"] > 0  # of gradients again
 
@@ -322,6 +363,11 @@ def test_what_cannot_be_exchanged_is_refused_in_one_line(group):
     ):
         given = {"sync_every": 2, **options}
         assert said in refusal(lambda given=given: attach(model, **given))
+    rank = dist.get_rank(group)
+    differ = {"sync_every": 2, "outer": {"learning_rate": 0.5 + rank / 4}}
+    assert "learning_rate" in refusal(lambda: attach(ddp(group), **differ), PayloadError)
+    wide = DistributedDataParallel(network().double())
+    assert "exchanges are in float32" in refusal(lambda: attach(wide, sync_every=2))
     state = attach(ddp(group), sync_every=2).state_dict()
     assert "attach with sync_every" in refusal(lambda: attach(ddp(group)).load_state_dict(state))
     assert "for sync_every" in refusal(lambda: attach(model, optimizer=some))
