@@ -83,7 +83,8 @@ def lane_sums(rows: Tensor, lanes: int) -> Tensor:
     Lane l adds the elements l, l + lanes, l + 2 * lanes, ... in this order, starting at zero; then
     the upper half of the lanes is added to the lower half, until one is left.
     """
-    padded = torch.nn.functional.pad(rows, (0, -rows.shape[1] % lanes))
+    parts = max(1, -(-rows.shape[1] // lanes))  # one of zeros where rows are empty
+    padded = torch.nn.functional.pad(rows, (0, parts * lanes - rows.shape[1]))
     sums = padded.new_zeros(len(rows), lanes)
     for part in padded.split(lanes, 1):
         sums = sums + part

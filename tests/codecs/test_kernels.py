@@ -36,6 +36,7 @@ def pairs(draw):
 @every_codec
 @given(pairs(), ALPHAS)
 @example((any_bits(221, 61029), any_bits(221, 61030).nan_to_num()), 1 / 3)  # see square_root
+@example((any_bits(8192, 1), any_bits(8192, 2).nan_to_num()), 1.0)  # whole groups alone
 def test_kernels_compute_the_bits_of_the_reference(spec, pair, alpha):
     codec, (x, residual) = make_codec(spec), pair
     if len(x):
