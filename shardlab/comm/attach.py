@@ -215,7 +215,7 @@ def _check_replicated(
 ) -> None:
     """Raise `UserError` for options without effect where replicas train alone."""
     if replicas is not None and not isinstance(wrapper, FSDPModule):
-        raise UserError("attach: replicas is for fully_shard and FSDP1: remove it")
+        raise UserError("attach: with sync_every replicas is for fully_shard: remove it")
     alone = isinstance(wrapper, DistributedDataParallel) and not gradients.is_plain
     if (alone or gradients.between_nodes is not None) and not sync.warmup_steps:
         raise UserError(

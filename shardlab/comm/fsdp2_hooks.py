@@ -160,7 +160,7 @@ def _blocks(group: FSDPParamGroup, names: dict[nn.Module, str]) -> Iterator[Bloc
 
 
 class _Coverage:
-    """Whether `fully_shard` made units after the hooks were set: they would not be compressed."""
+    """Check that `fully_shard` made no units after the hooks were set, which they would lack."""
 
     def __init__(self, model: nn.Module, known: set[int]) -> None:
         self._model = model

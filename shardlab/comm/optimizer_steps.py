@@ -1,4 +1,4 @@
-"""What counts as a step of replicas that train alone."""
+"""Hooks that count the steps of replicas that train alone."""
 
 import weakref
 from collections import Counter
@@ -17,7 +17,7 @@ def count_steps(
 ) -> Callable[[], None]:
     """Call `sync.step_ended()` once all optimizers have stepped; return a function that stops that.
 
-    Without optimizers the script does so by `Handle.step`; one that forgets it is told.
+    Without optimizers the script does so by `Handle.step`; one that forgets it gets an error.
 
     Raises:
         UserError: a trained parameter is in none of the optimizers.

@@ -105,3 +105,12 @@ def _brief(found: object) -> str:
 def _is_tag(part: str | int) -> bool:
     """Return whether a validator put this part into the location: no user wrote it."""
     return isinstance(part, str) and "[" in part
+
+
+def flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the leaves of nested mappings by their dotted keys."""
+    leaves: dict[str, Any] = {}
+    for key, inner in value.items():
+        name = f"{prefix}{key}"
+        leaves |= flat(inner, f"{name}.") if isinstance(inner, dict) else {name: inner}
+    return leaves

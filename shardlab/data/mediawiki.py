@@ -25,8 +25,10 @@ _LARGEST_PAGE = 2 << 20
 
 
 class Site(NamedTuple):
-    """What a wiki calls pictures, categories and appendices, in lower case; English names hold
-    everywhere."""
+    """Names that a wiki has for pictures, categories and appendices, in lower case.
+
+    English names hold everywhere.
+    """
 
     media: frozenset[str] = frozenset({"category", "file", "image", "media"})
     """prefixes of links that show or sort, from the namespaces of `siteinfo`"""

@@ -1,4 +1,4 @@
-"""Whether all ranks were given the same parameters, code and tokens, before they train."""
+"""Comparison of the parameters, code and tokens of all ranks, before they train."""
 
 import json
 import os
@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from shardlab.codecs import native
 from shardlab.comm.object_collectives import gather_values
 from shardlab.config.codec_table import FOLDER
+from shardlab.core.document import flat
 from shardlab.core.errors import UserError
 from shardlab.core.files import sha256_of_file, sha256_of_value
 from shardlab.data.tokens import MANIFEST, TokenSplit, open_split
@@ -49,15 +50,6 @@ def open_training_tokens(data: Path) -> TokenSplit:
     """
     share = slice(int(os.environ["LOCAL_RANK"]), None, int(os.environ["LOCAL_WORLD_SIZE"]))
     return open_split(data / "tokens", "train", share)
-
-
-def flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the leaves of nested mappings by their dotted keys."""
-    leaves: dict[str, Any] = {}
-    for key, inner in value.items():
-        name = f"{prefix}{key}"
-        leaves |= flat(inner, f"{name}.") if isinstance(inner, dict) else {name: inner}
-    return leaves
 
 
 def _facts(plan: RunPlan | TimingPlan) -> dict[str, Any]:
