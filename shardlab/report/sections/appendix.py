@@ -15,7 +15,9 @@ _MANY = 4
 def data(evidence: Evidence) -> Section:
     """Show source, licence and statistics of the corpus."""
     statistics = facts_table("Statistics of the corpus", flatten(evidence.statistics))
-    return Section("Data", tables=[facts_table("Source", flatten(evidence.source)), statistics])
+    # the parameters that it was made by are those of params.yaml
+    source = {key: value for key, value in evidence.source.items() if key != "parameters"}
+    return Section("Data", tables=[facts_table("Source", flatten(source)), statistics])
 
 
 def environment(evidence: Evidence) -> Section:
