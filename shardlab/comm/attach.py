@@ -31,7 +31,7 @@ from shardlab.comm.optimizer_steps import count_steps
 from shardlab.comm.rare_sync import RareSync, WarmUp
 from shardlab.comm.uncompressed import Native, UncompressedAllToAll
 from shardlab.config.compression import Compression, WeightCompression
-from shardlab.config.sync import Sync
+from shardlab.config.sync import MINIMUM_SIZE, Sync
 from shardlab.core.device import accelerator_of
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
@@ -266,7 +266,7 @@ def _rare_sync(
         group = subgroup(group, dist.get_process_group_ranks(group))
     averages_buffers = isinstance(wrapper, DistributedDataParallel)
     exact = Native(group, ledger, "gradients", extra=True) if averages_buffers else None
-    route = Route(codec, codec.name == "none", 1024, seed=seed, feedback=feedback)
+    route = Route(codec, codec.name == "none", MINIMUM_SIZE, seed=seed, feedback=feedback)
     collective = make_collective(group, ledger, "gradients", route)
     return RareSync(model, settings, collective, exact, feedback)
 

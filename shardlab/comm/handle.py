@@ -97,6 +97,11 @@ class Handle:
         if self._lanes is not None:
             self._lanes.drain()
 
+    def wait(self) -> None:
+        """Wait until what replicas exchange has arrived, though a `delay` leaves it more steps."""
+        if self._sync is not None:
+            self._sync.wait()
+
     def step_ended(self) -> None:
         """Note that the parameters are updated; call it where no optimizer of torch does that."""
         for listener in (self.feedback, self._updates):

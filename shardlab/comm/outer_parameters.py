@@ -1,7 +1,5 @@
 """Parameters as all replicas know them, and the optimizer that moves them at exchanges."""
 
-import re
-
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -9,7 +7,7 @@ from torch.distributed.tensor import DTensor
 from shardlab.codecs.base import Block, Unit
 from shardlab.config.sync import Sync
 from shardlab.core.errors import UserError
-from shardlab.models.units import plain
+from shardlab.models.units import by_layer
 
 _DTYPES = torch.float32, torch.bfloat16, torch.float16
 _OUTER = "@outer"
@@ -82,15 +80,11 @@ class OuterUnit:
 
 
 def outer_units(model: nn.Module) -> list[OuterUnit]:
-    """Return the trained parameters by the layer of a list that they are in, the rest as one."""
-    found: dict[str, dict[str, nn.Parameter]] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            if parameter.dtype not in _DTYPES:
-                raise UserError(f"attach: {name} of {parameter.dtype}: exchanges are in float32")
-            name = plain(name)
-            layer = re.match(r"(?:.*?\.)?\d+(?=\.|$)", name)
-            found.setdefault(layer[0] if layer else "root", {})[name] = parameter
+    """Return the trained parameters by layer."""
+    found = by_layer(model)
+    for name, parameter in (each for part in found.values() for each in part.items()):
+        if parameter.dtype not in _DTYPES:
+            raise UserError(f"attach: {name} of {parameter.dtype}: exchanges are in float32")
     return [OuterUnit(name, parameters) for name, parameters in found.items()]
 
 

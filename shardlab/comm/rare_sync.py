@@ -177,6 +177,11 @@ class RareSync:
             for unit in self._units:
                 unit.mix(0.0)
 
+    def wait(self) -> None:
+        """Wait until all that is on the way has arrived; the parameters stay as they are."""
+        for exchange in self._exchanges.values():
+            _wait(exchange)
+
     def exchanged_state_dict(self) -> dict[str, Tensor]:
         """Return the outer parameters by name, those that are not trained, and the buffers."""
         state = {plain(name): tensor for name, tensor in self._model.state_dict().items()}
@@ -193,8 +198,7 @@ class RareSync:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return step, outer parameters, momentum, and what is on the way between replicas."""
-        for exchange in self._exchanges.values():
-            _wait(exchange)
+        self.wait()
         residuals = {} if self._feedback is None else self._feedback.state_dict()
         state = {_STEP: torch.tensor(self.step), _COUNT: torch.tensor(len(residuals))}
         state |= {_RESIDUAL + name: tensor for name, tensor in residuals.items()}

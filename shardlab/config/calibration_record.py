@@ -37,9 +37,9 @@ def wire_bytes(operation: Operation, nbytes: float, world_size: int) -> float:
 
 def memory_operations(strategy: CanonicalStrategy) -> list[MemoryOperation]:
     """Return the memory operations that a forecast of a canonical strategy needs."""
-    if strategy.traits.residency != "streamed":
-        return []
-    return ["copy", "update"]
+    if strategy.traits.residency == "streamed":
+        return ["copy", "update"]
+    return ["copy"] if strategy.sync else []
 
 
 class Transfer(Document):

@@ -5,9 +5,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from shardlab.config.codec_options import Int8Spec
+from shardlab.config.codec_options import Int4Spec, Int8Spec
 from shardlab.config.compression import Compression, WeightCodec
 from shardlab.config.machine import CpuAffinity, Hardware, Link
+from shardlab.config.sync import Sync
 from shardlab.core.document import AS_TUPLE, Document
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=40)]
@@ -228,8 +229,8 @@ def each_timing(timings: Mapping[str, Timing]) -> dict[str, Repetitions]:
 
 
 class Space(Document):
-    """Codecs that the search may propose, besides those of the strategies: their costs are
-    calibrated."""
+    """Codecs and rare exchanges that the search may propose, besides those of the strategies: what
+    codecs cost is calibrated."""
 
     gradients: Annotated[tuple[Compression, ...], AS_TUPLE] = tuple(
         Compression.model_validate({"codec": codec, "error_feedback": feedback})
@@ -249,6 +250,12 @@ class Space(Document):
     gradient"""
     weights: Annotated[tuple[WeightCodec, ...], AS_TUPLE] = (Int8Spec(group=128),)
     """codecs of gathered parameters"""
+    sync: Annotated[tuple[Sync, ...], AS_TUPLE] = (
+        Sync(every=8),
+        Sync(every=32, codec=Int4Spec(group=128), error_feedback=True),
+    )
+    """exchanges of copies of the model that train apart between them, in place of the gradients of
+    every step"""
 
 
 class Forecast(Document):

@@ -8,6 +8,10 @@ from shardlab.config.codec_options import NoneSpec
 from shardlab.config.codec_table import AnyCodec
 from shardlab.core.document import Document
 
+MINIMUM_SIZE = 1024
+"""elements of a unit, fewer of which are sent uncompressed"""
+_LONGEST_TRACED = 64
+"""steps of a round that are traced: a trace of more would be too large"""
 _FEW = 16
 """steps between exchanges below which momentum would multiply steps that hardly differ"""
 
@@ -64,6 +68,11 @@ class Sync(Document):
     def after_warmup(self) -> Self:
         """Return the same without a warm-up."""
         return self.model_copy(update={"warmup_steps": 0})
+
+    def whole_rounds(self, steps: int) -> int | None:
+        """Return at least so many steps, which are whole rounds from exchange to exchange; None
+        where a round has too many to be traced."""
+        return None if self.every > _LONGEST_TRACED else -(-steps // self.every) * self.every
 
     def outer_momentum(self) -> float:
         """Return the momentum, or its default for this number of steps between exchanges."""

@@ -196,6 +196,10 @@ class Engine(ABC):
         """Make the parameters of all ranks those that all agree on; called after the last step."""
         self._handle.synchronize()
 
+    def wait(self) -> None:
+        """Wait until no message of earlier steps is on the way any more."""
+        self._handle.wait()
+
     def residual_norm(self) -> float | None:
         """Return the norm of what error feedback holds back on this rank; None without it."""
         feedback = self._handle.feedback

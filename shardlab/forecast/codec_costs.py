@@ -41,10 +41,12 @@ def codecs_of(strategies: Iterable[Strategy], space: Space) -> list[tuple[str, b
     full = list(strategies)
     gradients = [*(strategy.gradients for strategy in full), *space.gradients]
     gathered = [strategy.weights.codec for strategy in full if strategy.weights is not None]
+    outer = [*(strategy.sync for strategy in full if strategy.sync is not None), *space.sync]
     used = dict.fromkeys(
         [
             *((each.codec, each.error_feedback) for each in gradients),
             *((each.between_nodes, each.error_feedback) for each in gradients),
+            *((each.codec, each.error_feedback) for each in outer),
             *((codec, False) for codec in (*gathered, *space.weights)),
         ]
     )

@@ -7,6 +7,7 @@ from shardlab.config.calibration_record import PhasedOperation
 from shardlab.config.codec_options import CodecSpec
 from shardlab.config.codec_table import codec_text
 from shardlab.config.strategy import CanonicalStrategy
+from shardlab.config.sync import MINIMUM_SIZE
 from shardlab.forecast.machine import CodecLines, Machine, PhasedLines
 
 
@@ -27,7 +28,7 @@ class Coding(NamedTuple):
 
 
 NORM = Coding(None, True, 0, 4)
-"""of the number that gradient clipping sums over ranks"""
+"""of the number that gradient clipping sums over ranks, as of all uncompressed float32"""
 
 
 class Levels(NamedTuple):
@@ -72,3 +73,18 @@ def codings(strategy: CanonicalStrategy, machine: Machine) -> tuple[Levels, Codi
         return levels, NORM._replace(element_bytes=computed)
     codec = machine.codecs[codec_text(weights.codec), False]
     return levels, Coding(codec, True, weights.minimum_size, computed)
+
+
+def outer_coding(strategy: CanonicalStrategy, machine: Machine) -> Coding | None:
+    """Return the coding of what copies of the model exchange; None where they do so in every step.
+
+    Raises:
+        KeyError: a codec that was not calibrated.
+    """
+    sync = strategy.sync
+    if sync is None:
+        return None
+    if sync.codec.name == "none":
+        return NORM
+    codec = machine.codecs[codec_text(sync.codec), sync.error_feedback]
+    return Coding(codec, False, MINIMUM_SIZE, 4, sync.codec.summable)

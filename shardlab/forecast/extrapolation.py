@@ -1,5 +1,6 @@
 """Predictions: steps on clusters of thousands of ranks, and break-even link rates of codecs."""
 
+import math
 from collections.abc import Iterable, Sequence
 
 from scipy.optimize import brentq
@@ -62,10 +63,10 @@ def extrapolate(
     for run in runs:
         case = case_of(run)
         work = with_own_cores(case, model)
-        most = case.strategy.gradients.codec.most_ranks
+        most = _most_ranks(case.strategy)
         for link in links:
             for count in ranks:
-                if count <= (most or count):
+                if count <= most:
                     seconds = step_seconds(work, OnCluster(preset(link), count))
                     step_ms, low_ms, high_ms = (1e3 * s for s in model.interval(seconds))
                     points.append(
@@ -80,6 +81,11 @@ def extrapolate(
                         )
                     )
     return points
+
+
+def _most_ranks(strategy: CanonicalStrategy) -> float:
+    codecs = [strategy.gradients.codec, *([strategy.sync.codec] if strategy.sync else [])]
+    return min(codec.most_ranks or math.inf for codec in codecs)
 
 
 def with_own_cores(case: Case, model: Model) -> Work:

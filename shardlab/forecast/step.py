@@ -22,6 +22,7 @@ from shardlab.config.settings import DTYPE_BYTES
 from shardlab.config.strategy import CanonicalStrategy
 from shardlab.forecast.coding import NORM, Coding, Levels
 from shardlab.forecast.costs import Costs, Phase, Phases, Rank
+from shardlab.forecast.machine import Line
 from shardlab.models.memory import gradient_bytes, gradient_vectors, window_slots
 
 Sections = list[list[Phases]]
@@ -60,6 +61,10 @@ class Work(NamedTuple):
     weights: Coding
     update_s: float = 0.0
     """seconds of `compute.rest` in which AdamW updates the whole model"""
+    outer: Coding | None = None
+    """of the outer gradients that copies of the model exchange in place of those of every step"""
+    outer_update: Line = Line(0.0, 0.0)
+    """seconds of the memory traffic of an exchange, over the elements of a unit"""
 
     def forward(self) -> Phases:
         """Return forward of a micro-batch."""
@@ -94,10 +99,47 @@ def own_settings(strategy: CanonicalStrategy, name: str) -> dict[int, Any]:
 
 
 def step_seconds(work: Work, costs: Costs) -> float:
-    """Return the seconds of one step in steady state."""
+    """Return the seconds of one step in steady state; with rare exchanges the mean of a round."""
     sections = _SECTIONS[work.strategy.traits.residency](work, costs)
     wait = work.wait_s * costs.ranks_per_core
-    return sum(section_seconds(lanes, costs.rank, wait) for lanes in sections)
+    seconds = sum(section_seconds(lanes, costs.rank, wait) for lanes in sections)
+    if work.outer is None:
+        return seconds
+    phases = [phase for lanes in sections for phase in chain(*lanes)]
+    step = Phase(sum(p.cpu for p in phases), sum(p.nbytes for p in phases))
+    return seconds + _exchange_seconds(work, work.outer, costs, step, seconds)
+
+
+def _exchange_seconds(
+    work: Work, coding: Coding, costs: Costs, step: Phase, step_s: float
+) -> float:
+    """Return what the exchanges of all fragments add to a step, on average.
+
+    A fragment's messages may take the steps of its delay, but not more than there are until the
+    next fragment's begin, which the same thread sends. To find the outer gradient, to update and to
+    write the parameters back is not overlapped.
+
+    Args:
+        step: everything that a step computes and sends between exchanges.
+        step_s: its duration.
+    """
+    strategy, sync = work.strategy, work.strategy.sync
+    assert sync is not None, "it has a coding"
+    copies = strategy.copies(costs.world_size)
+    shards = max(costs.world_size // copies, 1)
+    replicas = costs.among(copies, apart=shards)
+    # ranks compare their step first
+    compared = replicas.transfer("exchange", 8 * copies) if copies > 1 else Phase()
+    steps = min(sync.delay, sync.every // sync.fragments)
+    meanwhile = Phase(steps * step.cpu, steps * step.nbytes)
+    total, wait = 0.0, work.wait_s * costs.ranks_per_core
+    for index in range(sync.fragments):
+        own = [elements / shards for elements in work.units[index :: sync.fragments]]
+        sent = [compared, *chain(*(replicas.all_reduce(n, coding) for n in own))]
+        lanes = [tuple(sent), (meanwhile,)]
+        total += max(section_seconds(lanes, costs.rank, wait) - steps * step_s, 0.0)
+        total += sum(work.launch_s + work.outer_update.at(n) for n in own)
+    return total / sync.every
 
 
 def section_seconds(lanes: Sequence[Phases], rank: Rank, wait: float = 0.0) -> float:
@@ -126,7 +168,10 @@ def _lane_seconds(lane: Phases, rank: Rank, wait: float) -> float:
 
 def _replicated(work: Work, costs: Costs) -> Sections:
     """Return the step of ddp: buckets are reduced concurrently with backward, except for the last
-    one; a codec runs on the training thread."""
+    one; a codec runs on the training thread. Copies that train alone reduce nothing."""
+    if work.outer is not None:
+        alone = work.backward(range(len(work.units)))
+        return [[(*work.forward(), *alone) * work.accumulation], [(Phase(work.compute.rest),)]]
     launch, buckets = (Phase(work.launch_s),), range(len(work.units))
     *reduced, last = (costs.sum_whole(elements, work.gradients) for elements in work.units)
     before = (*work.forward(), *work.backward(buckets)) * (work.accumulation - 1)
@@ -151,7 +196,7 @@ def _sharded(work: Work, costs: Costs) -> Sections:
         asked = strategy.async_unshard
         gathers_overlap = any(strategy.depths()) if asked is None else asked
         # FSDP2 averages over copies, or converts, on the training thread
-        at_once = copies > 1 or strategy.reduce_dtype != "fp32"
+        at_once = (copies > 1 and work.outer is None) or strategy.reduce_dtype != "fp32"
         reductions_overlap = gathers_overlap and not at_once
     average = work.gradients.replicas
     if traits.gradient_buffers == "pool":  # shards of gradients are float32
@@ -171,7 +216,9 @@ def _sharded(work: Work, costs: Costs) -> Sections:
 
     def reduce(unit: int) -> Phases:
         elements = work.units[unit]
-        averaged = replicas.all_reduce(elements / shards.world_size, average)
+        averaged: Phases = ()
+        if work.outer is None:
+            averaged = replicas.all_reduce(elements / shards.world_size, average)
         return (launch, *shards.sum_scatter(elements, work.gradients), *averaged)
 
     reshard = dict.fromkeys(units, strategy.reshard_after_forward)
@@ -188,7 +235,8 @@ def _sharded(work: Work, costs: Costs) -> Sections:
         )
     # the optimizer updates one shard of the parameters
     rest = Phase(work.compute.rest / shards.world_size)
-    return [*sections, [(launch, *costs.all_reduce(1, NORM), rest)]]
+    of_norm = costs if work.outer is None else shards
+    return [*sections, [(launch, *of_norm.all_reduce(1, NORM), rest)]]
 
 
 def _passes(

@@ -175,4 +175,6 @@ class ModelShapes:
 
 
 def _wrapping(s: CanonicalStrategy) -> tuple[object, ...]:
-    return s.wrap, s.wrap_size, s.bucket_mb, s.reshard_after_forward, s.overrides
+    # of replicas that train alone the layers are units in place of buckets
+    buckets = (s.bucket_mb, s.sync is None)
+    return s.wrap, s.wrap_size, *buckets, s.reshard_after_forward, s.overrides

@@ -1,6 +1,7 @@
 """Units of a model: what a strategy gathers and reduces together, their names and types."""
 
 import fnmatch
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -180,15 +181,30 @@ def unit_sizes(
 ) -> list[UnitSize]:
     """Return the units that a canonical strategy gathers or reduces together, in order of use.
 
-    Of `ddp` the buckets as it fills them during backward; else the root, then the units.
+    Of `ddp` the buckets as it fills them during backward, or with `sync` the layers that replicas
+    exchange; else the root, then the units.
 
     Args:
         model: not yet wrapped; it may be on the meta device.
     """
+    if strategy.bucket_mb is not None and strategy.sync is not None:
+        return [_unit_size(name, found.values()) for name, found in by_layer(model).items()]
     if strategy.bucket_mb is not None:
         return _bucket_sizes(model, strategy.bucket_mb)
     owned = owned_parameters(model, plan_units(model, strategy, device))
     return [_unit_size(name, parameters.values()) for name, parameters in owned]
+
+
+def by_layer(model: nn.Module) -> dict[str, dict[str, nn.Parameter]]:
+    """Return the trained parameters by name, by the layer of a list that they are in; the rest are
+    of `root`."""
+    found: dict[str, dict[str, nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            name = plain(name)
+            layer = re.match(r"(?:.*?\.)?\d+(?=\.|$)", name)
+            found.setdefault(layer[0] if layer else "root", {})[name] = parameter
+    return found
 
 
 def _bucket_sizes(model: nn.Module, bucket_mb: float) -> list[UnitSize]:

@@ -48,6 +48,7 @@ _RECORDED = [
     for name, field in part.model_fields.items()
     if field.annotation in _NUMBERS
 ]
+_TRACED = [name for name in _RECORDED if name in Breakdown.model_fields]
 
 
 def paired_difference(values: pd.DataFrame, reference: str | Mapping[str, str]) -> pd.DataFrame:
@@ -115,10 +116,18 @@ def measurements(records: Sequence[Record]) -> pd.DataFrame:
     rows = [
         {**record.model_dump(include={*_RECORDED}), "val_ppl": _perplexity(record)}
         | derived(record)
+        | ({} if shows_rounds(record.strategy) else dict.fromkeys(_TRACED))
         for record in records
     ]
     keys = [(record.run, record.seed) for record in records]
     return pd.DataFrame(rows, pd.MultiIndex.from_tuples(keys, names=["run", "seed"]), dtype=float)
+
+
+def shows_rounds(strategy: Mapping[str, Any]) -> bool:
+    """Return whether the traced steps of a strategy are like all: with exchanges that are too rare
+    to be traced, most of its communication is missing there."""
+    sync = parse_strategy(strategy).sync
+    return sync is None or sync.whole_rounds(1) is not None
 
 
 def _perplexity(record: Record) -> float | None:
@@ -170,6 +179,8 @@ def codec_texts(strategy: Strategy) -> dict[str, str]:
     codecs = [codec_text(gradients.codec)]
     if gradients.between_nodes is not None:
         codecs.append(f"{codec_text(gradients.between_nodes)} between nodes")
+    if full.sync is not None:
+        codecs.append(f"{codec_text(full.sync.codec)} in exchanges")
     return {
         "gradients_codec": ", ".join(codecs),
         "weights_codec": codec_text(full.weights.codec) if full.weights else "none",

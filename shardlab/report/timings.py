@@ -16,7 +16,7 @@ from shardlab.config.contention import disturbed
 from shardlab.config.machine import FRAME_HEADERS
 from shardlab.config.strategy import Strategy, parse_strategy
 from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun
-from shardlab.report.aggregate import paired_ratio, with_ends
+from shardlab.report.aggregate import paired_ratio, shows_rounds, with_ends
 from shardlab.report.tables import DISTURBED
 
 _TRACED = ["profiled_step_ms", "comm_share", "exposed_comm_ms", "overlap", "backward_comm_share"]
@@ -32,7 +32,8 @@ def timing_table(timed: Sequence[TimedRun], baseline: str) -> pd.DataFrame:
     column; disturbed (whether others used its CPUs); `step_ms` and its standard deviation over
     repetitions `step_ms_sd`; `tokens_per_s` over all ranks;
     `bytes_raw`, `bytes_wire`, `interface_bytes` and `interface_excess`, the fraction by which
-    these, less the headers of frames, exceed `bytes_wire`; the breakdown of the traced steps;
+    these, less the headers of frames, exceed `bytes_wire`; the breakdown of the traced steps
+    (NaN where exchanges are too rare for these to be like all);
     `step_ratio` to the baseline of the same timing, `bound_ratio` to its no-communication bound and
     `codec_ratio` to its run `reference`, the same strategy without a codec (empty if there is
     none), each with `_low` and `_high`; `efficiency`, tokens per second and rank over those of the
@@ -82,6 +83,10 @@ def _row(run: TimedRun) -> dict[str, object]:
     tokens = run.world_size * run.batch_size * run.accumulation * run.sequence_length
     counted = math.nan if run.interface_bytes is None else run.interface_bytes
     payload = counted - FRAME_HEADERS * (run.interface_frames or 0)
+    traced = {name: getattr(run.breakdown, name) for name in _TRACED}
+    traced["exposed_share"] = run.breakdown.exposed_comm_ms / run.breakdown.profiled_step_ms
+    if run.strategy and not shows_rounds(run.strategy):
+        traced = dict.fromkeys(traced, math.nan)
     mark = " (in-process)" if run.link_emulation == "in-process" else ""
     return {
         "timing": run.timing,
@@ -102,8 +107,7 @@ def _row(run: TimedRun) -> dict[str, object]:
         "bytes_wire": run.bytes_wire,
         "interface_bytes": counted,
         "interface_excess": payload / run.bytes_wire - 1 if run.bytes_wire else math.nan,
-        **{name: getattr(run.breakdown, name) for name in _TRACED},
-        "exposed_share": run.breakdown.exposed_comm_ms / run.breakdown.profiled_step_ms,
+        **traced,
     }
 
 

@@ -17,10 +17,10 @@ from shardlab.search.records import Decision, Measured, Prediction, Workload
 
 
 def aspects(before: Strategy, after: Strategy) -> set[str]:
-    """Return in which of `sharding`, `gradients` and `weights` two strategies differ."""
+    """Return in which of `sharding`, `gradients`, `weights` and `sync` two strategies differ."""
     one, other = before.canonical(), after.canonical()
     keys = (key for key in Strategy.model_fields if getattr(one, key) != getattr(other, key))
-    return {key if key in ("gradients", "weights") else "sharding" for key in keys}
+    return {key if key in ("gradients", "weights", "sync") else "sharding" for key in keys}
 
 
 def describe(

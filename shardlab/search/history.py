@@ -24,7 +24,8 @@ from shardlab.search.records import Decision, Failure, Measured, StepRatio, Work
 
 
 class Numerics(NamedTuple):
-    """Settings of a canonical strategy that its losses depend on: codecs and types."""
+    """Settings of a canonical strategy that its losses depend on: codecs, types, and what copies of
+    the model exchange."""
 
     gradients: str
     """codec with its options; empty: none"""
@@ -33,6 +34,9 @@ class Numerics(NamedTuple):
     """of computation, reduction and stored moments"""
     flat: bool
     """codecs see flat vectors of whole units, and not single parameters"""
+    sync: str = ""
+    """rare exchanges between copies of the model, and how many copies, which then train apart;
+    empty: the gradients of every step are reduced"""
 
     @classmethod
     def of(cls, strategy: CanonicalStrategy) -> "Numerics":
@@ -43,12 +47,16 @@ class Numerics(NamedTuple):
         types = strategy.param_dtype, strategy.reduce_dtype, strategy.moment_dtype, *narrow
         coded = weight_words(weights) if weights else ""
         flat = bool(gradients or coded) and strategy.traits.flat_gradients
-        return cls(gradients, coded, " ".join(types), flat)
+        sync = ""
+        if strategy.sync is not None:
+            copies = strategy.replicas or "all ranks"
+            sync = f"{strategy.sync.model_dump_json()} between {copies}"
+        return cls(gradients, coded, " ".join(types), flat, sync)
 
     def includes(self, other: "Numerics") -> bool:
         """Return whether the other has some or all codecs of this one, on any vectors."""
         return (
-            other.types == self.types
+            (other.types, other.sync) == (self.types, self.sync)
             and bool(other.gradients or other.weights)
             and other.gradients in ("", self.gradients)
             and other.weights in ("", self.weights)
@@ -61,7 +69,8 @@ class Quality(NamedTuple):
     ratio: float
     source: str
     sure: bool = True
-    """of the same numerics; otherwise its codecs saw other vectors, or were not all there"""
+    """of the same numerics; otherwise its codecs saw other vectors, or were not all there, or other
+    numbers of copies trained apart"""
 
 
 class History(Document):
@@ -116,7 +125,7 @@ class History(Document):
         its codecs alone, or with all of them on other vectors, the worst counts, since more codecs
         hardly improve it. None: nothing like it was trained.
         """
-        start = Numerics.of(self.reference.strategy)
+        start, load = Numerics.of(self.reference.strategy), self.workload
         trained = [
             (Numerics.of(row.strategy), row, perplexity_ratio(row, self.reference))
             for row in self.measured.values()
@@ -132,7 +141,12 @@ class History(Document):
             if rows := own or same:
                 mean = math.prod(ratio for _, ratio in rows) ** (1 / len(rows))
                 sources = ", ".join(row.source for row, _ in rows)
-                return Quality(mean, f"{'its own' if own else 'the same numerics'}: {sources}")
+                source = f"{'its own' if own else 'the same numerics'}: {sources}"
+                # of more copies that train apart each sees fewer samples
+                other_copies = bool(wanted.sync) and load.world_size != load.trained_on
+                if other_copies:
+                    source += f", on {load.trained_on} ranks"
+                return Quality(mean, source, sure=not other_copies)
             alike = [(row, ratio) for numerics, row, ratio in trained if wanted.includes(numerics)]
             if not alike:
                 return None

@@ -3,7 +3,8 @@
 Steps are predicted by the forecast, memory by formula, quality by earlier runs. Many strategies lie
 within the error of a prediction, so a list of the shortest steps would hold one idea many times:
 the shortlist has the best of each class, an engine with a kind of codec, and one strategy of
-unknown quality. Classes that differ in the codec of the weights are one where predictions tie.
+unknown quality, or two where one of them exchanges rarely. Classes that differ in the codec of the
+weights are one where predictions tie.
 """
 
 import math
@@ -129,6 +130,7 @@ def propose(
     narrowed, shortlist = None, Shortlist([], [], 0)
     if stop is None:
         count = Counter(strategies=0, beyond_memory=0, spared=0)
+        space = _trainable(space, history)
         legal = feasible(space, shapes, history.workload.world_size, peak, limit_bytes, count)
         if agent.candidates == "action":
             held = history.held.strategy
@@ -168,6 +170,15 @@ def propose(
     )
 
 
+def _trainable(space: SpaceParameters, history: History) -> SpaceParameters:
+    """Return the space without rare exchanges whose quality the training runs could not show: that
+    begin after their last step, or are between more or fewer copies than theirs."""
+    load, steps = history.workload, min(run.steps for run in history.reference.trained)
+    same = load.world_size == load.trained_on
+    kept = [each for each in space.sync if same and each.every + each.warmup_steps <= steps]
+    return space.model_copy(update={"sync": (*kept,)})
+
+
 def rank(options: Iterable[Option], predict: Predict) -> list[Option]:
     """Return the options with predictions, the shortest step first; those without one last."""
     return sorted((each._replace(step=predict(each.strategy)) for each in options), key=_order)
@@ -189,7 +200,8 @@ class Shortlist(NamedTuple):
 
     options: list[Option]
     """the shortest predicted steps of each class whose quality is known and tolerated, then one to
-    explore: the shortest of unknown quality, or one whose step cannot be predicted"""
+    explore: the shortest of unknown quality, or one whose step cannot be predicted. Likewise one
+    whose copies of the model train apart, where there is one"""
     tolerated: list[Option]
     """all new strategies of known, tolerated quality, the shortest predicted step first"""
     known: int
@@ -220,18 +232,23 @@ def shorten(
             tolerated.append(option)
             if not any(_is_alike(option, other) for other in best):
                 best.append(option)
-    exploratory = unknown[:1]
+    # copies that train apart would hide codecs: their steps are the shortest on every slow link
+    explored: dict[bool, Option] = {}
+    for option in unknown:
+        explored.setdefault(option.strategy.sync is None, option)
+    exploratory = [*explored.values()][: at_most - 1]
     return Shortlist([*best[: at_most - len(exploratory)], *exploratory], tolerated, known)
 
 
 def _is_alike(option: Option, best: Option) -> bool:
-    """Return whether the shorter of two predictions stands for the other, too: it has the same
-    engine and codecs, or only the codec of the weights differs and the predictions tie."""
+    """Return whether the shorter of two predictions stands for the other, too: engine, codecs and
+    rare exchanges are the same, or only the codec of weights differs and the predictions tie."""
     one, other = option.strategy, best.strategy
     weights, others = (s.weights.codec.name if s.weights else "none" for s in (one, other))
     return (
         one.engine == other.engine
         and one.gradients.codec.name == other.gradients.codec.name
+        and one.sync == other.sync
         and (weights == others or seconds(option) <= (1 + _TIE) * seconds(best))
     )
 

@@ -1,8 +1,9 @@
 """Space of the search: every legal strategy on a grid of settings that fits in memory.
 
 Settings have a few values each, whose product is validated as any strategy is; what an engine
-lacks, cannot do or does alike drops out. To recompute activations or to split a batch only saves
-memory and takes time, so of these the first that fits is taken.
+lacks, cannot do or does alike drops out. Rare exchanges are not combined with codecs of gradients
+or weights. To recompute activations or to split a batch only saves memory and takes time, so of
+these the first that fits is taken.
 """
 
 from collections import Counter
@@ -126,13 +127,18 @@ def documents(space: Space, layers: int, world_size: int) -> Iterator[Part]:
         structures = product(
             _units(traits, layers), _meshes(traits, world_size), _motion(traits, layers)
         )
-        encodings = product(_gradients(engine, space), _weights(traits, space))
+        compressed = product(_gradients(engine, space), _weights(traits, space))
+        encodings = [gradients | weights for gradients, weights in compressed]
+        encodings += _rare(traits, space)
         dtypes = [{}, {"param_dtype": "bf16"}]
-        for parts in product(list(structures), list(encodings), dtypes):
-            (units, mesh, motion), (gradients, weights), dtype = parts
+        default = traits.defaults.get("bucket_mb")
+        for parts in product(list(structures), encodings, dtypes):
+            (units, mesh, motion), coded, dtype = parts
             if "overrides" in motion and units.get("wrap_size") != 1:
                 continue  # they are of layers, which these units are not
-            yield {"engine": engine} | units | mesh | motion | gradients | weights | dtype
+            if "sync" in coded and units.get("bucket_mb", default) != default:
+                continue  # no bucket is reduced
+            yield {"engine": engine} | units | mesh | motion | coded | dtype
 
 
 def frugality(samples: int) -> list[Part]:
@@ -200,3 +206,9 @@ def _gradients(engine: EngineName, space: Space) -> list[Part]:
 def _weights(traits: EngineTraits, space: Space) -> list[Part]:
     coded = space.weights if "weights" in traits.settings else ()
     return [{}, *({"weights": {"codec": codec.model_dump(mode="json")}} for codec in coded)]
+
+
+def _rare(traits: EngineTraits, space: Space) -> list[Part]:
+    """Return the exchanges of copies that train apart; their gradients are not compressed, too."""
+    rare = space.sync if "sync" in traits.settings else ()
+    return [{"sync": sync.model_dump(mode="json")} for sync in rare]

@@ -17,6 +17,7 @@ from shardlab.comm.object_collectives import device_of, subgroup
 from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Train
 from shardlab.config.strategy import Strategy
+from shardlab.config.sync import Sync
 from shardlab.config.timing_record import UnitSize
 from shardlab.core.files import temporary
 from shardlab.core.progress import track
@@ -245,8 +246,14 @@ def _is_finite(event: dict[str, Any]) -> bool:
     return math.isfinite(event["loss"])
 
 
-def traced_steps(loop: Loop, steps: int) -> bytes:
-    """Return the trace of this rank's next steps, after one that warms the profiler up."""
+def traced_steps(loop: Loop, steps: int, sync: Sync | None) -> bytes:
+    """Return the trace of this rank's next steps, after one that warms the profiler up.
+
+    Args:
+        steps: at least so many; with rare exchanges whole rounds, whose mean is that of the run.
+    """
+    if sync is not None:
+        steps = sync.whole_rounds(steps) or steps
     with temporary("shardlab-trace") as folder:
         path = Path(folder, "trace.json.gz")
         with Capture(steps) as capture:

@@ -136,7 +136,7 @@ def _train(
 
     # more steps: some whose reductions are also done exactly, and some that are traced
     audit = _audited(engine, loop, train.audit_steps)
-    trace = traced_steps(loop, train.profiled_steps)
+    trace = traced_steps(loop, train.profiled_steps, plan.strategy.sync)
 
     mine = Measured(
         events=[asdict(event) for event in events],
@@ -254,7 +254,8 @@ def _timed_steps(
     if loop.step <= train.untimed_steps and not diverged():
         loop.run(train.untimed_steps - loop.step, after)
         if not diverged():
-            engine.ledger.reset()
+            if plan.strategy.sync is None:  # else the bytes of a step are those of the whole run
+                engine.ledger.reset()
             meter = CpuMeter()
     if not diverged():
         loop.run(train.steps - loop.step, after)

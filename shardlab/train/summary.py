@@ -119,7 +119,9 @@ def summarize(plan: RunPlan, events: Sequence[Event], ranks: Sequence[Measured])
     paused = _paused(plan, events)[-len(timed) :]
     measured = [event for event, is_pause in zip(timed, paused, strict=True) if not is_pause]
     step_ms = np.array([event["step_ms"] for event in measured])
-    ledger = mean_ledger([rank.ledger for rank in ranks], len(timed))
+    # exchanges are few and a warm-up is none of them: a part of such a run is not like the whole
+    counted = timed if plan.strategy.sync is None else events
+    ledger = mean_ledger([rank.ledger for rank in ranks], len(counted))
     clip = plan.train.clip
     tail = max(1, len(events) // 10)
     tokens_per_s = sum(event["tokens"] for event in measured) / float(step_ms.sum()) * 1e3
@@ -138,7 +140,7 @@ def summarize(plan: RunPlan, events: Sequence[Event], ranks: Sequence[Measured])
         step_ms_p95=float(np.percentile(step_ms, 95)),
         tokens_per_s=tokens_per_s,
         train_loss=statistics.fmean(event["loss"] for event in events[-tail:]),
-        interface_bytes=_mean_if_known([event["interface_bytes"] for event in timed]),
+        interface_bytes=_mean_if_known([event["interface_bytes"] for event in counted]),
         ledger=ledger,
         **_traffic(ledger, _mean_if_known([event["collective_ms"] for event in measured])),
         residual_norm=_root_of_squares([rank.residual_norm for rank in ranks]),

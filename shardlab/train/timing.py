@@ -53,6 +53,10 @@ class Runner:
         self._events: list[StepEvent] = []
         self.active = True
         """whether it takes part in the next repetitions"""
+        if sync is not None:
+            # a round ends where the exchange of the first fragment does: with the delay of a later
+            # one a repetition would hide it, and the steps of other runs would share the link
+            self._built.loop.run(sync.delay, after=self._events.append)
         self.begin()
 
     def begin(self) -> None:
@@ -63,11 +67,13 @@ class Runner:
 
     def step(self) -> None:
         """Do one step, which all ranks begin together after the step before: of copies that train
-        alone a round between two exchanges, whose mean step counts."""
+        alone a round, with one exchange of every fragment, whose mean step counts."""
         dist.barrier(self._group)
         before = _counters()
         start = perf_counter()
         self._built.loop.run(self._round, after=self._events.append)
+        # fragments that are still on the way may use no time of other runs
+        self._built.engine.wait()
         if device_of(self._group).type == "cuda":
             torch.cuda.synchronize()
         self.step_ms.append((perf_counter() - start) * 1e3 / self._round)
@@ -101,7 +107,8 @@ class Runner:
         }
         ranks = gather_values(mine, self._group)
         dist.barrier(self._group)
-        trace = traced_steps(self._built.loop, self._plan.train.profiled_steps)
+        steps = self._plan.train.profiled_steps
+        trace = traced_steps(self._built.loop, steps, self.strategy.sync)
         traces = gather_values(trace, self._group)
         if dist.get_rank(self._group) != 0:
             return None

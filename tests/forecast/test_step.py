@@ -10,7 +10,7 @@ from shardlab.config.strategy import parse_strategy
 from shardlab.core.document import validate
 from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
-from shardlab.forecast.coding import codings
+from shardlab.forecast.coding import codings, outer_coding
 from shardlab.forecast.costs import Costs, Measured, Phase, Rank
 from shardlab.forecast.machine import CodecLines, Line, PhasedLines
 from shardlab.forecast.model import case_of, unpredictable
@@ -92,12 +92,19 @@ ON_TWO: dict[str, dict[str, Any]] = {
     "ddp-summable": {"engine": "ddp", "gradients": {"codec": RANDOMK}},
     "ddp-topk": {"engine": "ddp", "gradients": {"codec": TOPK}},
     "fsdp2-threshold": {"engine": "fsdp2", "gradients": {"codec": CAPPED}},
+    "ddp-rare": {"engine": "ddp", "sync": {"every": 2, "codec": INT8}},
+    "fsdp2-rare": {
+        "engine": "fsdp2",
+        "sharding": "no_shard",
+        "sync": {"every": 4, "fragments": 2, "delay": 1},
+    },
 }
 ON_FOUR: dict[str, dict[str, Any]] = {
     "fsdp2-hybrid-int8": {"engine": "fsdp2", **_HYBRID, "gradients": {"codec": INT8}},
     "manual-hybrid": {"engine": "manual", **_HYBRID},
     "fsdp2-pairs": {"engine": "fsdp2", "reshard_after_forward": 2},
     "ddp-levels": {"engine": "ddp", "gradients": _LEVELS},
+    "manual-hybrid-rare": {"engine": "manual", **_HYBRID, "sync": {"every": 3}},
 }
 
 
@@ -111,27 +118,59 @@ def test_predicted_traffic_matches_the_ledger_of_the_engine(name, world_size):
     strategy = parse_strategy({**ON_TWO, **ON_FOUR}[name]).canonical()
     meta = build_model(preset, 256, 32, 0, seed=1).whole()
     units = tuple(unit.elements for unit in unit_sizes(meta, strategy, _CPU))
+    every = strategy.sync.every if strategy.sync else 1
 
     def steps(group):
         model = build_model(preset, 256, 32, 0, seed=1).whole()
         engine = build_engine(model, strategy, Optimization(weight_decay=0.1, clip=1.0), group)
         for _ in range(3):
+            engine.wait()
             engine.ledger.reset()
-            engine.step([torch.zeros(2, 33, dtype=torch.int64)], 1e-3)
+            for _ in range(every):
+                engine.step([torch.zeros(2, 33, dtype=torch.int64)], 1e-3)
+        engine.wait()
         accounts = engine.ledger.summary().values()
-        sent = sum(account["bytes_wire"] for account in accounts)
+        sent = sum(account["bytes_wire"] for account in accounts) / every
         return {"sent": torch.tensor(sent, dtype=torch.float64)}
 
     wire = float(run_ranks(world_size, steps)[0]["sent"])
-    gradients, weights = codings(strategy, MACHINE._replace(codecs=_CODECS))
+    machine = MACHINE._replace(codecs=_CODECS)
+    gradients, weights = codings(strategy, machine)
+    outer = outer_coding(strategy, machine)
     costs = Counted(0.0, world_size)
-    work = Work(strategy, units, 1, COMPUTE, 0.0, 0.0, gradients, weights)
+    work = Work(strategy, units, 1, COMPUTE, 0.0, 0.0, gradients, weights, outer=outer)
     step_seconds(work, costs)
-    norm = 0 if strategy.engine == "ddp" else costs.sent.pop()
-    assert norm <= 8
+    # neither the norm nor what ranks compare before an exchange is in the ledger
+    compared = 8.0 * (strategy.copies(world_size) - 1)
+    first = costs.sent.index(compared) if outer else len(costs.sent)
+    sent = [sum(n for n in part if n > 8) for part in (costs.sent[:first], costs.sent[first:])]
     # scales of groups and zeros at the end of vectors
-    coded = strategy.gradients.codec.name != "none"
-    assert sum(costs.sent) == pytest.approx(wire, rel=0.02 if coded else 1e-3)
+    coded = strategy.gradients.codec.name != "none" or (outer and outer.codec)
+    assert sent[0] + sent[1] / every == pytest.approx(wire, rel=0.02 if coded else 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "added"),
+    [
+        # an exchange compares steps, then sends the root and two blocks
+        ({"every": 4}, (1 + 3) * 0.01 / 4),
+        ({"every": 4, "fragments": 2}, (2 + 3) * 0.01 / 4),
+        # two fragments, of the root with a block and of a block: a step of 30 ms hides one of them
+        ({"every": 4, "fragments": 2, "delay": 1}, 0.0),
+        ({"every": 16, "delay": 1}, (0.04 - 0.03) / 16),
+        ({"every": 16, "delay": 2}, 0.0),
+    ],
+)
+@pytest.mark.parametrize("sharding", [{"engine": "ddp"}, {"sharding": "no_shard"}])
+def test_a_round_has_one_exchange_less_what_its_delay_hides(options, added, sharding):
+    strategy = parse_strategy({**sharding, "sync": options}).canonical()
+    rare = work_of("fsdp2", strategy=strategy, outer=outer_coding(strategy, MACHINE))
+    step_s = step_seconds(rare, Counted(0.01))
+    assert step_s == pytest.approx(sum(COMPUTE) + added, abs=1e-9)
+    # what an exchange computes on the training thread is hidden by nothing
+    busy = rare._replace(outer_update=Line(0.001, 1e-9))
+    more = (3 * 0.001 + 1e-9 * sum(rare.units)) / options["every"]
+    assert step_seconds(busy, Counted(0.01)) == pytest.approx(step_s + more)
 
 
 def test_only_checkpointed_blocks_are_computed_again():
@@ -263,6 +302,10 @@ def test_multi_phase_methods_save_bytes_on_slow_links(engine):
             "overrides of embedding or head",
         ),
         ({"overrides": [{"layers": "0", "param_dtype": "bf16"}]}, "overrides of param_dtype"),
+        (
+            {"sharding": "no_shard", "sync": {"every": 2, "codec": "int8-shared"}},
+            "codec int8-shared between exchanges",
+        ),
     ],
 )
 def test_an_unsupported_setting_is_named(settings, reported):
