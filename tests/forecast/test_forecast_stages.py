@@ -125,13 +125,18 @@ def test_codecs_to_calibrate_are_unique():
         {"engine": "manual", "gradients": {"codec": "int8:group=128"}, "weights": {"codec": "fp8"}},
         {"engine": "fsdp2", "gradients": {"codec": "int8:group=128", "error_feedback": True}},
         {"engine": "fsdp2", "gradients": {"codec": "powersgd:rank=2"}},
+        {"engine": "ddp", "sync": {"every": 4, "codec": "int4", "error_feedback": True}},
     ]
     space = Space.model_validate(
-        {"gradients": [{"codec": "int8:group=128"}, {"codec": "bf16"}], "weights": ["fp8"]}
+        {
+            "gradients": [{"codec": "int8:group=128"}, {"codec": "bf16"}],
+            "weights": ["fp8"],
+            "sync": [{"every": 4}, {"every": 4, "codec": "efsign"}],
+        }
     )
     found = codecs_of([parse_strategy(each).canonical() for each in strategies], space)
     names = [codec.partition(":")[0] + "+" * feedback for codec, feedback in found]
-    assert names == ["int8", "int8+", "powersgd", "bf16", "fp8"]
+    assert names == ["int8", "int8+", "powersgd", "bf16", "int4+", "efsign", "fp8"]
     by_default = codecs_of([], Forecast.model_validate(PARAMS["forecast"]).space)
     assert ("topk:density=0.01", True) in by_default and ("int8:group=128", False) in by_default
 

@@ -155,7 +155,7 @@ def test_predicted_traffic_matches_the_ledger_of_the_engine(name, world_size):
         # an exchange compares steps, then sends the root and two blocks
         ({"every": 4}, (1 + 3) * 0.01 / 4),
         ({"every": 4, "fragments": 2}, (2 + 3) * 0.01 / 4),
-        # two fragments, of the root with a block and of a block: a step of 30 ms hides one of them
+        # two fragments, of the root with a block and of a block: a step of 30 ms hides each
         ({"every": 4, "fragments": 2, "delay": 1}, 0.0),
         ({"every": 16, "delay": 1}, (0.04 - 0.03) / 16),
         ({"every": 16, "delay": 2}, 0.0),

@@ -29,6 +29,7 @@ SPACE = Space.model_validate(
             STRATEGIES[run]["gradients"] for run in ("fsdp2-int8", "fsdp2-int4", "fsdp2-topk")
         ],
         "weights": ["int8:group=128"],
+        "sync": [],
     }
 )
 _BYTES = {"none": 4.0, "int8": 1.03, "int4": 0.53, "topk": 0.4}

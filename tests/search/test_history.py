@@ -123,6 +123,35 @@ def test_the_quality_of_other_numerics_is_unknown():
         assert history.quality(canonical(**other)) is None
 
 
+RARE = {"engine": "ddp", "sync": {"every": 8}}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {},
+        {"sync": {"every": 8, "fragments": 2}},
+        {"sync": {"every": 8, "codec": "int8"}},
+        {"sync": {"every": 16}},
+        {"engine": "fsdp2", "sharding": "hybrid_shard", "replicas": 2},
+    ],
+)
+def test_rare_exchanges_have_a_quality_of_their_own(other):
+    """It is neither that of the start, which sends no codec either, nor that of other exchanges."""
+    rare = parse_strategy(RARE)
+    history = begin()
+    assert history.quality(rare.canonical()) is None
+    if other:
+        row = trained(rare, 1.01)
+        history = history.model_copy(update={"measured": {**history.measured, row.hash: row}})
+        assert history.quality(canonical(**RARE | other)) is None
+        found = history.quality(canonical(engine="manual", sharding="no_shard", sync={"every": 8}))
+        assert (found.ratio, found.sure) == (pytest.approx(1.01), True)
+        # half as many copies see twice as many samples each
+        four = history.workload.model_copy(update={"world_size": 4})
+        assert not history.model_copy(update={"workload": four}).quality(rare.canonical()).sure
+
+
 def test_a_run_that_diverged_has_infinite_perplexity_and_cannot_be_the_start():
     lost = {"val_ppl": None, "val_loss": None, "diverged_at": 7}
     records = [*make_records(["fsdp2"]), make_record("ddp-int8", 0, **lost)]

@@ -4,14 +4,18 @@ from collections.abc import Sequence
 
 import pytest
 
-from shardlab.config.schema import Agent
+from shardlab.config.schema import Agent, Space, Train
 from shardlab.config.strategy import parse_strategy
+from shardlab.config.sync import Sync
 from shardlab.forecast.model import Estimate
 from shardlab.search.decision import conclude
-from shardlab.search.proposal import reason_to_stop, shorten
+from shardlab.search.history import initial_history
+from shardlab.search.judge import choose_by_rules
+from shardlab.search.proposal import propose, reason_to_stop, shorten
 from shardlab.search.records import Decision, Verdict
 from shardlab.search.space import Option
-from tests.record_factory import STRATEGIES
+from tests.record_factory import STRATEGIES, make_records
+from tests.search.machine import ENDLESS, Machine
 from tests.search.searches import AGENT, DDP, KEPT, begin, proposal_of, trial_of
 
 HISTORY = begin(timed=[])
@@ -57,6 +61,19 @@ def test_a_shortlist_holds_the_best_of_each_class_and_one_to_explore():
     fewer = shorten(predicted, HISTORY, 0.03, 2)
     assert fewer.options == [found.options[0], found.options[-1]]
     assert labels(shorten(predicted[1:], HISTORY, 0.03, 4).options)[-1] == "fsdp1, none"
+
+
+def test_rare_exchanges_do_not_take_the_place_of_a_codec_to_explore():
+    predicted = ranked(
+        {"engine": "ddp", "sync": {"every": 8}},
+        {"engine": "ddp", "sync": {"every": 4}},
+        {"engine": "ddp", "gradients": {"codec": "int8:group=64"}},
+        {"engine": "ddp", "bucket_mb": 5.0},
+        {"engine": "fsdp1"},
+    )
+    found = shorten(predicted, HISTORY, 0.03, 4)
+    assert found.options == [predicted[3], predicted[0], predicted[2]]
+    assert shorten(predicted, HISTORY, 0.03, 2).options == [predicted[3], predicted[0]]
 
 
 @pytest.mark.parametrize(
@@ -115,3 +132,21 @@ def test_a_search_stops_by_trials_minutes_and_rejections(decisions, agent, reaso
     ]
     found = reason_to_stop(HISTORY.model_copy(update={"rounds": rounds}), agent)
     assert found is None if reason is None else found.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "steps", "kept"), [(2, 32, 2), (2, 31, 1), (2, 7, 0), (4, 99, 0)]
+)
+def test_exchanges_that_no_training_run_would_show_are_not_proposed(ranks, steps, kept):
+    def legal(steps: int, sync: tuple[Sync, ...]) -> int:
+        machine = Machine(rate="100mbit")
+        agent = machine.agent(world_size=ranks)
+        records = [each.model_copy(update={"steps": steps}) for each in make_records(seeds=1)]
+        history = initial_history(records, [], agent, Train())
+        space = Space(gradients=(), weights=(), sync=sync)
+        facts = space, machine.shapes, machine.predict, choose_by_rules
+        return propose(1, history, agent, ENDLESS, *facts).space.strategies
+
+    both = Space().sync
+    assert legal(steps, both) == legal(1000, both[:kept])
+    assert kept == 0 or legal(steps, both) > legal(steps, ())

@@ -14,7 +14,7 @@ from shardlab.search.space import Option, documents, feasible, formula_bytes, fr
 from tests.search.machine import ENDLESS, SPACE, Shapes
 
 SHAPES = Shapes()
-NOTHING = Space(gradients=(), weights=())
+NOTHING = Space(gradients=(), weights=(), sync=())
 SAVING = ("activation_checkpointing", "accumulation")
 
 
@@ -88,6 +88,18 @@ def test_every_engine_with_all_of_its_values_is_there():
         for gradients in ("none", "int8", "int4", "topk")
         for weights in (None, "int8")
     }
+
+
+@pytest.mark.parametrize(("ranks", "share"), [(2, 0.02), (8, 0.06)])
+def test_rare_exchanges_of_the_default_space_add_few_strategies(ranks, share):
+    both = [
+        [each.strategy for each in found(ranks, space=space)] for space in (Space(sync=()), Space())
+    ]
+    rare = [each for each in both[1] if each.sync is not None]
+    assert len(both[0]) == len(both[1]) - len(rare) > len(rare) / share
+    assert {each.sync.every for each in rare} == {8, 32}
+    assert {each.engine for each in rare} == {"ddp", "fsdp2", "manual"}
+    assert all(each.gradients.plain() and each.weights is None for each in rare)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,9 @@ STRATEGIES = {
             "weights": {"codec": "int8"},
         }
     ),
-    "ddp-rare": parse_strategy({"engine": "ddp", "sync": {"every": 3, "warmup_steps": 50}}),
+    "ddp-rare": parse_strategy(
+        {"engine": "ddp", "sync": {"every": 3, "fragments": 2, "delay": 2, "warmup_steps": 50}}
+    ),
 }
 REPETITIONS = 4
 
@@ -62,8 +64,9 @@ def test_ledger_of_a_run_holds_the_steps_of_its_repetitions(runs):
     assert gradients["collectives"] == 1
     # at two ranks an all-reduce sends each element once
     assert gradients["bytes_raw"] == runs["ddp"].bytes_wire == 4 * runs["ddp"].parameters
-    # every repetition has one exchange, and none is of the warm-up
+    # every repetition has one exchange of each fragment, and none is of the warm-up
     assert runs["ddp-rare"].bytes_raw == pytest.approx(4 * runs["ddp"].parameters / 3)
+    assert runs["ddp-rare"].breakdown.comm_ms_per_step > 0, "a whole round is traced"
     assert runs[NO_COMMUNICATION].bytes_raw == runs[NO_COMMUNICATION].bytes_wire == 0
     coded = runs["manual-int8"]
     assert coded.bytes_raw / coded.bytes_wire > 3.5
