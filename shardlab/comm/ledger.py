@@ -141,6 +141,11 @@ class Ledger:
         of_step: Accounts | None = getattr(self._thread, "of_step", None)
         return self._accounts if of_step is None else of_step
 
+    @property
+    def bytes_wire(self) -> float:
+        """Bytes that this rank has sent since `reset`."""
+        return sum(account.bytes_wire for account in self._accounts.values())
+
     def settle(self) -> None:
         """Read the times of steps on a GPU; the host waits for it."""
         self.traffic.settle()

@@ -10,6 +10,8 @@ and 2 for bf16 and fp16; k units are gathered ahead. Bytes per rank:
 - error feedback: 2 B P with B bytes per residual (4, 2 or 1 + 2/128 as fp32, bf16 or int8), since
   each rank keeps what it did not send of its whole gradient, and what that was a step ago; where
   states are replicated also 2 B P / N for the sums that each rank owns;
+- rare exchanges: 8 P C / N for outer parameters and momentum, 8 P (C + 1) / N with error feedback,
+  and 4 P C / N for the gradients of all fragments that are on the way during a delay;
 - gathered: b R and what stays after forward; while a unit computes b G (1 + k) more, with an
   all-gather buffer once more, which stays until the next one is filled or forward ends
   (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py);
@@ -42,11 +44,13 @@ backward needed them all. Payloads of codecs are left out: at most the size of a
 back.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from shardlab.config.settings import DTYPE_BYTES
 from shardlab.config.strategy import CanonicalStrategy, Strategy
+from shardlab.config.sync import Sync
 
 Categories = dict[str, int]
 """bytes by category: parameters, gradients, moments, outer, residuals, gathered, communication,
@@ -173,7 +177,17 @@ def _sharded_states(full: CanonicalStrategy, sizes: Sizes, world_size: int) -> C
         "gradients": trained,
         "moments": 2 * trained,
     }
-    return states if full.sync is None else {**states, "outer": 2 * trained}
+    if full.sync is None:
+        return states
+    return {**states, "outer": int(_outer_copies(full.sync, copies) * trained)}
+
+
+def _outer_copies(sync: Sync, copies: int) -> float:
+    """Return how many times a rank has its trained parameters for exchanges: outer ones, momentum,
+    what error feedback keeps, now and before the last exchange, and gradients on the way."""
+    residuals = 2 * (1 + 1 / copies) if sync.error_feedback else 0
+    on_the_way = min(math.ceil(sync.delay * sync.fragments / sync.every), sync.fragments)
+    return 2 + residuals + on_the_way / sync.fragments
 
 
 def _streamed_states(full: CanonicalStrategy, sizes: Sizes, world_size: int) -> Categories:

@@ -176,6 +176,7 @@ TRAFFIC = [
     RUN,
     *_of_kind("gradients", "codec of gradients; with two levels, also the one between nodes"),
     *_of_kind("weights", "codec of parameters in all-gather"),
+    Column("peak", "MB", "bytes_peak", "sent in the step that sends most: one with an exchange"),
     Column("between nodes", "MB/step", "bytes_between_nodes", "sent to other nodes, two levels"),
     Column("indices", "kB/step", "index_bytes", "bytes of indices of elements"),
     Column("metadata", "kB/step", "metadata_bytes", "bytes of scales, counts and headers"),

@@ -73,6 +73,8 @@ class StepEvent:
     step: by the end of a later step, or by `Ledger.settle`"""
     interface_bytes: float | None = None
     """sent by the interface of this rank's emulated link; None without one"""
+    bytes_wire: float = 0.0
+    """in the ledger"""
 
 
 def _set_collective_ms(event: StepEvent, in_collectives_s: float) -> None:
@@ -118,14 +120,16 @@ class Loop:
         numbers: Iterator[int] = iter(range(steps))
         if self._rank == 0:
             numbers = track(range(steps), "train", total=steps, unit="step")
-        traffic = self._engine.ledger.traffic
+        ledger = self._engine.ledger
+        traffic = ledger.traffic
         for _ in numbers:
-            start, before = perf_counter(), interface_bytes()
+            start, before, known = perf_counter(), interface_bytes(), ledger.bytes_wire
             traffic.begin_step(self._device)
             event = self._step()
             event.step_ms = (perf_counter() - start) * 1e3
             if before is not None and (sent := interface_bytes()) is not None:
                 event.interface_bytes = sent - before
+            event.bytes_wire = ledger.bytes_wire - known
             traffic.end_step(partial(_set_collective_ms, event))
             if after is not None and after(event):
                 return

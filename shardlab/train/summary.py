@@ -90,6 +90,7 @@ def merge_events(ranks: Sequence[Sequence[Event]]) -> list[Event]:
             "loss": statistics.fmean(event["loss"] for event in same_step),
             "step_ms": max(event["step_ms"] for event in same_step),
             "collective_ms": _mean_if_known([event["collective_ms"] for event in same_step]),
+            "bytes_wire": statistics.fmean(event["bytes_wire"] for event in same_step),
             "interface_bytes": _mean_if_known([event["interface_bytes"] for event in same_step]),
         }
         for same_step in zip(*ranks, strict=True)
@@ -142,6 +143,7 @@ def summarize(plan: RunPlan, events: Sequence[Event], ranks: Sequence[Measured])
         train_loss=statistics.fmean(event["loss"] for event in events[-tail:]),
         interface_bytes=_mean_if_known([event["interface_bytes"] for event in counted]),
         ledger=ledger,
+        bytes_peak=max(event["bytes_wire"] for event in counted),
         **_traffic(ledger, _mean_if_known([event["collective_ms"] for event in measured])),
         residual_norm=_root_of_squares([rank.residual_norm for rank in ranks]),
         **_gradient_error([rank.audit for rank in ranks]),

@@ -28,6 +28,13 @@ UNITS = 1000
         ({"gradients": {**FEEDBACK, "residual": "bf16"}}, 4.0 + 4.0),
         ({"gradients": {**FEEDBACK, "residual": "int8"}}, 4.0 + 2.031),
         ({"engine": "ddp", "gradients": FEEDBACK}, 16.0 + 8.0 + 2.0),
+        # outer parameters and momentum; residuals, and both fragments on the way
+        ({"engine": "ddp", "sync": {"every": 8}}, 16.0 + 8.0),
+        ({"sharding": "hybrid_shard", "replicas": 2, "sync": {"every": 8}}, 8.0 + 4.0),
+        (
+            {"engine": "ddp", "sync": {"every": 8, "fragments": 2, "delay": 5, **FEEDBACK}},
+            16.0 + 8.0 + 8.0 + 2.0 + 4.0,
+        ),
         # states are divided; the gradients of every rank wait for the norm
         ({"engine": "slide"}, 3.0 + 4.0),
         ({"engine": "slide", "grad_sync": "gpu_reduce"}, 3.0 + 1.0),

@@ -126,6 +126,9 @@ def test_copies_that_rarely_exchange_parameters_end_as_one_model(engine, data, t
     # exchanges after steps 3 and 6, of whose first one untimed steps are a part
     assert rare.bytes_raw == pytest.approx(every_step.bytes_raw / 3, rel=1e-3)
     assert 0 < rare.bytes_wire < every_step.bytes_wire / 10
+    # the first one compares options, too
+    assert rare.bytes_peak == pytest.approx(3 * rare.bytes_wire, rel=1e-3)
+    assert every_step.bytes_peak == pytest.approx(every_step.bytes_wire)
     assert rare.val_loss == pytest.approx(every_step.val_loss, rel=0.05)
     assert every_step.val_ppl != rare.val_ppl < rare.untrained_ppl / 2
 

@@ -31,6 +31,7 @@ def event(step: int, **changes):
         "applied": True,
         "tokens": 64,
         "collective_ms": 4.0,
+        "bytes_wire": 900.0,
         "interface_bytes": None,
         **changes,
     }
