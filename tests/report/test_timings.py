@@ -209,9 +209,10 @@ def test_fastest_run_is_never_the_no_communication_bound_and_one_not_timed_is_ab
     assert rows["fsdp2-int8"] == ["20.0", "0.333", ABSENT, ABSENT]
 
 
-def by_quality(runs, losses):
+def by_quality(runs, losses, *others):
     facts = {"losses": losses, "timed": runs, "quality": QUALITY, "comparison": runs[0].timing}
-    return time_to_quality(make_evidence(make_records([BASELINE]), **facts)).tables
+    records = [*make_records([BASELINE]), *others]
+    return time_to_quality(make_evidence(records, **facts)).tables
 
 
 def test_time_to_a_loss_is_interpolated_steps_times_the_step_time_of_the_link():
@@ -231,6 +232,20 @@ def test_time_to_a_loss_is_interpolated_steps_times_the_step_time_of_the_link():
         ["fsdp2-int8", "2.00", "0.500", ABSENT, ABSENT],
     ]
     assert after.rows == [[BASELINE, "6.25"], ["fsdp2-int8", "6.50"]]
+    # the first steps of a warm-up were not timed
+    warm = {"engine": "ddp", "sync": {"every": 4, "warmup_steps": 9}}
+    warmed = make_record("fsdp2-int8").model_copy(update={"strategy": warm})
+    assert [row[0] for row in by_quality(runs, losses, warmed)[0].rows] == [BASELINE]
+
+
+@pytest.mark.parametrize(("every", "whole"), [(64, True), (65, False)])
+def test_traced_steps_that_are_no_whole_round_show_no_communication(every, whole):
+    strategy = parse_strategy({"engine": "ddp", "sync": {"every": every}})
+    form = strategy.canonical().model_dump(mode="json")
+    run = make_timed().model_copy(update={"strategy": form})
+    row = row_of([run])
+    assert math.isnan(row["exposed_share"]) == math.isnan(row["overlap"]) == (not whole)
+    assert row["step_ms"] > 0
 
 
 def test_a_disturbed_timing_is_marked_in_all_headings():

@@ -177,12 +177,19 @@ def stops_paying(group: pd.DataFrame, run: str) -> str:
 def time_to_quality(evidence: Evidence) -> Section | None:
     """Show time to each loss and loss at each time on every link; None if nobody asks for them.
 
-    Means over seeds; absent if a seed does not reach the loss.
+    Means over seeds; absent if a seed does not reach the loss. Runs that exchange rarely after a
+    warm-up are left out: the timings are of the steps after it.
     """
     rows, quality = evidence.timing_rows, evidence.quality
     # losses of the training runs hold for their number of ranks alone
     rows = rows[rows["world_size"] == evidence.records[0].world_size]
     rows = rows[rows["run"].isin(evidence.losses)]
+    warmed = {
+        each.run
+        for each in evidence.records
+        if (each.strategy.get("sync") or {}).get("warmup_steps")
+    }
+    rows = rows[~rows["run"].isin(warmed)]
     runs = rows["run"].unique()
     links = link_headings(rows)
     steps_s = rows.pivot(index="run", columns="timing", values="step_ms") / 1e3
