@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardlab.config.strategy import Strategy
+from shardlab.config.strategy import Strategy, parse_strategy
 from shardlab.core.errors import UserError
 from shardlab.search.decision import conclude
 from shardlab.search.history import History
@@ -27,6 +27,8 @@ from tests.search.searches import (
 )
 
 HISTORY = begin(["fsdp2", "ddp", "ddp-int8"])
+
+RARE = parse_strategy({"engine": "ddp", "sync": {"every": 8}})
 
 
 def key(strategy: Strategy) -> str:
@@ -74,6 +76,9 @@ def test_the_fastest_is_held_that_is_shown_to_be_faster_as_good_and_small_enough
         ({DDP: 1.5}, [], {}, "it is slower"),
         ({DDP: "crash"}, [], {}, "it ended with outcome crash: by test"),
         ({INT4_KEPT: 0.5}, [], {}, "its perplexity was not measured"),
+        # no codec of gradients, as the start
+        ({RARE: 0.1}, [], {}, "its perplexity was not measured"),
+        ({RARE: 0.1}, [trained(RARE, 1.05)], {}, "perplexity is above 1.030 times the start's"),
         (
             {INT4_KEPT: 0.5},
             [trained(INT4_KEPT, 1.05)],
