@@ -256,9 +256,14 @@ def _check_padded_positions(module: nn.Module, which: str, positions: int) -> No
 
 
 def _check_order(module: PreTrainedModel, which: str) -> None:
-    """Refuse an encoder, whose tokens see later ones."""
+    """Refuse an encoder, whose tokens see later ones.
+
+    An encoder of other input, such as an audio tower, lies beside what reads the tokens. That a
+    prediction sees later tokens in any other way shows in validation alone: there are no weights
+    here, and no rank need have the memory for all of them.
+    """
     # GPT-NeoX is causal whatever is_decoder says; the layers of encoders look at it
-    if any(getattr(part, "is_decoder", True) is False for part in module.modules()):
+    if any(getattr(part, "is_decoder", True) is False for part in module.get_decoder().modules()):
         raise UserError(
             f"{which} is an encoder, whose predictions see the tokens that they predict: "
             "set is_decoder in its config.json to true, or take a causal model"
