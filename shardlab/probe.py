@@ -65,6 +65,8 @@ _CALLS = 10
 _MESSAGE_S, _CHECK_S = 0.25, 60.0
 """messages grow until one takes so long; a whole gradient is sent that should take less"""
 _TIMEOUT_S = 600.0
+_GPT2_VOCABULARY = 50257
+"""of which presets have the sizes in their names"""
 
 
 class Times(NamedTuple):
@@ -194,9 +196,11 @@ def _build(options: argparse.Namespace, device: torch.device) -> BuiltModel:
     Raises:
         UserError: there is no such model, or it does not fit into memory.
     """
-    preset = options.model in PRESETS
+    preset, vocabulary = options.model in PRESETS, options.vocabulary or _GPT2_VOCABULARY
+    if options.vocabulary and not preset:
+        raise UserError(f"--vocabulary is for presets: {options.model} has its own")
     model = Model.model_validate({"preset" if preset else "config": options.model})
-    built = build_model(model, options.vocabulary if preset else 1, options.seq, 0, seed=0)
+    built = build_model(model, vocabulary if preset else 1, options.seq, 0, seed=0)
     logits = options.batch * options.seq * built.module.config.get_text_config().vocab_size
     # of each parameter weight, gradient and two moments; logits and their gradient
     needed = 16 * _parameters(built) + 8 * logits
@@ -246,12 +250,14 @@ def _compare(facts: Mapping[str, object], world: dist.ProcessGroup) -> None:
             )
 
 
-def _advice(link: Link, gradient_bytes: int, computation: Times, table: Sequence[Row]) -> str:
+def _advice(
+    link: Link, gradient_bytes: int, what: str, computation: Times, table: Sequence[Row]
+) -> str:
     """Return what the rows of the table cost between replicas, and which one is enough.
 
     Args:
         gradient_bytes: that each rank reduces over `link`.
-        computation: of a step.
+        what: is called computation, in words.
     """
     times = {row.codec: link.sync(row.codec, gradient_bytes) for row in table}
     ratios = {codec: time.median / computation.median for codec, time in times.items()}
@@ -262,7 +268,7 @@ def _advice(link: Link, gradient_bytes: int, computation: Times, table: Sequence
         f"\n{link.name}: synchronisation / computation {ratios[STOCK]:.3g} "
         f"({stock.low / computation.high:.3g} to {stock.high / computation.low:.3g})",
         f"  all-reduce of {gradient_bytes:,} bytes at the rate above {stock}",
-        f"  computation of a step {computation}",
+        f"  {what} {computation}",
         f"  {'':24}    ratio  of step     gain",
     ]
     for row in table:
@@ -323,7 +329,7 @@ def probe(options: argparse.Namespace, world: dist.ProcessGroup) -> None:
     expected = link.sync(STOCK, nbytes).median
     whole = f"{_whole(nbytes, world):.4g} s" if expected < _CHECK_S else "not measured"
     show(f"{link}\n  all-reduce of the whole gradient {whole}, {expected:.4g} s at this rate")
-    advice = [_advice(link, nbytes, step, lookup_table(options.codec))]
+    advice = [_advice(link, nbytes, "computation of a step", step, lookup_table(options.codec))]
     if 1 < local < size:
         first, part = rank // local * local, nbytes // local
         inside = subgroup(world, [*range(first, first + local)])
@@ -331,10 +337,11 @@ def probe(options: argparse.Namespace, world: dist.ProcessGroup) -> None:
         near = _link("inside nodes", inside, world, nbytes, codecs)
         far = _link("between nodes", across, world, part, codecs)
         show(f"{near}\n{far}")
-        # a node is a replica: its own all-reduce belongs to its step
+        # a node is a replica
+        what = "step of a node, with its own all-reduce"
         island = Times(*map(sum, zip(step, near.sync(STOCK, nbytes), strict=True)))
         table = lookup_table(options.codec, between_nodes=True)
-        advice.append(_advice(far, part, island, table))
+        advice.append(_advice(far, part, what, island, table))
     show("\n".join([*advice, _LEGEND]))
 
 
@@ -353,16 +360,16 @@ def _options() -> argparse.Namespace:
     parser = _Parser("shardlab.probe", description=about)
     parser.add_argument("model", help="a preset; or folder, config.json or name on the hub")
     for name, default, words in (
-        ("batch", 8, "sequences per rank and step"),
-        ("seq", 512, "tokens of a sequence"),
-        ("vocabulary", 50257, "tokens of a preset; 50257 are GPT-2's"),
+        ("batch", 8, "sequences per rank and step (8)"),
+        ("seq", 512, "tokens of a sequence (512)"),
+        ("vocabulary", None, f"tokens of a preset, by default GPT-2's {_GPT2_VOCABULARY}"),
     ):
-        parser.add_argument(f"--{name}", type=int, default=default, help=f"{words} ({default})")
+        parser.add_argument(f"--{name}", type=int, default=default, help=words)
     parser.add_argument("--codec", default="int4", help="the strongest compression (int4)")
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32", help="of autocast")
     options = parser.parse_args()
-    if min(options.batch, options.vocabulary) < 1 or options.seq < 2:
-        parser.error("--batch and --vocabulary are at least 1, --seq at least 2")
+    if options.batch < 1 or min(options.seq, options.vocabulary or 2) < 2:
+        parser.error("--batch is at least 1, --seq and --vocabulary at least 2")
     # both uses of the codec in the lookup table, before anything is measured
     validate(Compression, {"codec": spec_of(options.codec), "error_feedback": True}, "--codec")
     if make_codec(options.codec).votes:

@@ -101,7 +101,8 @@ def test_what_cannot_be_measured_ends_all_ranks_in_one_line(group):
     rank = dist.get_rank(group)
     for changed, words in (
         ({"batch": 10**9}, "tiny: a step needs more than .* GB, and a rank has"),
-        ({"model": "/absent"}, "'/absent', which is no folder or file here"),
+        ({"model": "/absent"}, "--vocabulary is for presets: /absent"),
+        ({"model": "/absent", "vocabulary": None}, "'/absent', which is no folder or file here"),
         ({"batch": 1 + rank}, "ranks differ: batch is 1 on rank 0 and 2 on rank 1"),
         ({"model": ("tiny", "small")[rank]}, "model is of .* parameters on rank 0 and of .* on"),
     ):
@@ -116,7 +117,7 @@ def test_what_cannot_be_measured_ends_all_ranks_in_one_line(group):
         ("tiny", {}, "torchrun --nproc-per-node 2 -m shardlab.probe tiny"),
         ("tiny", {"RANK": "0", "WORLD_SIZE": "1"}, "1 rank has no other"),
         ("", {}, "required: model"),
-        ("tiny --seq 1", {}, "--seq at least 2"),
+        ("tiny --seq 1", {}, "--seq and --vocabulary at least 2"),
         ("tiny --codec int5", {}, "did you mean 'int"),
         ("tiny --codec none", {}, "pointless"),
         ("tiny --codec sign", {}, "sign votes"),

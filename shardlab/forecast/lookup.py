@@ -38,9 +38,10 @@ def lookup_table(codec: str = "int4", between_nodes: bool = False) -> list[Row]:
         Row(f"{codec} every {every} steps", codec, every, f", sync_every={every}, {outer}")
         for every in (8, 32, 128)
     )
+    mild = [Row("int8 gradients", "int8", 1, f', {key}="int8"')] if codec != "int8" else []
     return [
         Row("stock data parallel", STOCK, 1, ""),
-        Row("int8 gradients", "int8", 1, f', {key}="int8"'),
+        *mild,
         Row(f"{codec} gradients", codec, 1, f', {key}="{codec}"{feedback}'),
         *rare,
     ]
