@@ -262,6 +262,7 @@ def _advice(
     times = {row.codec: link.sync(row.codec, gradient_bytes) for row in table}
     ratios = {codec: time.median / computation.median for codec, time in times.items()}
     stock, codec, best = times[STOCK], table[-1].codec, advise(ratios, table)
+    width = max(len(row.use) for row in table)
     few, fewer = (steps_between(ratios[codec], goal) for goal in (0.05, 0.1))
     enough = share(ratios[best.codec] / best.every) <= GOAL
     lines = [
@@ -269,12 +270,12 @@ def _advice(
         f"({stock.low / computation.high:.3g} to {stock.high / computation.low:.3g})",
         f"  all-reduce of {gradient_bytes:,} bytes at the rate above {stock}",
         f"  {what} {computation}",
-        f"  {'':24}    ratio  of step     gain",
+        f"  {'':{width}}    ratio  of step     gain",
     ]
     for row in table:
         ratio = ratios[row.codec] / row.every
         part, gain = f"{100 * share(ratio):.1f} %", link.ranks / (1 + ratio)
-        lines.append(f"  {row.use:24} {ratio:8.3g} {part:>8} {gain:8.2f}")
+        lines.append(f"  {row.use:{width}} {ratio:8.3g} {part:>8} {gain:8.2f}")
     return "\n".join(
         [
             *lines,
