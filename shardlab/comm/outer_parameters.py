@@ -7,7 +7,7 @@ from torch.distributed.tensor import DTensor
 from shardlab.codecs.base import Block, Unit
 from shardlab.config.sync import Sync
 from shardlab.core.errors import UserError
-from shardlab.models.units import by_layer
+from shardlab.models.names import by_layer
 
 _DTYPES = torch.float32, torch.bfloat16, torch.float16
 _OUTER = "@outer"

@@ -35,7 +35,7 @@ from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.outer_parameters import OuterUnit, outer_units
 from shardlab.config.sync import Sync
 from shardlab.core.errors import UserError
-from shardlab.models.units import parameter_names, plain
+from shardlab.models.names import parameter_names, plain
 
 BETWEEN_EXCHANGES = "sync."
 """begins the names of what only the same ranks can continue with"""
