@@ -168,7 +168,8 @@ class Params(Document):
             places[f"agent.searches.{name}"] = search.link or link, search.world_size or size
         for key, (each, ranks) in places.items():
             try:
-                _ = each and each.rates_of_nodes(ranks)
+                if each is not None:
+                    each.rates_of_nodes(ranks)
             except UserError as error:
                 raise UserError(f"{key}.{error}") from None
 

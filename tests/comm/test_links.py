@@ -104,5 +104,5 @@ def test_ranks_emulate_the_link_elsewhere(monkeypatch, capsys):
         assert emulation.links.enter(0) == "lo"
     assert capsys.readouterr().err.count("\n") == 1
     for link in (Link(rate="1gbit", ranks_per_node=2), Link(rate=("1gbit", "1mbit"))):
-        with pytest.raises(UserError, match="nodes need namespaces: .*install iproute2"):
+        with pytest.raises(UserError, match=r"nodes need namespaces: .*install iproute2"):
             emulated(link, 2 * link.ranks_per_node).__enter__()
