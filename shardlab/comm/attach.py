@@ -52,7 +52,7 @@ def make_collective(
     group: dist.ProcessGroup, ledger: Ledger, kind: Kind, route: Route
 ) -> Collective:
     """Return the collective for the messages of `kind` over `group`: of two levels where the route
-    has a codec between nodes and the group is not a node or an even part of one.
+    has a codec between nodes, except for a part of the ranks, as of a replica, inside a node.
 
     Raises:
         UserError: two levels are requested, but the ranks are not whole nodes, or the size of a
@@ -65,7 +65,8 @@ def make_collective(
             raise UserError(
                 "between_nodes: no launcher says how large a node is: give ranks_per_node"
             )
-        if ledger.ranks_per_node % dist.get_world_size(group):
+        size = dist.get_world_size(group)
+        if size == dist.get_world_size() or ledger.ranks_per_node % size:
             return HierarchicalCollective(group, ledger, kind, route)
         route = replace(route, between_nodes=None)
     if route.is_plain:
