@@ -1,6 +1,5 @@
 """`attach`: compressed communication of an FSDP2, FSDP1 or DDP model in one call."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -46,13 +45,14 @@ Spec = str | Mapping[str, Any] | BaseModel | Codec
 def between_replicas(route: Route) -> Route:
     """Return the route between replicas: one level, by the codec between nodes."""
     method = route.method if route.between_nodes is None else route.between_nodes
-    return replace(route, method=method, between_nodes=None, ranks_per_node=None)
+    return replace(route, method=method, between_nodes=None)
 
 
 def make_collective(
     group: dist.ProcessGroup, ledger: Ledger, kind: Kind, route: Route
 ) -> Collective:
-    """Return the collective for the messages of `kind` over `group`.
+    """Return the collective for the messages of `kind` over `group`: of two levels where the route
+    has a codec between nodes, except for a part of the ranks, as of a replica, inside a node.
 
     Raises:
         UserError: two levels are requested, but the ranks are not whole nodes, or the size of a
@@ -60,21 +60,20 @@ def make_collective(
     """
     if route.native:
         return Native(group, ledger, kind)
+    if route.between_nodes is not None:
+        if ledger.ranks_per_node is None:
+            raise UserError(
+                "between_nodes: no launcher says how large a node is: give ranks_per_node"
+            )
+        size = dist.get_world_size(group)
+        if size == dist.get_world_size() or ledger.ranks_per_node % size:
+            return HierarchicalCollective(group, ledger, kind, route)
+        route = replace(route, between_nodes=None)
     if route.is_plain:
         return UncompressedAllToAll(group, ledger, kind)
     if isinstance(route.method, MultiPhaseMethod):
         return MultiPhaseCollective(group, ledger, kind, route)
-    if route.between_nodes is None:
-        return AllToAllCollective(group, ledger, kind, route)
-    route = replace(route, ranks_per_node=route.ranks_per_node or _launched_ranks_per_node())
-    return HierarchicalCollective(group, ledger, kind, route)
-
-
-def _launched_ranks_per_node() -> int:
-    local_size = os.environ.get("LOCAL_WORLD_SIZE")
-    if local_size is None:
-        raise UserError("between_nodes: no launcher says how large a node is: give ranks_per_node")
-    return int(local_size)
+    return AllToAllCollective(group, ledger, kind, route)
 
 
 def attach(
@@ -173,7 +172,8 @@ def _attach(
     excluded = _excluded_blocks(model, wrapper, for_gradients["exclude"])
     if not gradients.is_plain:
         gradients = replace(gradients, excluded=excluded)
-    ledger, lanes = Ledger(), Lanes() if overlap else None
+    ledger = Ledger(for_gradients["ranks_per_node"])
+    lanes = Lanes() if overlap else None
     collectives: dict[str, dict[dist.ProcessGroup, Collective]] = {}
 
     def maker(purpose: str, kind: Kind, route: Route) -> MakeCollective:
@@ -293,8 +293,8 @@ def _gradient_route(options: dict[str, Any], seed: int) -> Route:
     feedback = None
     if checked.error_feedback:
         feedback = ErrorFeedback(checked.residual, checked.decay)
-    size, warmup, node = checked.minimum_size, checked.warmup_steps, checked.ranks_per_node
-    return Route(method, False, size, frozenset(), warmup, between, node, seed, feedback)
+    size, warmup = checked.minimum_size, checked.warmup_steps
+    return Route(method, False, size, frozenset(), warmup, between, seed, feedback)
 
 
 def _weight_route(options: dict[str, Any], seed: int) -> Route:

@@ -14,7 +14,7 @@ from torch.profiler import record_function
 
 from shardlab.codecs.base import Unit
 from shardlab.codecs.wire import VERSION, PayloadError
-from shardlab.comm.ledger import Account, Kind, Ledger
+from shardlab.comm.ledger import Account, Kind, Ledger, leaving
 from shardlab.comm.object_collectives import gather_values
 from shardlab.comm.transport import Transport
 from shardlab.core.device import now
@@ -64,6 +64,7 @@ class Collective(ABC):
         self.ledger = ledger
         self.kind = kind
         self.transport = Transport(group, ledger.traffic)
+        self._leaving = leaving(group, ledger.ranks_per_node)
         self.world_size = self.transport.world_size
         self.rank = self.transport.rank
         self._extra = extra
@@ -150,7 +151,7 @@ class Collective(ABC):
         account, nbytes = self.account, 8 * (self.world_size - 1)
         account.collectives += 1
         account.extra_collectives += 1
-        account.bytes_wire += nbytes
+        account.add_sent(nbytes, self._leaving.exchange)
         account.metadata_bytes += nbytes
 
     def _all_to_all(
@@ -164,12 +165,17 @@ class Collective(ABC):
         self.transport.all_to_all(inputs, outputs)
         self.account.add_time("extra_collective_s", begin, inputs[0].device)
 
-    def _count(self, raw: float, wire: float) -> None:
+    def _count(self, raw: float, wire: float, ring: bool = False) -> None:
+        """Count a collective.
+
+        Args:
+            ring: whether its bytes go round the ranks, not from each to all others.
+        """
         account = self.account
         account.collectives += 1
         account.extra_collectives += self._extra
         account.bytes_raw += raw
-        account.bytes_wire += wire
+        account.add_sent(wire, self._leaving.ring if ring else self._leaving.exchange)
 
     def _share_of_others(self, nbytes: int) -> float:
         """Return (W-1)/W of a full vector: what a reduce-scatter or all-gather sends per rank."""

@@ -96,8 +96,11 @@ class Training(Document):
     effective_bandwidth_wire: float | None
     """bytes_wire over collective_ms, bytes per second"""
     interface_bytes: float | None = None
-    """bytes per step counted by the network interface, with the headers of Ethernet, IP, TCP and
-    gloo; only an emulated link in namespaces gives every rank a separate interface"""
+    """bytes per step that a node sent over its link by the network interface, with the headers of
+    Ethernet, IP, TCP and gloo, mean over nodes; only emulated links in namespaces give every node
+    a separate interface"""
+    interface_bytes_inside: float | None = None
+    """likewise over loopback, between the ranks of the node"""
     ledger: dict[str, Any]
     """by kind of message, per rank and step: collectives, bytes, encode and decode time, and the
     messages that were sent uncompressed by their reason"""

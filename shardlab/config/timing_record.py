@@ -49,8 +49,10 @@ class TimedRun(Document):
     link: str
     link_emulation: LinkEmulation
     bits_per_second: int | None
-    """rate of the emulated link"""
+    """rate of the emulated link, of the slowest node"""
     delay_ms: float
+    ranks_per_node: int = 1
+    """ranks that share an emulated link"""
     step_ms: list[float] = Field(min_length=1)
     """one per repetition, of the slowest rank; repetitions are the same for all runs of the timing.
     With `sync` the mean of the steps of a round between exchanges. With pauses: see `measured_ms`
@@ -61,9 +63,12 @@ class TimedRun(Document):
     bytes_raw: float
     bytes_wire: float
     interface_bytes: float | None
-    """bytes counted by the network interface, where every rank has a separate one"""
+    """bytes that a node sent over its emulated link by the network interface, mean over nodes; None
+    where nodes have no separate ones"""
     interface_frames: float | None
     """frames counted there"""
+    interface_bytes_inside: float | None = None
+    """bytes over loopback, between the ranks of the node"""
     ledger: dict[str, Any]
     """as in a record"""
     breakdown: Breakdown

@@ -32,6 +32,7 @@ def event(step: int, **changes):
         "tokens": 64,
         "collective_ms": 4.0,
         "interface_bytes": None,
+        "interface_bytes_inside": None,
         **changes,
     }
 

@@ -14,6 +14,7 @@ from shardlab.config.schema import Timing, Train
 from shardlab.config.strategy import parse_strategy
 from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun, read_timing, read_timings
 from shardlab.core.errors import UserError
+from shardlab.forecast.model import workload_of
 from shardlab.train.interleaved import Turns, order, time_strategies
 from shardlab.train.launch import launch_together
 from shardlab.train.plans import TimingPlan
@@ -81,14 +82,22 @@ def test_units_sum_to_the_model(runs):
 
 
 @pytest.mark.long
-def test_interface_counters_match_the_ledger_on_a_link(permitted, data, tmp_path):
-    runs = timed(data, tmp_path, link=Link(rate="1gbit"), repetitions=2)
-    assert {run.link for run in runs.values()} == {"1gbit"}
+@pytest.mark.parametrize("ranks_per_node", [1, 2])
+def test_interface_counters_match_the_ledger_on_a_link(permitted, data, tmp_path, ranks_per_node):
+    link = Link(rate="1gbit", ranks_per_node=ranks_per_node)
+    runs = timed(data, tmp_path, link=link, repetitions=2)
+    assert {run.link for run in runs.values()} == {link.name}
     assert {run.bits_per_second for run in runs.values()} == {10**9}
     for name in STRATEGIES:
-        payload = runs[name].interface_bytes - FRAME_HEADERS * runs[name].interface_frames
+        run = runs[name]
+        payload = run.interface_bytes - FRAME_HEADERS * run.interface_frames
+        other, nodes = run.interface_bytes_inside, 2 // ranks_per_node
+        if nodes == 1:  # both ranks send over loopback
+            payload, other = run.interface_bytes_inside / 2, run.interface_bytes
         # the rest weighs more the less is sent
-        assert runs[name].bytes_wire < payload < 1.03 * runs[name].bytes_wire
+        assert run.bytes_wire < payload < 1.03 * run.bytes_wire
+        assert other < 5000
+        assert workload_of(run).ranks_per_node == ranks_per_node
     assert runs[NO_COMMUNICATION].interface_bytes < 5000
 
 
