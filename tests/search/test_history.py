@@ -131,7 +131,7 @@ def test_a_run_that_diverged_has_infinite_perplexity_and_cannot_be_the_start():
     assert row.diverged and not row.trained
     assert row.failures[0].detail == "seed 0: diverged at step 7"
     assert history.quality(DDP_INT8.canonical()).ratio == math.inf
-    with pytest.raises(UserError, match=r"agent\.start: run 'ddp-int8' diverged \(seed 0: div"):
+    with pytest.raises(UserError, match=r"agent\.start: run 'ddp-int8' failed \(seed 0: div"):
         initial_history(records, [], Agent(start="ddp-int8"), Train())
 
 
