@@ -5,7 +5,7 @@ from pathlib import Path
 
 from shardlab.config.machine import connection_name
 from shardlab.config.run_record import Crash
-from shardlab.core.errors import RunFailed
+from shardlab.core.errors import RunFailed, shorten
 from shardlab.core.files import write_text
 from shardlab.core.launch_environment import node_count, rank_environment
 from shardlab.train.plans import RunPlan
@@ -36,7 +36,7 @@ def write_crash(plan: RunPlan, folder: Path, failure: RunFailed, log: str) -> Cr
         strategy=plan.strategy.canonical().model_dump(mode="json"),
         params_hash=plan.params_hash(),
         outcome="timeout" if failure.hung else failure.kind,
-        crashed=f"{failure.summary} (log: {log})",
+        crashed=f"{shorten(failure.summary)} (log: {log})",
     )
     # a model that was saved before the failure would look like one of a complete run
     shutil.rmtree(folder / "final_model", ignore_errors=True)

@@ -30,7 +30,7 @@ from shardlab.config.timing_record import (
     write_timings,
 )
 from shardlab.core.device import compute_deterministically
-from shardlab.core.errors import RunFailed, UserError
+from shardlab.core.errors import RunFailed, UserError, shorten
 from shardlab.core.files import temporary
 from shardlab.core.host import CpuMeter, total
 from shardlab.core.launch_environment import rank_environment
@@ -292,7 +292,8 @@ def _time(plan: TimingPlan, output: Path, turns: Turns | None = None, number: in
         except RunFailed as failure:
             run = blamed(failure, marks, plan, math.inf)
             if run is not None and len(plan.timing.runs) > 1:
-                crash = CrashedRun(timing=plan.name, run=run, crashed=failure.summary)
+                error = shorten(failure.summary)
+                crash = CrashedRun(timing=plan.name, run=run, crashed=error)
                 crash.to_file(output.with_name(_CRASHED))
             raise
 
