@@ -249,7 +249,10 @@ def time_strategies(plans: Sequence[TimingPlan], output: Path, leave_out: bool =
         while (timed := _attempt(plans, folder, leave_out)) is None:
             crash = CrashedRun.from_file(folder / _CRASHED, "time again")
             where = f"{crash.run} in timing {crash.timing}"
-            say(f"crashed: {where}: {crash.crashed}; all others are timed again without it")
+            say(
+                f"crashed: {where}: {crash.crashed}; the others are timed without it. To time it "
+                f"again: rm {output}, or dvc repro --force --single-item timing@{output.stem}"
+            )
             plans = [_without(plan, crash) for plan in plans]
             crashed.append(crash)
     write_timings(output, [*timed, *crashed])
