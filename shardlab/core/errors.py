@@ -39,6 +39,11 @@ class RunFailed(RuntimeError):
         return f"{self.kind}: {self.detail}"
 
     @property
+    def terminated(self) -> bool:
+        """Return whether somebody ended a rank from outside, as a scheduler does."""
+        return "(SIGTERM" in self.summary
+
+    @property
     def hung(self) -> bool:
         """Return whether a rank waited for one that neither answered nor ended."""
         return _TIMED_OUT in self.summary
