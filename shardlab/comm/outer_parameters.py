@@ -1,6 +1,8 @@
 """Parameters as all replicas know them, and the optimizer that moves them at exchanges."""
 
+import hashlib
 import re
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -28,17 +30,17 @@ class OuterUnit:
         self.parameters = parameters
         self._sizes = [_local(parameter).numel() for parameter in parameters.values()]
         self.message = Unit(name + _OUTER, (Block(name, sum(self._sizes), 1),))
-        self.outer = self._flat()
+        self.outer = self.flat()
         """float32 [elements]"""
         self.momentum = torch.zeros_like(self.outer)
 
     def gradient(self) -> Tensor:
         """Return the outer gradient of this replica, float32 [elements]."""
-        return self.outer - self._flat()
+        return self.outer - self.flat()
 
     def restart(self) -> None:
         """Take the parameters as they are for the outer ones."""
-        self.outer.copy_(self._flat())
+        self.outer.copy_(self.flat())
 
     def update(self, mean: Tensor, settings: Sync) -> None:
         """Apply the mean outer gradient, which is changed."""
@@ -72,7 +74,8 @@ class OuterUnit:
             tensors[parameter] = tensor
         return tensors
 
-    def _flat(self) -> Tensor:
+    def flat(self) -> Tensor:
+        """Return a copy of the parameters, float32 [elements]."""
         return torch.cat([_local(p).float().flatten() for p in self.parameters.values()])
 
     def _parts(self) -> list[Tensor]:
@@ -92,6 +95,14 @@ def outer_units(model: nn.Module) -> list[OuterUnit]:
             layer = re.match(r"(?:.*?\.)?\d+(?=\.|$)", name)
             found.setdefault(layer[0] if layer else "root", {})[name] = parameter
     return [OuterUnit(name, parameters) for name, parameters in found.items()]
+
+
+def digest(vectors: Iterable[Tensor]) -> str:
+    """Return what tells these float32 vectors from others."""
+    found = hashlib.blake2b(digest_size=8)
+    for vector in vectors:
+        found.update(vector.cpu().numpy().data)
+    return found.hexdigest()
 
 
 def _local(parameter: Tensor) -> Tensor:

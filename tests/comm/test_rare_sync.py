@@ -1,6 +1,7 @@
 """Rare synchronisation: replicas that exchange parameters every few steps."""
 
 import copy
+import os
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 import shardlab
 from shardlab.codecs.wire import PayloadError
 from shardlab.core.errors import UserError
+from shardlab.train.launch import RunFailed, launch
 from tests.comm.wire import is_same_everywhere
 from tests.comm.wrapped_models import backward, ddp, fsdp2, full, hsdp, network
 from tests.ranks import on_ranks
@@ -227,10 +229,18 @@ def test_a_saved_state_continues_bit_for_bit(group, outer):
 
 @on_ranks(2)
 def test_float_buffers_are_averaged_at_exchanges(group):
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(40, 8), nn.BatchNorm1d(8)))
-    _, optimizer = attached(model, 2)
+    stock, model = (
+        DistributedDataParallel(nn.Sequential(nn.Linear(40, 8), nn.BatchNorm1d(8)))
+        for _ in range(2)
+    )
+    model.load_state_dict(stock.state_dict())
+    trained(stock, group, 3)
+    _, optimizer = attached(model, 2, warmup_steps=3)
+    trained(model, group, 3, optimizer)
+    for found, expected in zip(model.buffers(), stock.buffers(), strict=True):
+        torch.testing.assert_close(found, expected)  # those of rank 0 and this rank's own batch
     same = []
-    for step in range(2):
+    for step in (3, 4):
         trained(model, group, 1, optimizer, step)
         same.append(is_same_everywhere(model.module[1].running_mean, group))
     assert same == [False, True]
@@ -381,6 +391,105 @@ def test_replicas_that_differ_are_refused_on_all_ranks(group):
     model = fully_shard(nn.Linear(40, 31), mesh=mesh)
     _, optimizer = attached(model, 1)
     assert "first parameters" in refusal(lambda: trained(model, group, 1, optimizer), PayloadError)
+
+
+def stepped(model, optimizer, steps, group):
+    """Train as scripts do, without a look at the parameters."""
+    for step in range(steps):
+        optimizer.zero_grad()
+        backward(model, group, step)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("outer", [{}, {"delay": 1, "fragments": 2}], ids=str)
+@pytest.mark.parametrize("steps", [6, 7])
+@on_ranks(2)
+def test_a_replica_that_stops_early_is_told_on_all_ranks(group, outer, steps):
+    """Whether or not it has something to send at the end."""
+    rank, model = dist.get_rank(group), ddp(group)
+    handle, optimizer = attached(model, 3, **outer)
+
+    def run():
+        stepped(model, optimizer, steps - rank, group)
+        handle.synchronize()
+
+    said = refusal(run, PayloadError)
+    assert f"rank 0: step {steps}; rank 1: step {steps - 1}" in said and "drop_last=True" in said
+
+
+@on_ranks(4)
+def test_ranks_that_differ_have_their_numbers_in_the_world(group):
+    model = hsdp(group)
+    handle = shardlab.attach(model, sync_every=9)
+    model(torch.ones(1, 40))
+    rank = dist.get_rank(group)
+    for _ in range(1 + rank // 2):
+        handle.step()
+    said = refusal(handle.synchronize, PayloadError)
+    assert f"rank {rank % 2}: step 1" in said and f"rank {rank % 2 + 2}: step 2" in said
+
+
+def test_a_rank_that_is_lost_between_exchanges_is_named():
+    def worker(group):
+        model = ddp(group)
+        _, optimizer = attached(model, 2)
+        stepped(model, optimizer, 3, group)
+        if dist.get_rank(group) == 1:
+            os._exit(0)
+        stepped(model, optimizer, 1, group)
+
+    line = (
+        r"^crash: rank 0: RuntimeError: sync: rank 1 is lost at the exchange after step 4 [^\n]*$"
+    )
+    with pytest.raises(RunFailed, match=line):
+        launch(worker, 2, threads=1, timeout_s=30)
+
+
+@on_ranks(2)
+def test_steps_that_a_scaler_leaves_out_are_counted_by_hand(group):
+    """A gradient of one replica overflows, and its optimizer does not step."""
+    rank = dist.get_rank(group)
+
+    def run(model, handle, inner, count):
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        for step in range(4):
+            overflows = step == 1 and rank == 0
+            loss = model(torch.ones(2, 40)).sum() * (torch.inf if overflows else 1.0)
+            scaler.scale(loss).backward()
+            scaler.step(inner)
+            scaler.update()
+            inner.zero_grad()
+            count()
+        handle.synchronize()
+
+    model = ddp(group)
+    handle, inner = attached(model, 2)
+    said = refusal(lambda: run(model, handle, inner, lambda: None), PayloadError)
+    assert "handle.step() in place of optimizer=" in said
+    model = ddp(group)
+    handle = shardlab.attach(model, sync_every=2)
+    run(model, handle, torch.optim.SGD(model.parameters(), 0.01), handle.step)
+    assert is_same_everywhere(flat(model), group)
+
+
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+@on_ranks(2)
+def test_weights_that_are_loaded_in_mid_run_are_noticed(group, make):
+    model = make(group)
+    handle, optimizer = attached(model, 2)
+    trained(model, group, 3, optimizer)
+    weights, state = copy.deepcopy(model.state_dict()), handle.state_dict()
+    average = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+    model.load_state_dict(average)  # for an evaluation
+    model.load_state_dict(weights)
+    expected = trained(model, group, 2, optimizer, first=3)
+    model.load_state_dict(weights)
+    assert "weights were loaded after step 5" in refusal(handle.synchronize)
+    assert "weights were loaded after step 5" in refusal(optimizer.step)
+    model.load_state_dict(weights)
+    handle.load_state_dict(state)
+    assert all(map(torch.equal, trained(model, group, 2, optimizer, first=3), expected))
+    assert "assign=True" in refusal(lambda: model.load_state_dict(weights, assign=True))
 
 
 @pytest.mark.parametrize("trained_at_first", [True, False])
