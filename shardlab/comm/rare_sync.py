@@ -91,7 +91,8 @@ class RareSync:
         """optimizer steps so far"""
         self._model = model
         self._collective, self._exact, self._feedback = collective, exact, feedback
-        self._units = outer_units(model)
+        self._units = outer_units(model, settings.state == "host")
+        device = self._units[0].device
         count = settings.fragments
         if count > len(self._units):
             raise UserError(
@@ -103,12 +104,11 @@ class RareSync:
         """on the way, by fragment"""
         self._background = None
         if settings.delay:
-            self._background = Background("outer", self._units[0].outer.device)
+            self._background = Background("outer", device)
         self.is_counted = False
         """whether optimizers say when a step has ended"""
         self._is_detached = False
         # replicas with other settings would wait for messages that never come
-        device = self._units[0].outer.device
         collective.compare(f"exchanges of {settings!r}", device)
         self._are_compared = False
         # weights may be loaded after attach
@@ -233,7 +233,10 @@ class RareSync:
             names = [f"sync.delayed.{unit.name}" for unit in units]
             if names[0] in state:
                 pairs = zip(names, units, strict=True)
-                means = [_saved(state, name, unit.outer).clone() for name, unit in pairs]
+                means = [
+                    _saved(state, name, unit.outer).to(unit.device, copy=True)
+                    for name, unit in pairs
+                ]
                 buffers = state.get(_BUFFERS) if index == 0 else None
                 self._exchanges[index] = _Exchange("", units, means, buffers)
 
@@ -301,7 +304,7 @@ class RareSync:
             means = self._means(exchange)
         for unit, mean in zip(exchange.units, means, strict=True):
             if averages:
-                unit.outer.sub_(mean)
+                unit.average(mean)
             else:
                 unit.update(mean, self.settings)
             unit.mix(self.settings.alpha)
@@ -332,7 +335,7 @@ class RareSync:
         return f"step {self.step}, first parameters {digest(unit.outer for unit in self._units)}"
 
     def _compare(self, facts: str) -> None:
-        self._collective.compare(facts, self._units[0].outer.device, fix=_FIX)
+        self._collective.compare(facts, self._units[0].device, fix=_FIX)
 
     def _float_buffers(self) -> list[Tensor]:
         return [b for b in self._model.buffers() if b.is_floating_point() and b.numel()]

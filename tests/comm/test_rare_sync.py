@@ -209,7 +209,10 @@ def test_the_warm_up_is_data_parallel(group, make):
 
 @pytest.mark.parametrize(
     "outer",
-    [{}, {"codec": "int4:group=64", "error_feedback": True, "delay": 1, "fragments": 2}],
+    [
+        {"state": "host"},
+        {"codec": "int4:group=64", "error_feedback": True, "delay": 1, "fragments": 2},
+    ],
     ids=str,
 )
 @on_ranks(2)
@@ -501,6 +504,16 @@ def test_parameters_that_are_frozen_or_unfrozen_later_are_named(group, trained_a
     trained(model, group, 1, optimizer)
     model[2].requires_grad_(not trained_at_first)
     assert "2.bias was frozen" in refusal(lambda: trained(model, group, 1, optimizer))
+
+
+@on_ranks(2)
+def test_updates_of_single_layers_are_not_counted_as_steps(group):
+    model = ddp(group)
+    layers = [{"name": name, "params": [p]} for name, p in model.named_parameters()]
+    optimizer = shardlab.LayerAdam(layers, threads=1)
+    shardlab.attach(model, sync_every=1, optimizer=optimizer)
+    backward(model, group, 0)
+    assert "handle.step()" in refusal(lambda: optimizer.step(layer=layers[0]["name"]))
 
 
 @on_ranks(2)
