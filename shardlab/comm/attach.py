@@ -319,12 +319,7 @@ def _find_wrapper(model: nn.Module) -> nn.Module:
     return next(iter(found.values()))[1]
 
 
-def _check_wrapper(
-    model: nn.Module,
-    wrapper: nn.Module,
-    weights: Route,
-    overlap: bool,
-) -> None:
+def _check_wrapper(model: nn.Module, wrapper: nn.Module, weights: Route, overlap: bool) -> None:
     """Raise `UserError` for options that are for another wrapper."""
     if weights.method.name != "none" and isinstance(wrapper, DistributedDataParallel):
         raise UserError(
@@ -343,11 +338,11 @@ def _check_replicas(
     wrapper: nn.Module, gradients: Route, replicas: dist.ProcessGroup | None, sync: Sync | None
 ) -> None:
     """Raise `UserError` for `replicas`, and for codecs, without effect."""
-    needs, name = FullyShardedDataParallel, "FullyShardedDataParallel"
-    if sync is not None:
-        needs, name = FSDPModule, "fully_shard"
-    if replicas is not None and not isinstance(wrapper, needs):
-        raise UserError(f"attach: replicas is for {name}: remove it")
+    if replicas is not None:
+        if sync is None and not isinstance(wrapper, FullyShardedDataParallel):
+            raise UserError("attach: replicas is for FullyShardedDataParallel: remove it")
+        if sync is not None and not isinstance(wrapper, FSDPModule):
+            raise UserError("attach: with sync_every replicas is for fully_shard: remove it")
     alone = isinstance(wrapper, DistributedDataParallel) and not gradients.is_plain
     if sync is None or sync.warmup_steps or not (alone or gradients.between_nodes):
         return

@@ -404,7 +404,9 @@ def stepped(model, optimizer, steps, group):
         optimizer.step()
 
 
-@pytest.mark.parametrize("outer", [{}, {"delay": 1, "fragments": 2}], ids=str)
+@pytest.mark.parametrize(
+    "outer", [{}, pytest.param({"delay": 1, "fragments": 2}, marks=pytest.mark.long)], ids=str
+)
 @pytest.mark.parametrize("steps", [6, 7])
 @on_ranks(2)
 def test_a_replica_that_stops_early_is_told_on_all_ranks(group, outer, steps):
@@ -432,6 +434,7 @@ def test_ranks_that_differ_have_their_numbers_in_the_world(group):
     assert f"rank {rank % 2}: step 1" in said and f"rank {rank % 2 + 2}: step 2" in said
 
 
+@pytest.mark.long
 def test_a_rank_that_is_lost_between_exchanges_is_named():
     def worker(group):
         model = ddp(group)

@@ -14,7 +14,6 @@ from shardlab.train.run import train_run
 from tests.train.checkpointed import INT4, plan_of, strategy_of
 from tests.train.interrupted_runs import Outcome, kill_a_rank
 
-
 RARE = {"engine": "ddp", "sync": {"every": 3, "delay": 1, **INT4}}
 
 
