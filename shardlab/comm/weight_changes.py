@@ -39,7 +39,8 @@ class WeightChanges:
         if self._are_loaded:
             raise UserError(
                 f"sync: weights were loaded after step {step}, and exchanges would undo that: load "
-                "the handle's state of the same step, too, or wrap and attach anew"
+                "the handle's state of the same step, too, or detach() and attach again "
+                "(DistributedDataParallel: to a new wrapper)"
             )
 
     def check_trained(self) -> None:

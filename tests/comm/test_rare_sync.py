@@ -16,7 +16,7 @@ from shardlab.codecs.wire import PayloadError
 from shardlab.core.errors import UserError
 from shardlab.train.launch import RunFailed, launch
 from tests.comm.wire import is_same_everywhere
-from tests.comm.wrapped_models import backward, ddp, fsdp2, full, hsdp, network
+from tests.comm.wrapped_models import backward, ddp, fsdp1, fsdp2, full, hsdp, network
 from tests.ranks import on_ranks
 
 
@@ -379,6 +379,7 @@ def test_what_cannot_be_exchanged_is_refused_in_one_line(group):
     rank = dist.get_rank(group)
     differ = {"sync_every": 2, "outer": {"learning_rate": 0.5 + rank / 4}}
     assert "learning_rate" in refusal(lambda: attach(ddp(group), **differ), PayloadError)
+    assert "use one of them" in refusal(lambda: attach(fsdp1(group), sync_every=2))
     wide = DistributedDataParallel(network().double())
     assert "exchanges are in float32" in refusal(lambda: attach(wide, sync_every=2))
     state = attach(ddp(group), sync_every=2).state_dict()
@@ -496,6 +497,16 @@ def test_weights_that_are_loaded_in_mid_run_are_noticed(group, make):
     handle.load_state_dict(state)
     assert all(map(torch.equal, trained(model, group, 2, optimizer, first=3), expected))
     assert "assign=True" in refusal(lambda: model.load_state_dict(weights, assign=True))
+    handle.detach()
+    model = make(group)  # with the same weights everywhere
+    handle, optimizer = attached(model, 2)
+    trained(model, group, 1, optimizer)
+    same = make(group).state_dict()
+    model.load_state_dict(same)
+    handle.detach()
+    model = DistributedDataParallel(model.module) if make is ddp else model
+    _, optimizer = attached(model, 2)
+    assert is_same_everywhere(trained(model, group, 2, optimizer)[-1], group)
 
 
 @pytest.mark.parametrize("trained_at_first", [True, False])
