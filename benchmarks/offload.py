@@ -34,8 +34,8 @@ from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
 from shardlab.models.build import Shape, shape_config
 from shardlab.models.memory import closed_form, host_memory
+from shardlab.models.random_weights import RandomWeights
 from shardlab.models.sizes import sizes_of
-from shardlab.models.weights import RandomWeights
 from shardlab.report.tables import ABSENT, figure
 from shardlab.train.launch import RunFailed
 

@@ -46,3 +46,8 @@ def __getattr__(name: str) -> Any:
     if name in _PLACES:
         return getattr(import_module(_PLACES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Names the public names, so that interpreters complete them."""
+    return sorted({*globals(), *__all__})

@@ -35,7 +35,7 @@ from shardlab.config.sync import Sync
 from shardlab.core.device import accelerator_of
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
-from shardlab.models.units import matching, parameter_names, whole_units
+from shardlab.models.names import matching, parameter_names, whole_units
 
 _WRAPPERS = Attachable, FSDPModule, FullyShardedDataParallel, DistributedDataParallel
 

@@ -34,7 +34,7 @@ from shardlab.comm.collective import REPLICAS, Collective, MakeCollective, WarmU
 from shardlab.comm.uncompressed import Native
 from shardlab.core.device import accelerator_of
 from shardlab.core.errors import UserError
-from shardlab.models.units import parameter_names, plain
+from shardlab.models.names import parameter_names, plain
 
 _Future = torch.futures.Future[Tensor]
 _HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)

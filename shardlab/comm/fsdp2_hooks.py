@@ -33,7 +33,7 @@ from shardlab.comm.object_collectives import gather_values, subgroup
 from shardlab.comm.uncompressed import Native
 from shardlab.core.device import accelerator_of
 from shardlab.core.errors import UserError
-from shardlab.models.units import plain
+from shardlab.models.names import plain
 
 _UnitGroup = tuple[str, FSDPModule, FSDPParamGroup]
 """name, module and parameters of a unit"""

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from shardlab.codecs.base import Block, Unit
 from shardlab.config.sync import Sync
 from shardlab.core.errors import UserError
-from shardlab.models.units import plain
+from shardlab.models.names import plain
 
 _DTYPES = torch.float32, torch.bfloat16, torch.float16
 _OUTER = "@outer"

@@ -37,7 +37,7 @@ from shardlab.comm.outer_parameters import OuterUnit, digest, outer_units
 from shardlab.comm.weight_changes import WeightChanges
 from shardlab.config.sync import Sync
 from shardlab.core.errors import UserError, lost_rank
-from shardlab.models.units import parameter_names, plain
+from shardlab.models.names import parameter_names, plain
 
 BETWEEN_EXCHANGES = "sync."
 """begins the names of what only the same ranks can continue with"""

@@ -6,7 +6,7 @@ from torch import nn
 
 from shardlab.comm.outer_parameters import OuterUnit, digest
 from shardlab.core.errors import UserError
-from shardlab.models.units import plain
+from shardlab.models.names import plain
 
 
 class WeightChanges:

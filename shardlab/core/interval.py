@@ -5,9 +5,6 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# not scipy.stats, whose import takes half a second for this one quantile
-from scipy.special import stdtrit
-
 CONFIDENCE = 0.95
 
 
@@ -18,6 +15,10 @@ def interval_factor(count: int) -> float:
     """
     if count < 2:
         return math.nan
+    # here, since records of anybody's script need no interval; and not scipy.stats, whose import
+    # takes half a second
+    from scipy.special import stdtrit
+
     return float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) / math.sqrt(count)
 
 

@@ -66,6 +66,16 @@ def rank_environment(world_size: int) -> RankEnvironment | None:
     return here
 
 
+def started_ranks() -> int | None:
+    """Return how many ranks torchrun or srun started; None when neither started this process.
+
+    Raises:
+        UserError: variables of a launcher are missing or are no numbers.
+    """
+    launcher, variables = _launched()
+    return None if launcher is None else _number(variables, "WORLD_SIZE", 1)
+
+
 def is_first_rank() -> bool:
     """Return whether this process starts all ranks, or is the first that a launcher started.
 

@@ -20,7 +20,8 @@ from shardlab.engines.numerics import (
     read_together,
     sum_of_squares,
 )
-from shardlab.models.units import dtype_of, plain
+from shardlab.models.names import plain
+from shardlab.models.units import dtype_of
 
 
 class AutogradEngine(Engine):

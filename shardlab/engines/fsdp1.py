@@ -31,7 +31,7 @@ from shardlab.engines.flat import (
     mesh_copies,
     replica_group,
 )
-from shardlab.models.build import transformer_blocks
+from shardlab.models.parts import transformer_blocks
 from shardlab.models.units import dtype_of
 
 

@@ -31,13 +31,7 @@ from shardlab.engines.slide_optimizer import HostOptimizer, update_workers
 from shardlab.engines.slide_schedule import Schedule, SlideModule, refuse_shared
 from shardlab.engines.slide_transfers import Copies, GradOffload, Prefetcher
 from shardlab.models.memory import kept_gradients, window_slots
-from shardlab.models.units import (
-    UnitPlan,
-    dtype_of,
-    owned_parameters,
-    plan_units,
-    uses_fp16,
-)
+from shardlab.models.units import UnitPlan, dtype_of, owned_parameters, plan_units, uses_fp16
 
 Result = TypeVar("Result")
 

@@ -15,7 +15,7 @@ from shardlab.config.strategy import Strategy, parse_strategy
 from shardlab.core.document import AS_TUPLE, Document, validate
 from shardlab.core.errors import UserError
 from shardlab.engines.base import Optimization
-from shardlab.models.build import transformer_blocks
+from shardlab.models.parts import transformer_blocks
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from shardlab.comm.object_collectives import device_of, run_or_fail_together
 from shardlab.core.device import moved
@@ -31,7 +30,7 @@ from shardlab.engines.slide_config import (
 from shardlab.engines.slide_groups import gloo_group
 from shardlab.engines.slide_memory import FROZEN
 from shardlab.engines.state_files import in_host_memory, random_state, set_random_state
-from shardlab.models.units import parameter_names
+from shardlab.models.names import parameter_names
 
 
 class SlideFSDP:
@@ -213,7 +212,7 @@ class SlideFSDP:
     def _build(self, model: nn.Module) -> SlideEngine:
         config = self.config
         ours = config.activation_checkpointing != "none"
-        if ours and isinstance(model, PreTrainedModel) and model.is_activation_checkpointing:
+        if ours and getattr(model, "is_activation_checkpointing", False):  # one of transformers
             model.activation_checkpointing_disable()  # else layers would be computed three times
         device = torch.device(config.device or device_of(self._group))
         if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""Models to train: presets and Hugging Face configurations, and their parts."""
+"""Models to train: presets and Hugging Face configurations."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from shardlab.config.model_and_data import Model
 from shardlab.core.errors import UserError
-from shardlab.models.weights import CheckpointWeights, RandomWeights, Weights
+from shardlab.models.checkpoint_weights import CheckpointWeights
+from shardlab.models.random_weights import RandomWeights
+from shardlab.models.weights import Weights
 
 
 class Shape(NamedTuple):
@@ -61,64 +63,6 @@ def shape_config(shape: Shape, vocabulary: int, positions: int, end_of_text: int
         eos_token_id=end_of_text,
         use_cache=False,
     )
-
-
-class Parts(NamedTuple):
-    """Parts of a language model, on any device."""
-
-    blocks: list[nn.Module]
-    """repeated blocks, in the order of their use"""
-    paths: list[str]
-    """name of each block in the model"""
-    embedding: nn.Module | None
-    """token embedding; None for a model that is not from Hugging Face"""
-    head: nn.Module | None
-    """output head; None where there is none, or for a model that is not from Hugging Face"""
-    tied: bool
-    """whether embedding and head share their weight"""
-
-
-def model_parts(model: nn.Module) -> Parts:
-    """Find the parts of `model`, which is not yet wrapped.
-
-    Raises:
-        UserError: the model has no list of blocks.
-    """
-    blocks = transformer_blocks(model)
-    names = {module: name for name, module in model.named_modules()}
-    paths = [names[block] for block in blocks]
-    if not isinstance(model, PreTrainedModel):
-        return Parts(blocks, paths, None, None, tied=False)
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    tied = head is not None and head.weight is embedding.weight
-    return Parts(blocks, paths, embedding, head, tied)
-
-
-def transformer_blocks(model: nn.Module) -> list[nn.Module]:
-    """Find the repeated blocks of a transformer: the list of modules with most of the parameters.
-
-    A list is a `ModuleList`, or a `Sequential` of one class. Lists inside of blocks (experts) hold
-    less than the list of blocks, however long they are.
-
-    Raises:
-        UserError: the model has no list of blocks.
-    """
-    lists = [module for module in model.modules() if _is_list(module)]
-    if not lists:
-        raise UserError(
-            f"model: {type(model).__name__} has no list of blocks to wrap: use wrap: root"
-        )
-    return list(max(lists, key=_size).children())
-
-
-def _is_list(module: nn.Module) -> bool:
-    if isinstance(module, nn.Sequential):
-        return len({type(child) for child in module}) == 1
-    return isinstance(module, nn.ModuleList)
-
-
-def _size(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 _RANDOM = re.compile("drop|jitter")
@@ -256,9 +200,14 @@ def _check_padded_positions(module: nn.Module, which: str, positions: int) -> No
 
 
 def _check_order(module: PreTrainedModel, which: str) -> None:
-    """Refuse an encoder, whose tokens see later ones."""
+    """Refuse an encoder, whose tokens see later ones.
+
+    An encoder of other input, such as an audio tower, lies beside what reads the tokens. That a
+    prediction sees later tokens in any other way shows in validation alone: there are no weights
+    here, and no rank need have the memory for all of them.
+    """
     # GPT-NeoX is causal whatever is_decoder says; the layers of encoders look at it
-    if any(getattr(part, "is_decoder", True) is False for part in module.modules()):
+    if any(getattr(part, "is_decoder", True) is False for part in module.get_decoder().modules()):
         raise UserError(
             f"{which} is an encoder, whose predictions see the tokens that they predict: "
             "set is_decoder in its config.json to true, or take a causal model"

@@ -14,8 +14,9 @@ from shardlab.config.strategy import CanonicalStrategy, Strategy
 from shardlab.config.timing_record import UnitSize
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
-from shardlab.models.build import build_model, transformer_blocks
+from shardlab.models.build import build_model
 from shardlab.models.memory import Sizes, UnitShape
+from shardlab.models.parts import transformer_blocks
 from shardlab.models.units import (
     UnitPlan,
     checkpointing_modes,

@@ -11,7 +11,7 @@ from shardlab.comm.attach import make_collective
 from shardlab.comm.codec_collective import Route
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Ledger
-from shardlab.models.units import matching
+from shardlab.models.names import matching
 from tests.comm.phase_vectors import gradients, scattered, whole
 from tests.comm.wire import is_same_everywhere, vector_of
 from tests.comm.wrapped_models import WRAPPERS, full, gradients_after

@@ -16,8 +16,8 @@ from shardlab.engines.build import build_engine
 from shardlab.engines.slide import SlideEngine
 from shardlab.engines.slide_transfers import Copies
 from shardlab.models.build import Shape, shape_config
+from shardlab.models.random_weights import RandomWeights
 from shardlab.models.units import prepare
-from shardlab.models.weights import RandomWeights
 from tests.drawn_weights import DrawnWeights
 
 LAYERS, VOCABULARY, LENGTH, BATCH = 4, 96, 16, 2

@@ -91,15 +91,30 @@ def small(model_type, **values):
     return {"model_type": model_type, **sizes, "num_attention_heads": 4, **values}
 
 
+def logits_of_two_endings(model):
+    """Of sequences that differ in the last token."""
+    later = torch.cat([TOKENS[:, :-1], TOKENS[:, -1:] + 1], 1)
+    return [model(input_ids=tokens).logits for tokens in (TOKENS, later)]
+
+
 @pytest.mark.parametrize("kind", ["bert", "roformer", "electra"])
 def test_encoders_are_refused(kind, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(small(kind)))
     assert "is an encoder" in refusal(Model(config=str(path)))
     path.write_text(json.dumps(small(kind, is_decoder=True, intermediate_size=48)))
-    model = build(Model(config=str(path))).whole()
-    later = torch.cat([TOKENS[:, :-1], TOKENS[:, -1:] + 1], 1)
-    first, second = (model(input_ids=tokens).logits for tokens in (TOKENS, later))
+    first, second = logits_of_two_endings(build(Model(config=str(path))).whole())
+    assert torch.equal(first[:, :-1], second[:, :-1]) and not torch.equal(first, second)
+
+
+def test_an_encoder_of_sound_beside_a_causal_model_is_not_refused(tmp_path):
+    part = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 48}
+    text = {**part, "model_type": "qwen3", "vocab_size": VOCABULARY, "num_attention_heads": 4}
+    text |= {"num_key_value_heads": 4, "head_dim": 8, "max_position_embeddings": POSITIONS}
+    audio = {**part, "num_attention_heads": 4, "max_source_positions": 8}
+    path, kind = tmp_path / "config.json", "moss_transcribe_diarize"
+    path.write_text(json.dumps({"model_type": kind, "audio_config": audio, "text_config": text}))
+    first, second = logits_of_two_endings(build(Model(config=str(path))).whole())
     assert torch.equal(first[:, :-1], second[:, :-1]) and not torch.equal(first, second)
 
 

@@ -6,7 +6,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from shardlab.core.errors import UserError
-from shardlab.models.build import model_parts, transformer_blocks
+from shardlab.models.parts import model_parts, transformer_blocks
 from tests.families import FAMILIES, config_of
 
 

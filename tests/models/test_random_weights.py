@@ -9,8 +9,8 @@ from torch.utils import swap_tensors
 from transformers import AutoModelForCausalLM
 
 from shardlab.core.errors import UserError
-from shardlab.models.build import model_parts
-from shardlab.models.weights import RandomWeights
+from shardlab.models.parts import model_parts
+from shardlab.models.random_weights import RandomWeights
 from tests.families import FAMILIES, config_of
 
 

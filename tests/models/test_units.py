@@ -8,7 +8,7 @@ from transformers import GPT2LMHeadModel
 from shardlab.config.strategy import parse_strategy
 from shardlab.core.errors import UserError
 from shardlab.models.build import Shape, shape_config
-from shardlab.models.units import matching, plan_units, prepare, unit_sizes
+from shardlab.models.units import plan_units, prepare, unit_sizes
 
 CPU = torch.device("cpu")
 LAYERS = 5
@@ -149,12 +149,3 @@ def test_layers_may_differ():
         for document in ({}, all_but_one, {"activation_checkpointing": "full"})
     )
     assert 3 * (some - none) == 2 * (full - none) > 0
-
-
-def test_pattern_matches_any_name_of_a_tied_parameter():
-    names = [["embedding.weight", "head.weight"], ["block.0.bias"], ["block.1.bias"]]
-    assert matching(["head.*"], names) == {"embedding.weight"}
-    assert matching(["*.bias", "*.0.*"], names) == {"block.0.bias", "block.1.bias"}
-    assert matching([], names) == frozenset()
-    with pytest.raises(UserError, match=r"matches 'haed\.weight'; did you mean 'head\.weight'"):
-        matching(["haed.weight"], names)

@@ -1,0 +1,66 @@
+"""Parts of models: repeated blocks, embedding and head."""
+
+from typing import NamedTuple
+
+from torch import nn
+
+from shardlab.core.errors import UserError
+
+
+class Parts(NamedTuple):
+    """Parts of a language model, on any device."""
+
+    blocks: list[nn.Module]
+    """repeated blocks, in the order of their use"""
+    paths: list[str]
+    """name of each block in the model"""
+    embedding: nn.Module | None
+    """token embedding; None for a model that is not from Hugging Face"""
+    head: nn.Module | None
+    """output head; None where there is none, or for a model that is not from Hugging Face"""
+    tied: bool
+    """whether embedding and head share their weight"""
+
+
+def model_parts(model: nn.Module) -> Parts:
+    """Find the parts of `model`, which is not yet wrapped.
+
+    Raises:
+        UserError: the model has no list of blocks.
+    """
+    blocks = transformer_blocks(model)
+    names = {module: name for name, module in model.named_modules()}
+    paths = [names[block] for block in blocks]
+    # by name: their class is imported where they are built, which scripts of others do themselves
+    if not hasattr(model, "get_output_embeddings"):
+        return Parts(blocks, paths, None, None, tied=False)
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    tied = head is not None and head.weight is embedding.weight
+    return Parts(blocks, paths, embedding, head, tied)
+
+
+def transformer_blocks(model: nn.Module) -> list[nn.Module]:
+    """Find the repeated blocks of a transformer: the list of modules with most of the parameters.
+
+    A list is a `ModuleList`, or a `Sequential` of one class. Lists inside of blocks (experts) hold
+    less than the list of blocks, however long they are.
+
+    Raises:
+        UserError: the model has no list of blocks.
+    """
+    lists = [module for module in model.modules() if _is_list(module)]
+    if not lists:
+        raise UserError(
+            f"model: {type(model).__name__} has no list of blocks to wrap: use wrap: root"
+        )
+    return list(max(lists, key=_size).children())
+
+
+def _is_list(module: nn.Module) -> bool:
+    if isinstance(module, nn.Sequential):
+        return len({type(child) for child in module}) == 1
+    return isinstance(module, nn.ModuleList)
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

@@ -1,0 +1,397 @@
+"""Synchronisation against computation on the machines at hand, and what to make of it.
+
+`torchrun ... -m shardlab.probe MODEL` measures the links between the ranks and a training step of
+the model, and derives by plain arithmetic what share of a step data parallelism would spend on
+synchronisation: uncompressed, compressed, or rare. It judges speed alone, not quality.
+
+algbw and busbw are those of nccl-tests (doc/PERFORMANCE.md): bytes of the vector over the time, and
+that times 2(n-1)/n for an all-reduce or (n-1)/n for an all-to-all, the bytes that a rank sends.
+"""
+
+import argparse
+import os
+import shlex
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple, NoReturn
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from shardlab.codecs import native
+from shardlab.codecs.base import Block, Unit
+from shardlab.codecs.registry import make_codec, spec_of
+from shardlab.comm.attach import make_collective
+from shardlab.comm.codec_collective import Route
+from shardlab.comm.feedback import ErrorFeedback
+from shardlab.comm.ledger import Ledger
+from shardlab.comm.object_collectives import (
+    device_of,
+    gather_values,
+    run_or_fail_together,
+    subgroup,
+)
+from shardlab.comm.transport import Transport
+from shardlab.config.compression import Compression
+from shardlab.config.model_and_data import Model
+from shardlab.core.document import validate
+from shardlab.core.errors import RunFailed, UserError
+from shardlab.core.host import describe_host, free_memory_bytes
+from shardlab.core.launch_environment import started_ranks
+from shardlab.core.progress import say
+from shardlab.forecast.codec_costs import interleave
+from shardlab.forecast.lookup import (
+    GOAL,
+    STOCK,
+    Row,
+    advise,
+    lookup_table,
+    share,
+    steps_between,
+)
+from shardlab.models.build import PRESETS, BuiltModel, build_model
+from shardlab.train.launch import launch
+
+_DELAY, _ALL_TO_ALL = "delay", "all-to-all"
+_BUCKET = 25 << 20
+"""bytes of a message of DistributedDataParallel at most, by default"""
+_REPETITIONS = 9
+"""of which the 2nd and the 8th are a 96 % interval of the median, whatever the distribution"""
+_CALLS = 10
+"""of the smallest all-reduce in a row"""
+_MESSAGE_S, _CHECK_S = 0.25, 60.0
+"""messages grow until one takes so long; a whole gradient is sent that should take less"""
+_TIMEOUT_S = 600.0
+_GPT2_VOCABULARY = 50257
+"""of which presets have the sizes in their names"""
+
+
+class Times(NamedTuple):
+    """Median of the times of the slowest rank, with its 96 % interval; in seconds."""
+
+    median: float
+    low: float
+    high: float
+
+    def scaled(self, factor: float) -> "Times":
+        """Return the times of `factor` times as much."""
+        return Times(*(factor * seconds for seconds in self))
+
+    def __str__(self) -> str:
+        median, low, high = (f"{seconds * 1e3:.4g}" for seconds in self)
+        return f"{median} ms ({low} to {high})"
+
+
+def _times(
+    calls: Mapping[str, Callable[[], object]],
+    world: dist.ProcessGroup,
+    repetitions: int = _REPETITIONS,
+) -> dict[str, Times]:
+    """Return the times of calls, interleaved, after one of each that is not counted."""
+    on_gpu = device_of(world).type == "cuda"
+
+    def finish(call: Callable[[], object]) -> None:
+        call()
+        if on_gpu:
+            torch.cuda.synchronize()
+
+    finished = {name: partial(finish, call) for name, call in calls.items()}
+    ranks = gather_values(interleave(finished, repetitions, world), world)
+    times, second = {}, min(1, repetitions - 1)
+    for name in calls:
+        slowest = sorted(map(max, zip(*(rank[name] for rank in ranks), strict=True)))
+        times[name] = Times(statistics.median(slowest), slowest[second], slowest[-1 - second])
+    return times
+
+
+class Link(NamedTuple):
+    """Measured link between the ranks of a group, while other groups of its kind send as well."""
+
+    name: str
+    ranks: int
+    nbytes: int
+    """of the vector that is reduced"""
+    times: dict[str, Times]
+    """of `_DELAY`, an all-reduce of one element; `_ALL_TO_ALL`; and an all-reduce by each codec"""
+
+    def sync(self, codec: str, gradient_bytes: int) -> Times:
+        """Return the times of an all-reduce of a float32 gradient, at this rate."""
+        return self.times[codec].scaled(gradient_bytes / self.nbytes)
+
+    def __str__(self) -> str:
+        part = (self.ranks - 1) / self.ranks
+        factors = {STOCK: ("all-reduce", 2 * part), _ALL_TO_ALL: ("all-to-all", part)}
+        lines = [f"{self.name}: all-reduce of 4 bytes {self.times[_DELAY]}"]
+        for name, times in self.times.items():
+            if name in factors:
+                operation, factor = factors[name]
+                algbw = self.nbytes / times.median / 1e6
+                rates = f"algbw {algbw:.4g} MB/s, busbw {algbw * factor:.4g} MB/s"
+                lines.append(f"  {operation} of {self.nbytes:,} bytes {times}, {rates}")
+            elif name != _DELAY:
+                lines.append(f"  all-reduce by {name} {times}")
+        return "\n".join(lines)
+
+
+def _link(
+    name: str,
+    group: dist.ProcessGroup,
+    world: dist.ProcessGroup,
+    gradient_bytes: int,
+    codecs: Sequence[str],
+) -> Link:
+    """Measure delay, rate and codecs between the ranks of `group`, with large messages.
+
+    Args:
+        codecs: the last one with error feedback.
+    """
+    size, device = dist.get_world_size(group), device_of(world)
+    most = max(size, min(_BUCKET, gradient_bytes) // 4)
+    count, seconds = min(1 << 14, most), 0.0
+    while count < most and seconds < _MESSAGE_S:
+        count = min(4 * count, most)
+        call = partial(dist.all_reduce, torch.zeros(count, device=device), group=group)
+        seconds = _times({"": call}, world, 1)[""].median
+    count -= count % size
+    one, sent, received = (torch.zeros(n, device=device) for n in (1, count, count))
+    unit = Unit("probe", (Block("probe", count, 1),))
+
+    def small() -> None:
+        for _ in range(_CALLS):
+            dist.all_reduce(one, group=group)
+
+    calls: dict[str, Callable[[], object]] = {
+        _DELAY: small,
+        STOCK: partial(dist.all_reduce, received, group=group),
+        _ALL_TO_ALL: partial(Transport(group).all_to_all, sent.chunk(size), received.chunk(size)),
+    }
+    for codec in codecs:
+        feedback = ErrorFeedback() if codec == codecs[-1] else None
+        route = Route(make_codec(codec), minimum_size=1024, feedback=feedback)
+        collective = make_collective(group, Ledger(), "gradients", route)
+        vector = 1e-3 * torch.randn(count, device=device)
+        calls[codec] = partial(collective.all_reduce, vector, 1 / size, unit)
+    times = _times(calls, world)
+    times[_DELAY] = times[_DELAY].scaled(1 / _CALLS)
+    return Link(name, size, sent.nbytes, times)
+
+
+def _whole(gradient_bytes: int, world: dist.ProcessGroup) -> float:
+    """Return the seconds of an all-reduce of a whole gradient, in buckets."""
+    buckets = torch.zeros(gradient_bytes // 4, device=device_of(world)).split(_BUCKET // 4)
+
+    def reduce() -> None:
+        for bucket in buckets:
+            dist.all_reduce(bucket, group=world)
+
+    return _times({"": reduce}, world, 3)[""].median
+
+
+def _build(options: argparse.Namespace, device: torch.device) -> BuiltModel:
+    """Return the model on the meta device.
+
+    Raises:
+        UserError: there is no such model, or it does not fit into memory.
+    """
+    preset, vocabulary = options.model in PRESETS, options.vocabulary or _GPT2_VOCABULARY
+    if options.vocabulary and not preset:
+        raise UserError(f"--vocabulary is for presets: {options.model} has its own")
+    model = Model.model_validate({"preset" if preset else "config": options.model})
+    built = build_model(model, vocabulary if preset else 1, options.seq, 0, seed=0)
+    logits = options.batch * options.seq * built.module.config.get_text_config().vocab_size
+    # of each parameter weight, gradient and two moments; logits and their gradient
+    needed = 16 * _parameters(built) + 8 * logits
+    free = free_memory_bytes() // int(os.environ["LOCAL_WORLD_SIZE"])
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info()[0]
+    if needed > free:
+        raise UserError(
+            f"{options.model}: a step needs more than {needed / 1e9:.3g} GB, and a rank has "
+            f"{free / 1e9:.3g} GB on {device.type}: lower --batch or --seq, or take a smaller model"
+        )
+    return built
+
+
+def _parameters(built: BuiltModel) -> int:
+    return sum(parameter.numel() for parameter in built.module.parameters())
+
+
+def _step(built: BuiltModel, options: argparse.Namespace, world: dist.ProcessGroup) -> Times:
+    """Return the times of a training step without communication, of random tokens."""
+    model, device = built.whole(), device_of(world)
+    model.to(device=device)  # type: ignore[call-arg]
+    optimizer = torch.optim.AdamW(model.parameters())
+    words = model.config.get_text_config().vocab_size
+    tokens = torch.randint(words, (options.batch, options.seq), device=device)
+
+    def train() -> None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=options.dtype == "bf16"):
+            logits = model(input_ids=tokens).logits[:, :-1]
+        F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    # a step that fails on one rank ends all
+    run_or_fail_together(world, "probe: the model does not train", train)
+    return _times({"": train}, world)[""]
+
+
+def _compare(facts: Mapping[str, object], world: dist.ProcessGroup) -> None:
+    """Raise `UserError` on all ranks, in one line, where what must be equal differs."""
+    first, *others = gather_values(facts, world)
+    for rank, other in enumerate(others, 1):
+        for key in (key for key in first if first[key] != other[key]):
+            raise UserError(
+                f"ranks differ: {key} is {first[key]} on rank 0 and {other[key]} on rank {rank}: "
+                "start all by the same command, and as many on each node"
+            )
+
+
+def _advice(
+    link: Link, gradient_bytes: int, what: str, computation: Times, table: Sequence[Row]
+) -> str:
+    """Return what the rows of the table cost between replicas, and which one is enough.
+
+    Args:
+        gradient_bytes: that each rank reduces over `link`.
+        what: is called computation, in words.
+    """
+    times = {row.codec: link.sync(row.codec, gradient_bytes) for row in table}
+    ratios = {codec: time.median / computation.median for codec, time in times.items()}
+    stock, codec, best = times[STOCK], table[-1].codec, advise(ratios, table)
+    width = max(len(row.use) for row in table)
+    few, fewer = (steps_between(ratios[codec], goal) for goal in (0.05, 0.1))
+    enough = share(ratios[best.codec] / best.every) <= GOAL
+    lines = [
+        f"\n{link.name}: synchronisation / computation {ratios[STOCK]:.3g} "
+        f"({stock.low / computation.high:.3g} to {stock.high / computation.low:.3g})",
+        f"  all-reduce of {gradient_bytes:,} bytes at the rate above {stock}",
+        f"  {what} {computation}",
+        f"  {'':{width}}    ratio  of step     gain",
+    ]
+    for row in table:
+        ratio = ratios[row.codec] / row.every
+        part, gain = f"{100 * share(ratio):.1f} %", link.ranks / (1 + ratio)
+        lines.append(f"  {row.use:{width}} {ratio:8.3g} {part:>8} {gain:8.2f}")
+    return "\n".join(
+        [
+            *lines,
+            f"  {codec} exchanges take 5 % of the time with sync_every={few}, 10 % with {fewer}",
+            f"  {'enough' if enough else 'not enough, but nearest'} for {GOAL * 100:.0f} % of the "
+            f"step: {best.use}",
+            f"  handle = shardlab.attach(model{best.arguments})",
+        ]
+    )
+
+
+_LEGEND = """
+of step: share of synchronisation without overlap; backward may hide some of it
+gain: samples per second over those of one replica alone
+Quality is not judged here: docs/how-to/your-own-model.md says what rare exchanges change."""
+
+
+def probe(options: argparse.Namespace, world: dist.ProcessGroup) -> None:
+    """Measure, and print on rank 0 what was measured and what follows from it.
+
+    Raises:
+        UserError: on all ranks: the model cannot be trained here, or the ranks differ.
+    """
+    rank, size, device = dist.get_rank(world), dist.get_world_size(world), device_of(world)
+    built = run_or_fail_together(world, "probe: model", partial(_build, options, device))
+    nbytes, local = 4 * _parameters(built), int(os.environ["LOCAL_WORLD_SIZE"])
+    # a folder may have another name on each node
+    _compare({**vars(options), "model": f"of {nbytes // 4:,} parameters", "node": local}, world)
+    threads, host, codecs = (
+        torch.get_num_threads(),
+        describe_host(),
+        list(dict.fromkeys(("int8", options.codec))),
+    )
+    kinds = gather_values(host["cpu"] if device.type == "cpu" else " ".join(host["gpus"]), world)
+
+    def show(text: str) -> None:
+        if rank == 0:
+            print(text, flush=True)
+
+    show(
+        f"{options.model}: {nbytes // 4:,} parameters, random weights, {options.dtype}; "
+        f"{options.batch} x {options.seq} tokens per rank and step\n"
+        f"{size} ranks, {local} on each node, of {threads} thread{'s' * (threads > 1)}; "
+        f"{'gloo' if device.type == 'cpu' else 'nccl'}; {', '.join(sorted({*kinds}))}\n"
+        f"torch {torch.__version__}, kernels {native.serving()}\n"
+        f"medians of {_REPETITIONS} repetitions of the slowest rank, with 96 % intervals\n"
+    )
+    step = _step(built, options, world)
+    del built
+    show(f"forward, backward and AdamW without communication: {step}")
+    link = _link("all ranks", world, world, nbytes, codecs)
+    expected = link.sync(STOCK, nbytes).median
+    whole = f"{_whole(nbytes, world):.4g} s" if expected < _CHECK_S else "not measured"
+    show(f"{link}\n  all-reduce of the whole gradient {whole}, {expected:.4g} s at this rate")
+    advice = [_advice(link, nbytes, "computation of a step", step, lookup_table(options.codec))]
+    if 1 < local < size:
+        first, part = rank // local * local, nbytes // local
+        inside = subgroup(world, [*range(first, first + local)])
+        across = subgroup(world, [*range(rank % local, size, local)])
+        near = _link("inside nodes", inside, world, nbytes, codecs)
+        far = _link("between nodes", across, world, part, codecs)
+        show(f"{near}\n{far}")
+        # a node is a replica
+        what = "step of a node, with its own all-reduce"
+        island = Times(*map(sum, zip(step, near.sync(STOCK, nbytes), strict=True)))
+        table = lookup_table(options.codec, between_nodes=True)
+        advice.append(_advice(far, part, what, island, table))
+    show("\n".join([*advice, _LEGEND]))
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see python -m shardlab.probe --help")
+
+
+def _options() -> argparse.Namespace:
+    """Parse the arguments.
+
+    Raises:
+        UserError: one is wrong.
+    """
+    about = "Measure synchronisation against computation on these machines."
+    parser = _Parser("shardlab.probe", description=about)
+    parser.add_argument("model", help="a preset; or folder, config.json or name on the hub")
+    for name, default, words in (
+        ("batch", 8, "sequences per rank and step (8)"),
+        ("seq", 512, "tokens of a sequence (512)"),
+        ("vocabulary", None, f"tokens of a preset, by default GPT-2's {_GPT2_VOCABULARY}"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default, help=words)
+    parser.add_argument("--codec", default="int4", help="the strongest compression (int4)")
+    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32", help="of autocast")
+    options = parser.parse_args()
+    if options.batch < 1 or min(options.seq, options.vocabulary or 2) < 2:
+        parser.error("--batch is at least 1, --seq and --vocabulary at least 2")
+    # both uses of the codec in the lookup table, before anything is measured
+    validate(Compression, {"codec": spec_of(options.codec), "error_feedback": True}, "--codec")
+    if make_codec(options.codec).votes:
+        parser.error(f"--codec {options.codec} votes, and exchanges need means: choose another")
+    return options
+
+
+def main() -> None:
+    """Probe as one rank of torchrun or srun; mistakes of the user are one line (exit 2)."""
+    try:
+        options, size = _options(), started_ranks()
+        if size is None:
+            command = f"torchrun --nproc-per-node 2 -m shardlab.probe {shlex.join(sys.argv[1:])}"
+            raise UserError(f"nobody started the ranks, one for each device: {command}")
+        if size < 2:
+            raise UserError("1 rank has no other to synchronise with: --nproc-per-node 2 or more")
+        launch(partial(probe, options), size, torch.get_num_threads(), _TIMEOUT_S, placement="none")
+    except (UserError, RunFailed) as error:
+        say(f"probe: error: {error}")
+        sys.exit(2 if isinstance(error, UserError) else 1)
+
+
+if __name__ == "__main__":
+    main()

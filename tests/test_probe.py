@@ -1,0 +1,136 @@
+"""`python -m shardlab.probe`: figures that fit together, and mistakes in one line."""
+
+import os
+import re
+import sys
+from argparse import Namespace
+from contextlib import redirect_stdout
+from io import StringIO
+from unittest.mock import patch
+
+import pytest
+import torch.distributed as dist
+from transformers import GPT2LMHeadModel  # noqa: F401 - imported once, before ranks are forked
+
+from shardlab.core.errors import UserError
+from shardlab.forecast.lookup import advise, lookup_table
+from shardlab.probe import main, probe
+from tests.ranks import on_ranks
+
+NUMBER = r"([\d.,e+-]+)"
+
+
+def options(**changed):
+    small = {"model": "tiny", "batch": 1, "seq": 8, "vocabulary": 64}
+    return Namespace(**{**small, "codec": "int4", "dtype": "fp32", **changed})
+
+
+def printed(group, **changed):
+    text = StringIO()
+    with redirect_stdout(text):
+        probe(options(**changed), group)
+    return text.getvalue()
+
+
+def check_rates(block, ranks):
+    """In one block of measured rates."""
+    sizes = []
+    for operation, factor in (("all-reduce", 2), ("all-to-all", 1)):
+        pattern = (
+            rf"  {operation} of {NUMBER} bytes {NUMBER} ms .*, algbw {NUMBER} MB/s, busbw {NUMBER}"
+        )
+        size, ms, algbw, busbw = (
+            float(each.replace(",", "")) for each in re.findall(pattern, block)[0]
+        )
+        assert algbw == pytest.approx(size / ms / 1e3, rel=2e-3)
+        assert busbw == pytest.approx(algbw * factor * (ranks - 1) / ranks, rel=2e-3)
+        sizes.append(size)
+    return sizes[0]
+
+
+def check_table(block, table, ranks):
+    """In one block of advice."""
+    rows = {
+        row.use: [
+            float(each)
+            for each in re.findall(rf"  {row.use} +{NUMBER} +{NUMBER} % +{NUMBER}", block)[0]
+        ]
+        for row in table
+    }
+    ratios = {row.codec: rows[row.use][0] for row in table if row.every == 1}
+    for row in table:
+        ratio, percent, gain = rows[row.use]
+        assert ratio == pytest.approx(ratios[row.codec] / row.every, rel=2e-2)
+        assert percent == pytest.approx(100 * ratio / (1 + ratio), abs=0.2)
+        assert gain == pytest.approx(ranks / (1 + ratio), abs=0.02)
+    [line] = re.findall(r"^  handle = shardlab.attach\(model(.*)\)$", block, re.M)
+    assert line == advise(ratios, table).arguments
+
+
+@on_ranks(2)
+def test_figures_fit_together(group):
+    text = printed(group)
+    if dist.get_rank(group) != 0:
+        assert text == ""
+        return
+    assert "2 ranks, 2 on each node" in text and "Quality is not judged here" in text
+    parameters = int(re.findall(r"tiny: ([\d,]+) parameters", text)[0].replace(",", ""))
+    measured, advice = text.split("\nall ranks: synchronisation")
+    assert check_rates(measured, 2) == 4 * parameters
+    check_table(advice, lookup_table(), 2)
+
+
+@pytest.mark.long
+@on_ranks(4)
+def test_links_inside_and_between_nodes_are_measured_apart(group):
+    with patch.dict(os.environ, LOCAL_WORLD_SIZE="2"):
+        text = printed(group, codec="int8")
+    if dist.get_rank(group) != 0:
+        return
+    measured, everywhere, between = re.split(r"\n(?:all ranks|between nodes): synchr", text)
+    whole, inside, across = re.split(r"\n(?:inside|between) nodes:", measured)
+    size = check_rates(whole, 4)
+    assert check_rates(inside, 2) == size and check_rates(across, 2) == size / 2
+    check_table(everywhere, lookup_table("int8"), 4)
+    check_table(between, lookup_table("int8", between_nodes=True), 2)
+    assert f"all-reduce of {size / 2:,.0f} bytes at the rate" in between
+
+
+@on_ranks(2)
+def test_what_cannot_be_measured_ends_all_ranks_in_one_line(group):
+    rank = dist.get_rank(group)
+    for changed, words in (
+        ({"batch": 10**9}, "tiny: a step needs more than .* GB, and a rank has"),
+        ({"model": "/absent"}, "--vocabulary is for presets: /absent"),
+        ({"model": "/absent", "vocabulary": None}, "'/absent', which is no folder or file here"),
+        ({"batch": 1 + rank}, "ranks differ: batch is 1 on rank 0 and 2 on rank 1"),
+        ({"model": ("tiny", "small")[rank]}, "model is of .* parameters on rank 0 and of .* on"),
+    ):
+        with pytest.raises(UserError, match=words) as caught:
+            printed(group, **changed)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "words"),
+    [
+        ("tiny", {}, "torchrun --nproc-per-node 2 -m shardlab.probe tiny"),
+        ("tiny", {"RANK": "0", "WORLD_SIZE": "1"}, "1 rank has no other"),
+        ("", {}, "required: model"),
+        ("tiny --seq 1", {}, "--seq and --vocabulary at least 2"),
+        ("tiny --codec int5", {}, "did you mean 'int"),
+        ("tiny --codec none", {}, "pointless"),
+        ("tiny --codec sign", {}, "sign votes"),
+        ("tiny --codec powersgd", {}, "several phases"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, environment, words, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["probe", *arguments.split()])
+    for name in ("RANK", "WORLD_SIZE", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and words in said and said.count("\n") == 1
