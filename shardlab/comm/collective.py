@@ -23,6 +23,7 @@ from shardlab.profiling.labels import COMMUNICATION
 REPLICAS = "@replicas"
 """suffix of units that are summed over the replicas of a two-dimensional mesh"""
 
+_SAME = "make codec, options, seed, model, step and the version of shardlab the same on all ranks"
 _UNUSED = (
     "; where some of them do not use every parameter, call set_reduce_scatter_unused_params(True) "
     "of fully_shard"
@@ -117,11 +118,12 @@ class Collective(ABC):
         self.compare(f"version {VERSION}, unit {unit.name!r}, {text}", vector.device, n)
         self._agreed.add(key)
 
-    def compare(self, text: str, device: torch.device, n: int = 0) -> None:
+    def compare(self, text: str, device: torch.device, n: int = 0, fix: str = _SAME) -> None:
         """Compare what must be equal on all ranks, by a digest of 8 bytes.
 
         Args:
             n: elements of the message that the text describes.
+            fix: end of the error's line.
 
         Raises:
             PayloadError: on all ranks, in one line: the ranks differ.
@@ -131,18 +133,18 @@ class Collective(ABC):
         others = own.repeat(self.world_size)
         self._send_numbers([own] * self.world_size, others.split(1))
         if not bool((others == own).all()):
-            raise PayloadError(self._differences(text, n))
+            raise PayloadError(self._differences(text, n, fix))
 
-    def _differences(self, text: str, n: int) -> str:
+    def _differences(self, text: str, n: int, fix: str) -> str:
         ranks, sizes = defaultdict(list), set()
-        for rank, (other, size) in enumerate(gather_values((text, n), self.group)):
+        values = gather_values((text, n), self.group)
+        members = dist.get_process_group_ranks(self.group)
+        for rank, (other, size) in zip(members, values, strict=True):
             ranks[other].append(str(rank))
             sizes.add(size)
         settings = "; ".join(f"rank {', '.join(which)}: {what}" for what, which in ranks.items())
-        return (
-            f"ranks differ in what they send: {settings}: make codec, options, seed, model, "
-            "step and the version of shardlab the same on all ranks"
-            + (_UNUSED if len(sizes) > 1 and self.kind == "gradients" else "")
+        return f"ranks differ in what they send: {settings}: {fix}" + (
+            _UNUSED if len(sizes) > 1 and self.kind == "gradients" else ""
         )
 
     def _send_numbers(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
@@ -221,6 +223,30 @@ class Collective(ABC):
         self.transport.all_to_all(chunks, parts)
         add_up(parts, exact, scale)
         self.ledger.audit.add(reduced, exact)
+
+
+class WarmUp(Collective):
+    """Collective of the gradients between replicas, which is used in the first steps alone.
+
+    Args:
+        collective: of those steps.
+        is_over: returns whether gradients stay as they are.
+    """
+
+    def __init__(self, collective: Collective, is_over: Callable[[], bool]) -> None:
+        super().__init__(collective.group, collective.ledger, collective.kind)
+        self.is_over = is_over
+        self._collective = collective
+
+    def all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
+        if not self.is_over():
+            self._collective.all_reduce(vector, scale, unit)
+
+    def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
+        self._collective.reduce_scatter(output, vector, scale, unit)
+
+    def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:  # noqa: D102
+        self._collective.all_gather(output, shard, unit)
 
 
 def add_up(parts: Sequence[Tensor], out: Tensor, scale: float) -> None:

@@ -292,7 +292,7 @@ class Transport:
         for piece in pieces:
             while free <= 0:
                 first, work = in_flight.popleft()
-                _await(first, work)
+                self._await(first, work)
                 free += first.data.numel()
             if piece.is_sent:
                 work = dist.isend(piece.data, group=self.group, tag=_TAG, group_dst=piece.peer)
@@ -301,7 +301,16 @@ class Transport:
             in_flight.append((piece, work))
             free -= piece.data.numel()
         for first, work in in_flight:
-            _await(first, work)
+            self._await(first, work)
+
+    def _await(self, piece: "_Piece", work: dist.Work | None) -> None:
+        assert work is not None, "this rank is in the group"
+        try:
+            work.wait()
+        except RuntimeError as error:
+            way = "to" if piece.is_sent else "from"
+            peer = dist.get_global_rank(self.group, piece.peer)
+            raise RuntimeError(f"bytes {way} rank {peer}: {error}") from error
 
     def _exchange_at_once(self, pieces: Sequence["_Piece"]) -> None:
         operations = [
@@ -331,12 +340,3 @@ class _Piece(NamedTuple):
     data: Tensor
     is_sent: bool
     """or received"""
-
-
-def _await(piece: _Piece, work: dist.Work | None) -> None:
-    assert work is not None, "this rank is in the group"
-    try:
-        work.wait()
-    except RuntimeError as error:
-        way = "to" if piece.is_sent else "from"
-        raise RuntimeError(f"bytes {way} rank {piece.peer}: {error}") from error
