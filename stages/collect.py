@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from shardlab.config.parameters import Parameters
-from shardlab.config.run_record import write_records
+from shardlab.config.run_record import Crash, Record, write_records
 from shardlab.config.timing_record import read_all
 from shardlab.core.progress import say
 from shardlab.report.collect import join_record, read_estimates, write_csv
@@ -14,14 +14,15 @@ _RESULTS = Path("results")
 
 
 def main(params: Parameters) -> None:
-    """Write results/results.jsonl, and the same columns to results/results.csv."""
+    """Write results/results.jsonl, and the same columns to results/results.csv, which has no line
+    for a run that crashed."""
     strategies, seeds, timings = params("strategies", "seeds", "timings")
     # to refuse results of others, as of a stage that was typed with --set
     train, model = params("train", "model")
     runs = sorted(strategies)
     timed = read_all(_RESULTS / "timings", timings)
     estimates = read_estimates(_RESULTS / "memory.json", runs)
-    records = [
+    lines = [
         join_record(
             _RESULTS,
             name,
@@ -33,9 +34,13 @@ def main(params: Parameters) -> None:
         for name in runs
         for seed in seeds
     ]
-    write_records(_RESULTS / "results.jsonl", records)
+    write_records(_RESULTS / "results.jsonl", lines)
+    records = [line for line in lines if isinstance(line, Record)]
     write_csv(_RESULTS / "results.csv", records)
     say(f"collect: {len(records)} records of {len(runs)} runs in {_RESULTS / 'results.jsonl'}")
+    for crash in lines:
+        if isinstance(crash, Crash):
+            say(f"collect: {crash.run} seed {crash.seed} crashed: {crash.crashed}")
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ from pathlib import Path
 import pandas as pd
 
 from shardlab.config.parameters import Parameters
+from shardlab.config.run_record import read_crash
 from shardlab.core.errors import UserError
-from shardlab.core.files import atomic
+from shardlab.core.files import atomic, write_text
 from shardlab.core.progress import say
 from shardlab.profiling.breakdown import StepTimes, read_steps, summarize
 from shardlab.profiling.job import break_down
@@ -37,9 +38,14 @@ def main(params: Parameters, run: str) -> None:
 def _break_down_run(run: str, seed: int) -> None:
     folder = Path("results/train", run, f"seed{seed}")
     require(folder / "metrics.json", f"train --run {run} --seed {seed}")
+    output = Path("results/profile", run)
+    crash = read_crash(folder / "metrics.json", f"run python -m stages.train --run {run}")
+    if crash is not None:
+        write_text(output / f"{folder.name}.csv", "")
+        crash.to_file(output / f"{folder.name}.json")
+        return
     steps = read_steps(folder / "trace.json.gz")
     mean = summarize(steps)
-    output = Path("results/profile", run)
     write_rows(output / f"{folder.name}.csv", steps)
     mean.to_file(output / f"{folder.name}.json")
     say(

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from shardlab.config.parameters import Parameters
-from shardlab.config.run_record import read_records
-from shardlab.config.timing_record import read_all
+from shardlab.config.run_record import Crash, read_records
+from shardlab.config.timing_record import read_all, read_crashed
+from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
 from shardlab.core.progress import say
 from shardlab.forecast.results import ForecastDocument
@@ -21,13 +22,20 @@ _FORECAST = _RESULTS / "forecast" / "forecast.json"
 
 
 def main(params: Parameters) -> None:
-    """Write everything in results/report except readme.md."""
+    """Write everything in results/report except readme.md; of runs that crashed their names."""
     strategies, seeds, timings, rounds = params("strategies", "seeds", "timings", "rounds")
     baseline, comparison, quality = params("baseline", "comparison", "quality")
-    runs, last = [*strategies], [*rounds][-1]
+    last = [*rounds][-1]
     results, history = "results/results.jsonl", _RESULTS / "rounds" / str(last) / "history.json"
+    records, untimed = read_records(results), read_crashed(_RESULTS / "timings", timings)
+    crashes = [record for record in records if isinstance(record, Crash)]
+    lost = {crash.run: crash.crashed for crash in crashes}
+    lost |= {run.run: run.crashed for run in untimed if run.timing == comparison}
+    if baseline in lost:
+        raise UserError(f"baseline: run {baseline!r} crashed ({lost[baseline]}): name another run")
+    runs = [run for run in strategies if run not in lost]
     evidence = Evidence(
-        records=select(read_records(results), runs, seeds),
+        records=select(records, runs, seeds),
         baseline=baseline,
         losses={
             name: {seed: read_losses(_RESULTS, name, seed)["loss"] for seed in seeds}
@@ -40,6 +48,10 @@ def main(params: Parameters) -> None:
         comparison=comparison,
         quality=quality,
         predicted=ForecastDocument.from_file(_FORECAST, "run python -m stages.forecast"),
+        crashed=[
+            *(f"{crash.run} in training, seed {crash.seed}: {crash.crashed}" for crash in crashes),
+            *(f"{run.run} in timing {run.timing}: {run.crashed}" for run in untimed),
+        ],
     )
     write_report(evidence, _FOLDER)
     say(f"report: {_FOLDER / 'report.html'}")

@@ -15,7 +15,8 @@ _DONE = re.compile(r"done in ([\d.]+) s")
 
 
 def summarize(tool: int) -> str:
-    """Return durations of stages and errors of jobs since a tool was started, in lines.
+    """Return durations of stages, what crashed and errors of jobs since a tool was started, in
+    lines.
 
     Durations are those that stages log: without Python's start and imports. A job that a signal
     ended is shown with what it said last; one that logged nothing is not shown.
@@ -26,11 +27,13 @@ def summarize(tool: int) -> str:
     # logs have whole seconds
     since = datetime.fromtimestamp(int(psutil.Process(tool).create_time()))
     seconds: dict[str, list[float]] = defaultdict(list)
-    failed = []
+    crashed, failed = [], []
     for path in sorted(_LOGS.rglob("*.log")):
         job = " ".join(path.relative_to(_LOGS).with_suffix("").parts)
         stage = job.partition(" ")[0]
-        last = _last_line(path, since)
+        entries = _entries(path, since)
+        crashed += [entry for entry in entries if entry.startswith("crashed: ")]
+        last = entries[-1].rpartition("\n")[2] if entries else ""
         if done := _DONE.fullmatch(last):
             seconds[stage].append(float(done[1]))
         elif last:
@@ -38,17 +41,17 @@ def summarize(tool: int) -> str:
             failed.append(f"failed: {job}: {error} (log: {path})")
     if not seconds and not failed:
         return ""
-    return "\n".join([*_table(seconds), *(failed or [f"report: {_REPORT}"] * _REPORT.is_file())])
+    ends = failed or [f"report: {_REPORT}"] * _REPORT.is_file()
+    return "\n".join([*_table(seconds), *crashed, *ends])
 
 
-def _last_line(path: Path, since: datetime) -> str:
-    """Return the last line of a log; empty if its last entry was written before."""
+def _entries(path: Path, since: datetime) -> list[str]:
+    """Return the entries of a log that were written since then."""
     if datetime.fromtimestamp(path.stat().st_mtime) < since:
-        return ""
-    *_, time, text = ["", *_ENTRY.split(path.read_text(encoding="utf-8", errors="replace"))]
-    if not time or datetime.fromisoformat(time) < since:
-        return ""
-    return text.strip().rpartition("\n")[2]
+        return []
+    _, *parts = _ENTRY.split(path.read_text(encoding="utf-8", errors="replace"))
+    pairs = zip(parts[::2], parts[1::2], strict=True)
+    return [text.strip() for time, text in pairs if datetime.fromisoformat(time) >= since]
 
 
 def _table(seconds: Mapping[str, list[float]]) -> list[str]:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from shardlab.config.parameters import Parameters
 from shardlab.core.errors import UserError
+from shardlab.core.lock import is_job
 from shardlab.train.interleaved import time_strategies
 from shardlab.train.plans import TimingPlan
 from stages.common import SAMPLES, refuse_other_tokens
@@ -15,7 +16,11 @@ _USED = ("threads", "placement", "deterministic", "weight_decay", "clip", "profi
 
 def main(params: Parameters, name: str) -> None:
     """Write results/timings/NAME.jsonl: a line per run, and one for steps without communication,
-    of each timing."""
+    of each timing.
+
+    As a job of Snakemake or DVC, a run in whose steps ranks fail is left out, and has a line that
+    says so.
+    """
     timings = params("timings")
     for whole, timing in timings.items():
         if name in timing.interleaved:
@@ -28,7 +33,8 @@ def main(params: Parameters, name: str) -> None:
         TimingPlan(part, repetitions, strategies, train, model)
         for part, repetitions in timing.parts(name).items()
     ]
-    time_strategies(plans, Path("results/timings", f"{name}.jsonl"))
+    output = Path("results/timings", f"{name}.jsonl")
+    time_strategies(plans, output, leave_out=is_job())
 
 
 if __name__ == "__main__":

@@ -9,9 +9,11 @@ from typing import Annotated
 from shardlab.config.parameters import Parameters
 from shardlab.config.schema import Seed
 from shardlab.core.document import validate
-from shardlab.core.errors import UserError
+from shardlab.core.errors import RunFailed, UserError
 from shardlab.core.launch_environment import rank_environment
 from shardlab.core.lock import is_job
+from shardlab.core.progress import say
+from shardlab.train.crash import write_crash
 from shardlab.train.plans import RunPlan
 from shardlab.train.run import build_missing_tokens, train_run
 from shardlab.train.utilization import show_placements
@@ -27,7 +29,10 @@ def main(
     max_restarts: Annotated[int, "how often to start new ranks after one has failed"] = 0,
     show_placement: Annotated[bool, "print which CPUs each rank gets, and end"] = False,
 ) -> None:
-    """Write metrics.json, events.jsonl, trace.json.gz and final_model/ of the run."""
+    """Write metrics.json, events.jsonl, trace.json.gz and final_model/ of the run.
+
+    As a job of Snakemake or DVC, a run whose ranks fail writes them too: metrics.json says why.
+    """
     strategy, train, model = params(f"strategies.{run}", "train", "model")
     if show_placement:
         show_placements(train)
@@ -41,13 +46,24 @@ def main(
         build_missing_tokens(data / "tokens", rank, partial(_tokenize, params))
     refuse_other_tokens(params)
     subfolder = Path(run, f"seed{seed}")
-    train_run(
-        plan,
-        "results/train" / subfolder,
-        telemetry="logs/tensorboard" / subfolder,
-        checkpoints=".work/checkpoints" / subfolder,
-        max_restarts=max_restarts,
-    )
+    folder = "results/train" / subfolder
+    try:
+        train_run(
+            plan,
+            folder,
+            telemetry="logs/tensorboard" / subfolder,
+            checkpoints=".work/checkpoints" / subfolder,
+            max_restarts=max_restarts,
+        )
+    except RunFailed as failure:
+        if not is_job():
+            raise
+        crash = write_crash(plan, folder, failure, f"logs/train/{run}/{seed}.log")
+        say(f"train: {failure}")
+        say(
+            f"crashed: {run} seed {seed}: {crash.crashed}; the other runs go on. To train it "
+            f"again: rm -r {folder}, or dvc repro --force --single-item train@{run}-{seed}"
+        )
 
 
 def _tokenize(params: Parameters) -> None:

@@ -184,7 +184,7 @@ class AllToAllCollective(CodecCollective):
         self._count(raw=self._share_of_others(whole.nbytes), wire=0.0)
         for payload in payloads:
             content = self.codec.content(n, payload)
-            account.bytes_wire += copies * payload.numel()
+            account.add_sent(copies * payload.numel(), self._leaving.exchange)
             account.elements += copies * n
             account.elements_sent += copies * content.elements
             account.index_bytes += copies * content.index_bytes
@@ -195,11 +195,11 @@ class HierarchicalCollective(CodecCollective):
     """All-to-all inside nodes of L ranks, then between the N nodes; rank = L * node + local rank.
 
     One codec inside a node, another one between nodes: the reduce-scatter of ZeRO++ (Wang et al.
-    2023, section 3.3) and SDP4Bit (Jia et al. 2024). The ledger counts the messages of both levels;
-    `bytes_between_nodes` those of the second alone.
+    2023, section 3.3) and SDP4Bit (Jia et al. 2024). The ledger counts the messages of both levels.
 
     Args:
-        route: with the codec between nodes and L; the ranks of a node follow one another.
+        ledger: says L; the ranks of a node follow one another.
+        route: with the codec between nodes.
 
     Raises:
         UserError: the ranks are not whole nodes.
@@ -207,8 +207,8 @@ class HierarchicalCollective(CodecCollective):
 
     def __init__(self, group: dist.ProcessGroup, ledger: Ledger, kind: Kind, route: Route) -> None:
         super().__init__(group, ledger, kind, route)
-        assert route.between_nodes is not None and route.ranks_per_node is not None, "two levels"
-        self.ranks_per_node = size = route.ranks_per_node
+        assert route.between_nodes is not None and ledger.ranks_per_node is not None, "two levels"
+        self.ranks_per_node = size = ledger.ranks_per_node
         if self.world_size % size:
             raise UserError(
                 f"ranks_per_node: {self.world_size} ranks are not whole nodes of {size}: "
@@ -238,9 +238,7 @@ class HierarchicalCollective(CodecCollective):
         audit, self.ledger.audit = self.ledger.audit, None
         try:
             self.inside._reduce_scatter(of_node, by_local_rank.view(-1), 1.0, _inside(unit))
-            before = self.account.bytes_wire
             self.between._reduce_scatter(output, of_node, scale, _across(unit))
-            self.account.bytes_between_nodes += self.account.bytes_wire - before
         finally:
             self.ledger.audit = audit
         self._audit(output, vector, scale)
@@ -249,9 +247,7 @@ class HierarchicalCollective(CodecCollective):
         """Gather between nodes first, so that every shard is sent to each other node once."""
         n = shard.numel()
         gathered = self._buffer("of the local rank", output, self.nodes * n)
-        before = self.account.bytes_wire
         self.between._all_gather(gathered, shard, _across(unit))
-        self.account.bytes_between_nodes += self.account.bytes_wire - before
         received = self._buffer("received", output)
         self.inside._all_gather(received, gathered, _inside(unit))
         by_node = output.view(self.nodes, self.ranks_per_node, n)

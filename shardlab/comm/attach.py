@@ -1,6 +1,5 @@
 """`attach`: compressed communication of an FSDP2, FSDP1 or DDP model in one call."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -19,7 +18,7 @@ from shardlab.comm import fsdp2_hooks
 from shardlab.comm.all_to_all import AllToAllCollective, HierarchicalCollective
 from shardlab.comm.background import Lanes
 from shardlab.comm.codec_collective import Route
-from shardlab.comm.collective import Attachable, Collective, MakeCollective
+from shardlab.comm.collective import Attachable, Collective, MakeCollective, WarmUp
 from shardlab.comm.comm_hooks import attach_ddp, attach_fsdp1, unit_names
 from shardlab.comm.feedback import ErrorFeedback, Residual, Updates, register_step_hook
 from shardlab.comm.fsdp2_hooks import attach_fsdp2, replica_group
@@ -28,7 +27,7 @@ from shardlab.comm.ledger import Kind, Ledger
 from shardlab.comm.multi_phase import MultiPhaseCollective
 from shardlab.comm.object_collectives import subgroup
 from shardlab.comm.optimizer_steps import count_steps
-from shardlab.comm.rare_sync import RareSync, WarmUp
+from shardlab.comm.rare_sync import RareSync
 from shardlab.comm.uncompressed import Native, UncompressedAllToAll
 from shardlab.config.compression import Compression, WeightCompression
 from shardlab.config.sync import MINIMUM_SIZE, Sync
@@ -46,13 +45,14 @@ Spec = str | Mapping[str, Any] | BaseModel | Codec
 def between_replicas(route: Route) -> Route:
     """Return the route between replicas: one level, by the codec between nodes."""
     method = route.method if route.between_nodes is None else route.between_nodes
-    return replace(route, method=method, between_nodes=None, ranks_per_node=None)
+    return replace(route, method=method, between_nodes=None)
 
 
 def make_collective(
     group: dist.ProcessGroup, ledger: Ledger, kind: Kind, route: Route
 ) -> Collective:
-    """Return the collective for the messages of `kind` over `group`.
+    """Return the collective for the messages of `kind` over `group`: of two levels where the route
+    has a codec between nodes, except for a part of the ranks, as of a replica, inside a node.
 
     Raises:
         UserError: two levels are requested, but the ranks are not whole nodes, or the size of a
@@ -60,21 +60,20 @@ def make_collective(
     """
     if route.native:
         return Native(group, ledger, kind)
+    if route.between_nodes is not None:
+        if ledger.ranks_per_node is None:
+            raise UserError(
+                "between_nodes: no launcher says how large a node is: give ranks_per_node"
+            )
+        size = dist.get_world_size(group)
+        if size == dist.get_world_size() or ledger.ranks_per_node % size:
+            return HierarchicalCollective(group, ledger, kind, route)
+        route = replace(route, between_nodes=None)
     if route.is_plain:
         return UncompressedAllToAll(group, ledger, kind)
     if isinstance(route.method, MultiPhaseMethod):
         return MultiPhaseCollective(group, ledger, kind, route)
-    if route.between_nodes is None:
-        return AllToAllCollective(group, ledger, kind, route)
-    route = replace(route, ranks_per_node=route.ranks_per_node or _launched_ranks_per_node())
-    return HierarchicalCollective(group, ledger, kind, route)
-
-
-def _launched_ranks_per_node() -> int:
-    local_size = os.environ.get("LOCAL_WORLD_SIZE")
-    if local_size is None:
-        raise UserError("between_nodes: no launcher says how large a node is: give ranks_per_node")
-    return int(local_size)
+    return AllToAllCollective(group, ledger, kind, route)
 
 
 def attach(
@@ -169,11 +168,13 @@ def _attach(
 ) -> Handle:
     gradients, weights = _gradient_route(for_gradients, seed), _weight_route(for_weights, seed)
     wrapper = _find_wrapper(model)
-    _check_wrapper(model, wrapper, weights, overlap, replicas if sync is None else None)
+    _check_wrapper(model, wrapper, weights, overlap)
+    _check_replicas(wrapper, gradients, replicas, sync)
     excluded = _excluded_blocks(model, wrapper, for_gradients["exclude"])
     if not gradients.is_plain:
         gradients = replace(gradients, excluded=excluded)
-    ledger, lanes = Ledger(), Lanes() if overlap else None
+    ledger = Ledger(for_gradients["ranks_per_node"])
+    lanes = Lanes() if overlap else None
     collectives: dict[str, dict[dist.ProcessGroup, Collective]] = {}
 
     def maker(purpose: str, kind: Kind, route: Route) -> MakeCollective:
@@ -193,7 +194,6 @@ def _attach(
     )
     rare = None
     if sync is not None:
-        _check_replicated(wrapper, sync, gradients, replicas)
         rare = _rare_sync(model, wrapper, sync, ledger, replicas, seed)
         makers = _until_warm(wrapper, makers, rare)
     undo = [_attach_wrapper(model, wrapper, makers, lanes, replicas)]
@@ -208,20 +208,6 @@ def _attach(
 
     units = _unit_names(model, wrapper)
     return Handle(ledger, gradients.feedback, updates, collectives, units, lanes, detach, rare)
-
-
-def _check_replicated(
-    wrapper: nn.Module, sync: Sync, gradients: Route, replicas: dist.ProcessGroup | None
-) -> None:
-    """Raise `UserError` for options without effect where replicas train alone."""
-    if replicas is not None and not isinstance(wrapper, FSDPModule):
-        raise UserError("attach: with sync_every replicas is for fully_shard: remove it")
-    alone = isinstance(wrapper, DistributedDataParallel) and not gradients.is_plain
-    if (alone or gradients.between_nodes is not None) and not sync.warmup_steps:
-        raise UserError(
-            "attach: no gradients are sent between replicas: give the codec of exchanges in "
-            'outer={"codec": ...}, or outer={"warmup_steps": ...}'
-        )
 
 
 def _rare_sync(
@@ -276,9 +262,13 @@ def _until_warm(
 ) -> tuple[MakeCollective, MakeCollective, MakeCollective]:
     """Return the makers, with the gradients between replicas sent in the warm-up alone."""
     gradients, weights, between = makers
+
+    def until_warm(make: MakeCollective) -> MakeCollective:
+        return lambda group: WarmUp(make(group), lambda: sync.step >= sync.settings.warmup_steps)
+
     if isinstance(wrapper, DistributedDataParallel):
-        return lambda group: WarmUp(gradients(group), sync), weights, between
-    return gradients, weights, lambda group: WarmUp(between(group), sync)
+        return until_warm(gradients), weights, between
+    return gradients, weights, until_warm(between)
 
 
 def _gradient_route(options: dict[str, Any], seed: int) -> Route:
@@ -293,8 +283,8 @@ def _gradient_route(options: dict[str, Any], seed: int) -> Route:
     feedback = None
     if checked.error_feedback:
         feedback = ErrorFeedback(checked.residual, checked.decay)
-    size, warmup, node = checked.minimum_size, checked.warmup_steps, checked.ranks_per_node
-    return Route(method, False, size, frozenset(), warmup, between, node, seed, feedback)
+    size, warmup = checked.minimum_size, checked.warmup_steps
+    return Route(method, False, size, frozenset(), warmup, between, seed, feedback)
 
 
 def _weight_route(options: dict[str, Any], seed: int) -> Route:
@@ -329,13 +319,7 @@ def _find_wrapper(model: nn.Module) -> nn.Module:
     return next(iter(found.values()))[1]
 
 
-def _check_wrapper(
-    model: nn.Module,
-    wrapper: nn.Module,
-    weights: Route,
-    overlap: bool,
-    replicas: dist.ProcessGroup | None,
-) -> None:
+def _check_wrapper(model: nn.Module, wrapper: nn.Module, weights: Route, overlap: bool) -> None:
     """Raise `UserError` for options that are for another wrapper."""
     if weights.method.name != "none" and isinstance(wrapper, DistributedDataParallel):
         raise UserError(
@@ -348,8 +332,24 @@ def _check_wrapper(
         raise UserError(
             "attach: overlap is for CPUs: fully_shard overlaps on the streams of a GPU: remove it"
         )
-    if replicas is not None and not isinstance(wrapper, FullyShardedDataParallel):
-        raise UserError("attach: replicas is for FullyShardedDataParallel: remove it")
+
+
+def _check_replicas(
+    wrapper: nn.Module, gradients: Route, replicas: dist.ProcessGroup | None, sync: Sync | None
+) -> None:
+    """Raise `UserError` for `replicas`, and for codecs, without effect."""
+    if replicas is not None:
+        if sync is None and not isinstance(wrapper, FullyShardedDataParallel):
+            raise UserError("attach: replicas is for FullyShardedDataParallel: remove it")
+        if sync is not None and not isinstance(wrapper, FSDPModule):
+            raise UserError("attach: with sync_every replicas is for fully_shard: remove it")
+    alone = isinstance(wrapper, DistributedDataParallel) and not gradients.is_plain
+    if sync is None or sync.warmup_steps or not (alone or gradients.between_nodes):
+        return
+    raise UserError(
+        "attach: no gradients are sent between replicas: give the codec of exchanges in "
+        'outer={"codec": ...}, or outer={"warmup_steps": ...}'
+    )
 
 
 def _excluded_blocks(

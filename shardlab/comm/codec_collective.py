@@ -42,7 +42,6 @@ class Route:
     warmup: int = 0
     """messages of each unit, from the start, that are sent uncompressed"""
     between_nodes: Codec | None = None
-    ranks_per_node: int | None = None
     seed: int = 0
     """of random codecs; the same on all ranks"""
     feedback: ErrorFeedback | None = None

@@ -14,7 +14,7 @@ from torch.profiler import record_function
 
 from shardlab.codecs.base import Unit
 from shardlab.codecs.wire import VERSION, PayloadError
-from shardlab.comm.ledger import Account, Kind, Ledger
+from shardlab.comm.ledger import Account, Kind, Ledger, leaving
 from shardlab.comm.object_collectives import gather_values
 from shardlab.comm.transport import Transport
 from shardlab.core.device import now
@@ -23,6 +23,7 @@ from shardlab.profiling.labels import COMMUNICATION
 REPLICAS = "@replicas"
 """suffix of units that are summed over the replicas of a two-dimensional mesh"""
 
+_SAME = "make codec, options, seed, model, step and the version of shardlab the same on all ranks"
 _UNUSED = (
     "; where some of them do not use every parameter, call set_reduce_scatter_unused_params(True) "
     "of fully_shard"
@@ -64,6 +65,7 @@ class Collective(ABC):
         self.ledger = ledger
         self.kind = kind
         self.transport = Transport(group, ledger.traffic)
+        self._leaving = leaving(group, ledger.ranks_per_node)
         self.world_size = self.transport.world_size
         self.rank = self.transport.rank
         self._extra = extra
@@ -116,11 +118,12 @@ class Collective(ABC):
         self.compare(f"version {VERSION}, unit {unit.name!r}, {text}", vector.device, n)
         self._agreed.add(key)
 
-    def compare(self, text: str, device: torch.device, n: int = 0) -> None:
+    def compare(self, text: str, device: torch.device, n: int = 0, fix: str = _SAME) -> None:
         """Compare what must be equal on all ranks, by a digest of 8 bytes.
 
         Args:
             n: elements of the message that the text describes.
+            fix: end of the error's line.
 
         Raises:
             PayloadError: on all ranks, in one line: the ranks differ.
@@ -130,18 +133,18 @@ class Collective(ABC):
         others = own.repeat(self.world_size)
         self._send_numbers([own] * self.world_size, others.split(1))
         if not bool((others == own).all()):
-            raise PayloadError(self._differences(text, n))
+            raise PayloadError(self._differences(text, n, fix))
 
-    def _differences(self, text: str, n: int) -> str:
+    def _differences(self, text: str, n: int, fix: str) -> str:
         ranks, sizes = defaultdict(list), set()
-        for rank, (other, size) in enumerate(gather_values((text, n), self.group)):
+        values = gather_values((text, n), self.group)
+        members = dist.get_process_group_ranks(self.group)
+        for rank, (other, size) in zip(members, values, strict=True):
             ranks[other].append(str(rank))
             sizes.add(size)
         settings = "; ".join(f"rank {', '.join(which)}: {what}" for what, which in ranks.items())
-        return (
-            f"ranks differ in what they send: {settings}: make codec, options, seed, model, "
-            "step and the version of shardlab the same on all ranks"
-            + (_UNUSED if len(sizes) > 1 and self.kind == "gradients" else "")
+        return f"ranks differ in what they send: {settings}: {fix}" + (
+            _UNUSED if len(sizes) > 1 and self.kind == "gradients" else ""
         )
 
     def _send_numbers(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
@@ -150,7 +153,7 @@ class Collective(ABC):
         account, nbytes = self.account, 8 * (self.world_size - 1)
         account.collectives += 1
         account.extra_collectives += 1
-        account.bytes_wire += nbytes
+        account.add_sent(nbytes, self._leaving.exchange)
         account.metadata_bytes += nbytes
 
     def _all_to_all(
@@ -164,12 +167,17 @@ class Collective(ABC):
         self.transport.all_to_all(inputs, outputs)
         self.account.add_time("extra_collective_s", begin, inputs[0].device)
 
-    def _count(self, raw: float, wire: float) -> None:
+    def _count(self, raw: float, wire: float, ring: bool = False) -> None:
+        """Count a collective.
+
+        Args:
+            ring: whether its bytes go round the ranks, not from each to all others.
+        """
         account = self.account
         account.collectives += 1
         account.extra_collectives += self._extra
         account.bytes_raw += raw
-        account.bytes_wire += wire
+        account.add_sent(wire, self._leaving.ring if ring else self._leaving.exchange)
 
     def _share_of_others(self, nbytes: int) -> float:
         """Return (W-1)/W of a full vector: what a reduce-scatter or all-gather sends per rank."""
@@ -215,6 +223,30 @@ class Collective(ABC):
         self.transport.all_to_all(chunks, parts)
         add_up(parts, exact, scale)
         self.ledger.audit.add(reduced, exact)
+
+
+class WarmUp(Collective):
+    """Collective of the gradients between replicas, which is used in the first steps alone.
+
+    Args:
+        collective: of those steps.
+        is_over: returns whether gradients stay as they are.
+    """
+
+    def __init__(self, collective: Collective, is_over: Callable[[], bool]) -> None:
+        super().__init__(collective.group, collective.ledger, collective.kind)
+        self.is_over = is_over
+        self._collective = collective
+
+    def all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
+        if not self.is_over():
+            self._collective.all_reduce(vector, scale, unit)
+
+    def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
+        self._collective.reduce_scatter(output, vector, scale, unit)
+
+    def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:  # noqa: D102
+        self._collective.all_gather(output, shard, unit)
 
 
 def add_up(parts: Sequence[Tensor], out: Tensor, scale: float) -> None:

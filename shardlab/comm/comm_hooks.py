@@ -30,8 +30,7 @@ from torch.distributed.fsdp._flat_param import FlatParamHandle
 from torch.nn.parallel import DistributedDataParallel
 
 from shardlab.codecs.base import Block, Unit
-from shardlab.comm.collective import REPLICAS, Collective, MakeCollective
-from shardlab.comm.rare_sync import WarmUp
+from shardlab.comm.collective import REPLICAS, Collective, MakeCollective, WarmUp
 from shardlab.comm.uncompressed import Native
 from shardlab.core.device import accelerator_of
 from shardlab.core.errors import UserError
@@ -65,12 +64,19 @@ def attach_ddp(model: DistributedDataParallel, gradients: MakeCollective) -> Cal
             f"ddp: {' '.join(str(error).split())} The model has one, of an earlier attach or its "
             "own mixed_precision, which torch cannot remove: wrap it anew"
         ) from None
+    undo: list[Callable[[], None]] = [hook.disable]
     if isinstance(collective, WarmUp):
-        # each replica has its own between exchanges, which average them
-        model.broadcast_buffers = False
+        is_over = collective.is_over
+
+        def before_forward(*_: object) -> None:
+            # each replica has its own between exchanges, which average them
+            model.broadcast_buffers = broadcasts and not is_over()
+
+        undo.append(model.register_forward_pre_hook(before_forward).remove)
 
     def detach() -> None:
-        hook.disable()
+        for each in undo:
+            each()
         model.broadcast_buffers = broadcasts
 
     return detach
@@ -115,7 +121,7 @@ class _BucketHook:
 
     def average(self, state: object, bucket: dist.GradBucket) -> _Future:
         """Start the average of a bucket that is ready; DDP calls it."""
-        if isinstance(self._collective, WarmUp) and self._collective.is_over:
+        if isinstance(self._collective, WarmUp) and self._collective.is_over():
             ended: _Future = (
                 self._accelerator.future() if self._accelerator else (torch.futures.Future())
             )

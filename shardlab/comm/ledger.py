@@ -1,5 +1,6 @@
 """Ledger of one rank: bytes requested, bytes sent, and the time of codecs."""
 
+import os
 import threading
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
@@ -9,6 +10,7 @@ from time import perf_counter
 from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from shardlab.comm.transport import Traffic
@@ -30,6 +32,30 @@ class _Span(NamedTuple):
     sign: int
 
 
+class Leaving(NamedTuple):
+    """Fractions of what the ranks of a group send that go to other nodes, means over the ranks."""
+
+    exchange: float
+    """where each rank sends as much to every other one"""
+    ring: float
+    """where each rank sends to the next one alone, as gloo and NCCL do in an all-reduce"""
+
+
+def leaving(group: dist.ProcessGroup, ranks_per_node: int | None) -> Leaving:
+    """Return the fractions for a group.
+
+    Args:
+        ranks_per_node: so many consecutive ranks are a node; None: unknown, nothing is counted.
+    """
+    size = dist.get_world_size(group)
+    if size == 1 or ranks_per_node is None:
+        return Leaving(0.0, 0.0)
+    nodes = [rank // ranks_per_node for rank in dist.get_process_group_ranks(group)]
+    pairs = sum(one != other for one in nodes for other in nodes)
+    steps = sum(one != other for one, other in zip(nodes, nodes[1:] + nodes[:1], strict=True))
+    return Leaving(pairs / (size * (size - 1)), steps / size)
+
+
 @dataclass
 class Account:
     """Sums over the messages of one kind; bytes are those that this rank sends to others."""
@@ -43,7 +69,7 @@ class Account:
     """bytes that the best algorithm sends uncompressed, in the dtype of the vectors"""
     bytes_wire: float = 0.0
     bytes_between_nodes: float = 0.0
-    """of bytes_wire: those that a two-level collective sends between nodes"""
+    """of bytes_wire: those to ranks on other nodes, by `Leaving`"""
     index_bytes: float = 0.0
     metadata_bytes: float = 0.0
     elements: int = 0
@@ -63,6 +89,11 @@ class Account:
         """Add the sums of another account."""
         for each in fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
+    def add_sent(self, nbytes: float, leaving: float) -> None:
+        """Add bytes that were sent, of which this fraction leaves the node."""
+        self.bytes_wire += nbytes
+        self.bytes_between_nodes += leaving * nbytes
 
     def add_time(self, what: Times, begin: Moment, device: torch.device, sign: int = 1) -> None:
         """Add the time since `begin`, on a GPU that of the current stream's work."""
@@ -124,9 +155,16 @@ def _new() -> Accounts:
 
 
 class Ledger:
-    """Counts of all messages of one rank."""
+    """Counts of all messages of one rank.
 
-    def __init__(self) -> None:
+    Args:
+        ranks_per_node: so many consecutive ranks are a node; by default as the launcher says.
+    """
+
+    def __init__(self, ranks_per_node: int | None = None) -> None:
+        launched = os.environ.get("LOCAL_WORLD_SIZE")
+        self.ranks_per_node = ranks_per_node or (int(launched) if launched else None)
+        """None: unknown, and `bytes_between_nodes` is 0"""
         self.traffic = Traffic()
         """timer of all operations, which also emulates a link"""
         self.audit: Audit | None = None

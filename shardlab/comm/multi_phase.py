@@ -11,7 +11,7 @@ from torch import Tensor
 from shardlab.codecs.base import MessageKey, Unit
 from shardlab.codecs.multi_phase import Communicator, MultiPhaseMethod, alarm
 from shardlab.comm.codec_collective import METHOD, CodecCollective, Route
-from shardlab.comm.ledger import Account, Kind, Ledger
+from shardlab.comm.ledger import Account, Kind, Ledger, leaving
 from shardlab.core.device import now
 
 Reduce = Callable[[Tensor, Unit, Communicator, MessageKey], Tensor]
@@ -98,6 +98,7 @@ class GroupCommunicator:
         self._group = group
         self._ledger = ledger
         self._kind: Kind = kind
+        self._leaving = leaving(group, ledger.ranks_per_node)
 
     def begin_message(self) -> None:
         """Count the next collective as the first one of a message, later ones as extra."""
@@ -126,7 +127,7 @@ class GroupCommunicator:
                 dist.reduce_scatter_single(total, vector, group=self._group)
             return total
         received = torch.empty_like(vector)
-        with self._phase(vector.nbytes * self._others(), vector):
+        with self._phase(vector.nbytes * self._others(), vector, self._leaving.exchange):
             dist.all_to_all_single(received, vector, group=self._group)
         total, *others = received.chunk(self.world_size)
         for other in others:
@@ -155,15 +156,16 @@ class GroupCommunicator:
         return (self.world_size - 1) / self.world_size
 
     @contextmanager
-    def _phase(self, nbytes: float, sent: Tensor) -> Iterator[None]:
+    def _phase(self, nbytes: float, sent: Tensor, leaving: float | None = None) -> Iterator[None]:
+        """Count a phase, which by default goes round the ranks."""
         account, begin = self._account, now(sent.device)
-        with self._ledger.traffic.operation(nbytes, sent.device):
+        with self._ledger.traffic.operation(nbytes, sent.device, self._group):
             yield
         # part of the time of the message, of which only the computation is counted
         account.add_time("encode_s", begin, sent.device, sign=-1)
         if not self._is_first:
             account.add_time("extra_collective_s", begin, sent.device)
         account.collectives += 1
-        account.bytes_wire += nbytes
+        account.add_sent(nbytes, self._leaving.ring if leaving is None else leaving)
         account.extra_collectives += not self._is_first
         self._is_first = False

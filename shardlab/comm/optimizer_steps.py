@@ -37,7 +37,12 @@ def count_steps(
     sync.is_counted = True
     stepped: set[int] = set()
 
-    def after(optimizer: Optimizer, *_: object) -> None:
+    def after(optimizer: Optimizer, _: object, arguments: dict[str, object]) -> None:
+        if arguments.get("layer") is not None:
+            raise UserError(
+                "sync: step(layer=...) updates a part of the model: leave out optimizer=, and call "
+                "handle.step() at the end of each iteration"
+            )
         stepped.add(id(optimizer))
         if len(stepped) == len(optimizers):
             stepped.clear()

@@ -20,8 +20,9 @@ Laws:
   rounding; with one replica and rate 1 it is training without exchanges, up to rounding.
 """
 
-import hashlib
+import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -32,44 +33,20 @@ from shardlab.codecs.base import Block, Unit
 from shardlab.comm.background import Background, Running
 from shardlab.comm.collective import Collective
 from shardlab.comm.feedback import ErrorFeedback
-from shardlab.comm.outer_parameters import OuterUnit, outer_units
+from shardlab.comm.outer_parameters import OuterUnit, digest, outer_units
+from shardlab.comm.weight_changes import WeightChanges
 from shardlab.config.sync import Sync
-from shardlab.core.errors import UserError
+from shardlab.core.errors import UserError, lost_rank
 from shardlab.models.names import parameter_names, plain
 
 BETWEEN_EXCHANGES = "sync."
 """begins the names of what only the same ranks can continue with"""
 _STEP, _COUNT = "outer.step", "sync.residuals"
 _RESIDUAL, _MESSAGES, _BUFFERS = "sync.residual.", "sync.messages.", "sync.buffers"
-
-
-class WarmUp(Collective):
-    """Collective of the gradients between replicas, which is used in the first steps alone.
-
-    Args:
-        collective: of those steps.
-        sync: says when they are over.
-    """
-
-    def __init__(self, collective: Collective, sync: "RareSync") -> None:
-        super().__init__(collective.group, collective.ledger, collective.kind)
-        self._collective = collective
-        self._sync = sync
-
-    @property
-    def is_over(self) -> bool:
-        """Return whether gradients stay as they are."""
-        return self._sync.step >= self._sync.settings.warmup_steps
-
-    def all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
-        if not self.is_over:
-            self._collective.all_reduce(vector, scale, unit)
-
-    def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
-        raise NotImplementedError("replicas hold the same shards")
-
-    def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:  # noqa: D102
-        raise NotImplementedError("replicas hold the same shards")
+_FIX = (
+    "begin with the same weights on all ranks, and count equally many steps: drop_last=True where "
+    "data do not divide, handle.step() in place of optimizer= where GradScaler leaves steps out"
+)
 
 
 @dataclass(eq=False)
@@ -114,7 +91,8 @@ class RareSync:
         """optimizer steps so far"""
         self._model = model
         self._collective, self._exact, self._feedback = collective, exact, feedback
-        self._units = outer_units(model)
+        self._units = outer_units(model, settings.state == "host")
+        device = self._units[0].device
         count = settings.fragments
         if count > len(self._units):
             raise UserError(
@@ -126,16 +104,16 @@ class RareSync:
         """on the way, by fragment"""
         self._background = None
         if settings.delay:
-            self._background = Background("outer", self._units[0].outer.device)
+            self._background = Background("outer", device)
         self.is_counted = False
         """whether optimizers say when a step has ended"""
         self._is_detached = False
         # replicas with other settings would wait for messages that never come
-        device = self._units[0].outer.device
         collective.compare(f"exchanges of {settings!r}", device)
         self._are_compared = False
         # weights may be loaded after attach
         self._first = model.register_forward_pre_hook(self._begin, prepend=True)
+        self._changes = WeightChanges(model, self._units)
 
     def step_ended(self) -> None:
         """Count an optimizer step, and exchange what is due after it.
@@ -143,36 +121,47 @@ class RareSync:
         Raises:
             PayloadError: on all replicas: they differ in their steps, or in the parameters they
                 began with.
-            UserError: other parameters are trained than at the start.
+            UserError: other parameters are trained than at the start, or weights were loaded.
+            RuntimeError: a rank has ended or does not answer; names it.
         """
         if self._is_detached:
             return
+        self._changes.check_loaded(self.step)
+        self._changes.step_ended()
         self.step += 1
         if self.step == self.settings.warmup_steps:
             self._restart()
-        for index in range(len(self._fragments)):
-            if self._is_due(index):
-                self._start(index)
-            # what was on the way may have been finished early
-            if index in self._exchanges and self._is_due(index, self.settings.delay):
-                self._finish(index)
+        with _naming_rank(self.step):
+            for index in range(len(self._fragments)):
+                if self._is_due(index):
+                    self._start(index)
+                # what was on the way may have been finished early
+                if index in self._exchanges and self._is_due(index, self.settings.delay):
+                    self._finish(index)
 
     def synchronize(self) -> None:
         """Average the replicas, on all ranks; the parameters are then the outer ones.
 
         Without momentum, which would multiply what a few steps have moved.
+
+        Raises:
+            as `step_ended`.
         """
         if self._is_warming_up:
             return
+        self._changes.check_loaded(self.step)
         for module in self._model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()  # an evaluation may have left what it has gathered
-        for index in range(len(self._fragments)):
-            if index in self._exchanges:
+        with _naming_rank(self.step):
+            for index in [*self._exchanges]:
                 self._finish(index)
-            if not self._is_due(index):  # else it was exchanged after this very step
-                self._start(index)
-                self._finish(index, averages=True)
+            # a replica that has nothing to send would leave the others waiting
+            self._compare(self._facts())
+            for index in range(len(self._fragments)):
+                if not self._is_due(index):  # else it was exchanged after this very step
+                    self._start(index)
+                    self._finish(index, averages=True)
         with torch.no_grad():
             for unit in self._units:
                 unit.mix(0.0)
@@ -225,6 +214,7 @@ class RareSync:
         if _STEP not in state:
             return
         self._exchanges.clear()
+        self._changes.reset()
         self.step = int(state[_STEP])
         if _COUNT not in state:
             self._restart()
@@ -247,7 +237,10 @@ class RareSync:
             names = [f"sync.delayed.{unit.name}" for unit in units]
             if names[0] in state:
                 pairs = zip(names, units, strict=True)
-                means = [_saved(state, name, unit.outer).clone() for name, unit in pairs]
+                means = [
+                    _saved(state, name, unit.outer).to(unit.device, copy=True)
+                    for name, unit in pairs
+                ]
                 buffers = state.get(_BUFFERS) if index == 0 else None
                 self._exchanges[index] = _Exchange("", units, means, buffers)
 
@@ -255,6 +248,7 @@ class RareSync:
         """Wait for what is on the way, and forget it; nothing is exchanged any more."""
         self._is_detached = True
         self._first.remove()
+        self._changes.remove()
         for exchange in self._exchanges.values():
             if exchange.running is not None:
                 exchange.running.settle()
@@ -278,27 +272,9 @@ class RareSync:
         if self.step:
             self._first.remove()
             return
-        self._check_trained()
-        present = {id(parameter) for parameter in self._model.parameters()}
-        for unit in self._units:
-            for name, parameter in unit.parameters.items():
-                if id(parameter) not in present:
-                    raise UserError(
-                        f"sync: {name} was replaced after attach: attach after that, or load "
-                        "weights without assign=True"
-                    )
+        self._changes.check_trained()
+        self._changes.check_present()
         self._restart()
-
-    def _check_trained(self) -> None:
-        """Refuse parameters that were frozen or unfrozen since `attach`."""
-        # by name: between forward and backward FSDP2 has others in their places
-        trained = {plain(n) for n, p in self._model.named_parameters() if p.requires_grad}
-        known = {name for unit in self._units for name in unit.parameters}
-        for name in sorted(trained ^ known):
-            raise UserError(
-                f"sync: {name} was frozen or unfrozen after attach: do so before it, or detach() "
-                "and attach again"
-            )
 
     @torch.no_grad()
     def _restart(self) -> None:
@@ -309,7 +285,7 @@ class RareSync:
     def _start(self, index: int) -> None:
         """Begin the exchange of a fragment; with a delay, while training goes on."""
         units = self._fragments[index]
-        self._check_trained()
+        self._changes.check_trained()
         buffers = self._flat_buffers() if index == 0 else None
         exchange = self._exchanges[index] = _Exchange(self._facts(), units, [], buffers)
         self._are_compared = True
@@ -332,7 +308,7 @@ class RareSync:
             means = self._means(exchange)
         for unit, mean in zip(exchange.units, means, strict=True):
             if averages:
-                unit.outer.sub_(mean)
+                unit.average(mean)
             else:
                 unit.update(mean, self.settings)
             unit.mix(self.settings.alpha)
@@ -345,8 +321,7 @@ class RareSync:
 
     def _means(self, exchange: _Exchange) -> Iterator[Tensor]:
         """Yield the mean outer gradient of each unit, one after another for the sake of memory."""
-        device = exchange.units[0].outer.device
-        self._collective.compare(exchange.facts, device)
+        self._compare(exchange.facts)
         if exchange.buffers is not None and self._exact is not None:
             part = Unit("buffers", (Block("buffers", exchange.buffers.numel(), 1),))
             self._exact.all_reduce(exchange.buffers, 1 / self._exact.world_size, part)
@@ -361,10 +336,10 @@ class RareSync:
         """Return what must be equal on all replicas, the parameters at the first exchange."""
         if self._are_compared:
             return f"step {self.step}"
-        digest = hashlib.blake2b(digest_size=8)
-        for unit in self._units:
-            digest.update(unit.outer.cpu().numpy().data)
-        return f"step {self.step}, first parameters {digest.hexdigest()}"
+        return f"step {self.step}, first parameters {digest(unit.outer for unit in self._units)}"
+
+    def _compare(self, facts: str) -> None:
+        self._collective.compare(facts, self._units[0].device, fix=_FIX)
 
     def _float_buffers(self) -> list[Tensor]:
         return [b for b in self._model.buffers() if b.is_floating_point() and b.numel()]
@@ -377,6 +352,22 @@ class RareSync:
         buffers = self._float_buffers()
         for buffer, mean in zip(buffers, flat.split([b.numel() for b in buffers]), strict=True):
             buffer.copy_(mean.view_as(buffer))
+
+
+@contextmanager
+def _naming_rank(step: int) -> Iterator[None]:
+    """Say in one line which rank is lost, where the error is about one, and what to do."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason, rank = lost_rank(str(error)), re.search(r"rank \d+", str(error))
+        if reason is None:
+            raise
+        raise RuntimeError(
+            f"sync: {rank[0] if rank else 'a rank'} is lost at the exchange after step {step} "
+            f"({reason}): let all ranks take equally many steps (drop_last=True) and then call "
+            "handle.synchronize(), and go on from the last checkpoint"
+        ) from None
 
 
 def _wait(exchange: _Exchange) -> None:

@@ -43,8 +43,8 @@ class Operation(NamedTuple):
     """Operation that was issued."""
 
     device: torch.device
-    carried: float
-    """when an emulated link has carried its bytes"""
+    carried: float | None
+    """when an emulated link has carried its bytes; None: they use no link"""
     begin: Moment | None
 
 
@@ -122,11 +122,14 @@ class Traffic:
         for step, read in unread:
             read(step.seconds())
 
-    def begin(self, nbytes: float, device: torch.device) -> Operation | None:
+    def begin(
+        self, nbytes: float, device: torch.device, group: dist.ProcessGroup
+    ) -> Operation | None:
         """Note the start of an operation; None if it has no bytes.
 
         Args:
             device: of the bytes, here and below.
+            group: of the ranks that take part, here and below.
         """
         if nbytes == 0:
             return None
@@ -138,7 +141,8 @@ class Traffic:
                 if self._under_way == 0:
                     self._since = time.perf_counter()
                 self._under_way += 1
-        carried = 0.0 if self.throttle is None else self.throttle.carry(nbytes)
+        link = self.throttle
+        carried = link.carry(nbytes) if link is not None and link.connects(group) else None
         return Operation(device, carried, begin)
 
     def end(self, operation: Operation | None, failed: bool = False, late: bool = False) -> None:
@@ -149,8 +153,8 @@ class Traffic:
         """
         if operation is None:
             return
-        if self.throttle is not None and not failed:
-            carried = operation.carried
+        carried = operation.carried
+        if self.throttle is not None and carried is not None and not failed:
             self.throttle.end(max(carried, time.perf_counter()) if late else carried)
         if operation.begin is not None:
             assert self._step is not None, "there was one when the operation began"
@@ -162,9 +166,11 @@ class Traffic:
                     self._before += time.perf_counter() - self._since
 
     @contextmanager
-    def operation(self, nbytes: float, device: torch.device) -> Iterator[None]:
+    def operation(
+        self, nbytes: float, device: torch.device, group: dist.ProcessGroup
+    ) -> Iterator[None]:
         """Time a blocking operation; at the end of the block this thread waits for the link."""
-        operation, failed = self.begin(nbytes, device), True
+        operation, failed = self.begin(nbytes, device, group), True
         try:
             yield
             failed = False
@@ -172,7 +178,11 @@ class Traffic:
             self.end(operation, failed, late=True)
 
     def ending(
-        self, start: Callable[[], dist.Work], nbytes: float, device: torch.device
+        self,
+        start: Callable[[], dist.Work],
+        nbytes: float,
+        device: torch.device,
+        group: dist.ProcessGroup,
     ) -> tuple[dist.Work, _Future]:
         """Start an operation that ends by itself, concurrently with computation.
 
@@ -180,17 +190,17 @@ class Traffic:
             The operation, and the future of its end on the emulated link, with the value of
             `Work.get_future()`.
         """
-        operation = self.begin(nbytes, device)
+        operation = self.begin(nbytes, device, group)
         work = start()
         done: _Future = work.get_future()
-        if self.throttle is None or operation is None:
+        if operation is None or operation.carried is None:
             # torch runs it, on a GPU, with a stream that waits for the operation alone
             return work, done.then(partial(self._ended, operation))
         later: _Future = torch.futures.Future()
 
-        def arrived(done: _Future) -> None:
-            carried = max(operation.carried, time.perf_counter())
-            self._link.start(self._end_late, operation._replace(carried=carried), done, later)
+        def arrived(done: _Future, carried: float = operation.carried) -> None:
+            ended = operation._replace(carried=max(carried, time.perf_counter()))
+            self._link.start(self._end_late, ended, done, later)
 
         done.add_done_callback(arrived)
         return work, later
@@ -254,7 +264,7 @@ class Transport:
                     pieces.append(_Piece(source, incoming, False))
                 if outgoing is not None:
                     pieces.append(_Piece(target, outgoing, True))
-        with self._traffic.operation(max(sent, received), inputs[0].device):
+        with self._traffic.operation(max(sent, received), inputs[0].device, self.group):
             if self._in_pieces:
                 self._exchange(pieces)
             else:
@@ -282,7 +292,7 @@ class Transport:
         for piece in pieces:
             while free <= 0:
                 first, work = in_flight.popleft()
-                _await(first, work)
+                self._await(first, work)
                 free += first.data.numel()
             if piece.is_sent:
                 work = dist.isend(piece.data, group=self.group, tag=_TAG, group_dst=piece.peer)
@@ -291,7 +301,16 @@ class Transport:
             in_flight.append((piece, work))
             free -= piece.data.numel()
         for first, work in in_flight:
-            _await(first, work)
+            self._await(first, work)
+
+    def _await(self, piece: "_Piece", work: dist.Work | None) -> None:
+        assert work is not None, "this rank is in the group"
+        try:
+            work.wait()
+        except RuntimeError as error:
+            way = "to" if piece.is_sent else "from"
+            peer = dist.get_global_rank(self.group, piece.peer)
+            raise RuntimeError(f"bytes {way} rank {peer}: {error}") from error
 
     def _exchange_at_once(self, pieces: Sequence["_Piece"]) -> None:
         operations = [
@@ -321,12 +340,3 @@ class _Piece(NamedTuple):
     data: Tensor
     is_sent: bool
     """or received"""
-
-
-def _await(piece: _Piece, work: dist.Work | None) -> None:
-    assert work is not None, "this rank is in the group"
-    try:
-        work.wait()
-    except RuntimeError as error:
-        way = "to" if piece.is_sent else "from"
-        raise RuntimeError(f"bytes {way} rank {piece.peer}: {error}") from error

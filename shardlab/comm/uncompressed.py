@@ -26,14 +26,15 @@ class Native(Collective):
     def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
         op, rest = self._operation(vector, scale)
         wire = sum_scatter(output, vector, self.group, self.ledger.traffic, op)
-        self._count(raw=self._share_of_others(vector.nbytes), wire=wire)
+        self._count(raw=self._share_of_others(vector.nbytes), wire=wire, ring=True)
         if rest != 1:
             output.mul_(rest)
 
     @labelled
     def all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
         op = self._scaled(vector, scale)
-        with self.ledger.traffic.operation(self._count_all_reduce(vector), vector.device):
+        nbytes = self._count_all_reduce(vector)
+        with self.ledger.traffic.operation(nbytes, vector.device, self.group):
             dist.all_reduce(vector, op, group=self.group)
 
     @labelled
@@ -53,7 +54,7 @@ class Native(Collective):
             ended.value()  # raises the error of the operation
             return vector
 
-        _, ended = self.ledger.traffic.ending(start, nbytes, vector.device)
+        _, ended = self.ledger.traffic.ending(start, nbytes, vector.device, self.group)
         return ended.then(done)
 
     @labelled
@@ -62,7 +63,7 @@ class Native(Collective):
         if dist.get_backend(self.group) == "gloo":
             self.transport.all_to_all(*self.transport.gathering(shard, self._chunks(output)))
             return
-        with self.ledger.traffic.operation(nbytes, output.device):
+        with self.ledger.traffic.operation(nbytes, output.device, self.group):
             dist.all_gather_single(output, shard, group=self.group)
 
     @labelled
@@ -73,7 +74,7 @@ class Native(Collective):
             return None
         nbytes = self._count_all_gather(output)
         start = partial(dist.all_gather_single, output, shard, group=self.group, async_op=True)
-        work, _ = self.ledger.traffic.ending(start, nbytes, output.device)
+        work, _ = self.ledger.traffic.ending(start, nbytes, output.device, self.group)
         return work
 
     def _operation(self, vector: Tensor, scale: float) -> tuple[dist.ReduceOp.RedOpType, float]:
@@ -92,13 +93,14 @@ class Native(Collective):
     def _count_all_gather(self, output: Tensor) -> float:
         """Count an all-gather; return the bytes that it sends."""
         needed = self._share_of_others(output.nbytes)
-        self._count(raw=needed, wire=needed)
+        # gloo's own is not used
+        self._count(raw=needed, wire=needed, ring=dist.get_backend(self.group) != "gloo")
         return needed
 
     def _count_all_reduce(self, vector: Tensor) -> float:
         """Count an all-reduce; return the bytes that it sends."""
         needed = 2 * self._share_of_others(vector.nbytes)
-        self._count(raw=needed, wire=needed)
+        self._count(raw=needed, wire=needed, ring=True)
         return needed
 
 
@@ -174,6 +176,6 @@ def sum_scatter(
     world_size = dist.get_world_size(group)
     times = 2 if dist.get_backend(group) == "gloo" else 1
     wire = times * vector.nbytes * (world_size - 1) / world_size
-    with traffic.operation(wire, vector.device):
+    with traffic.operation(wire, vector.device, group):
         dist.reduce_scatter_single(output, vector, op=op, group=group)
     return wire

@@ -124,6 +124,7 @@ class Params(Document):
         if self.strategies:
             self._check_strategies()
         self._check_timings()
+        self._check_links()
         self.tokenize.for_model(self.model)
         if len(set(self.seeds)) < len(self.seeds):
             raise UserError("seeds: a seed is named twice")
@@ -156,6 +157,21 @@ class Params(Document):
             _check_name("comparison", self.comparison, keys, "timing")
         for i, name in enumerate(self.forecast.timings if keys else ()):
             _check_name(f"forecast.timings.{i}", name, keys, "timing")
+
+    def _check_links(self) -> None:
+        train, agent = self.train, self.agent
+        link, size = agent.link or train.link, agent.world_size or train.world_size
+        timings = {f"timings.{name}": each for name, each in each_timing(self.timings).items()}
+        places = {key: (timing.link, timing.world_size) for key, timing in timings.items()}
+        places |= {"train": (train.link, train.world_size), "agent": (link, size)}
+        for name, search in agent.searches.items():
+            places[f"agent.searches.{name}"] = search.link or link, search.world_size or size
+        for key, (each, ranks) in places.items():
+            try:
+                if each is not None:
+                    each.rates_of_nodes(ranks)
+            except UserError as error:
+                raise UserError(f"{key}.{error}") from None
 
     def _check_timing(self, key: str, timing: Repetitions) -> None:
         strategies = self.all_strategies()

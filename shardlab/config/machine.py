@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
@@ -46,28 +46,58 @@ def bucket_bytes(bits: int) -> int:
     return max(64 << 10, bits // 8 // 500)
 
 
-def _checked(rate: str) -> str:
-    bits_per_second(rate)
-    return rate
+def _checked(rate: Any) -> Any:
+    rates = tuple(rate) if isinstance(rate, list | tuple) else (rate,)
+    for each in rates:
+        bits_per_second(str(each))
+    return rates if isinstance(rate, list) else rate
 
 
 class Link(Document):
-    """One full-duplex link per rank, all connected to one switch."""
+    """One full-duplex link per node, all connected to one switch."""
 
-    rate: Annotated[str, AfterValidator(_checked)]
-    """rate per direction, such as 100mbit or 1gbit"""
+    rate: Annotated[
+        str | Annotated[tuple[str, ...], Field(min_length=1)], BeforeValidator(_checked)
+    ]
+    """rate per direction, such as 100mbit or 1gbit; or a list: one for each node"""
     delay_ms: float = Field(0, ge=0)
-    """latency of a message"""
+    """latency of a message between nodes"""
+    ranks_per_node: int = Field(1, ge=1)
+    """so many consecutive ranks are a node: they share its link, and use loopback among them"""
 
     @property
     def name(self) -> str:
         """Name of the link in records."""
-        return self.rate if self.delay_ms == 0 else f"{self.rate} + {self.delay_ms:g} ms"
+        name = self.rate if isinstance(self.rate, str) else "/".join(self.rate)
+        if self.delay_ms:
+            name += f" + {self.delay_ms:g} ms"
+        return name if self.ranks_per_node == 1 else f"{name}, {self.ranks_per_node} ranks per node"
 
     @property
     def bits_per_second(self) -> int:
-        """Bits per second per direction."""
-        return bits_per_second(self.rate)
+        """Bits per second per direction, of the slowest node: collectives wait for it."""
+        return min(map(bits_per_second, [self.rate] if isinstance(self.rate, str) else self.rate))
+
+    def rates_of_nodes(self, world_size: int) -> tuple[int, ...]:
+        """Return the bits per second per direction of each node.
+
+        Raises:
+            UserError: the ranks are not whole nodes, or there is not one rate for each node.
+        """
+        nodes, rest = divmod(world_size, self.ranks_per_node)
+        if rest:
+            raise UserError(
+                f"link: {world_size} ranks are not whole nodes of {self.ranks_per_node}: choose a "
+                "divisor for ranks_per_node"
+            )
+        if isinstance(self.rate, str):
+            return (bits_per_second(self.rate),) * nodes
+        if len(self.rate) != nodes:
+            raise UserError(
+                f"link: {len(self.rate)} rates for {nodes} nodes: give one rate, or one for each "
+                "node"
+            )
+        return tuple(map(bits_per_second, self.rate))
 
 
 def parse_cpus(text: str) -> tuple[int, ...]:

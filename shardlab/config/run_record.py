@@ -5,6 +5,7 @@ those that one rank sent, averaged over ranks and steps; shares are between 0 an
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,7 +13,7 @@ from pydantic import BeforeValidator, Field
 
 from shardlab.config.contention import Contention
 from shardlab.core.document import Document, validate
-from shardlab.core.files import finite, read_json_lines, write_json_lines
+from shardlab.core.files import finite, read_json, read_json_lines, write_json_lines
 
 SCHEMA_VERSION = 3
 
@@ -99,8 +100,11 @@ class Training(Document):
     effective_bandwidth_wire: float | None
     """bytes_wire over collective_ms, bytes per second"""
     interface_bytes: float | None = None
-    """bytes per step counted by the network interface, with the headers of Ethernet, IP, TCP and
-    gloo; only an emulated link in namespaces gives every rank a separate interface"""
+    """bytes per step that a node sent over its link by the network interface, with the headers of
+    Ethernet, IP, TCP and gloo, mean over nodes; only emulated links in namespaces give every node
+    a separate interface"""
+    interface_bytes_inside: float | None = None
+    """likewise over loopback, between the ranks of the node"""
     ledger: dict[str, Any]
     """by kind of message, per rank and step: collectives, bytes, encode and decode time, and the
     messages that were sent uncompressed by their reason"""
@@ -228,17 +232,54 @@ class Record(Setting, Training, Breakdown, Validation, Joined):
         return self.not_finite or "validation perplexity is not finite"
 
 
-def read_records(path: str | Path) -> list[Record]:
+class Crash(Document):
+    """A run whose ranks failed: a line of `results.jsonl`, and what its stages write."""
+
+    run: str
+    seed: int
+    world_size: int
+    link: str
+    strategy: dict[str, Any]
+    """in canonical form"""
+    params_hash: str
+    outcome: Literal["timeout", "crash", "memory"]
+    crashed: str
+    """one line: the error of the rank that is the cause, and the log"""
+
+
+def is_crash(value: Any) -> bool:
+    """Return whether a value read from a file stands for a run that crashed."""
+    return isinstance(value, dict) and "crashed" in value
+
+
+def read_crash(path: str | Path, fix: str) -> Crash | None:
+    """Return the crash that a stage wrote in place of figures; None where it wrote figures.
+
+    Args:
+        fix: what the user should do when the file is missing or damaged.
+
+    Raises:
+        UserError: it is.
+    """
+    return Crash.from_file(path, fix) if is_crash(read_json(path, fix)) else None
+
+
+def read_records(path: str | Path) -> list[Record | Crash]:
     """Read the records of a file of JSON lines.
 
     Raises:
         UserError: the file is missing or damaged, or a line is no record of this schema version.
     """
     lines = read_json_lines(path, "run python -m stages.collect")
-    return [validate(Record, line, f"{path}:{i}") for i, line in enumerate(lines, 1)]
+    return [
+        validate(Crash, line, f"{path}:{i}")
+        if is_crash(line)
+        else validate(Record, line, f"{path}:{i}")
+        for i, line in enumerate(lines, 1)
+    ]
 
 
-def write_records(path: str | Path, records: list[Record]) -> None:
+def write_records(path: str | Path, records: Sequence[Record | Crash]) -> None:
     """Write JSON lines that `read_records` reads."""
     write_json_lines(path, [record.model_dump(mode="json") for record in records])
 

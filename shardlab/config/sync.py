@@ -43,6 +43,8 @@ class Sync(Document):
     """add what was not sent to the next outer gradient of the same unit"""
     decay: float = Field(1.0, gt=0, le=1)
     """factor of what was not sent, from one exchange to the next; 0.95 in SparseLoCo"""
+    state: Literal["device", "host"] = "device"
+    """memory of the outer parameters and their momentum, which are used at exchanges alone"""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

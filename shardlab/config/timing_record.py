@@ -3,14 +3,14 @@
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
 from shardlab.config.contention import Contention
-from shardlab.config.run_record import Breakdown, Finite, LinkEmulation
+from shardlab.config.run_record import Breakdown, Finite, LinkEmulation, is_crash
 from shardlab.config.schema import Timing
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError
@@ -49,8 +49,10 @@ class TimedRun(Document):
     link: str
     link_emulation: LinkEmulation
     bits_per_second: int | None
-    """rate of the emulated link"""
+    """rate of the emulated link, of the slowest node"""
     delay_ms: float
+    ranks_per_node: int = 1
+    """ranks that share an emulated link"""
     step_ms: list[float] = Field(min_length=1)
     """one per repetition, of the slowest rank; repetitions are the same for all runs of the timing.
     With `sync` the mean of the steps of a round between exchanges. With pauses: see `measured_ms`
@@ -61,9 +63,12 @@ class TimedRun(Document):
     bytes_raw: float
     bytes_wire: float
     interface_bytes: float | None
-    """bytes counted by the network interface, where every rank has a separate one"""
+    """bytes that a node sent over its emulated link by the network interface, mean over nodes; None
+    where nodes have no separate ones"""
     interface_frames: float | None
     """frames counted there"""
+    interface_bytes_inside: float | None = None
+    """bytes over loopback, between the ranks of the node"""
     ledger: dict[str, Any]
     """as in a record"""
     breakdown: Breakdown
@@ -80,6 +85,15 @@ class TimedRun(Document):
         return [
             math.nan if is_pause else t for t, is_pause in zip(self.step_ms, paused, strict=True)
         ]
+
+
+class CrashedRun(Document):
+    """Line of a timing for a run that it left out, as ranks failed in its steps."""
+
+    timing: str
+    run: str
+    crashed: str
+    """one line: the error of the rank that is the cause"""
 
 
 def machine_name(host: Mapping[str, Any], torch: str) -> str:
@@ -99,7 +113,7 @@ def machines(runs: Iterable[TimedRun]) -> dict[str, list[str]]:
 
 
 def read_timings(path: str | Path, fix: str) -> list[TimedRun]:
-    """Read the runs of one timing.
+    """Read the runs of one timing, without those that crashed.
 
     Args:
         fix: what the user should do when the file is missing or damaged.
@@ -107,16 +121,24 @@ def read_timings(path: str | Path, fix: str) -> list[TimedRun]:
     Raises:
         UserError: the file is missing or damaged, or a line is none.
     """
-    lines = read_json_lines(path, fix)
+    return [run for run in _read_lines(path, fix) if isinstance(run, TimedRun)]
+
+
+def _read_lines(path: str | Path, fix: str) -> list[TimedRun | CrashedRun]:
     try:
-        return [validate(TimedRun, line, f"{path}:{i}") for i, line in enumerate(lines, 1)]
+        return [
+            validate(CrashedRun, line, f"{path}:{i}")
+            if is_crash(line)
+            else validate(TimedRun, line, f"{path}:{i}")
+            for i, line in enumerate(read_json_lines(path, fix), 1)
+        ]
     except UserError as error:
         raise UserError(f"{error}: {fix}") from None
 
 
 def read_timing(folder: Path, name: str, timing: Timing) -> list[TimedRun]:
     """Read the runs of a timing of the parameters and of those it is interleaved with, in their
-    order.
+    order, without those that crashed.
 
     Args:
         folder: that the timing stage writes to.
@@ -125,10 +147,13 @@ def read_timing(folder: Path, name: str, timing: Timing) -> list[TimedRun]:
         UserError: they are missing, or those of another timing.
     """
     path, fix = folder / f"{name}.jsonl", f"run python -m stages.timing {name}"
-    found = read_timings(path, fix)
+    lines = _read_lines(path, fix)
+    crashed = {(line.timing, line.run) for line in lines if isinstance(line, CrashedRun)}
+    found = [line for line in lines if isinstance(line, TimedRun)]
     parts = timing.parts(name).items()
     expected = [(part, run) for part, each in parts for run in (*each.runs, NO_COMMUNICATION)]
-    if [(run.timing, run.run) for run in found] != expected:
+    timed = [run for run in expected if run not in crashed]
+    if [(run.timing, run.run) for run in found] != timed or not crashed <= {*expected}:
         raise UserError(f"{path}: has other runs than timings.{name}: {fix}")
     return found
 
@@ -139,7 +164,18 @@ def read_all(folder: Path, timings: Mapping[str, Timing]) -> list[TimedRun]:
     return [run for name in sorted(timings) for run in read_timing(folder, name, timings[name])]
 
 
-def write_timings(path: str | Path, runs: list[TimedRun]) -> None:
+def read_crashed(folder: Path, timings: Mapping[str, Timing]) -> list[CrashedRun]:
+    """Read the runs that timings of the parameters left out, as `read_all` does the others."""
+    paths = {name: folder / f"{name}.jsonl" for name in sorted(timings)}
+    return [
+        line
+        for name, path in paths.items()
+        for line in _read_lines(path, f"run python -m stages.timing {name}")
+        if isinstance(line, CrashedRun)
+    ]
+
+
+def write_timings(path: str | Path, runs: Sequence[TimedRun | CrashedRun]) -> None:
     """Write JSON lines that `read_timings` reads."""
     write_json_lines(path, [run.model_dump(mode="json") for run in runs])
 

@@ -51,6 +51,8 @@ def _inapplicable(strategy: Settings) -> Iterator[str]:
             fix = "remove it"
             if key == "reduce_dtype":
                 fix += ", or cast gradients by `gradients: {codec: bf16}`"
+            if key == "sync":
+                fix += ", or take ddp, fsdp2 or manual, whose copies can train alone"
             yield f"{key} does not apply to engine {strategy.engine!r}: {fix}"
 
 

@@ -15,8 +15,13 @@ class StorageError(UserError):
 
 _TIMED_OUT = "Timed out waiting"
 """gloo's message about a rank that neither answers nor closes its connection"""
-_DISCONNECTED = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
-"""gloo's messages about a rank whose process ended"""
+_LOST = (_TIMED_OUT, "Connection closed by peer", "Connection reset by peer", "Broken pipe")
+"""gloo's messages about a rank that does not answer, or whose process ended"""
+
+
+def lost_rank(message: str) -> str | None:
+    """Return what gloo says of another rank that is the cause of an error, if one is."""
+    return next((reason for reason in _LOST if reason in message), None)
 
 
 class RunFailed(RuntimeError):
@@ -39,6 +44,11 @@ class RunFailed(RuntimeError):
         return f"{self.kind}: {self.detail}"
 
     @property
+    def terminated(self) -> bool:
+        """Return whether somebody ended a rank from outside, as a scheduler does."""
+        return "(SIGTERM" in self.summary
+
+    @property
     def hung(self) -> bool:
         """Return whether a rank waited for one that neither answered nor ended."""
         return _TIMED_OUT in self.summary
@@ -46,7 +56,7 @@ class RunFailed(RuntimeError):
     @property
     def is_consequence(self) -> bool:
         """Return whether another rank is the cause: it ended, or did not answer."""
-        return self.hung or any(message in self.summary for message in _DISCONNECTED)
+        return lost_rank(self.summary) is not None
 
 
 def nearest(word: str, valid: Iterable[str]) -> str:

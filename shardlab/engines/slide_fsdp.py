@@ -212,8 +212,10 @@ class SlideFSDP:
     def _build(self, model: nn.Module) -> SlideEngine:
         config = self.config
         ours = config.activation_checkpointing != "none"
-        if ours and getattr(model, "is_activation_checkpointing", False):  # one of transformers
-            model.activation_checkpointing_disable()  # else layers would be computed three times
+        # a PreTrainedModel, whose class scripts without transformers need not have
+        pretrained: Any = model
+        if ours and getattr(model, "is_activation_checkpointing", False):
+            pretrained.activation_checkpointing_disable()  # else layers are computed three times
         device = torch.device(config.device or device_of(self._group))
         if device.type == "cuda":
             device = run_or_fail_together(

@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardlab.comm.object_collectives import gather_values, subgroup, timeout_of
 from shardlab.config.strategy import CanonicalStrategy
 from shardlab.core.errors import UserError
+from shardlab.core.host import machine_key
 from shardlab.engines.flat import REPLICATE, SHARD
 
 
@@ -137,6 +138,4 @@ def node_groups(
 
 def _node_key() -> str:
     """Return a key of ranks that see one /dev/shm and one network: emulated links move threads."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    network = Path("/proc/thread-self/ns/net").stat().st_ino
-    return f"{boot} {Path('/dev/shm').stat().st_dev} {network}"
+    return f"{machine_key()} {Path('/proc/thread-self/ns/net').stat().st_ino}"

@@ -3,8 +3,6 @@
 The bytes are those of the memory model (`shardlab.models.memory`).
 """
 
-import os
-
 import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel
@@ -13,7 +11,7 @@ from shardlab.comm.object_collectives import gather_values
 from shardlab.config.schema import Train
 from shardlab.config.strategy import Strategy
 from shardlab.core.errors import UserError
-from shardlab.core.host import free_memory_bytes
+from shardlab.core.host import free_memory_bytes, machine_key
 from shardlab.models.memory import Categories, device_memory, host_memory
 from shardlab.models.sizes import sizes_of
 
@@ -45,17 +43,24 @@ def refuse_too_large(
     needs = [(device, device_memory(*given, device != _HOST), _FIX)]
     if device != _HOST:
         needs.append((_HOST, host_memory(*given), _HOST_FIX))
-    free = [free_bytes(place) for place, *_ in needs]
+    # not LOCAL_WORLD_SIZE: nodes of emulated links share a machine
+    machine = machine_key()
+    sharing = gather_values(machine, group).count(machine)
+    free = [free_bytes(place, sharing) for place, *_ in needs]
     gather_values(None, group)  # no rank allocates before all have looked
     for (place, need, fix), found in zip(needs, free, strict=True):
         if sum(need.values()) > found:
             raise UserError(too_large("a step", need, found, place, fix))
 
 
-def free_bytes(device: torch.device) -> int:
-    """Return the bytes of the device that a rank can allocate: on a CPU, its part of the host's."""
+def free_bytes(device: torch.device, sharing: int) -> int:
+    """Return the bytes of the device that a rank can allocate: on a CPU, its part of the host's.
+
+    Args:
+        sharing: number of ranks on this machine.
+    """
     if device.type == "cpu":
-        return free_memory_bytes() // int(os.environ["LOCAL_WORLD_SIZE"])
+        return free_memory_bytes() // sharing
     free, _ = torch.cuda.mem_get_info(device)
     # torch keeps what earlier tensors have freed
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

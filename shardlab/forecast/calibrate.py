@@ -32,7 +32,13 @@ from shardlab.core.files import read_json, temporary, write_json
 from shardlab.core.host import CpuMeter, describe_host, git_revision
 from shardlab.core.progress import say
 from shardlab.engines.cpu_placement import SYSFS, read_topology
-from shardlab.forecast.codec_costs import codec_times, interleave, memory_times, phased_times
+from shardlab.forecast.codec_costs import (
+    codec_times,
+    interleave,
+    memory_times,
+    phased_times,
+    working,
+)
 from shardlab.train.launch import launch
 
 
@@ -116,7 +122,8 @@ def calibrate(
 
     Args:
         world_sizes: one or more, each of several ranks; under torchrun or srun that of its ranks.
-        codecs: text of each codec in a strategy, and whether error feedback wraps it.
+        codecs: text of each codec in a strategy, and whether error feedback wraps it; those that
+            fail are left out.
         threads: of each rank.
         placement: of the ranks.
         memory: operations to measure.
@@ -163,6 +170,7 @@ def _measure(
     group: dist.ProcessGroup,
 ) -> None:
     """Write the rows of rank 0."""
+    codecs = working(codecs, group)
     specs = {codec: CODECS.get(split_text(codec[0])["name"]) for codec in codecs}
     phased = [codec for codec, spec in specs.items() if spec is not None and spec.multi_phase]
     single = [codec for codec in codecs if codec not in phased]

@@ -17,6 +17,7 @@ from shardlab.codecs.base import Block, MessageKey, Unit
 from shardlab.codecs.multi_phase import MultiPhaseMethod
 from shardlab.codecs.registry import make_codec, make_method
 from shardlab.codecs.workers import Workers
+from shardlab.comm.object_collectives import gather_values
 from shardlab.config.calibration_record import (
     UPDATE_BYTES,
     MemoryOperation,
@@ -26,6 +27,8 @@ from shardlab.config.calibration_record import (
 from shardlab.config.codec_table import codec_text
 from shardlab.config.schema import Space
 from shardlab.config.strategy import Strategy
+from shardlab.core.errors import shorten
+from shardlab.core.progress import say
 
 ELEMENTS = [1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20]
 """of a message"""
@@ -55,6 +58,34 @@ def codecs_of(strategies: Iterable[Strategy], space: Space) -> list[tuple[str, b
         for codec, feedback in used
         if codec is not None and codec.name != "none"
     ]
+
+
+def working(codecs: Iterable[tuple[str, bool]], group: dist.ProcessGroup) -> list[tuple[str, bool]]:
+    """Return the codecs that can send a message of each size on all ranks; say why others cannot"""
+    found = []
+    for spec, feedback in codecs:
+        errors = gather_values(_error_of(spec, feedback, group), group)
+        error = next(filter(None, errors), None)
+        if error is None:
+            found.append((spec, feedback))
+        elif dist.get_rank(group) == 0:
+            say(f"crashed: codec {spec} in calibrate: {error}; no forecast has it")
+    return found
+
+
+def _error_of(spec: str, feedback: bool, group: dist.ProcessGroup) -> str | None:
+    """Return why this rank cannot encode and decode; it waits for no other rank."""
+    method, key = make_method(spec), MessageKey(0, 0, "unit", 0)
+    try:
+        for n in ELEMENTS:
+            if isinstance(method, MultiPhaseMethod):
+                Reduction(spec, feedback, n, "all_reduce", group)
+            else:
+                payload = method.encode(torch.randn(n), key)
+                method.decode_sum([payload], torch.zeros(n), 1.0, [key])
+    except Exception as error:  # whatever a codec of the user raises
+        return shorten(f"{type(error).__name__}: {error}")
+    return None
 
 
 def codec_times(

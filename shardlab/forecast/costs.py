@@ -180,9 +180,10 @@ class Measured(Costs):
     Args:
         cores: of the machine.
         bits_per_second: of the link; None: loopback.
-        delay_s: latency of each operation.
-        namespaces: whether the kernel emulates the link: then every rank is a node, bytes are sent
-            in Ethernet frames, and a token bucket passes at once after a pause.
+        delay_s: latency of each operation between nodes.
+        ranks_per_node: those that share a link which the kernel emulates: bytes are sent in
+            Ethernet frames, and a token bucket passes at once after a pause. None: every rank
+            emulates its own.
     """
 
     sums_of_chunks = "exchange"  # gloo's reduce-scatter would send twice as much
@@ -194,24 +195,30 @@ class Measured(Costs):
         cores: float,
         bits_per_second: int | None = None,
         delay_s: float = 0.0,
-        namespaces: bool = True,
+        ranks_per_node: int | None = 1,
     ) -> None:
         self._machine, self._delay_s = machine, delay_s
-        # links are emulated between ranks of one machine
+        # links are emulated between ranks of one machine, which the launcher divides into nodes
+        # where these have several
         self.world_size = self.ranks_per_node = self.launched_together = world_size
         self.ranks_per_core = max(1.0, world_size / cores)
         rate, bucket, self._framing = float("inf"), 0.0, 1.0
+        self._sharing = self._together = 1
         if bits_per_second is not None:
             rate = bits_per_second / 8
-            if namespaces:
-                self.ranks_per_node = 1
+            if ranks_per_node is not None:
+                self.ranks_per_node = self._sharing = self._together = ranks_per_node
                 bucket, self._framing = bucket_bytes(bits_per_second) / rate, FRAMING
+                if ranks_per_node > 1:
+                    self.launched_together = ranks_per_node
         self.rank = Rank(cores / world_size, rate, bucket)
 
     def transfer(self, operation: Operation, nbytes: float) -> Phase:  # noqa: D102
         wire, peers = wire_bytes(operation, nbytes, self.world_size), self.world_size - 1
         cpu = peers * self._machine.transport[operation].at(wire / peers)
-        return Phase(cpu, self._framing * wire, self._delay_s, collective=True)
+        leaving = self._leaving(operation)
+        nbytes = self._framing * leaving * self._sharing * wire
+        return Phase(cpu, nbytes, self._delay_s if leaving else 0.0, collective=True)
 
     def move(self, operation: MemoryOperation, nbytes: float) -> Phase:  # noqa: D102
         return Phase(self._machine.memory[operation].at(nbytes))
@@ -219,7 +226,18 @@ class Measured(Costs):
     def among(self, ranks: int, apart: int = 1) -> Costs:  # noqa: D102
         some = copy(self)
         some.world_size = ranks
+        some._together = max(1, self._together // apart)
         return some
+
+    def _leaving(self, operation: Operation) -> float:
+        """Return the fraction of a rank's bytes that pass the link, mean over the ranks of a node,
+        which send at once: `shardlab.comm.ledger.Leaving`."""
+        ranks, together = self.world_size, self._together
+        if together >= ranks:
+            return 0.0
+        if operation in ("all_reduce", "reduce_scatter"):
+            return 1 / together  # a ring, where one rank of each node sends to the next node
+        return (ranks - together) / (ranks - 1)
 
 
 class OnCluster(Costs):

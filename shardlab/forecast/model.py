@@ -53,7 +53,9 @@ class Workload(NamedTuple):
     delay_s: float = 0.0
     """latency of each operation on the link"""
     link_emulation: LinkEmulation = "none"
-    """as in records; with `namespaces` every rank is a node"""
+    """as in records; with `namespaces` there are nodes"""
+    ranks_per_node: int = 1
+    """ranks that share an emulated link"""
 
 
 class Case(NamedTuple):
@@ -80,6 +82,7 @@ def workload_of(run: TimedRun) -> Workload:
         run.bits_per_second,
         run.delay_ms / 1e3,
         run.link_emulation,
+        run.ranks_per_node,
     )
 
 
@@ -173,7 +176,7 @@ class Model(NamedTuple):
             self.cores / workload.threads,
             workload.bits_per_second,
             workload.delay_s,
-            workload.link_emulation == "namespaces",
+            workload.ranks_per_node if workload.link_emulation == "namespaces" else None,
         )
 
 

@@ -240,6 +240,8 @@ def closed_form(strategy: Strategy, sizes: Sizes, world_size: int) -> Categories
     if not in_host_memory:
         states = _sharded_states(full, sizes, world_size)
     # with `offload` error feedback has nothing on the device either
+    if full.sync is not None and full.sync.state == "host":
+        states.pop("outer", None)
     states["residuals"] = 0 if full.offload else _residuals(full, sizes.trained, world_size)
     moments = _moments(full, sizes, states, world_size)
     fullest = max(moments, key=lambda moment: sum(moment.values()))
@@ -252,6 +254,8 @@ def host_memory(strategy: Strategy, sizes: Sizes, world_size: int) -> Categories
     full = strategy.canonical()
     if full.offload:
         return _sharded_states(full, sizes, world_size)
+    if full.sync is not None and full.sync.state == "host":
+        return {"outer": _sharded_states(full, sizes, world_size)["outer"]}
     if full.traits.residency != "streamed":
         return {}
     node = _streamed_states(full, sizes, world_size)

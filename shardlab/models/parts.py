@@ -1,6 +1,6 @@
 """Parts of models: repeated blocks, embedding and head."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -31,10 +31,11 @@ def model_parts(model: nn.Module) -> Parts:
     blocks = transformer_blocks(model)
     names = {module: name for name, module in model.named_modules()}
     paths = [names[block] for block in blocks]
-    # by name: their class is imported where they are built, which scripts of others do themselves
     if not hasattr(model, "get_output_embeddings"):
         return Parts(blocks, paths, None, None, tied=False)
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    # a PreTrainedModel, whose class scripts without transformers need not have
+    pretrained: Any = model
+    embedding, head = pretrained.get_input_embeddings(), pretrained.get_output_embeddings()
     tied = head is not None and head.weight is embedding.weight
     return Parts(blocks, paths, embedding, head, tied)
 

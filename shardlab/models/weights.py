@@ -3,9 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from copy import deepcopy
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 from torch.utils import swap_tensors
+
+if TYPE_CHECKING:  # engines of scripts that do without it name this contract
+    from transformers import PreTrainedModel
 
 
 class Weights(ABC):
@@ -24,7 +28,7 @@ class Weights(ABC):
         model: on the meta device; it may be taken apart afterwards.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: "PreTrainedModel") -> None:
         self._model = deepcopy(model)
         self._names = _all_names(self._model)
 

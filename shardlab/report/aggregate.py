@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from shardlab.config.codec_table import codec_text
-from shardlab.config.run_record import Breakdown, Joined, Record, Training, Validation
+from shardlab.config.run_record import Breakdown, Crash, Joined, Record, Training, Validation
 from shardlab.config.strategy import Strategy, parse_strategy
 from shardlab.core.errors import UserError
 from shardlab.core.interval import interval_factor
@@ -95,13 +95,15 @@ def verdict(low: float, high: float, none: float) -> str:
     return "lower" if high < none else "same"
 
 
-def select(records: Sequence[Record], runs: Sequence[str], seeds: Sequence[int]) -> list[Record]:
+def select(
+    records: Sequence[Record | Crash], runs: Sequence[str], seeds: Sequence[int]
+) -> list[Record]:
     """Return the records of runs x seeds, in this order.
 
     Raises:
         UserError: a record of the matrix is missing.
     """
-    by_key = {(record.run, record.seed): record for record in records}
+    by_key = {(each.run, each.seed): each for each in records if isinstance(each, Record)}
     wanted = [(run, seed) for run in runs for seed in seeds]
     for run, seed in wanted:
         if (run, seed) not in by_key:

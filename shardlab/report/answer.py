@@ -14,13 +14,16 @@ from shardlab.report.tables import estimate, figure, fixed, plus_minus, within
 
 
 def answer(evidence: Evidence) -> list[str]:
-    """Return sentences on speed, links, bytes, quality, the search, and the bottleneck."""
+    """Return sentences on what crashed, on speed, links, bytes, quality, the search, and the
+    bottleneck."""
     compared, baseline = evidence.compared, evidence.baseline
+    crashed = [evidence.crash_warning] if evidence.crash_warning else []
     trained = compared[compared["divergence"] == ""]
     if baseline not in trained.index:
-        return [_training(compared), outcome(evidence.history)]
+        return [*crashed, _training(compared), outcome(evidence.history)]
     setting = next(record for record in evidence.records if record.run == baseline)
     return [
+        *crashed,
         _speed(trained, baseline),
         *(fastest(group, baseline) for group in evidence.crossovers),
         _bytes(trained, baseline),

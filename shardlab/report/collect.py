@@ -11,12 +11,14 @@ import pandas as pd
 
 from shardlab.config.run_record import (
     Breakdown,
+    Crash,
     Estimate,
     Joined,
     Record,
     Setting,
     Training,
     Validation,
+    read_crash,
     table_row,
 )
 from shardlab.config.timing_record import TimedRun, scaling_efficiency
@@ -80,8 +82,8 @@ def join_record(
     params_hash: str,
     timed: Sequence[TimedRun],
     estimate: Estimate,
-) -> Record:
-    """Return the record of one run and seed.
+) -> Record | Crash:
+    """Return the record of one run and seed, or its crash.
 
     Args:
         params_hash: of the run by the parameters, `RunPlan.params_hash`.
@@ -93,10 +95,12 @@ def join_record(
     """
     file = f"{run}/seed{seed}"
     training = _FIX_TRAINING.format(run=run, seed=seed)
-    metrics = Metrics.from_file(results / "train" / file / "metrics.json", training)
+    path = results / "train" / file / "metrics.json"
+    metrics = read_crash(path, training) or Metrics.from_file(path, training)
     if metrics.params_hash != params_hash:
-        path = results / "train" / file / "metrics.json"
         raise UserError(f"{path}: of other parameters, as with --set: {training}")
+    if isinstance(metrics, Crash):
+        return metrics
     fix = f"run python -m stages.profile {run}"
     breakdown = Breakdown.from_file(results / "profile" / f"{file}.json", fix)
     fix = f"run python -m stages.validate {run}"
@@ -112,6 +116,7 @@ def join_record(
 def write_csv(path: str | Path, records: Sequence[Record]) -> None:
     """Write the records as CSV with a column for each field; nested values are JSON text."""
     # as objects, so that numbers stay as they are and nothing is left empty
-    table = pd.DataFrame([table_row(record) for record in records], dtype=object)
+    rows = [table_row(record) for record in records]
+    table = pd.DataFrame(rows, columns=list(Record.model_fields), dtype=object)
     with atomic(path) as temporary:
-        table.to_csv(temporary, index=False, columns=list(Record.model_fields))
+        table.to_csv(temporary, index=False)

@@ -177,7 +177,7 @@ TRAFFIC = [
     *_of_kind("gradients", "codec of gradients; with two levels, also the one between nodes"),
     *_of_kind("weights", "codec of parameters in all-gather"),
     Column("peak", "MB", "bytes_peak", "sent in the step that sends most: one with an exchange"),
-    Column("between nodes", "MB/step", "bytes_between_nodes", "sent to other nodes, two levels"),
+    Column("between nodes", "MB/step", "bytes_between_nodes", "sent to other nodes"),
     Column("indices", "kB/step", "index_bytes", "bytes of indices of elements"),
     Column("metadata", "kB/step", "metadata_bytes", "bytes of scales, counts and headers"),
     Column("collectives", "1/step", "collectives", "number of collectives"),
@@ -276,7 +276,7 @@ TIMED = [
         "interface excess",
         "%",
         "interface_excess",
-        "excess of what the network interface of a rank counted over the ledger, less "
+        "excess of what the network interface of a node counted over the ledger, less "
         f"{FRAME_HEADERS} bytes of headers per frame: control messages of gloo, and what torch "
         "sends apart from codecs, such as the gradient norm",
     ),

@@ -36,6 +36,8 @@ class Evidence:
     """name of the timing of all runs whose step times are compared"""
     quality: Quality
     predicted: ForecastDocument
+    crashed: Sequence[str] = ()
+    """which runs have no records, or are not in a timing, as their ranks failed; one text each"""
 
     @property
     def runs(self) -> list[str]:
@@ -61,6 +63,11 @@ class Evidence:
     def compared(self) -> pd.DataFrame:
         """One row per run: `aggregate.comparison`."""
         return comparison(self.records, self.steps, self.baseline)
+
+    @property
+    def crash_warning(self) -> str | None:
+        """Sentence that names what crashed, which stands above all others."""
+        return f"Crashed, and left out: {'; '.join(self.crashed)}." if self.crashed else None
 
     def run_table(self, title: str, columns: Sequence[Column]) -> Table:
         """Return a table with a row per run of `compared`, and the warning of too few seeds."""

@@ -87,6 +87,10 @@ def _row(run: TimedRun) -> dict[str, object]:
     traced["exposed_share"] = run.breakdown.exposed_comm_ms / run.breakdown.profiled_step_ms
     if run.strategy and not shows_rounds(run.strategy):
         traced = dict.fromkeys(traced, math.nan)
+    leaving = run.bytes_wire
+    if run.ranks_per_node > 1:
+        between = sum(account["bytes_between_nodes"] for account in run.ledger.values())
+        leaving = run.ranks_per_node * between
     mark = " (in-process)" if run.link_emulation == "in-process" else ""
     return {
         "timing": run.timing,
@@ -94,6 +98,7 @@ def _row(run: TimedRun) -> dict[str, object]:
         "link": run.link + mark,
         "bits_per_second": math.nan if run.bits_per_second is None else run.bits_per_second,
         "delay_ms": run.delay_ms,
+        "ranks_per_node": run.ranks_per_node,
         "world_size": run.world_size,
         "threads": run.threads,
         "cores": run.host["cores"],
@@ -106,7 +111,7 @@ def _row(run: TimedRun) -> dict[str, object]:
         "bytes_raw": run.bytes_raw,
         "bytes_wire": run.bytes_wire,
         "interface_bytes": counted,
-        "interface_excess": payload / run.bytes_wire - 1 if run.bytes_wire else math.nan,
+        "interface_excess": payload / leaving - 1 if leaving else math.nan,
         **traced,
     }
 
@@ -150,15 +155,18 @@ def crossovers(rows: pd.DataFrame) -> list[pd.DataFrame]:
         rows: of `timing_table`.
     """
     ordered = rows.sort_values("bits_per_second", kind="stable", na_position="last")
-    groups = [group for _, group in ordered.groupby(["world_size", "delay_ms"])]
+    alike = ["world_size", "delay_ms", "ranks_per_node"]
+    groups = [group for _, group in ordered.groupby(alike)]
     return [group for group in groups if group["bits_per_second"].notna().any()]
 
 
 def group_title(group: pd.DataFrame) -> str:
-    """Return the number of ranks of a group of timings, and the delay if there is one."""
+    """Return the number of ranks of a group of timings, those of a node that has several, and the
+    delay if there is one."""
     first = group.iloc[0]
+    node = f", {first['ranks_per_node']} per node" if first["ranks_per_node"] > 1 else ""
     delay = f", {first['delay_ms']:g} ms of delay" if first["delay_ms"] else ""
-    return f"{first['world_size']} ranks{delay}"
+    return f"{first['world_size']} ranks{node}{delay}"
 
 
 def link_headings(group: pd.DataFrame) -> dict[str, str]:

@@ -86,12 +86,14 @@ def write_report(evidence: Evidence, folder: Path, builders: Sequence[Builder] =
 
 
 def headline_markdown(evidence: Evidence) -> str:
-    """Return the headline table with its setting in one line below it."""
+    """Return the headline table with its setting in one line below it, and above it what
+    crashed."""
     table = runs.headline_table(evidence)
     note = f"{table.note}." if table.note else ""
     parts = [appendix.setting_line(evidence), seed_warning(evidence.records), note]
     line = " ".join(filter(None, parts))
-    return f"{table.markdown()}\n{escape(line)}\n"
+    crashed = f"{escape(evidence.crash_warning)}\n\n" if evidence.crash_warning else ""
+    return f"{crashed}{table.markdown()}\n{escape(line)}\n"
 
 
 def summary(evidence: Evidence) -> dict[str, Any]:

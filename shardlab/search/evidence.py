@@ -110,8 +110,7 @@ def _strategy(row: Measured, history: History) -> str:
         facts.append(f"no figures, the trial ended with outcome {failure.outcome}")
     if step:
         facts.append(
-            f"step {step.ratio:.3f} times the start's (95 % {step.low:.3f} to {step.high:.3f}, "
-            f"{step.source})"
+            f"step {step.ratio:.3f} times the start's (95 % {step.interval}, {step.source})"
         )
     if row.trained:
         facts.append(_trained(row.trained, history.reference.trained))

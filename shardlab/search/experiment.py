@@ -226,7 +226,7 @@ def ranking_text(history: History) -> str:
     for row in sorted(history.tried.values(), key=order):
         step, failure = row.step(history.workload), row.failure(history.workload)
         quality = quality_of(row.strategy)
-        ratio = f"{step.ratio:.3f} ({step.low:.3f} to {step.high:.3f})" if step else ""
+        ratio = f"{step.ratio:.3f} ({step.interval})" if step else ""
         cells = (
             "1" if row.hash == history.start else failure.outcome if failure else ratio,
             f"{quality.ratio:.3f}" if quality and quality.sure else "-",

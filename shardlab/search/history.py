@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from shardlab.config.compression import gradient_words, weight_words
 from shardlab.config.machine import LOOPBACK
-from shardlab.config.run_record import Record
+from shardlab.config.run_record import Crash, Record
 from shardlab.config.schema import Agent, Train
 from shardlab.config.strategy import CanonicalStrategy, parse_strategy
 from shardlab.config.timing_record import NO_COMMUNICATION, Race, TimedRun
@@ -194,7 +194,7 @@ def hold_fastest(
 
 
 def initial_history(
-    records: Sequence[Record],
+    records: Sequence[Record | Crash],
     timed: Iterable[TimedRun],
     agent: Agent,
     train: Train,
@@ -211,9 +211,10 @@ def initial_history(
         search: its name, where it has one.
 
     Raises:
-        UserError: no record of `agent.start`, or it diverged; or records of different workloads.
+        UserError: no record of `agent.start`, or it diverged or crashed; or records of different
+            workloads.
     """
-    runs: dict[str, list[Record]] = {}
+    runs: dict[str, list[Record | Crash]] = {}
     # two names of one meaning are one strategy: name and figures of the start take precedence
     for record in sorted(records, key=lambda record: record.run != agent.start):
         runs.setdefault(record.run, []).append(record)
@@ -226,9 +227,9 @@ def initial_history(
         row = _row_of_run(run, sorted(found, key=lambda record: record.seed))
         measured.setdefault(row.hash, row)
     start = next(iter(measured.values()))
-    if start.diverged:
+    if start.failures:
         raise UserError(
-            f"agent.start: run {agent.start!r} diverged ({start.failures[0].detail}): name another "
+            f"agent.start: run {agent.start!r} failed ({start.failures[0].detail}): name another "
             "run"
         )
     for row in _rows_of_timings(timed, start.hash):
@@ -287,24 +288,24 @@ def paired_steps(
     return StepRatio.model_validate({**where, **ratio._asdict(), "repetitions": len(pairs)})
 
 
-def _row_of_run(run: str, records: list[Record]) -> Measured:
+def _row_of_run(run: str, records: list[Record | Crash]) -> Measured:
     strategy, source = parse_strategy(records[0].strategy, f"strategy of run {run}"), f"run {run}"
     failures = [
         Failure(
             source=source,
             link=record.link,
             world_size=record.world_size,
-            outcome="diverged",
-            detail=f"seed {record.seed}: {record.divergence}",
+            outcome=record.outcome if isinstance(record, Crash) else "diverged",
+            detail=f"seed {record.seed}: {why}",
         )
         for record in records
-        if record.divergence
+        if (why := record.crashed if isinstance(record, Crash) else record.divergence)
     ]
     return Measured(
         strategy=strategy.canonical(),
         hash=strategy.hash(),
         source=source,
-        trained=[] if failures else records,
+        trained=[] if failures else [each for each in records if isinstance(each, Record)],
         failures=failures,
     )
 
@@ -323,15 +324,15 @@ def _rows_of_timings(timed: Iterable[TimedRun], start: str) -> Iterator[Measured
         yield Measured.model_validate({**facts, "steps": [steps]})
 
 
-def _workload(runs: Mapping[str, Sequence[Record]], agent: Agent, train: Train) -> Workload:
+def _workload(runs: Mapping[str, Sequence[Record | Crash]], agent: Agent, train: Train) -> Workload:
     """Return what the records trained, on the link of the search.
 
     Raises:
         UserError: they are of different workloads.
     """
     names = [name for name in Workload.model_fields if name in Record.model_fields]
-    first = runs[agent.start][0]
-    for record in chain(*runs.values()):
+    first, *others = (record for record in chain(*runs.values()) if isinstance(record, Record))
+    for record in others:
         if any(getattr(record, name) != getattr(first, name) for name in names):
             raise UserError(
                 f"results: run {record.run!r} trained another workload than {first.run!r}: collect "

@@ -75,6 +75,7 @@ def predictor(
         bits_per_second=link.bits_per_second if link else None,
         delay_s=link.delay_ms / 1e3 if link else 0.0,
         link_emulation=next(emulations, "namespaces") if link else "none",
+        ranks_per_node=link.ranks_per_node if link else 1,
     )
 
     def predict(strategy: CanonicalStrategy) -> Estimate | str:

@@ -30,6 +30,10 @@ class Workload(Document):
     """of the search; training runs, which give quality, may have another one"""
 
 
+_WIDEST = 4.0
+"""ratio of the ends of an interval from which on it says nothing"""
+
+
 class StepRatio(Document):
     """Step time over that of another strategy, in pairs of interleaved steps."""
 
@@ -41,6 +45,17 @@ class StepRatio(Document):
     low: float
     high: float
     repetitions: int
+
+    @property
+    def interval(self) -> str:
+        """The ends in words; none where they leave open whether the step is half or twice as long.
+
+        A race of 10 repetitions has two blocks, and Student's t of one degree of freedom at the
+        error of a race is over 100: such an interval may end at 85,799.
+        """
+        if self.high <= _WIDEST * self.low:
+            return f"{self.low:.3f} to {self.high:.3f}"
+        return "interval unknown, too few repetitions"
 
 
 class Failure(Document):

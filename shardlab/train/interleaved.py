@@ -6,9 +6,11 @@ one repetition are compared in pairs.
 """
 
 import itertools
+import math
 import multiprocessing
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -21,24 +23,29 @@ from shardlab.comm.object_collectives import gather_values
 from shardlab.config.contention import Contention
 from shardlab.config.timing_record import (
     NO_COMMUNICATION,
+    CrashedRun,
     Ruling,
     TimedRun,
     read_timings,
     write_timings,
 )
 from shardlab.core.device import compute_deterministically
-from shardlab.core.errors import UserError
+from shardlab.core.errors import RunFailed, UserError, shorten
 from shardlab.core.files import temporary
 from shardlab.core.host import CpuMeter, total
 from shardlab.core.launch_environment import rank_environment
 from shardlab.core.progress import say, track
 from shardlab.train.agreement import open_training_tokens, refuse_differences
+from shardlab.train.blame import Marks, blamed
 from shardlab.train.launch import Worker, launch, launch_together
 from shardlab.train.plans import TimingPlan
 from shardlab.train.timing import Runner, slowest
 
 _UNTIMED_REPETITIONS = 2
 """first steps allocate memory, and DDP rebuilds its buckets after one"""
+
+_CRASHED = "crashed.json"
+"""file of an attempt with the run that is to blame for its end"""
 
 Look = Callable[[dict[str, list[float]]], Ruling]
 """rules on a race from the step times of the slowest rank, by run: one per repetition, fewer for a
@@ -156,10 +163,10 @@ def interleave(
             if runners[index].active:
                 mark(runners[index].run)
                 runners[index].step()
+        mark("")
         used.append(meter.read())
         if (number + 1) % block and number + 1 < most:
             continue
-        mark("")
         ruling = _ruling(runners, look, group)
         if ruling.stop is not None:
             reason = ruling.stop
@@ -186,6 +193,7 @@ def _build(plan: TimingPlan, link: Emulation, mark: Mark, group: dist.ProcessGro
         for runner in runners:
             mark(runner.run)
             runner.step()
+    mark("")
     for runner in runners:
         runner.begin()
     return runners
@@ -214,8 +222,12 @@ def order(number: int, count: int) -> list[int]:
     return shuffled
 
 
-def time_strategies(plans: Sequence[TimingPlan], output: Path) -> None:
+def time_strategies(plans: Sequence[TimingPlan], output: Path, leave_out: bool = False) -> None:
     """Write a `TimedRun` of every run of the plans, in their order.
+
+    Args:
+        leave_out: whether a run in whose step ranks fail is left out of its plan: all plans begin
+            again without it, and it has a `CrashedRun`.
 
     Raises:
         RunFailed: a rank failed; `output` is as it was.
@@ -223,31 +235,70 @@ def time_strategies(plans: Sequence[TimingPlan], output: Path) -> None:
             torchrun or srun started this process.
     """
     native.library()  # says once, and not once per rank, when there are no compiled kernels
-    if len(plans) == 1:
-        _time(plans[0], output)
-        return
     first, *others = (plan.name for plan in plans)
     if rank_environment(plans[0].timing.world_size) is not None:
-        raise UserError(
-            f"timings.{first}.interleaved: timings take turns on one machine, without torchrun or "
-            f"srun: move {', '.join(others)} to timings"
-        )
-    turns = Turns([(plan.timing.repetitions, plan.timing.world_size) for plan in plans])
+        if others:
+            raise UserError(
+                f"timings.{first}.interleaved: timings take turns on one machine, without torchrun "
+                f"or srun: move {', '.join(others)} to timings"
+            )
+        _time(plans[0], output)
+        return
+    crashed: list[CrashedRun] = []
     with temporary("shardlab-timings") as folder:
-        files = [folder / f"{plan.name}.jsonl" for plan in plans]
-        launch_together(
-            {
-                f"timing {plan.name}": partial(_time, plan, file, turns, number)
-                for number, (plan, file) in enumerate(zip(plans, files, strict=True))
-            }
-        )
-        timed = [run for file in files for run in read_timings(file, "time again")]
-        write_timings(output, timed)
+        while (timed := _attempt(plans, folder, leave_out)) is None:
+            crash = CrashedRun.from_file(folder / _CRASHED, "time again")
+            where = f"{crash.run} in timing {crash.timing}"
+            say(
+                f"crashed: {where}: {crash.crashed}; the others are timed without it. To time it "
+                f"again: rm {output}, or dvc repro --force --single-item timing@{output.stem}"
+            )
+            plans = [_without(plan, crash) for plan in plans]
+            crashed.append(crash)
+    write_timings(output, [*timed, *crashed])
+
+
+def _attempt(plans: Sequence[TimingPlan], folder: Path, leave_out: bool) -> list[TimedRun] | None:
+    """Return the runs of all plans; None where one is to be left out, which is in a file."""
+    files = [folder / f"{plan.name}.jsonl" for plan in plans]
+    (folder / _CRASHED).unlink(missing_ok=True)
+    try:
+        if len(plans) == 1:
+            _time(plans[0], files[0])
+        else:
+            turns = Turns([(plan.timing.repetitions, plan.timing.world_size) for plan in plans])
+            launch_together(
+                {
+                    f"timing {plan.name}": partial(_time, plan, file, turns, number)
+                    for number, (plan, file) in enumerate(zip(plans, files, strict=True))
+                }
+            )
+    except RunFailed as failure:
+        if not (leave_out and (folder / _CRASHED).exists()):
+            raise
+        say(str(failure))
+        return None
+    return [run for file in files for run in read_timings(file, "time again")]
+
+
+def _without(plan: TimingPlan, crash: CrashedRun) -> TimingPlan:
+    left = tuple(run for run in plan.timing.runs if (plan.name, run) != (crash.timing, crash.run))
+    return replace(plan, timing=plan.timing.model_copy(update={"runs": left}))
 
 
 def _time(plan: TimingPlan, output: Path, turns: Turns | None = None, number: int = 0) -> None:
+    """Time a plan; where one of several runs is to blame for a failure, name it in a file."""
+    marks = Marks(plan)
     with emulated(plan.timing.link, plan.timing.world_size) as link:
-        launch_plan(plan, link, partial(_work, plan, link, output, turns, number))
+        try:
+            launch_plan(plan, link, partial(_work, plan, link, output, turns, number, marks))
+        except RunFailed as failure:
+            run = blamed(failure, marks, plan, math.inf)
+            if run is not None and len(plan.timing.runs) > 1:
+                error = shorten(failure.summary)
+                crash = CrashedRun(timing=plan.name, run=run, crashed=error)
+                crash.to_file(output.with_name(_CRASHED))
+            raise
 
 
 def _work(
@@ -256,14 +307,13 @@ def _work(
     output: Path,
     turns: Turns | None,
     number: int,
+    marks: Marks,
     group: dist.ProcessGroup,
 ) -> None:
     def look(step_ms: dict[str, list[float]]) -> Ruling:
         return Ruling()
 
-    def mark(run: str) -> None:
-        pass
-
+    mark = partial(marks.mark, dist.get_rank(group))
     own = None if turns is None else turns.of(number, dist.get_rank(group))
     shown = number == 0  # one bar for all
     whole = interleave(plan, link, plan.timing.repetitions, look, mark, group, own, shown)

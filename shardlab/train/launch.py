@@ -51,8 +51,9 @@ def launch(
 ) -> None:
     """Run `worker` on every rank and return when all are done.
 
-    LOCAL_RANK and LOCAL_WORLD_SIZE locate a rank on its machine. If every rank has its own GPU,
-    they use NCCL, and gloo for tensors in host memory; otherwise all use gloo.
+    LOCAL_RANK and LOCAL_WORLD_SIZE locate a rank on its machine, or where nodes of emulated links
+    have several ranks, on its node. If every rank has its own GPU, they use NCCL, and gloo for
+    tensors in host memory; otherwise all use gloo.
 
     Args:
         world_size: number of ranks, on all nodes.

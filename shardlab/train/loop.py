@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from shardlab.comm.emulated_link import LinkThrottle, interface_bytes
+from shardlab.comm.emulated_link import LinkThrottle, link_counters
 from shardlab.comm.object_collectives import device_of, subgroup
 from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Train
@@ -72,7 +72,9 @@ class StepEvent:
     """time with a collective under way; None until a device, which nothing waits for, has done the
     step: by the end of a later step, or by `Ledger.settle`"""
     interface_bytes: float | None = None
-    """sent by the interface of this rank's emulated link; None without one"""
+    """sent over the emulated link of this rank's node; None without one"""
+    interface_bytes_inside: float | None = None
+    """sent over loopback by the ranks of the node"""
     bytes_wire: float = 0.0
     """in the ledger"""
 
@@ -123,12 +125,13 @@ class Loop:
         ledger = self._engine.ledger
         traffic = ledger.traffic
         for _ in numbers:
-            start, before, known = perf_counter(), interface_bytes(), ledger.bytes_wire
+            start, before, known = perf_counter(), link_counters(), ledger.bytes_wire
             traffic.begin_step(self._device)
             event = self._step()
             event.step_ms = (perf_counter() - start) * 1e3
-            if before is not None and (sent := interface_bytes()) is not None:
-                event.interface_bytes = sent - before
+            if before is not None and (after_it := link_counters()) is not None:
+                event.interface_bytes = after_it.nbytes - before.nbytes
+                event.interface_bytes_inside = after_it.inside - before.inside
             event.bytes_wire = ledger.bytes_wire - known
             traffic.end_step(partial(_set_collective_ms, event))
             if after is not None and after(event):

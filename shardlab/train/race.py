@@ -4,13 +4,10 @@ A race is a timing that looks at the step times after every block. An arm that d
 ranks fail in the step of an arm, that arm has failed, and the others race again from the beginning.
 """
 
-import mmap
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch.distributed as dist
 
 from shardlab.codecs import native
@@ -18,8 +15,8 @@ from shardlab.comm.emulated_link import Emulation, emulated
 from shardlab.config.timing_record import BLOCK, NO_COMMUNICATION, Arm, Race, Ruling
 from shardlab.core.errors import StorageError, UserError
 from shardlab.core.files import temporary
-from shardlab.core.launch_environment import rank_environment
 from shardlab.core.progress import stopwatch
+from shardlab.train.blame import Marks, blamed, failed_arm
 from shardlab.train.interleaved import Look, interleave, launch_plan
 from shardlab.train.launch import RunFailed
 from shardlab.train.plans import TimingPlan
@@ -27,8 +24,6 @@ from shardlab.train.plans import TimingPlan
 _LAST_LOOK = 0.5
 """share of the time of a race after which no look comes: the rest is for traces, since a race that
 is ended by force has no record, and for another attempt without an arm that fails"""
-_HUNG = 0.5
-"""share of the time of a race after which a single step is the arm's fault"""
 
 
 def race(plan: TimingPlan, output: Path, look: Look, limit_s: float) -> None:
@@ -62,13 +57,13 @@ def race(plan: TimingPlan, output: Path, look: Look, limit_s: float) -> None:
         while not found.reason:
             runs = tuple(run for run in plan.timing.runs if run not in failed)
             part = replace(plan, timing=plan.timing.model_copy(update={"runs": runs}))
-            marks = _Marks(part)
+            marks = Marks(part)
             try:
                 _attempt(part, link, record, look, marks, limit_s - elapsed())
             except StorageError:
                 raise  # no property of an arm
             except (RunFailed, UserError) as error:
-                run, arm = _blamed(error, marks, plan, limit_s), _failed_arm(error)
+                run, arm = blamed(error, marks, plan, limit_s), failed_arm(error)
                 reason = "" if run else f"the race failed: {arm.detail}"
                 if run:
                     failed[run] = arm
@@ -85,34 +80,8 @@ def race(plan: TimingPlan, output: Path, look: Look, limit_s: float) -> None:
     found.model_copy(update=update).to_file(output)
 
 
-class _Marks:
-    """Runs at which the ranks are, in memory that forked ranks share with their parent."""
-
-    def __init__(self, plan: TimingPlan) -> None:
-        self._runs = ["", *plan.runs]
-        shape = plan.timing.world_size, 3
-        self._ranks = np.frombuffer(mmap.mmap(-1, 24 * shape[0]), np.int64).reshape(shape)
-
-    def mark(self, rank: int, run: str) -> None:
-        """Record of which run the next calls of the rank are."""
-        count = self._ranks[rank, 0] + 1
-        self._ranks[rank] = count, self._runs.index(run), time.monotonic_ns()
-
-    def behind(self) -> tuple[str, float]:
-        """Return the run of the rank that has come least far, and for how many seconds it has been
-        there; empty: it was at no run.
-
-        Barriers part the steps, so no rank has gone beyond the one that fails.
-        """
-        marks = self._ranks[self._ranks[:, 0] > 0]  # ranks of torchrun do not share this memory
-        if not len(marks):
-            return "", 0.0
-        _, run, since = marks[marks[:, 0].argmin()]
-        return self._runs[int(run)], (time.monotonic_ns() - int(since)) / 1e9
-
-
 def _attempt(
-    plan: TimingPlan, link: Emulation, record: Path, look: Look, marks: _Marks, limit_s: float
+    plan: TimingPlan, link: Emulation, record: Path, look: Look, marks: Marks, limit_s: float
 ) -> None:
     """Write the record of a race of all runs of the plan, on rank 0."""
     elapsed = stopwatch()
@@ -128,42 +97,12 @@ def _attempt(
     launch_plan(plan, link, worker, max(limit_s, 0.01))
 
 
-def _blamed(
-    error: RunFailed | UserError, marks: _Marks, plan: TimingPlan, limit_s: float
-) -> str | None:
-    """Return the arm that made an attempt fail; None where no arm is to blame.
-
-    Raises:
-        RunFailed, UserError: no further attempt is possible.
-    """
-    (run, step_s), arm = marks.behind(), _failed_arm(error)
-    kind = error.kind if isinstance(error, RunFailed) else "crash"
-    if run and rank_environment(plan.timing.world_size) is not None:
-        # ranks of torchrun or srun are not this command's to start again
-        raise RunFailed(kind, str(error), f"{run}: {arm.detail}")
-    at_arm = run in plan.timing.runs
-    hung = isinstance(error, RunFailed) and error.hung
-    late = kind == "timeout" and not hung and not (at_arm and step_s >= _HUNG * limit_s)
-    if late or (arm.outcome == "memory" and run == plan.timing.runs[0]):
-        return None
-    if not at_arm:
-        raise error
-    return run
-
-
-def _failed_arm(error: RunFailed | UserError) -> Arm:
-    """Return the outcome of the arm that is to blame."""
-    if isinstance(error, UserError):  # not chosen by a user, so a refusal is data
-        return Arm(outcome="crash", detail=str(error))
-    return Arm(outcome="timeout" if error.hung else error.kind, detail=error.summary)
-
-
 def _work(
     plan: TimingPlan,
     link: Emulation,
     record: Path,
     look: Look,
-    marks: _Marks,
+    marks: Marks,
     group: dist.ProcessGroup,
 ) -> None:
     mark = partial(marks.mark, dist.get_rank(group))

@@ -22,6 +22,8 @@ from shardlab.train.loop import divergence_step
 from shardlab.train.plans import RunPlan
 
 Event = dict[str, Any]
+_MEANS = "collective_ms", "interface_bytes", "interface_bytes_inside"
+"""of an event, where they are known"""
 
 
 @dataclass(frozen=True)
@@ -89,9 +91,8 @@ def merge_events(ranks: Sequence[Sequence[Event]]) -> list[Event]:
             **same_step[0],
             "loss": statistics.fmean(event["loss"] for event in same_step),
             "step_ms": max(event["step_ms"] for event in same_step),
-            "collective_ms": _mean_if_known([event["collective_ms"] for event in same_step]),
             "bytes_wire": statistics.fmean(event["bytes_wire"] for event in same_step),
-            "interface_bytes": _mean_if_known([event["interface_bytes"] for event in same_step]),
+            **{name: _mean_if_known([event[name] for event in same_step]) for name in _MEANS},
         }
         for same_step in zip(*ranks, strict=True)
     ]
@@ -142,6 +143,9 @@ def summarize(plan: RunPlan, events: Sequence[Event], ranks: Sequence[Measured])
         tokens_per_s=tokens_per_s,
         train_loss=statistics.fmean(event["loss"] for event in events[-tail:]),
         interface_bytes=_mean_if_known([event["interface_bytes"] for event in counted]),
+        interface_bytes_inside=_mean_if_known(
+            [event["interface_bytes_inside"] for event in counted]
+        ),
         ledger=ledger,
         bytes_peak=max(event["bytes_wire"] for event in counted),
         **_traffic(ledger, _mean_if_known([event["collective_ms"] for event in measured])),

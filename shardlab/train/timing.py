@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from shardlab.codecs import native
-from shardlab.comm.emulated_link import Emulation, interface_bytes, interface_frames
+from shardlab.comm.emulated_link import Emulation, LinkCounters, link_counters
 from shardlab.comm.object_collectives import device_of, gather_values
 from shardlab.config.contention import Contention
 from shardlab.config.machine import connection_name
@@ -62,14 +62,15 @@ class Runner:
     def begin(self) -> None:
         """Discard the times and the traffic of the steps so far."""
         self.step_ms: list[float] = []
-        self._sent: list[tuple[float, float]] = []
+        self._sent: list[list[float]] = []
+        """by `LinkCounters`, per step"""
         self._built.engine.ledger.reset()
 
     def step(self) -> None:
         """Do one step, which all ranks begin together after the step before: of copies that train
         alone a round, with one exchange of every fragment, whose mean step counts."""
+        before = link_counters()  # first: other ranks of the node may send after the barrier
         dist.barrier(self._group)
-        before = _counters()
         start = perf_counter()
         self._built.loop.run(self._round, after=self._events.append)
         # fragments that are still on the way may use no time of other runs
@@ -78,9 +79,9 @@ class Runner:
             torch.cuda.synchronize()
         self.step_ms.append((perf_counter() - start) * 1e3 / self._round)
         dist.barrier(self._group)  # every message has arrived, so the counters include it
-        if before is not None and (after := _counters()) is not None:
-            nbytes, frames = after[0] - before[0], after[1] - before[1]
-            self._sent.append((nbytes / self._round, frames / self._round))
+        if before is not None and (after := link_counters()) is not None:
+            pairs = zip(before, after, strict=True)
+            self._sent.append([(end - begin) / self._round for begin, end in pairs])
 
     @property
     def diverged(self) -> bool:
@@ -125,8 +126,9 @@ class Runner:
         link = plan.timing.link
         steps = len(self.step_ms) * self._round
         ledger = mean_ledger([rank["ledger"] for rank in ranks], steps)
-        sent = np.array([rank["sent"] for rank in ranks]).reshape(-1, 2)
-        nbytes, frames = sent.mean(axis=0).tolist() if sent.size else (None, None)
+        counted = np.array([rank["sent"] for rank in ranks]).reshape(-1, len(LinkCounters._fields))
+        means = counted.mean(axis=0).tolist() if counted.size else [None] * counted.shape[1]
+        sent = dict(zip(LinkCounters._fields, means, strict=True))
         strategy = None if self.run == NO_COMMUNICATION else self.strategy
         return TimedRun(
             timing=plan.name,
@@ -145,12 +147,14 @@ class Runner:
             link_emulation=self._link.kind,
             bits_per_second=None if link is None else link.bits_per_second,
             delay_ms=0.0 if link is None else link.delay_ms,
+            ranks_per_node=1 if link is None else link.ranks_per_node,
             step_ms=slowest([rank["step_ms"] for rank in ranks]),
             contention=contention,
             bytes_raw=sum(kind["bytes_raw"] for kind in ledger.values()),
             bytes_wire=sum(kind["bytes_wire"] for kind in ledger.values()),
-            interface_bytes=nbytes,
-            interface_frames=frames,
+            interface_bytes=sent["nbytes"],
+            interface_frames=sent["frames"],
+            interface_bytes_inside=sent["inside"],
             ledger=ledger,
             breakdown=breakdown,
             revision=git_revision(),
@@ -163,9 +167,3 @@ class Runner:
 def slowest(ranks: list[list[float]]) -> list[float]:
     """Return the times of the slowest rank, step by step."""
     return [max(step) for step in zip(*ranks, strict=True)]
-
-
-def _counters() -> tuple[int, int] | None:
-    """Return bytes and frames that this rank has sent over its link; None without one."""
-    nbytes, frames = interface_bytes(), interface_frames()
-    return None if nbytes is None or frames is None else (nbytes, frames)

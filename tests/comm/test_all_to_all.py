@@ -36,8 +36,9 @@ specs = pytest.mark.parametrize("spec", SPECS)
 all_sizes = pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 
 
-def collective(group, spec, **options):
-    return make_collective(group, Ledger(), "gradients", Route(make_method(spec), **options))
+def collective(group, spec, ranks_per_node=None, **options):
+    route = Route(make_method(spec), **options)
+    return make_collective(group, Ledger(ranks_per_node), "gradients", route)
 
 
 def decoded(spec, vectors, part, step=0):

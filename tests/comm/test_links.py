@@ -13,24 +13,41 @@ import torch.distributed as dist
 from shardlab.comm.emulated_link import Links, LinkThrottle, emulated
 from shardlab.config.machine import Link
 from shardlab.core.errors import UserError
+from shardlab.engines.slide_groups import node_groups
 from tests.commands import said_after
 from tests.ranks import run_ranks
 
 
 def test_ranks_in_separate_networks_reach_each_other_at_the_rate(permitted):
     def on_rank(group):
+        size = dist.get_world_size(group)
         vector = torch.full((1000,), float(dist.get_rank(group)))
         dist.all_reduce(vector, group=group)
-        assert vector.eq(3).all()
+        assert vector.eq(size * (size - 1) / 2).all()
+        here, across = node_groups(group)
+        assert across is not None
+        local = [int(os.environ[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE")]
         shown = subprocess.run(["tc", "-json", "qdisc"], capture_output=True, check=True)
         bucket = next(each for each in json.loads(shown.stdout) if each["kind"] == "tbf")
-        return {"bytes per second": torch.tensor(bucket["options"]["rate"])}
+        members = [dist.get_process_group_ranks(each) for each in (here, across)]
+        rate = 8 * bucket["options"]["rate"]
+        return {"rate": torch.tensor(rate), "local": torch.tensor(local)} | {
+            f"group {number}": torch.tensor(ranks) for number, ranks in enumerate(members)
+        }
 
-    # two sets of links at once are separate
-    with Links(3, Link(rate="1gbit")) as links, Links(3, Link(rate="20mbit")) as others:
-        for each, rate in ((links, 10**9), (others, 2 * 10**7)):
-            ranks = run_ranks(3, on_rank, links=each)
-            assert [8 * int(rank["bytes per second"]) for rank in ranks] == [rate] * 3
+    # two sets of links at once are separate; the nodes of the second have two ranks
+    tiers = Link(rate=("1gbit", "20mbit"), ranks_per_node=2)
+    with Links(3, Link(rate="1gbit")) as links, Links(4, tiers) as others:
+        flat = run_ranks(3, on_rank, links=links)
+        nodes = run_ranks(4, on_rank, links=others)
+    assert [int(rank["rate"]) for rank in flat] == [10**9] * 3
+    assert [rank["local"].tolist() for rank in flat] == [[0, 3], [1, 3], [2, 3]]
+    assert [rank["group 0"].tolist() for rank in flat] == [[0], [1], [2]]
+    assert [int(rank["rate"]) for rank in nodes] == [10**9] * 2 + [2 * 10**7] * 2
+    assert [rank["local"].tolist() for rank in nodes] == [[0, 2], [1, 2]] * 2
+    # slide shares memory inside a node
+    assert [rank["group 0"].tolist() for rank in nodes] == [[0, 1]] * 2 + [[2, 3]] * 2
+    assert [rank["group 1"].tolist() for rank in nodes] == [[0, 2], [1, 3]] * 2
 
 
 class Clock:
@@ -86,3 +103,6 @@ def test_ranks_emulate_the_link_elsewhere(monkeypatch, capsys):
         assert emulation.kind == "in-process" and emulation.throttle is not None
         assert emulation.links.enter(0) == "lo"
     assert capsys.readouterr().err.count("\n") == 1
+    for link in (Link(rate="1gbit", ranks_per_node=2), Link(rate=("1gbit", "1mbit"))):
+        with pytest.raises(UserError, match=r"nodes need namespaces: .*install iproute2"):
+            emulated(link, 2 * link.ranks_per_node).__enter__()

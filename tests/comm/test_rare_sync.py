@@ -1,6 +1,7 @@
 """Rare synchronisation: replicas that exchange parameters every few steps."""
 
 import copy
+import os
 
 import pytest
 import torch
@@ -13,8 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 import shardlab
 from shardlab.codecs.wire import PayloadError
 from shardlab.core.errors import UserError
+from shardlab.train.launch import RunFailed, launch
 from tests.comm.wire import is_same_everywhere
-from tests.comm.wrapped_models import backward, ddp, fsdp2, full, hsdp, network
+from tests.comm.wrapped_models import backward, ddp, fsdp1, fsdp2, full, hsdp, network
 from tests.ranks import on_ranks
 
 
@@ -207,7 +209,10 @@ def test_the_warm_up_is_data_parallel(group, make):
 
 @pytest.mark.parametrize(
     "outer",
-    [{}, {"codec": "int4:group=64", "error_feedback": True, "delay": 1, "fragments": 2}],
+    [
+        {"state": "host"},
+        {"codec": "int4:group=64", "error_feedback": True, "delay": 1, "fragments": 2},
+    ],
     ids=str,
 )
 @on_ranks(2)
@@ -227,10 +232,18 @@ def test_a_saved_state_continues_bit_for_bit(group, outer):
 
 @on_ranks(2)
 def test_float_buffers_are_averaged_at_exchanges(group):
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(40, 8), nn.BatchNorm1d(8)))
-    _, optimizer = attached(model, 2)
+    stock, model = (
+        DistributedDataParallel(nn.Sequential(nn.Linear(40, 8), nn.BatchNorm1d(8)))
+        for _ in range(2)
+    )
+    model.load_state_dict(stock.state_dict())
+    trained(stock, group, 3)
+    _, optimizer = attached(model, 2, warmup_steps=3)
+    trained(model, group, 3, optimizer)
+    for found, expected in zip(model.buffers(), stock.buffers(), strict=True):
+        torch.testing.assert_close(found, expected)  # those of rank 0 and this rank's own batch
     same = []
-    for step in range(2):
+    for step in (3, 4):
         trained(model, group, 1, optimizer, step)
         same.append(is_same_everywhere(model.module[1].running_mean, group))
     assert same == [False, True]
@@ -366,6 +379,7 @@ def test_what_cannot_be_exchanged_is_refused_in_one_line(group):
     rank = dist.get_rank(group)
     differ = {"sync_every": 2, "outer": {"learning_rate": 0.5 + rank / 4}}
     assert "learning_rate" in refusal(lambda: attach(ddp(group), **differ), PayloadError)
+    assert "use one of them" in refusal(lambda: attach(fsdp1(group), sync_every=2))
     wide = DistributedDataParallel(network().double())
     assert "exchanges are in float32" in refusal(lambda: attach(wide, sync_every=2))
     state = attach(ddp(group), sync_every=2).state_dict()
@@ -383,6 +397,118 @@ def test_replicas_that_differ_are_refused_on_all_ranks(group):
     assert "first parameters" in refusal(lambda: trained(model, group, 1, optimizer), PayloadError)
 
 
+def stepped(model, optimizer, steps, group):
+    """Train as scripts do, without a look at the parameters."""
+    for step in range(steps):
+        optimizer.zero_grad()
+        backward(model, group, step)
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "outer", [{}, pytest.param({"delay": 1, "fragments": 2}, marks=pytest.mark.long)], ids=str
+)
+@pytest.mark.parametrize("steps", [6, 7])
+@on_ranks(2)
+def test_a_replica_that_stops_early_is_told_on_all_ranks(group, outer, steps):
+    """Whether or not it has something to send at the end."""
+    rank, model = dist.get_rank(group), ddp(group)
+    handle, optimizer = attached(model, 3, **outer)
+
+    def run():
+        stepped(model, optimizer, steps - rank, group)
+        handle.synchronize()
+
+    said = refusal(run, PayloadError)
+    assert f"rank 0: step {steps}; rank 1: step {steps - 1}" in said and "drop_last=True" in said
+
+
+@on_ranks(4)
+def test_ranks_that_differ_have_their_numbers_in_the_world(group):
+    model = hsdp(group)
+    handle = shardlab.attach(model, sync_every=9)
+    model(torch.ones(1, 40))
+    rank = dist.get_rank(group)
+    for _ in range(1 + rank // 2):
+        handle.step()
+    said = refusal(handle.synchronize, PayloadError)
+    assert f"rank {rank % 2}: step 1" in said and f"rank {rank % 2 + 2}: step 2" in said
+
+
+@pytest.mark.long
+def test_a_rank_that_is_lost_between_exchanges_is_named():
+    def worker(group):
+        model = ddp(group)
+        _, optimizer = attached(model, 2)
+        stepped(model, optimizer, 3, group)
+        if dist.get_rank(group) == 1:
+            os._exit(0)
+        stepped(model, optimizer, 1, group)
+
+    line = (
+        r"^crash: rank 0: RuntimeError: sync: rank 1 is lost at the exchange after step 4 [^\n]*$"
+    )
+    with pytest.raises(RunFailed, match=line):
+        launch(worker, 2, threads=1, timeout_s=30)
+
+
+@on_ranks(2)
+def test_steps_that_a_scaler_leaves_out_are_counted_by_hand(group):
+    """A gradient of one replica overflows, and its optimizer does not step."""
+    rank = dist.get_rank(group)
+
+    def run(model, handle, inner, count):
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        for step in range(4):
+            overflows = step == 1 and rank == 0
+            loss = model(torch.ones(2, 40)).sum() * (torch.inf if overflows else 1.0)
+            scaler.scale(loss).backward()
+            scaler.step(inner)
+            scaler.update()
+            inner.zero_grad()
+            count()
+        handle.synchronize()
+
+    model = ddp(group)
+    handle, inner = attached(model, 2)
+    said = refusal(lambda: run(model, handle, inner, lambda: None), PayloadError)
+    assert "handle.step() in place of optimizer=" in said
+    model = ddp(group)
+    handle = shardlab.attach(model, sync_every=2)
+    run(model, handle, torch.optim.SGD(model.parameters(), 0.01), handle.step)
+    assert is_same_everywhere(flat(model), group)
+
+
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+@on_ranks(2)
+def test_weights_that_are_loaded_in_mid_run_are_noticed(group, make):
+    model = make(group)
+    handle, optimizer = attached(model, 2)
+    trained(model, group, 3, optimizer)
+    weights, state = copy.deepcopy(model.state_dict()), handle.state_dict()
+    average = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+    model.load_state_dict(average)  # for an evaluation
+    model.load_state_dict(weights)
+    expected = trained(model, group, 2, optimizer, first=3)
+    model.load_state_dict(weights)
+    assert "weights were loaded after step 5" in refusal(handle.synchronize)
+    assert "weights were loaded after step 5" in refusal(optimizer.step)
+    model.load_state_dict(weights)
+    handle.load_state_dict(state)
+    assert all(map(torch.equal, trained(model, group, 2, optimizer, first=3), expected))
+    assert "assign=True" in refusal(lambda: model.load_state_dict(weights, assign=True))
+    handle.detach()
+    model = make(group)  # with the same weights everywhere
+    handle, optimizer = attached(model, 2)
+    trained(model, group, 1, optimizer)
+    same = make(group).state_dict()
+    model.load_state_dict(same)
+    handle.detach()
+    model = DistributedDataParallel(model.module) if make is ddp else model
+    _, optimizer = attached(model, 2)
+    assert is_same_everywhere(trained(model, group, 2, optimizer)[-1], group)
+
+
 @pytest.mark.parametrize("trained_at_first", [True, False])
 @on_ranks(2)
 def test_parameters_that_are_frozen_or_unfrozen_later_are_named(group, trained_at_first):
@@ -392,6 +518,16 @@ def test_parameters_that_are_frozen_or_unfrozen_later_are_named(group, trained_a
     trained(model, group, 1, optimizer)
     model[2].requires_grad_(not trained_at_first)
     assert "2.bias was frozen" in refusal(lambda: trained(model, group, 1, optimizer))
+
+
+@on_ranks(2)
+def test_updates_of_single_layers_are_not_counted_as_steps(group):
+    model = ddp(group)
+    layers = [{"name": name, "params": [p]} for name, p in model.named_parameters()]
+    optimizer = shardlab.LayerAdam(layers, threads=1)
+    shardlab.attach(model, sync_every=1, optimizer=optimizer)
+    backward(model, group, 0)
+    assert "handle.step()" in refusal(lambda: optimizer.step(layer=layers[0]["name"]))
 
 
 @on_ranks(2)

@@ -91,10 +91,8 @@ def test_counters_are_kept_and_state_of_methods_is_dropped():
 
 def attached(group, inside, between, nodes_of, feedback):
     second = None if between is None else make_codec(between)
-    route = Route(
-        make_codec(inside), between_nodes=second, ranks_per_node=nodes_of, feedback=feedback
-    )
-    return make_collective(group, Ledger(), "gradients", route)
+    route = Route(make_codec(inside), between_nodes=second, feedback=feedback)
+    return make_collective(group, Ledger(nodes_of), "gradients", route)
 
 
 def bucket_of(rank, step):

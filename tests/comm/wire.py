@@ -60,8 +60,8 @@ def wire():
 class CountingLink(LinkThrottle):
     """A link without limits that counts what it carries."""
 
-    def __init__(self):
-        super().__init__(0.0)
+    def __init__(self, ranks_per_node=1):
+        super().__init__(0.0, ranks_per_node=ranks_per_node)
         self.bytes = 0.0
         self.operations = 0
 

@@ -57,6 +57,11 @@ from shardlab.core.errors import UserError
             "by `gradients: {codec: bf16}`",
         ),
         (
+            {"engine": "slide", "sync": {"every": 8}},
+            "strategy: sync does not apply to engine 'slide': remove it, or take ddp, fsdp2 or "
+            "manual, whose copies can train alone",
+        ),
+        (
             {"engine": "slide", "compile": True},
             "strategy: compile needs parameters whose storage does not change: remove it, or "
             "engine: slide",

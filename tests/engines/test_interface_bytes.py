@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardlab.comm.emulated_link import Links, interface_bytes, interface_frames
+from shardlab.comm.emulated_link import Links, link_counters
 from shardlab.config.machine import FRAME_HEADERS, Link
 from shardlab.config.model_and_data import Model
 from shardlab.config.strategy import parse_strategy
@@ -27,37 +27,98 @@ STRATEGIES = [
 ]
 
 
+HYBRID = {"engine": "fsdp2", "sharding": "hybrid_shard", "replicas": 2}
+ON_NODES = [
+    {"engine": "ddp"},
+    {"engine": "fsdp2"},
+    {"engine": "ddp", "gradients": {"codec": "none", "between_nodes": "int8"}},
+    HYBRID,
+    {**HYBRID, "gradients": {"codec": "none", "between_nodes": "int8"}},
+    {"engine": "slide"},
+]
+
+
 def counters(group):
-    """Bytes and frames that this rank has sent so far."""
+    """Bytes and frames that this rank's node has sent so far, and bytes over its loopback."""
     dist.barrier(group)
     time.sleep(0.3)  # what was handed to the kernel is on the link by then
-    return torch.tensor([interface_bytes(), interface_frames()], dtype=torch.float64)
+    return torch.tensor(link_counters(), dtype=torch.float64)
+
+
+class Steps:
+    """Steps of a strategy, and what they send."""
+
+    def __init__(self, group, strategy, vocabulary):
+        model = build_model(Model(preset="tiny"), vocabulary, LENGTH, 0, seed=1).whole()
+        optimization = Optimization(weight_decay=0.1, clip=1.0)
+        self.engine = build_engine(model, parse_strategy(strategy), optimization, group)
+        self.group, self.vocabulary = group, vocabulary
+        self.generator = torch.Generator().manual_seed(dist.get_rank(group))
+
+    def run(self, steps=STEPS):
+        for _ in range(steps):
+            tokens = torch.randint(self.vocabulary, (1, LENGTH + 1), generator=self.generator)
+            self.engine.step([tokens], 1e-3)
+
+    def sent(self, steps=STEPS):
+        """Bytes by the ledger, those between nodes among them, and by the counters."""
+        self.engine.ledger.reset()
+        before = counters(self.group)
+        self.run(steps)
+        interface = counters(self.group) - before
+        accounts = self.engine.ledger.accounts.values()
+        ledger = [[a.bytes_wire, a.bytes_between_nodes] for a in accounts]
+        return {"ledger": torch.tensor(ledger).sum(0), "interface": interface}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("strategy", "vocabulary"), STRATEGIES, ids=str)
 def test_ledger_and_interface_differ_by_headers_alone(permitted, strategy, vocabulary):
     def on_rank(group):
-        model = build_model(Model(preset="tiny"), vocabulary, LENGTH, 0, seed=1).whole()
-        optimization = Optimization(weight_decay=0.1, clip=1.0)
-        engine = build_engine(model, parse_strategy(strategy), optimization, group)
-        generator = torch.Generator().manual_seed(dist.get_rank(group))
-
-        def steps():
-            for _ in range(STEPS):
-                tokens = torch.randint(vocabulary, (1, LENGTH + 1), generator=generator)
-                engine.step([tokens], 1e-3)
-
-        steps()
-        engine.ledger.reset()
-        before = counters(group)
-        steps()
-        sent = sum(account.bytes_wire for account in engine.ledger.accounts.values())
-        return {"ledger": torch.tensor(sent), "interface": counters(group) - before}
+        steps = Steps(group, strategy, vocabulary)
+        steps.run()
+        return steps.sent()
 
     with Links(2, Link(rate="1gbit")) as links:
         ranks = run_ranks(2, on_rank, links=links)
-    ledger = sum(float(rank["ledger"]) for rank in ranks)
-    nbytes, frames = sum(rank["interface"] for rank in ranks).tolist()
+    ledger, between = sum(rank["ledger"] for rank in ranks).tolist()
+    nbytes, frames, inside = sum(rank["interface"] for rank in ranks).tolist()
     assert ledger <= nbytes - FRAME_HEADERS * frames < 1.01 * ledger
     assert nbytes < 1.03 * ledger
+    assert between == inside == 0, "the launcher names one node"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("strategy", ON_NODES, ids=str)
+def test_counters_confirm_the_bytes_of_both_tiers(permitted, strategy):
+    def on_rank(group):
+        steps = Steps(group, strategy, 20_000)
+        steps.run()
+        return steps.sent()
+
+    with Links(4, Link(rate="1gbit", ranks_per_node=2)) as links:
+        ranks = run_ranks(4, on_rank, links=links)
+    ledger, between = sum(rank["ledger"] for rank in ranks).tolist()
+    nbytes, frames, inside = sum(rank["interface"] for rank in ranks[::2]).tolist()
+    assert between <= nbytes - FRAME_HEADERS * frames < 1.05 * between
+    if strategy["engine"] == "slide":  # its ranks read each other's memory
+        assert inside < 0.02 * between
+    else:
+        assert ledger - between <= inside < 1.05 * (ledger - between)
+
+
+@pytest.mark.long
+def test_no_byte_leaves_a_node_between_exchanges(permitted):
+    def on_rank(group):
+        steps = Steps(group, {**HYBRID, "sync": {"every": 3}}, 20_000)
+        steps.run(3)
+        alone, exchanged = steps.sent(2), steps.sent(1)
+        return {"alone": alone["interface"][:1]} | exchanged
+
+    with Links(4, Link(rate="1gbit", ranks_per_node=2)) as links:
+        ranks = run_ranks(4, on_rank, links=links)
+    for rank in ranks:
+        # the barrier of the test
+        assert float(rank["alone"]) < 3000 < 1e6 < float(rank["ledger"][1])
+    between = sum(float(rank["ledger"][1]) for rank in ranks[:2])
+    assert between <= float(ranks[0]["interface"][0]) < 1.1 * between

@@ -2,6 +2,7 @@ import csv
 
 import pytest
 
+from shardlab.codecs.registry import make_codec
 from shardlab.config.calibration_record import Calibration, memory_operations
 from shardlab.config.parameters import Parameters
 from shardlab.config.schema import Forecast, Space
@@ -94,12 +95,23 @@ def test_a_missing_or_invalid_file_names_its_stage(timed, file, text, complaint)
         forecast.main(Parameters())
 
 
-def test_calibration_measures_operations_codecs_and_memory_on_real_ranks(tmp_path, monkeypatch):
-    """With error feedback a sparse codec sends other elements each time."""
+def test_calibration_measures_operations_codecs_and_memory_on_real_ranks(
+    tmp_path, monkeypatch, capfd
+):
+    """With error feedback a sparse codec sends other elements each time. One that fails is named
+    and left out."""
+
+    def fails(*_):
+        raise ArithmeticError("wrong on purpose")
+
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(type(make_codec("bf16")), "encode", fails)
     codecs = [(INT8, False), ("topk:density=0.05", True), ("threshold:threshold=0.001", True)]
+    codecs.insert(1, ("bf16", False))
     memory = memory_operations(parse_strategy({"engine": "slide"}).canonical())
     found = calibrate([2], codecs, threads=1, timeout_s=60, repetitions=2, memory=memory)
+    named = "crashed: codec bf16 in calibrate: ArithmeticError: wrong on purpose; no forecast"
+    assert capfd.readouterr().err.count(named) == 1
     assert Calibration.model_validate_json(found.model_dump_json()) == found
     assert len(found.transfers) == 4 * len(SIZES)
     for cost in found.transfers:

@@ -11,7 +11,7 @@ from shardlab.core.document import validate
 from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
 from shardlab.forecast.coding import codings, outer_coding
-from shardlab.forecast.costs import Costs, Measured, Phase, Rank
+from shardlab.forecast.costs import FRAMING, Costs, Measured, Phase, Rank
 from shardlab.forecast.machine import CodecLines, Line, PhasedLines
 from shardlab.forecast.model import case_of, unpredictable
 from shardlab.forecast.step import Compute, Work, section_seconds, step_seconds
@@ -244,6 +244,26 @@ def test_a_step_is_at_least_its_computation_and_at_least_its_bytes(name, rate):
     assert seconds >= COMPUTE.forward + COMPUTE.backward
     if not name.startswith("slide"):
         assert seconds >= 0.98 * 8 * sum(counted.sent) / rate - 0.03  # a bucket passes at once
+
+
+def test_ranks_of_a_node_share_its_link_and_use_loopback_among_themselves():
+    costs = Measured(MACHINE, 4, 4, 10**8, delay_s=0.5, ranks_per_node=2)
+    inside, across = costs.inside, costs.across
+    assert (inside.world_size, across.world_size) == (2, 2)
+    for operation in ("gather", "exchange", "all_reduce", "reduce_scatter"):
+        phase = inside.transfer(operation, 100.0)
+        assert (phase.nbytes, phase.wait) == (0.0, 0.0) and phase.cpu > 0
+    # by both ranks of a node: 3/4 of the vector from each to the others, of whom two in three are
+    # on the other node; a ring of twice as much, from one rank of the node; and half of it each
+    for sends, operation, sent in (
+        (costs, "exchange", 2 * 75 * 2 / 3),
+        (costs, "gather", 2 * 75 * 2 / 3),
+        (costs, "all_reduce", 150),
+        (across, "exchange", 2 * 50),
+        (across, "all_reduce", 2 * 100),
+    ):
+        phase = sends.transfer(operation, 100.0)
+        assert phase.nbytes == pytest.approx(FRAMING * sent) and phase.wait == 0.5
 
 
 def test_ranks_wait_before_each_collective_as_long_as_they_share_a_core():

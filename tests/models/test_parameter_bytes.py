@@ -35,6 +35,7 @@ UNITS = 1000
             {"engine": "ddp", "sync": {"every": 8, "fragments": 2, "delay": 5, **FEEDBACK}},
             16.0 + 8.0 + 8.0 + 2.0 + 4.0,
         ),
+        ({"engine": "ddp", "sync": {"every": 9, "state": "host"}}, 16.0 + 8.0),
         # states are divided; the gradients of every rank wait for the norm
         ({"engine": "slide"}, 3.0 + 4.0),
         ({"engine": "slide", "grad_sync": "gpu_reduce"}, 3.0 + 1.0),
@@ -48,3 +49,14 @@ def test_bytes_of_parameters_match_hand_calculation(document, expected):
     sizes = Sizes(PARAMETERS, PARAMETERS, units=units, element_bytes=4, accumulation=1)
     found = [*closed_form(full, sizes, 4).values(), *host_memory(full, sizes, 4).values()]
     assert sum(found) / 1e6 == pytest.approx(expected, rel=0.02)
+
+
+def test_the_state_of_exchanges_may_be_in_host_memory():
+    sizes = Sizes(PARAMETERS, PARAMETERS, units=(), element_bytes=4)
+    on_device, on_host = (
+        parse_strategy({"engine": "ddp", "sync": {"every": 9, "state": state}})
+        for state in ("device", "host")
+    )
+    outer = {"outer": 8 * PARAMETERS}
+    assert closed_form(on_device, sizes, 4) == {**closed_form(on_host, sizes, 4), **outer}
+    assert host_memory(on_host, sizes, 4) == outer and not host_memory(on_device, sizes, 4)

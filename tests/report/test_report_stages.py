@@ -1,15 +1,17 @@
 import csv
 import json
+from pathlib import Path
 
 import pytest
 
 from shardlab.config.parameters import Parameters
-from shardlab.config.run_record import Breakdown, Joined, Record, Validation, read_records
-from shardlab.config.timing_record import NO_COMMUNICATION, write_timings
-from shardlab.core.errors import UserError
+from shardlab.config.run_record import Breakdown, Crash, Joined, Record, Validation, read_records
+from shardlab.config.timing_record import NO_COMMUNICATION, CrashedRun, write_timings
+from shardlab.core.errors import RunFailed, UserError
 from shardlab.core.files import write_json, write_json_lines
+from shardlab.train.crash import write_crash
 from shardlab.train.plans import RunPlan
-from stages import collect, report
+from stages import collect, profile, report
 from tests.evidence_factory import make_forecast
 from tests.record_factory import make_history, make_losses, make_record, make_records
 from tests.timed_run_factory import make_timed
@@ -127,6 +129,65 @@ def test_report_is_written_from_files(undrawn, collected):
     assert "CC BY-SA 4.0" in text
     assert "Fewer than 3 seeds (2)" in text
     assert "with the answers: results/answers/0123456789abcdef.json." in text
+
+
+FAILURE = RunFailed("crash", "rank 1: Traceback ...", "rank 1: ArithmeticError: wrong on purpose")
+
+
+def crash_of(run, seed, failure=FAILURE):
+    params = Parameters()
+    plan = RunPlan(run, seed, *params(f"strategies.{run}", "train", "model"))
+    folder = Path(f"results/train/{run}/seed{seed}")
+    return write_crash(plan, folder, failure, f"logs/train/{run}/{seed}.log")
+
+
+def test_a_run_that_crashed_is_named_on_top_and_the_others_are_reported(undrawn, collected):
+    crash = crash_of("ddp", 3)
+    assert crash.crashed == f"{FAILURE.summary} (log: logs/train/ddp/3.log)"
+    assert (collected / "results/train/ddp/seed3/final_model/model.safetensors").stat().st_size == 0
+    for seed in SEEDS[:1]:
+        crash_of("ddp", seed, RunFailed("memory", "", "rank 0 was killed by signal 9"))
+    profile.main(Parameters(), "ddp")
+    collect.main(Parameters())
+    lines = read_records("results/results.jsonl")
+    assert [(line.run, line.seed, isinstance(line, Crash)) for line in lines] == [
+        *(("ddp", seed, True) for seed in SEEDS),
+        *(("fsdp2", seed, False) for seed in SEEDS),
+    ]
+    assert [line.outcome for line in lines[:2]] == ["memory", "crash"]
+    with (collected / "results/results.csv").open(newline="") as file:
+        assert {row["run"] for row in csv.DictReader(file)} == {"fsdp2"}
+    report.main(Parameters())
+    folder = collected / "results/report"
+    named = "ddp in training, seed 3: rank 1: ArithmeticError: wrong on purpose (log: logs/train/"
+    first, table = (folder / "headline.md").read_text().split("\n\n", 1)
+    assert first.startswith("Crashed, and left out: ddp in training, seed 0: ") and named in first
+    assert "ddp" not in table.replace("fsdp2", "")
+    assert named in (folder / "report.html").read_text()
+    with pytest.raises(UserError, match=r"baseline: run 'ddp' crashed \(rank 1: .*name another"):
+        report.main(Parameters(overrides=["baseline=ddp"]))
+
+
+def test_a_run_that_a_timing_left_out_is_named_and_not_compared(undrawn, collected):
+    lost = CrashedRun(timing="slow", run="ddp", crashed="rank 1: ArithmeticError: wrong")
+    write_timings("results/timings/slow.jsonl", [*TIMED[1:], lost])
+    report.main(Parameters())
+    headline = (collected / "results/report/headline.md").read_text()
+    assert "left out: ddp in timing slow: rank 1: ArithmeticError: wrong." in headline
+    lines = (collected / "results/report/comparison.jsonl").read_text().splitlines()
+    assert [json.loads(line)["run"] for line in lines] == ["fsdp2"]
+    other = lost.model_copy(update={"run": "manual"})
+    write_timings("results/timings/slow.jsonl", [*TIMED, other])
+    with pytest.raises(UserError, match=r"slow\.jsonl: has other runs than timings\.slow"):
+        report.main(Parameters())
+
+
+def test_a_run_that_somebody_ended_has_no_record(collected):
+    before = (collected / "results/train/ddp/seed0/metrics.json").read_text()
+    ended = RunFailed("crash", "", "rank 1 was killed by signal 15 (SIGTERM)")
+    with pytest.raises(RunFailed, match="crash"):
+        crash_of("ddp", 0, ended)
+    assert (collected / "results/train/ddp/seed0/metrics.json").read_text() == before
 
 
 def test_report_is_limited_to_the_runs_of_the_parameters(undrawn, collected):

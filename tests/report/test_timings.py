@@ -80,6 +80,11 @@ def test_frame_headers_are_not_counted_as_interface_excess():
     run = make_timed(bytes_wire=1e6, interface_bytes=1.02e6 + 66 * 700, interface_frames=700.0)
     assert row_of([run])["interface_excess"] == pytest.approx(0.02)
     assert math.isnan(row_of([make_timed("two-ranks")], timing="two-ranks")["interface_excess"])
+    # the interface of two ranks counts what both send to other nodes
+    ledger = {kind: {**sums, "bytes_between_nodes": 2.5e5} for kind, sums in run.ledger.items()}
+    node = run.model_copy(update={"timing": "nodes", "ranks_per_node": 2, "ledger": ledger})
+    assert row_of([node], timing="nodes")["interface_excess"] == pytest.approx(0.02)
+    assert [len(group) for group in groups_of([run, node])] == [1, 1]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from shardlab.config.run_record import Crash
 from shardlab.config.schema import Agent, Train
 from shardlab.config.strategy import CanonicalStrategy, parse_strategy
 from shardlab.config.timing_record import NO_COMMUNICATION
@@ -160,7 +161,22 @@ def test_a_run_that_diverged_has_infinite_perplexity_and_cannot_be_the_start():
     assert row.diverged and not row.trained
     assert row.failures[0].detail == "seed 0: diverged at step 7"
     assert history.quality(DDP_INT8.canonical()).ratio == math.inf
-    with pytest.raises(UserError, match=r"agent\.start: run 'ddp-int8' diverged \(seed 0: div"):
+    with pytest.raises(UserError, match=r"agent\.start: run 'ddp-int8' failed \(seed 0: div"):
+        initial_history(records, [], Agent(start="ddp-int8"), Train())
+
+
+def test_a_run_that_crashed_has_failed_and_cannot_be_the_start():
+    record = make_record("ddp-int8", 1)
+    fields = {name: getattr(record, name) for name in Crash.model_fields if hasattr(record, name)}
+    crash = Crash(**fields, outcome="memory", crashed="rank 0: no memory")
+    records = [*make_records(["fsdp2"]), make_record("ddp-int8", 0), crash]
+    history = initial_history(records, [], AGENT, Train())
+    row = history.measured[DDP_INT8.hash()]
+    assert not row.trained and not row.diverged
+    assert row.failure(history.workload).outcome == "memory"
+    assert row.failures[0].detail == "seed 1: rank 0: no memory"
+    assert row.hash in history.tried
+    with pytest.raises(UserError, match=r"run 'ddp-int8' failed \(seed 1: rank 0: no memory\)"):
         initial_history(records, [], Agent(start="ddp-int8"), Train())
 
 

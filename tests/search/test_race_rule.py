@@ -8,6 +8,7 @@ import pytest
 from shardlab.config.schema import Agent
 from shardlab.config.timing_record import BLOCK
 from shardlab.search.race_rule import MISSED, SEARCH_ERROR, RaceRule, intervals, ruling, standings
+from shardlab.search.records import StepRatio
 
 RACES, CHALLENGERS = 8, 4
 RULE = RaceRule.of(Agent(budget=RACES, repetitions=120))
@@ -78,3 +79,19 @@ def test_an_arm_that_left_is_compared_over_the_steps_that_it_has():
     found = standings({**times, "slow": times["slow"][:BLOCK]}, "held", RULE)["slow"]
     assert found.hopeless and found.repetitions == BLOCK
     assert found.ratio == pytest.approx(2.0, rel=0.03)
+
+
+def test_an_interval_of_too_few_repetitions_is_not_shown_in_figures():
+    """Two blocks leave one degree of freedom: at the error of a race Student's t is over 100."""
+    noise = np.random.default_rng(3).normal(0, 0.3, 120)
+    place = {"source": "round 1", "link": "loopback", "world_size": 2}
+    shown = {}
+    for repetitions in BLOCK, 120:
+        rule = RaceRule.of(Agent(repetitions=repetitions))
+        figures = intervals(noise[:repetitions], rule).figures()
+        shown[repetitions] = StepRatio(**place, **figures)
+    few, many = shown.values()
+    assert few.high > 1000 * few.ratio
+    assert few.interval == "interval unknown, too few repetitions"
+    assert many.interval == f"{many.low:.3f} to {many.high:.3f}"
+    assert few.model_copy(update={"low": math.nan, "high": math.nan}).interval == few.interval

@@ -14,6 +14,8 @@ from shardlab.train.run import train_run
 from tests.train.checkpointed import INT4, plan_of, strategy_of
 from tests.train.interrupted_runs import Outcome, kill_a_rank
 
+RARE = {"engine": "ddp", "sync": {"every": 3, "delay": 1, **INT4}}
+
 
 def with_train(plan, **values):
     return dataclasses.replace(plan, train=plan.train.model_copy(update=values))
@@ -30,13 +32,15 @@ def with_train(plan, **values):
                 ("fsdp2", {"format": "full"}, True),
                 ("manual", {"format": "sharded"}, False),
                 ("slide", {"format": "sharded", "asynchronous": True}, True),
+                ("rare", {"format": "full"}, False),
             )
         ),
     ],
 )
 def test_killed_run_resumes_bit_for_bit(data, tmp_path, engine, checkpoint, in_a_save):
     """With kills at any time, and while a checkpoint is being written."""
-    plan = plan_of(data, strategy_of(engine, **INT4), steps=8, audit_steps=0, profiled_steps=1)
+    strategy = RARE if engine == "rare" else strategy_of(engine, **INT4)
+    plan = plan_of(data, strategy, steps=8, audit_steps=0, profiled_steps=1)
     train_run(plan, tmp_path / "straight")
     plan = with_train(plan, checkpoint=Checkpoint(every=2, **checkpoint))
     target, root, chance = tmp_path / "run", tmp_path / "checkpoints", random.Random(engine)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-import shardlab.train.race as races
+import shardlab.train.blame as blame
 from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Timing, Train
 from shardlab.config.strategy import parse_strategy
@@ -170,7 +170,7 @@ def test_a_strategy_that_cannot_be_built_is_a_crash_of_its_arm(data, tmp_path):
 def test_ranks_that_others_start_end_the_race_with_the_name_of_the_run(
     data, tmp_path, faulty, monkeypatch
 ):
-    monkeypatch.setattr(races, "rank_environment", lambda _: SimpleNamespace(rank=1))
+    monkeypatch.setattr(blame, "rank_environment", lambda _: SimpleNamespace(rank=1))
     faulty(STRATEGIES["manual"], on_rank(1, 1, refuses))
     with pytest.raises(RunFailed) as failure:
         raced(plan(data), tmp_path)

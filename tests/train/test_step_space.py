@@ -31,7 +31,7 @@ def test_the_limit_is_the_closed_form(group, monkeypatch, strategy, device) -> N
     need = sum(closed_form(*given).values())
     need += sum(host_memory(*given).values()) if device == CPU else CUBLAS_WORKSPACE
     free = {CPU: 1 << 60, device: need}
-    monkeypatch.setattr(space, "free_bytes", free.__getitem__)
+    monkeypatch.setattr(space, "free_bytes", lambda place, sharing: free[place])
     refuse_too_large(model, strategy, TRAIN, device, group)
     free[device] -= 1
     with pytest.raises(UserError, match=r"needs about .* GB \(.*free: lower train.batch") as error:
@@ -47,7 +47,7 @@ def test_the_host_of_a_gpu_has_a_limit_too(group, monkeypatch, strategy) -> None
     # float32 parameters and two moments, halved
     assert sum(states.values()) >= 12 * sum(p.numel() for p in model.parameters()) // 2
     free = {GPU: 1 << 60, CPU: sum(states.values())}
-    monkeypatch.setattr(space, "free_bytes", free.__getitem__)
+    monkeypatch.setattr(space, "free_bytes", lambda place, sharing: free[place])
     refuse_too_large(model, strategy, TRAIN, GPU, group)
     free[CPU] -= 1
     with pytest.raises(UserError, match=r"a rank's part of this machine has .*engine: slide"):
@@ -55,6 +55,5 @@ def test_the_host_of_a_gpu_has_a_limit_too(group, monkeypatch, strategy) -> None
 
 
 def test_ranks_share_the_free_memory_of_the_host(monkeypatch) -> None:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     monkeypatch.setattr(space, "free_memory_bytes", lambda: 100)
-    assert free_bytes(CPU) == 25
+    assert free_bytes(CPU, 4) == 25

@@ -33,6 +33,7 @@ def event(step: int, **changes):
         "collective_ms": 4.0,
         "bytes_wire": 900.0,
         "interface_bytes": None,
+        "interface_bytes_inside": None,
         **changes,
     }
 

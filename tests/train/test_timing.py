@@ -12,11 +12,19 @@ from shardlab.config.machine import FRAME_HEADERS, Link
 from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Timing, Train
 from shardlab.config.strategy import parse_strategy
-from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun, read_timing, read_timings
+from shardlab.config.timing_record import (
+    NO_COMMUNICATION,
+    TimedRun,
+    read_crashed,
+    read_timing,
+    read_timings,
+)
 from shardlab.core.errors import UserError
+from shardlab.forecast.model import workload_of
 from shardlab.train.interleaved import Turns, order, time_strategies
-from shardlab.train.launch import launch_together
+from shardlab.train.launch import RunFailed, launch_together
 from shardlab.train.plans import TimingPlan
+from tests.train.faulty_arms import on_rank, raises
 
 STRATEGIES = {
     "ddp": parse_strategy({"engine": "ddp"}),
@@ -84,14 +92,22 @@ def test_units_sum_to_the_model(runs):
 
 
 @pytest.mark.long
-def test_interface_counters_match_the_ledger_on_a_link(permitted, data, tmp_path):
-    runs = timed(data, tmp_path, link=Link(rate="1gbit"), repetitions=2)
-    assert {run.link for run in runs.values()} == {"1gbit"}
+@pytest.mark.parametrize("ranks_per_node", [1, 2])
+def test_interface_counters_match_the_ledger_on_a_link(permitted, data, tmp_path, ranks_per_node):
+    link = Link(rate="1gbit", ranks_per_node=ranks_per_node)
+    runs = timed(data, tmp_path, link=link, repetitions=2)
+    assert {run.link for run in runs.values()} == {link.name}
     assert {run.bits_per_second for run in runs.values()} == {10**9}
     for name in STRATEGIES:
-        payload = runs[name].interface_bytes - FRAME_HEADERS * runs[name].interface_frames
+        run = runs[name]
+        payload = run.interface_bytes - FRAME_HEADERS * run.interface_frames
+        other, nodes = run.interface_bytes_inside, 2 // ranks_per_node
+        if nodes == 1:  # both ranks send over loopback
+            payload, other = run.interface_bytes_inside / 2, run.interface_bytes
         # the rest weighs more the less is sent
-        assert runs[name].bytes_wire < payload < 1.03 * runs[name].bytes_wire
+        assert run.bytes_wire < payload < 1.03 * run.bytes_wire
+        assert other < 5000
+        assert workload_of(run).ranks_per_node == ranks_per_node
     assert runs[NO_COMMUNICATION].interface_bytes < 5000
 
 
@@ -148,6 +164,26 @@ def test_each_timing_has_its_records_in_one_file(data, tmp_path):
     assert by_name["slow", "ddp"].contention is not None
     # the same messages, on any link
     assert by_name["slow", "ddp"].bytes_wire == by_name["two", "ddp"].bytes_wire
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("together", [False, True])
+def test_a_run_that_fails_may_be_left_out(data, tmp_path, faulty, together):
+    faulty(STRATEGIES["fsdp2"], on_rank(1, 3, raises))
+    plans = plans_of(data)[:1] if not together else plans_of(data)
+    whole = WHOLE if together else WHOLE.model_copy(update={"interleaved": {}})
+    output = tmp_path / "two.jsonl"
+    with pytest.raises(RunFailed, match="on purpose"):
+        time_strategies(plans, output)
+    assert not output.exists()
+    time_strategies(plans, output, leave_out=True)
+    runs = [(run.timing, run.run) for run in read_timing(tmp_path, "two", whole)]
+    assert ("two", "ddp") in runs and ("two", NO_COMMUNICATION) in runs
+    assert ("two", "fsdp2") not in runs
+    assert (("one", "fsdp2") in runs) == together  # it has no rank 1
+    [crash] = read_crashed(tmp_path, {"two": whole})
+    assert (crash.timing, crash.run) == ("two", "fsdp2")
+    assert crash.crashed == "rank 1: ArithmeticError: wrong on purpose"
 
 
 def test_ranks_of_torchrun_take_no_turns(data, tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ from shardlab.report.tables import (
     Section,
     Table,
     figure,
+    fixed,
     make_table,
     percent,
     plural,
@@ -154,4 +155,4 @@ def _candidate(candidate: Candidate) -> list[str]:
 
 
 def _interval(step: StepRatio) -> str:
-    return within(step.ratio, step.low, step.high, 3)
+    return f"{fixed(step.ratio, 3)} ({step.interval})"
