@@ -57,6 +57,10 @@ class Handle:
     _detach: Callable[[], None]
     _sync: RareSync | None = None
 
+    def __str__(self) -> str:
+        """Say in one line what this rank has sent, and what compression saved."""
+        return str(self.ledger)
+
     def step(self) -> None:
         """Count an iteration; with `sync_every`, and without `optimizer`, call it after each.
 

@@ -184,6 +184,23 @@ class Ledger:
         """Bytes that this rank has sent since `reset`."""
         return sum(account.bytes_wire for account in self._accounts.values())
 
+    def __str__(self) -> str:
+        """Say in one line what this rank has sent, and what compression saved."""
+        raw = sum(account.bytes_raw for account in self._accounts.values())
+        if not (raw and self.bytes_wire):
+            return "nothing sent yet"
+        parts = []
+        for kind, account in self._accounts.items():
+            if account.bytes_wire:
+                ratio = account.bytes_raw / account.bytes_wire
+                # a header of each message is no expansion worth a word
+                is_plain = abs(ratio - 1) < 0.01
+                parts.append(f"{kind} uncompressed" if is_plain else f"{kind} {ratio:.3g} x")
+        saved = f"{100 * (1 - self.bytes_wire / raw):.1f} % saved"
+        return (
+            f"sent {self.bytes_wire / 1e6:,.1f} of {raw / 1e6:,.1f} MB, {saved}: {', '.join(parts)}"
+        )
+
     def settle(self) -> None:
         """Read the times of steps on a GPU; the host waits for it."""
         self.traffic.settle()

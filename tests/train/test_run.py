@@ -117,7 +117,7 @@ def test_another_family_trains_alike_on_any_number_of_ranks(data, tmp_path):
     assert losses(tmp_path / "on")[0] < losses(tmp_path / "2")[0]
 
 
-@pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("engine", ["ddp", pytest.param("fsdp2", marks=pytest.mark.long)])
 def test_copies_that_rarely_exchange_parameters_end_as_one_model(engine, data, tmp_path):
     sharding = {} if engine == "ddp" else {"sharding": "no_shard"}
     every_step = measure(plan(data, {"engine": engine, **sharding}), tmp_path / "every-step")
