@@ -37,8 +37,6 @@ def make_method(spec: str | Mapping[str, Any] | BaseModel | Method) -> Method:
     """
     if isinstance(spec, Codec | MultiPhaseMethod):
         return spec
-    if not isinstance(spec, str | Mapping | BaseModel):
-        raise UserError(f"codec: a codec is its name, or a mapping with `name` (found {spec!r})")
     checked = _checked(spec)
     options = checked.model_dump(exclude={"name"})
     try:
@@ -75,6 +73,8 @@ def spec_of(spec: str | Mapping[str, Any] | BaseModel | Method) -> CodecSpec:
 
 
 def _checked(spec: str | Mapping[str, Any] | BaseModel) -> CodecSpec:
+    if not isinstance(spec, str | Mapping | BaseModel):
+        raise UserError(f"codec: a codec is its name, or a mapping with `name` (found {spec!r})")
     if not isinstance(spec, str | CodecSpec):
         spec = spec.model_dump() if isinstance(spec, BaseModel) else dict(spec)
     checked: CodecSpec = validate(AnyCodec, spec, "codec")

@@ -26,7 +26,7 @@ from shardlab.comm.handle import Handle
 from shardlab.comm.ledger import Kind, Ledger
 from shardlab.comm.multi_phase import MultiPhaseCollective
 from shardlab.comm.object_collectives import subgroup
-from shardlab.comm.optimizer_steps import count_steps
+from shardlab.comm.optimizer_steps import count_steps, unwrapped
 from shardlab.comm.rare_sync import RareSync
 from shardlab.comm.uncompressed import Native, UncompressedAllToAll
 from shardlab.config.compression import Compression, WeightCompression
@@ -148,11 +148,13 @@ def attach(
         if outer is not None or optimizer != ():
             raise UserError("attach: outer and optimizer are for sync_every: give it, or none")
         return _attach(model, settings, gathered, overlap, replicas, seed)
-    given = {"every": sync_every, **(outer or {})}
+    if outer is not None and "every" in outer:
+        raise UserError("attach: outer: every is sync_every: remove it")
+    given = {**(outer or {}), "every": sync_every}
     if "codec" in given:
         given["codec"] = spec_of(given["codec"])
     sync = validate(Sync, given, "attach: outer")
-    optimizers = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
+    optimizers = unwrapped(optimizer)
     return _attach(model, settings, gathered, overlap, replicas, seed, sync, optimizers)
 
 

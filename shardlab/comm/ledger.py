@@ -196,7 +196,8 @@ class Ledger:
                 # a header of each message is no expansion worth a word
                 is_plain = abs(ratio - 1) < 0.01
                 parts.append(f"{kind} uncompressed" if is_plain else f"{kind} {ratio:.3g} x")
-        saved = f"{100 * (1 - self.bytes_wire / raw):.1f} % saved"
+        percent = 100 * (1 - self.bytes_wire / raw)
+        saved = f"{percent:.1f} % saved" if abs(percent) >= 1 else "nothing saved"
         return (
             f"sent {self.bytes_wire / 1e6:,.1f} of {raw / 1e6:,.1f} MB, {saved}: {', '.join(parts)}"
         )

@@ -2,7 +2,7 @@
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from torch import nn
 from torch.optim import Optimizer
@@ -10,6 +10,27 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from shardlab.comm.rare_sync import RareSync
 from shardlab.core.errors import UserError
+
+
+def unwrapped(optimizers: object) -> tuple[Optimizer, ...]:
+    """Return one or several optimizers of torch, each once, without what Accelerate and Fabric wrap
+    them in: that has no hooks of its own.
+
+    Raises:
+        UserError: something is no optimizer.
+    """
+    given: Iterable[object] = optimizers if isinstance(optimizers, Iterable) else (optimizers,)
+    found: dict[Optimizer, None] = {}
+    for each in given:
+        while isinstance(inner := getattr(each, "optimizer", None), Optimizer):
+            each = inner
+        if not isinstance(each, Optimizer):
+            raise UserError(
+                f"attach: optimizer is {type(each).__name__}: give one or several optimizers of "
+                "torch, or leave it out and call handle.step()"
+            )
+        found[each] = None
+    return (*found,)
 
 
 def count_steps(

@@ -112,8 +112,14 @@ class RareSync:
         collective.compare(f"exchanges of {settings!r}", device)
         self._are_compared = False
         # weights may be loaded after attach
+        self._takes_parameters = True
+        """before the next step, for the outer ones"""
         self._first = model.register_forward_pre_hook(self._begin, prepend=True)
         self._changes = WeightChanges(model, self._units)
+
+    def __deepcopy__(self, _: object) -> "RareSync":
+        # hooks of a copy of the model, such as an average, stay those of what is exchanged
+        return self
 
     def step_ended(self) -> None:
         """Count an optimizer step, and exchange what is due after it.
@@ -126,8 +132,10 @@ class RareSync:
         """
         if self._is_detached:
             return
-        self._changes.check_loaded(self.step)
+        if not self._is_warming_up:  # else the end of the warm-up takes them
+            self._changes.check_loaded(self.step)
         self._changes.step_ended()
+        self._takes_parameters = False
         self.step += 1
         if self.step == self.settings.warmup_steps:
             self._restart()
@@ -147,7 +155,7 @@ class RareSync:
         Raises:
             as `step_ended`.
         """
-        if self._is_warming_up:
+        if self.step < self.settings.warmup_steps:
             return
         self._changes.check_loaded(self.step)
         for module in self._model.modules():
@@ -216,7 +224,8 @@ class RareSync:
         self._exchanges.clear()
         self._changes.reset()
         self.step = int(state[_STEP])
-        if _COUNT not in state:
+        self._takes_parameters = _COUNT not in state
+        if self._takes_parameters:
             self._restart()
             return
         residuals = below(_RESIDUAL, state)
@@ -267,10 +276,9 @@ class RareSync:
         return self.step < max(1, self.settings.warmup_steps)
 
     def _begin(self, *_: object) -> None:
-        """Take the parameters as they are in each forward pass before the first step: weights may
-        have been loaded since the last one."""
-        if self.step:
-            self._first.remove()
+        """Take the parameters as they are in each forward pass before the first step, and before
+        that after a merged state: weights may have been loaded since the last one."""
+        if not self._takes_parameters:
             return
         self._changes.check_trained()
         self._changes.check_present()
@@ -280,6 +288,7 @@ class RareSync:
     def _restart(self) -> None:
         for unit in self._units:
             unit.restart()
+        self._are_compared = False
 
     @torch.no_grad()
     def _start(self, index: int) -> None:

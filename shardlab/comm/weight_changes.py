@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from shardlab.comm.outer_parameters import OuterUnit, digest
 from shardlab.core.errors import UserError
@@ -18,11 +19,22 @@ class WeightChanges:
 
     def __init__(self, model: nn.Module, units: Sequence[OuterUnit]) -> None:
         self._model, self._units = model, units
-        self._hooks = (
-            model.register_load_state_dict_pre_hook(self._before_load),
-            model.register_load_state_dict_post_hook(self._after_load),
-        )
+        # of all modules: a script may load a part of the model, or what torch.compile wraps
+        self._hooks = [
+            hook
+            for module in model.modules()
+            for hook in (
+                module.register_load_state_dict_pre_hook(self._before_load),
+                module.register_load_state_dict_post_hook(self._after_load),
+            )
+        ]
+        self._loading: nn.Module | None = None
+        """outermost module that is being loaded"""
         self.reset()
+
+    def __deepcopy__(self, _: object) -> "WeightChanges":
+        # hooks of a copy, such as an average, look at the model that trains
+        return self
 
     def reset(self) -> None:
         """Take the weights as they are, and what is loaded before the next step, as right."""
@@ -32,7 +44,7 @@ class WeightChanges:
 
     def step_ended(self) -> None:
         """Note that the weights are trained, and so are not to be replaced."""
-        self._may_load, self._trained = False, None
+        self._may_load, self._are_loaded, self._trained = False, False, None
 
     def check_loaded(self, step: int) -> None:
         """Refuse weights that were loaded since the last step, which exchanges would undo."""
@@ -56,6 +68,9 @@ class WeightChanges:
 
     def check_present(self) -> None:
         """Refuse parameters in place of those that were there at `attach`."""
+        for module in self._model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()  # an evaluation may have left what it has gathered
         present = {id(parameter) for parameter in self._model.parameters()}
         for unit in self._units:
             for name, parameter in unit.parameters.items():
@@ -70,11 +85,15 @@ class WeightChanges:
         for hook in self._hooks:
             hook.remove()
 
-    def _before_load(self, *_: object) -> None:
+    def _before_load(self, module: nn.Module, *_: object) -> None:
+        self._loading = self._loading or module
         if not self._may_load and self._trained is None:
             self._trained = self._digest()
 
-    def _after_load(self, *_: object) -> None:
+    def _after_load(self, module: nn.Module, _: object) -> None:
+        if module is not self._loading:
+            return
+        self._loading = None
         if not self._may_load:
             self.check_present()
             # a script may put an average in their place, and then the same weights back

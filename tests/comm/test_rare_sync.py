@@ -535,3 +535,116 @@ def test_steps_that_nothing_counts_are_told(group):
     model = ddp(group)
     shardlab.attach(model, sync_every=1)
     assert "handle.step()" in refusal(lambda: trained(model, group, 12))
+
+
+@on_ranks(2)
+def test_an_evaluation_before_the_first_step_replaces_nothing(group):
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicas", "shards"))
+    model = fully_shard(network(), mesh=mesh)  # the root has parameters, and keeps them gathered
+    _, optimizer = attached(model, 2)
+    with torch.no_grad():
+        model(torch.ones(1, 40))
+        model(torch.ones(1, 40))
+    trained(model, group, 1, optimizer)
+    with torch.no_grad():
+        model(torch.ones(1, 40))
+    model[0].load_state_dict(model[0].state_dict())
+    assert is_same_everywhere(trained(model, group, 1, optimizer, first=1)[-1], group)
+
+
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+@on_ranks(2)
+def test_weights_of_a_part_of_the_model_are_noticed(group, make):
+    model = make(group)
+    _, optimizer = attached(model, 4)
+    trained(model, group, 1, optimizer)
+    part = model.module[0] if make is ddp else model[0]
+    part.load_state_dict({k: torch.zeros_like(v) for k, v in part.state_dict().items()})
+    assert "weights were loaded after step 1" in refusal(optimizer.step)
+
+
+@on_ranks(2)
+def test_weights_may_be_loaded_in_the_warm_up(group):
+    model = ddp(group)
+    _, optimizer = attached(model, 2, warmup_steps=3)
+    trained(model, group, 1, optimizer)
+    model.load_state_dict({k: v / 2 for k, v in model.state_dict().items()})
+    found = trained(model, group, 4, optimizer, first=1)
+    assert [is_same_everywhere(each, group) for each in found] == [True, True, False, True]
+
+
+@on_ranks(2)
+def test_weights_may_be_loaded_after_a_merged_state(group):
+    model = ddp(group)
+    handle, optimizer = attached(model, 2, momentum=0.5)
+    trained(model, group, 2, optimizer)
+    weights = {name: 2 * tensor for name, tensor in model.state_dict().items()}
+    states = [None, None]
+    dist.all_gather_object(states, handle.state_dict(), group)
+    merged = shardlab.merge_states(states, 2, dist.get_rank(group))
+    ends = []
+    for state_first in (True, False):
+        model = ddp(group)
+        handle, optimizer = attached(model, 2, momentum=0.5)
+        if state_first:
+            handle.load_state_dict(merged)
+        model.load_state_dict(weights)
+        if not state_first:
+            handle.load_state_dict(merged)
+        ends.append(trained(model, group, 2, optimizer, first=2)[-1])
+    assert torch.equal(*ends)
+
+
+@on_ranks(2)
+def test_a_copy_of_the_model_is_not_exchanged(group):
+    model = ddp(group)
+    _, optimizer = attached(model, 2)
+    average = torch.optim.swa_utils.AveragedModel(model.module)
+    trained(model, group, 1, optimizer)
+    average.update_parameters(model.module)
+    other = copy.deepcopy(model.module)
+    other.load_state_dict({k: 2 * v for k, v in other.state_dict().items()})
+    assert is_same_everywhere(trained(model, group, 1, optimizer, first=1)[-1], group)
+
+
+class Wrapped(torch.optim.Optimizer):
+    """As Accelerate does it."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self):
+        return self.optimizer.param_groups
+
+
+@on_ranks(2)
+def test_optimizers_are_counted_once_and_without_their_wrappers(group):
+    model = ddp(group)
+    inner = torch.optim.SGD(model.parameters(), 0.01)
+    shardlab.attach(model, sync_every=2, optimizer=[Wrapped(inner), inner])
+    found = trained(model, group, 2, inner)
+    assert [is_same_everywhere(each, group) for each in found] == [False, True]
+
+
+@on_ranks(2)
+def test_the_end_of_steps_that_nothing_counted_is_refused(group):
+    model = ddp(group)
+    handle = shardlab.attach(model, sync_every=32)
+    handle.synchronize()  # nothing has moved
+    trained(model, group, 3)
+    with pytest.raises(PayloadError, match=r"step 0.*handle\.step\(\)"):
+        handle.synchronize()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"outer": {"every": 8}}, "every is sync_every"),
+        ({"optimizer": None}, "optimizer is NoneType"),
+        ({"outer": {"codec": None}}, "codec: a codec is its name"),
+    ],
+)
+@on_ranks(2)
+def test_options_that_mean_nothing_are_refused(group, options, reason):
+    assert reason in refusal(lambda: shardlab.attach(ddp(group), sync_every=2, **options))
