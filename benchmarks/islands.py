@@ -26,6 +26,7 @@ from shardlab.config.parameters import Parameters
 from shardlab.config.schema import Repetitions, Train
 from shardlab.config.strategy import Strategy
 from shardlab.config.sync import Sync
+from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, sha256_of_value, temporary, write_json, write_text
 from shardlab.core.host import describe_host, git_revision
 from shardlab.core.progress import say
@@ -253,12 +254,20 @@ def train(params: Parameters, run: Run) -> None:
 
 
 def best_rate(method: str) -> float:
-    """Return the learning rate with the lowest loss of the tuning runs."""
+    """Return the learning rate with the lowest loss of the tuning runs so far.
+
+    Raises:
+        UserError: there are none.
+    """
     method = METHODS[method].tuned_as or method
     steps = METHODS[method].tuned_steps
-    losses = {rate: Run(method, steps, _SEEDS[0], rate) for rate in _RATES}
-    known = {rate: read_json(run.path, "train first")["val_loss"] for rate, run in losses.items()}
-    return min(known, key=lambda rate: known[rate])
+    runs = [Run(method, steps, _SEEDS[0], rate) for rate in _RATES]
+    losses = {
+        run.learning_rate: read_json(run.path, "")["val_loss"] for run in runs if run.path.is_file()
+    }
+    if not losses:
+        raise UserError(f"{runs[0].path.parent}: no tuning run: run python -m benchmarks.islands")
+    return min(losses, key=lambda rate: losses[rate])
 
 
 def train_all(params: Parameters) -> None:

@@ -28,6 +28,7 @@ from benchmarks.islands import (
     timing_path,
 )
 from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun, read_timings
+from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
 from shardlab.core.interval import Ratio, interval_factor
 from shardlab.report import plots
@@ -58,7 +59,8 @@ class Mean(NamedTuple):
     @property
     def ratio(self) -> Ratio:
         """The mean as a factor."""
-        return Ratio(*(math.exp(self.log + side * self.half) for side in (0, -1, 1)))
+        ends = math.exp(self.log - self.half), math.exp(self.log + self.half)
+        return Ratio(math.exp(self.log), *ends)
 
 
 def mean_of(logs: Sequence[float]) -> Mean:
@@ -125,6 +127,8 @@ class Curve:
             loss = target.loss(seed, _TARGET_STEPS)
             losses = {steps: record["val_loss"] for steps, record in self.records[seed].items()}
             steps = None if loss is None else steps_to(loss, losses)
+            if self is target and loss is not None:
+                steps = _TARGET_STEPS
             if steps is not None:
                 logs.append(math.log(steps))
         return mean_of(logs) if logs else None
@@ -366,6 +370,8 @@ def gain_plot(rows: Sequence[Row], links: Sequence[LinkTimes]) -> Figure:
 def main() -> None:
     """Write islands_report.md and gain.svg of the experiment."""
     curves = {name: Curve(name) for name in METHODS if (FOLDER / "runs" / name).is_dir()}
+    if TARGET not in curves:
+        raise UserError(f"{FOLDER}: no run of {TARGET} yet: run python -m benchmarks.islands")
     links = [LinkTimes(rate) for rate in LINKS if timing_path(rate).is_file()]
     rows = rows_of(curves)
     publish(
