@@ -39,7 +39,7 @@ from shardlab.config.compression import Compression
 from shardlab.config.model_and_data import Model
 from shardlab.core.document import validate
 from shardlab.core.errors import RunFailed, UserError
-from shardlab.core.host import describe_host, free_memory_bytes
+from shardlab.core.host import describe_host
 from shardlab.core.launch_environment import started_ranks
 from shardlab.core.progress import say
 from shardlab.forecast.codec_costs import interleave
@@ -52,8 +52,14 @@ from shardlab.forecast.lookup import (
     share,
     steps_between,
 )
-from shardlab.models.build import PRESETS, BuiltModel, build_model
 from shardlab.train.launch import launch
+
+try:
+    from shardlab.engines.step_space import free_bytes
+    from shardlab.models.build import PRESETS, BuiltModel, build_model
+except ModuleNotFoundError as error:
+    say(f"probe: error: it builds models of {error.name}: pip install 'shardlab[hf]'")
+    sys.exit(2)
 
 _DELAY, _ALL_TO_ALL = "delay", "all-to-all"
 _BUCKET = 25 << 20
@@ -123,14 +129,13 @@ class Link(NamedTuple):
 
     def __str__(self) -> str:
         part = (self.ranks - 1) / self.ranks
-        factors = {STOCK: ("all-reduce", 2 * part), _ALL_TO_ALL: ("all-to-all", part)}
+        factors = {STOCK: 2 * part, _ALL_TO_ALL: part}
         lines = [f"{self.name}: all-reduce of 4 bytes {self.times[_DELAY]}"]
         for name, times in self.times.items():
             if name in factors:
-                operation, factor = factors[name]
                 algbw = self.nbytes / times.median / 1e6
-                rates = f"algbw {algbw:.4g} MB/s, busbw {algbw * factor:.4g} MB/s"
-                lines.append(f"  {operation} of {self.nbytes:,} bytes {times}, {rates}")
+                rates = f"algbw {algbw:.4g} MB/s, busbw {algbw * factors[name]:.4g} MB/s"
+                lines.append(f"  {name} of {self.nbytes:,} bytes {times}, {rates}")
             elif name != _DELAY:
                 lines.append(f"  all-reduce by {name} {times}")
         return "\n".join(lines)
@@ -204,9 +209,7 @@ def _build(options: argparse.Namespace, device: torch.device) -> BuiltModel:
     logits = options.batch * options.seq * built.module.config.get_text_config().vocab_size
     # of each parameter weight, gradient and two moments; logits and their gradient
     needed = 16 * _parameters(built) + 8 * logits
-    free = free_memory_bytes() // int(os.environ["LOCAL_WORLD_SIZE"])
-    if device.type == "cuda":
-        free = torch.cuda.mem_get_info()[0]
+    free = free_bytes(device, int(os.environ["LOCAL_WORLD_SIZE"]))
     if needed > free:
         raise UserError(
             f"{options.model}: a step needs more than {needed / 1e9:.3g} GB, and a rank has "

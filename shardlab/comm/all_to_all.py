@@ -184,7 +184,7 @@ class AllToAllCollective(CodecCollective):
         self._count(raw=self._share_of_others(whole.nbytes), wire=0.0)
         for payload in payloads:
             content = self.codec.content(n, payload)
-            account.add_sent(copies * payload.numel(), self._leaving.exchange)
+            account.add_sent(copies * payload.numel(), self._between_nodes.exchange)
             account.elements += copies * n
             account.elements_sent += copies * content.elements
             account.index_bytes += copies * content.index_bytes

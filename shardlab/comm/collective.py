@@ -14,7 +14,7 @@ from torch.profiler import record_function
 
 from shardlab.codecs.base import Unit
 from shardlab.codecs.wire import VERSION, PayloadError
-from shardlab.comm.ledger import Account, Kind, Ledger, leaving
+from shardlab.comm.ledger import Account, Kind, Ledger, shares_between_nodes
 from shardlab.comm.object_collectives import gather_values
 from shardlab.comm.transport import Transport
 from shardlab.core.device import now
@@ -65,7 +65,7 @@ class Collective(ABC):
         self.ledger = ledger
         self.kind = kind
         self.transport = Transport(group, ledger.traffic)
-        self._leaving = leaving(group, ledger.ranks_per_node)
+        self._between_nodes = shares_between_nodes(group, ledger.ranks_per_node)
         self.world_size = self.transport.world_size
         self.rank = self.transport.rank
         self._extra = extra
@@ -153,7 +153,7 @@ class Collective(ABC):
         account, nbytes = self.account, 8 * (self.world_size - 1)
         account.collectives += 1
         account.extra_collectives += 1
-        account.add_sent(nbytes, self._leaving.exchange)
+        account.add_sent(nbytes, self._between_nodes.exchange)
         account.metadata_bytes += nbytes
 
     def _all_to_all(
@@ -177,7 +177,7 @@ class Collective(ABC):
         account.collectives += 1
         account.extra_collectives += self._extra
         account.bytes_raw += raw
-        account.add_sent(wire, self._leaving.ring if ring else self._leaving.exchange)
+        account.add_sent(wire, self._between_nodes.ring if ring else self._between_nodes.exchange)
 
     def _share_of_others(self, nbytes: int) -> float:
         """Return (W-1)/W of a full vector: what a reduce-scatter or all-gather sends per rank."""

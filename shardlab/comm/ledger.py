@@ -32,7 +32,7 @@ class _Span(NamedTuple):
     sign: int
 
 
-class Leaving(NamedTuple):
+class SharesBetweenNodes(NamedTuple):
     """Fractions of what the ranks of a group send that go to other nodes, means over the ranks."""
 
     exchange: float
@@ -41,7 +41,9 @@ class Leaving(NamedTuple):
     """where each rank sends to the next one alone, as gloo and NCCL do in an all-reduce"""
 
 
-def leaving(group: dist.ProcessGroup, ranks_per_node: int | None) -> Leaving:
+def shares_between_nodes(
+    group: dist.ProcessGroup, ranks_per_node: int | None
+) -> SharesBetweenNodes:
     """Return the fractions for a group.
 
     Args:
@@ -49,11 +51,11 @@ def leaving(group: dist.ProcessGroup, ranks_per_node: int | None) -> Leaving:
     """
     size = dist.get_world_size(group)
     if size == 1 or ranks_per_node is None:
-        return Leaving(0.0, 0.0)
+        return SharesBetweenNodes(0.0, 0.0)
     nodes = [rank // ranks_per_node for rank in dist.get_process_group_ranks(group)]
     pairs = sum(one != other for one in nodes for other in nodes)
     steps = sum(one != other for one, other in zip(nodes, nodes[1:] + nodes[:1], strict=True))
-    return Leaving(pairs / (size * (size - 1)), steps / size)
+    return SharesBetweenNodes(pairs / (size * (size - 1)), steps / size)
 
 
 @dataclass
@@ -69,7 +71,8 @@ class Account:
     """bytes that the best algorithm sends uncompressed, in the dtype of the vectors"""
     bytes_wire: float = 0.0
     bytes_between_nodes: float = 0.0
-    """of bytes_wire: those to ranks on other nodes, by `Leaving`"""
+    """of bytes_wire: those to ranks on other nodes, a mean over the ranks of each group, by
+    `shares_between_nodes`"""
     index_bytes: float = 0.0
     metadata_bytes: float = 0.0
     elements: int = 0
@@ -90,10 +93,10 @@ class Account:
         for each in fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
-    def add_sent(self, nbytes: float, leaving: float) -> None:
+    def add_sent(self, nbytes: float, share: float) -> None:
         """Add bytes that were sent, of which this fraction leaves the node."""
         self.bytes_wire += nbytes
-        self.bytes_between_nodes += leaving * nbytes
+        self.bytes_between_nodes += share * nbytes
 
     def add_time(self, what: Times, begin: Moment, device: torch.device, sign: int = 1) -> None:
         """Add the time since `begin`, on a GPU that of the current stream's work."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from shardlab.codecs.base import MessageKey, Unit
 from shardlab.codecs.multi_phase import Communicator, MultiPhaseMethod, alarm
 from shardlab.comm.codec_collective import METHOD, CodecCollective, Route
-from shardlab.comm.ledger import Account, Kind, Ledger, leaving
+from shardlab.comm.ledger import Account, Kind, Ledger, shares_between_nodes
 from shardlab.core.device import now
 
 Reduce = Callable[[Tensor, Unit, Communicator, MessageKey], Tensor]
@@ -98,7 +98,7 @@ class GroupCommunicator:
         self._group = group
         self._ledger = ledger
         self._kind: Kind = kind
-        self._leaving = leaving(group, ledger.ranks_per_node)
+        self._between_nodes = shares_between_nodes(group, ledger.ranks_per_node)
 
     def begin_message(self) -> None:
         """Count the next collective as the first one of a message, later ones as extra."""
@@ -127,7 +127,7 @@ class GroupCommunicator:
                 dist.reduce_scatter_single(total, vector, group=self._group)
             return total
         received = torch.empty_like(vector)
-        with self._phase(vector.nbytes * self._others(), vector, self._leaving.exchange):
+        with self._phase(vector.nbytes * self._others(), vector, self._between_nodes.exchange):
             dist.all_to_all_single(received, vector, group=self._group)
         total, *others = received.chunk(self.world_size)
         for other in others:
@@ -156,7 +156,7 @@ class GroupCommunicator:
         return (self.world_size - 1) / self.world_size
 
     @contextmanager
-    def _phase(self, nbytes: float, sent: Tensor, leaving: float | None = None) -> Iterator[None]:
+    def _phase(self, nbytes: float, sent: Tensor, share: float | None = None) -> Iterator[None]:
         """Count a phase, which by default goes round the ranks."""
         account, begin = self._account, now(sent.device)
         with self._ledger.traffic.operation(nbytes, sent.device, self._group):
@@ -166,6 +166,6 @@ class GroupCommunicator:
         if not self._is_first:
             account.add_time("extra_collective_s", begin, sent.device)
         account.collectives += 1
-        account.add_sent(nbytes, self._leaving.ring if leaving is None else leaving)
+        account.add_sent(nbytes, self._between_nodes.ring if share is None else share)
         account.extra_collectives += not self._is_first
         self._is_first = False

@@ -221,12 +221,13 @@ class RareSync:
         """
         if _STEP not in state:
             return
-        self._exchanges.clear()
+        self._forget()
         self._changes.reset()
         self.step = int(state[_STEP])
         self._takes_parameters = _COUNT not in state
         if self._takes_parameters:
             self._restart()
+            self._changes.step_ended()  # weights that are loaded later would be undone
             return
         residuals = below(_RESIDUAL, state)
         if len(residuals) != int(state[_COUNT]):
@@ -258,6 +259,10 @@ class RareSync:
         self._is_detached = True
         self._first.remove()
         self._changes.remove()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Wait for what is on the way, and drop it."""
         for exchange in self._exchanges.values():
             if exchange.running is not None:
                 exchange.running.settle()
@@ -376,7 +381,7 @@ def _naming_rank(step: int) -> Iterator[None]:
             f"sync: {rank[0] if rank else 'a rank'} is lost at the exchange after step {step} "
             f"({reason}): let all ranks take equally many steps (drop_last=True) and then call "
             "handle.synchronize(), and go on from the last checkpoint"
-        ) from None
+        ) from error
 
 
 def _wait(exchange: _Exchange) -> None:

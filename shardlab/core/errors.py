@@ -13,6 +13,8 @@ class StorageError(UserError):
     """A file that cannot be written, whatever is to be in it: the disk is at fault."""
 
 
+_TERMINATED = "(SIGTERM"
+"""in the summary of a rank that was ended from outside, which `shardlab.train.launch` writes"""
 _TIMED_OUT = "Timed out waiting"
 """gloo's message about a rank that neither answers nor closes its connection"""
 _LOST = (_TIMED_OUT, "Connection closed by peer", "Connection reset by peer", "Broken pipe")
@@ -46,7 +48,12 @@ class RunFailed(RuntimeError):
     @property
     def terminated(self) -> bool:
         """Return whether somebody ended a rank from outside, as a scheduler does."""
-        return "(SIGTERM" in self.summary
+        return _TERMINATED in self.summary
+
+    @property
+    def outcome(self) -> Literal["timeout", "crash", "memory"]:
+        """Kind of failure; a rank that hung is a timeout, whichever rank noticed it."""
+        return "timeout" if self.hung else self.kind
 
     @property
     def hung(self) -> bool:

@@ -61,7 +61,7 @@ def codecs_of(strategies: Iterable[Strategy], space: Space) -> list[tuple[str, b
 
 
 def working(codecs: Iterable[tuple[str, bool]], group: dist.ProcessGroup) -> list[tuple[str, bool]]:
-    """Return the codecs that can send a message of each size on all ranks; say why others cannot"""
+    """Return the codecs that all ranks can send messages of each size by; say why not others."""
     found = []
     for spec, feedback in codecs:
         errors = gather_values(_error_of(spec, feedback, group), group)

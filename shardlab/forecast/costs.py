@@ -231,7 +231,7 @@ class Measured(Costs):
 
     def _leaving(self, operation: Operation) -> float:
         """Return the fraction of a rank's bytes that pass the link, mean over the ranks of a node,
-        which send at once: `shardlab.comm.ledger.Leaving`."""
+        which send at once: `shardlab.comm.ledger.shares_between_nodes`."""
         ranks, together = self.world_size, self._together
         if together >= ranks:
             return 0.0

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 GOAL = 0.1
 """share of a step that synchronisation may take"""
-STOCK = "none"
+STOCK = "all-reduce"
+"""torch's own, uncompressed; no codec has that name"""
 
 
 class Row(NamedTuple):
@@ -17,7 +18,7 @@ class Row(NamedTuple):
 
     use: str
     codec: str
-    """of what is sent; `STOCK`: torch's own all-reduce"""
+    """of what is sent, or `STOCK`"""
     every: int
     """steps from one synchronisation to the next"""
     arguments: str

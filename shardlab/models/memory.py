@@ -179,15 +179,17 @@ def _sharded_states(full: CanonicalStrategy, sizes: Sizes, world_size: int) -> C
     }
     if full.sync is None:
         return states
-    return {**states, "outer": int(_outer_copies(full.sync, copies) * trained)}
+    # outer parameters and momentum
+    states["outer"] = 2 * trained
+    return {**states, "exchanged": int(_exchanged_copies(full.sync, copies) * trained)}
 
 
-def _outer_copies(sync: Sync, copies: int) -> float:
-    """Return how many times a rank has its trained parameters for exchanges: outer ones, momentum,
-    what error feedback keeps, now and before the last exchange, and gradients on the way."""
+def _exchanged_copies(sync: Sync, copies: int) -> float:
+    """Return how many times a rank has its trained parameters for messages of exchanges: what error
+    feedback keeps, now and before the last exchange, and gradients on the way."""
     residuals = 2 * (1 + 1 / copies) if sync.error_feedback else 0
     on_the_way = min(math.ceil(sync.delay * sync.fragments / sync.every), sync.fragments)
-    return 2 + residuals + on_the_way / sync.fragments
+    return residuals + on_the_way / sync.fragments
 
 
 def _streamed_states(full: CanonicalStrategy, sizes: Sizes, world_size: int) -> Categories:

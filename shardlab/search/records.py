@@ -13,6 +13,9 @@ Role = Literal["incumbent", "start", "judge", "forecast", "random"]
 """why a strategy is raced: held so far; the reference; chosen by the judge; the lowest prediction;
 drawn from all feasible strategies. The last two measure the judge as it works"""
 
+_WIDEST = 4.0
+"""ratio of the ends of an interval from which on it says nothing"""
+
 
 class Workload(Document):
     """Workload that every strategy of one search trains."""
@@ -28,10 +31,6 @@ class Workload(Document):
     accumulation: int
     link: str
     """of the search; training runs, which give quality, may have another one"""
-
-
-_WIDEST = 4.0
-"""ratio of the ends of an interval from which on it says nothing"""
 
 
 class StepRatio(Document):
@@ -55,7 +54,7 @@ class StepRatio(Document):
         """
         if self.high <= _WIDEST * self.low:
             return f"{self.low:.3f} to {self.high:.3f}"
-        return "interval unknown, too few repetitions"
+        return "interval too wide to tell"
 
 
 class Failure(Document):

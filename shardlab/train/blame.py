@@ -5,7 +5,6 @@ import time
 
 import numpy as np
 
-from shardlab.config.timing_record import Arm
 from shardlab.core.errors import RunFailed, UserError
 from shardlab.core.launch_environment import rank_environment
 from shardlab.train.plans import TimingPlan
@@ -48,25 +47,21 @@ def blamed(
     Raises:
         RunFailed, UserError: no further attempt is possible.
     """
-    (run, step_s), arm = marks.behind(), failed_arm(error)
-    kind = error.kind if isinstance(error, RunFailed) else "crash"
+    run, step_s = marks.behind()
+    if isinstance(error, RunFailed):
+        kind, outcome, detail, summary = error.kind, error.outcome, error.detail, error.summary
+    else:
+        kind, outcome, detail, summary = "crash", "crash", str(error), str(error)
     if run and rank_environment(plan.timing.world_size) is not None:
         # ranks of torchrun or srun are not this command's to start again
-        raise RunFailed(kind, str(error), f"{run}: {arm.detail}")
+        raise RunFailed(kind, detail, f"{run}: {summary}")
     if isinstance(error, RunFailed) and error.terminated:
         raise error
     at_arm = run in plan.timing.runs
     hung = isinstance(error, RunFailed) and error.hung
     late = kind == "timeout" and not hung and not (at_arm and step_s >= _HUNG * limit_s)
-    if late or (arm.outcome == "memory" and run == plan.timing.runs[0]):
+    if late or (outcome == "memory" and run == plan.timing.runs[0]):
         return None
     if not at_arm:
         raise error
     return run
-
-
-def failed_arm(error: RunFailed | UserError) -> Arm:
-    """Return the outcome of the arm that is to blame."""
-    if isinstance(error, UserError):  # not chosen by a user, so a refusal is data
-        return Arm(outcome="crash", detail=str(error))
-    return Arm(outcome="timeout" if error.hung else error.kind, detail=error.summary)

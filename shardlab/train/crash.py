@@ -35,7 +35,7 @@ def write_crash(plan: RunPlan, folder: Path, failure: RunFailed, log: str) -> Cr
         link=connection_name(plan.train.link, node_count(ranks)),
         strategy=plan.strategy.canonical().model_dump(mode="json"),
         params_hash=plan.params_hash(),
-        outcome="timeout" if failure.hung else failure.kind,
+        outcome=failure.outcome,
         crashed=f"{shorten(failure.summary)} (log: {log})",
     )
     # a model that was saved before the failure would look like one of a complete run

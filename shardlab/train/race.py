@@ -16,7 +16,7 @@ from shardlab.config.timing_record import BLOCK, NO_COMMUNICATION, Arm, Race, Ru
 from shardlab.core.errors import StorageError, UserError
 from shardlab.core.files import temporary
 from shardlab.core.progress import stopwatch
-from shardlab.train.blame import Marks, blamed, failed_arm
+from shardlab.train.blame import Marks, blamed
 from shardlab.train.interleaved import Look, interleave, launch_plan
 from shardlab.train.launch import RunFailed
 from shardlab.train.plans import TimingPlan
@@ -63,7 +63,7 @@ def race(plan: TimingPlan, output: Path, look: Look, limit_s: float) -> None:
             except StorageError:
                 raise  # no property of an arm
             except (RunFailed, UserError) as error:
-                run, arm = blamed(error, marks, plan, limit_s), failed_arm(error)
+                run, arm = blamed(error, marks, plan, limit_s), _failed_arm(error)
                 reason = "" if run else f"the race failed: {arm.detail}"
                 if run:
                     failed[run] = arm
@@ -126,3 +126,10 @@ def _work(
             seconds=0,  # the command knows them
             runs=[run for run in timed if run.run not in arms or arms[run.run].outcome == "ok"],
         ).to_file(record)
+
+
+def _failed_arm(error: RunFailed | UserError) -> Arm:
+    """Return the outcome of the arm that is to blame."""
+    if isinstance(error, UserError):  # not chosen by a user, so a refusal is data
+        return Arm(outcome="crash", detail=str(error))
+    return Arm(outcome=error.outcome, detail=error.summary)

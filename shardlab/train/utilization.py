@@ -1,6 +1,5 @@
 """Use of the machine by a run: CPUs of its ranks, floating-point operations per token, memory."""
 
-import os
 from dataclasses import asdict
 from time import perf_counter
 
@@ -11,7 +10,7 @@ from transformers import PreTrainedModel
 
 from shardlab.comm.object_collectives import gather_values
 from shardlab.config.schema import Train
-from shardlab.core.host import resident_memory
+from shardlab.core.host import machine_key, resident_memory
 from shardlab.core.ranges import format_ranges
 from shardlab.engines.cpu_placement import RankLocation, place_here
 from shardlab.models.sizes import attention_of
@@ -105,11 +104,12 @@ def placements(group: dist.ProcessGroup) -> list[str]:
     Args:
         group: all ranks of the run.
     """
-    rank, local_rank = dist.get_rank(group), int(os.environ["LOCAL_RANK"])
-    first = rank - local_rank
+    rank, machine = dist.get_rank(group), machine_key()
     everywhere = gather_values(asdict(RankLocation.here(gpu_node())), group)
-    local = everywhere[first : first + int(os.environ["LOCAL_WORLD_SIZE"])]
-    mine = place_here([RankLocation(**location) for location in local])[local_rank]
+    # not LOCAL_RANK: nodes of emulated links share a machine
+    here = [other for other, key in enumerate(gather_values(machine, group)) if key == machine]
+    local = [RankLocation(**everywhere[other]) for other in here]
+    mine = place_here(local)[here.index(rank)]
     line = (
         f"CPUs {format_ranges(everywhere[rank]['cpus'])} (control {format_ranges(mine.control)}, "
         f"workers {format_ranges(mine.workers)})"

@@ -11,12 +11,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import shardlab
-from shardlab.forecast.lookup import advise, lookup_table, share, steps_between
+from shardlab.forecast.lookup import STOCK, advise, lookup_table, share, steps_between
 from tests.ranks import on_ranks
 
 
 def ratios(stock, int8=4, int4=8):
-    return {"none": stock, "int8": stock / int8, "int4": stock / int4}
+    return {STOCK: stock, "int8": stock / int8, "int4": stock / int4}
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_the_mildest_row_that_is_enough_is_taken(stock, use):
 
 def test_codecs_that_take_longer_than_they_save_are_passed_over():
     assert advise(ratios(0.12, int8=0.5, int4=0.5), lookup_table()).every == 8
-    assert advise(ratios(0.1, int8=0.5, int4=0.5), lookup_table()).codec == "none"
+    assert advise(ratios(0.1, int8=0.5, int4=0.5), lookup_table()).codec == STOCK
 
 
 def test_goal_is_a_share_of_the_whole_step():
@@ -61,7 +61,7 @@ def test_steps_between_exchanges_that_take_a_share_of_the_time(ratio, goal, ever
 
 def exact(row):
     """The lowest ratio of compression of a row: 4 of 8 bits for 32, and 8 of 4, without scales."""
-    return {"none": 1, "int8": 3, "int4:group=32": 5}[row.codec]
+    return {STOCK: 1, "int8": 3, "int4:group=32": 5}[row.codec]
 
 
 def linear():

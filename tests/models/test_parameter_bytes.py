@@ -54,9 +54,10 @@ def test_bytes_of_parameters_match_hand_calculation(document, expected):
 def test_the_state_of_exchanges_may_be_in_host_memory():
     sizes = Sizes(PARAMETERS, PARAMETERS, units=(), element_bytes=4)
     on_device, on_host = (
-        parse_strategy({"engine": "ddp", "sync": {"every": 9, "state": state}})
+        parse_strategy({"engine": "ddp", "sync": {"every": 9, "state": state, **FEEDBACK}})
         for state in ("device", "host")
     )
+    # what error feedback keeps stays where the gradients are
     outer = {"outer": 8 * PARAMETERS}
     assert closed_form(on_device, sizes, 4) == {**closed_form(on_host, sizes, 4), **outer}
     assert host_memory(on_host, sizes, 4) == outer and not host_memory(on_device, sizes, 4)

@@ -92,6 +92,6 @@ def test_an_interval_of_too_few_repetitions_is_not_shown_in_figures():
         shown[repetitions] = StepRatio(**place, **figures)
     few, many = shown.values()
     assert few.high > 1000 * few.ratio
-    assert few.interval == "interval unknown, too few repetitions"
+    assert few.interval == "interval too wide to tell"
     assert many.interval == f"{many.low:.3f} to {many.high:.3f}"
     assert few.model_copy(update={"low": math.nan, "high": math.nan}).interval == few.interval
