@@ -154,8 +154,7 @@ def attach(
     if "codec" in given:
         given["codec"] = spec_of(given["codec"])
     sync = validate(Sync, given, "attach: outer")
-    optimizers = unwrapped(optimizer)
-    return _attach(model, settings, gathered, overlap, replicas, seed, sync, optimizers)
+    return _attach(model, settings, gathered, overlap, replicas, seed, sync, unwrapped(optimizer))
 
 
 def _attach(
@@ -175,8 +174,7 @@ def _attach(
     excluded = _excluded_blocks(model, wrapper, for_gradients["exclude"])
     if not gradients.is_plain:
         gradients = replace(gradients, excluded=excluded)
-    ledger = Ledger(for_gradients["ranks_per_node"])
-    lanes = Lanes() if overlap else None
+    ledger, lanes = Ledger(for_gradients["ranks_per_node"]), Lanes() if overlap else None
     collectives: dict[str, dict[dist.ProcessGroup, Collective]] = {}
 
     def maker(purpose: str, kind: Kind, route: Route) -> MakeCollective:

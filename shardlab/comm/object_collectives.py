@@ -1,13 +1,15 @@
-"""Collectives of plain values, and groups of fewer ranks."""
+"""Collectives of plain values, groups of fewer ranks, and ranks that are lost."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from shardlab.core.errors import UserError
+from shardlab.core.errors import UserError, lost_rank
 
 Value = TypeVar("Value")
 
@@ -71,3 +73,19 @@ def run_or_fail_together(group: dist.ProcessGroup, failed: str, call: Callable[[
             values.clear()  # the traceback refers to this frame and would keep the result alive
             raise UserError(reported) from cause
     return values[0]
+
+
+@contextmanager
+def naming_lost_rank(step: int) -> Iterator[None]:
+    """Say in one line which rank is lost, where the error is about one, and what to do."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason, rank = lost_rank(str(error)), re.search(r"rank \d+", str(error))
+        if reason is None:
+            raise
+        raise RuntimeError(
+            f"sync: {rank[0] if rank else 'a rank'} is lost at the exchange after step {step} "
+            f"({reason}): let all ranks take equally many steps (drop_last=True) and then call "
+            "handle.synchronize(), and go on from the last checkpoint"
+        ) from error

@@ -20,9 +20,7 @@ Laws:
   rounding; with one replica and rate 1 it is training without exchanges, up to rounding.
 """
 
-import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -33,10 +31,11 @@ from shardlab.codecs.base import Block, Unit
 from shardlab.comm.background import Background, Running
 from shardlab.comm.collective import Collective
 from shardlab.comm.feedback import ErrorFeedback
+from shardlab.comm.object_collectives import naming_lost_rank
 from shardlab.comm.outer_parameters import OuterUnit, digest, outer_units
 from shardlab.comm.weight_changes import WeightChanges
 from shardlab.config.sync import Sync
-from shardlab.core.errors import UserError, lost_rank
+from shardlab.core.errors import UserError
 from shardlab.models.names import parameter_names, plain
 
 BETWEEN_EXCHANGES = "sync."
@@ -139,7 +138,7 @@ class RareSync:
         self.step += 1
         if self.step == self.settings.warmup_steps:
             self._restart()
-        with _naming_rank(self.step):
+        with naming_lost_rank(self.step):
             for index in range(len(self._fragments)):
                 if self._is_due(index):
                     self._start(index)
@@ -161,7 +160,7 @@ class RareSync:
         for module in self._model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()  # an evaluation may have left what it has gathered
-        with _naming_rank(self.step):
+        with naming_lost_rank(self.step):
             for index in [*self._exchanges]:
                 self._finish(index)
             # a replica that has nothing to send would leave the others waiting
@@ -227,7 +226,6 @@ class RareSync:
         self._takes_parameters = _COUNT not in state
         if self._takes_parameters:
             self._restart()
-            self._changes.step_ended()  # weights that are loaded later would be undone
             return
         residuals = below(_RESIDUAL, state)
         if len(residuals) != int(state[_COUNT]):
@@ -366,22 +364,6 @@ class RareSync:
         buffers = self._float_buffers()
         for buffer, mean in zip(buffers, flat.split([b.numel() for b in buffers]), strict=True):
             buffer.copy_(mean.view_as(buffer))
-
-
-@contextmanager
-def _naming_rank(step: int) -> Iterator[None]:
-    """Say in one line which rank is lost, where the error is about one, and what to do."""
-    try:
-        yield
-    except RuntimeError as error:
-        reason, rank = lost_rank(str(error)), re.search(r"rank \d+", str(error))
-        if reason is None:
-            raise
-        raise RuntimeError(
-            f"sync: {rank[0] if rank else 'a rank'} is lost at the exchange after step {step} "
-            f"({reason}): let all ranks take equally many steps (drop_last=True) and then call "
-            "handle.synchronize(), and go on from the last checkpoint"
-        ) from error
 
 
 def _wait(exchange: _Exchange) -> None:
