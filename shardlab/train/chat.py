@@ -1,5 +1,6 @@
 """Conversation with a causal language model of a folder, at a prompt line."""
 
+import io
 import sys
 import unicodedata
 from collections.abc import Callable
@@ -259,6 +260,8 @@ def converse(conversation: Conversation) -> None:
     """
     with suppress(ImportError):
         import readline  # noqa: F401 - editing and earlier lines at the prompt
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # lines of a pipe may be of any encoding
     mark = "> " if sys.stdin.isatty() else ""
     while True:
         try:

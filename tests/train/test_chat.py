@@ -186,8 +186,9 @@ def test_an_answer_that_ends_early_ends_no_conversation(monkeypatch, capsys, err
                 raise error
             show(" words")
 
-    monkeypatch.setattr(sys, "stdin", io.StringIO("first\n\nsecond\udcff\n"))
+    latin1 = io.TextIOWrapper(io.BytesIO("first\n\ncaf\xe9\n".encode("latin-1")), "utf-8")
+    monkeypatch.setattr(sys, "stdin", latin1)
     converse(Ended())
     shown = capsys.readouterr()
-    assert (prompts, shown.out) == (["first", "second?"], "some\nsome words\n")
+    assert (prompts, shown.out) == (["first", "caf\ufffd"], "some\nsome words\n")
     assert shown.err.startswith(said)
