@@ -374,8 +374,6 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     if options.batch < 1 or min(options.seq, options.vocabulary or 2) < 2:
         parser.error("--batch is at least 1, --seq and --vocabulary at least 2")
-    if spec_of(options.codec).name == "none":
-        parser.error("--codec none compresses nothing: choose another")
     # both uses of the codec in the lookup table, before anything is measured
     validate(Compression, {"codec": spec_of(options.codec), "error_feedback": True}, "--codec")
     if make_codec(options.codec).votes:
