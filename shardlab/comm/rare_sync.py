@@ -223,8 +223,8 @@ class RareSync:
         self._forget()
         self._changes.reset()
         self.step = int(state[_STEP])
-        self._takes_parameters = _COUNT not in state
-        if self._takes_parameters:
+        self._takes_parameters = self.step == 0 or _COUNT not in state
+        if _COUNT not in state:
             self._restart()
             return
         residuals = below(_RESIDUAL, state)
