@@ -26,6 +26,7 @@ from shardlab.config.parameters import Parameters
 from shardlab.config.schema import Repetitions, Train
 from shardlab.config.strategy import Strategy
 from shardlab.config.sync import Sync
+from shardlab.config.timing_record import read_timings
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, sha256_of_value, temporary, write_json, write_text
 from shardlab.core.host import describe_host, git_revision
@@ -290,10 +291,9 @@ def timed_runs(params: Parameters) -> dict[int, tuple[str, ...]]:
 
 
 def time_link(params: Parameters, rate: str | None) -> None:
-    """Time steps of all methods on a link, interleaved, unless its file is there."""
+    """Time steps of all methods on a link, interleaved, unless its file has those of these
+    strategies."""
     output = timing_path(rate)
-    if output.is_file():
-        return
     link = None if rate is None else Link(rate=rate)
     train, strategies = params("train"), params("strategies")
     plans = [
@@ -307,6 +307,14 @@ def time_link(params: Parameters, rate: str | None) -> None:
         )
         for accumulation, runs in timed_runs(params).items()
     ]
+    wanted = {
+        (each.name, run): each.strategies[run].hash() for each in plans for run in each.timing.runs
+    }
+    if output.is_file():
+        timed = read_timings(output, "remove it")
+        found = {(run.timing, run.run): run.strategy_hash for run in timed}
+        if wanted.items() <= found.items():
+            return
     time_strategies(plans, output)
 
 

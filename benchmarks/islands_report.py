@@ -23,10 +23,12 @@ from benchmarks.islands import (
     TARGET,
     Method,
     best_rate,
+    parameters,
     sync_of,
     timing_name,
     timing_path,
 )
+from shardlab.config.strategy import Strategy, parse_strategy
 from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun, read_timings
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
@@ -103,9 +105,14 @@ class Curve:
     def __init__(self, name: str) -> None:
         self.name, self.method = name, METHODS[name]
         self.rate = best_rate(name)
+        strategy: Strategy = parameters()(f"strategies.{self.method.strategy}")
         self.records: dict[int, dict[int, dict[str, Any]]] = {}
         for path in sorted((FOLDER / "runs" / name).glob("*.json")):
             record = read_json(path, "remove it")
+            if parse_strategy(record["strategy"]).hash() != strategy.hash():
+                raise UserError(
+                    f"{path}: of another strategy than params/islands.yaml: train again"
+                )
             if record["learning_rate"] == self.rate:
                 self.records.setdefault(record["seed"], {})[record["steps"]] = record
 

@@ -174,7 +174,7 @@ class Links:
 
 
 class LinkCounters(NamedTuple):
-    """What the ranks of this rank's node have sent, by the interfaces, headers included."""
+    """Bytes and frames that the ranks of this rank's node have sent, headers included."""
 
     nbytes: int
     """over the link to other nodes"""

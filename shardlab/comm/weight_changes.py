@@ -11,7 +11,7 @@ from shardlab.models.names import plain
 
 
 class WeightChanges:
-    """What a script does to the weights of a model, apart from training them.
+    """Notices what a script does to the weights of a model, apart from training them.
 
     Args:
         units: of the trained parameters of `model`.
