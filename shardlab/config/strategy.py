@@ -12,6 +12,7 @@ from pydantic import ModelWrapValidatorHandler, model_validator
 
 from shardlab.config.compression import (
     CanonicalCompression,
+    Compression,
     gradient_words,
     setting_words,
     weight_words,
@@ -46,6 +47,19 @@ class Strategy(Settings):
     def hash(self) -> str:
         """Return 16 hexadecimal digits; equal for equal meanings."""
         return _hash(self.canonical())
+
+    def after_warmup(self) -> Self:
+        """Return the strategy of the steps after the warm-up of `sync`: without it, and without
+        codecs of gradients that are then sent no more."""
+        if self.sync is None or not self.sync.warmup_steps:
+            return self
+        sync = self.sync.model_copy(update={"warmup_steps": 0})
+        if self.traits.residency == "replicated" or self.sharding == "no_shard":
+            gradients = Compression()
+        else:
+            inside = {"between_nodes": None, "ranks_per_node": None}
+            gradients = self.gradients.model_copy(update=inside)
+        return type(self).model_validate({**dict(self), "sync": sync, "gradients": gradients})
 
     def label(self) -> str:
         """Return the strategy in a few words, for tables and prompts.

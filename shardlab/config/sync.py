@@ -67,10 +67,6 @@ class Sync(Document):
         optimizer = self.optimizer if momentum else "nesterov"
         return self.model_copy(update={"momentum": momentum, "optimizer": optimizer})
 
-    def after_warmup(self) -> Self:
-        """Return the same without a warm-up."""
-        return self.model_copy(update={"warmup_steps": 0})
-
     def whole_rounds(self, steps: int) -> int | None:
         """Return at least so many steps, which are whole rounds from exchange to exchange; None
         where a round has too many to be traced."""

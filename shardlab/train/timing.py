@@ -42,10 +42,9 @@ class Runner:
     ) -> None:
         self.run, self.strategy = run, plan.runs[run]
         self._plan, self._link, self._group = plan, link, group
-        alone, timed, sync = run == NO_COMMUNICATION, self.strategy, self.strategy.sync
-        if sync is not None:
-            # steps of the warm-up are those of another strategy
-            timed = timed.model_copy(update={"sync": sync.after_warmup()})
+        alone, sync = run == NO_COMMUNICATION, self.strategy.sync
+        # steps of a warm-up are those of another strategy
+        timed = self.strategy.after_warmup()
         self._round = 1 if sync is None else sync.every
         self._built = build_loop(
             plan.model, timed, plan.train, split, _SEED, link.throttle, group, alone
