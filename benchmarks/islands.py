@@ -16,10 +16,12 @@ import gzip
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
+
+import torch.distributed as dist
 
 from shardlab.config.machine import Link
 from shardlab.config.parameters import Parameters
@@ -32,20 +34,29 @@ from shardlab.core.files import read_json, sha256_of_value, temporary, write_jso
 from shardlab.core.host import describe_host, git_revision
 from shardlab.core.progress import say
 from shardlab.data.local_files import SEPARATOR
-from shardlab.data.tokens import read_manifest
-from shardlab.train.evaluation import validate_run
+from shardlab.data.tokens import open_split, read_manifest
+from shardlab.train.evaluation import evaluate, load_model
 from shardlab.train.interleaved import time_strategies
+from shardlab.train.launch import launch
 from shardlab.train.plans import RunPlan, TimingPlan
 from shardlab.train.run import train_run
 
 FOLDER = Path("experiments/islands")
 PARAMS = Path("params/islands.yaml")
-TARGET = "fsdp2"
-"""whose loss after its 2,000 steps the others have to reach"""
+TARGET = "stock"
+"""method whose loss after `TARGET_STEPS` the others have to reach"""
+TARGET_STEPS = 2000
 _PART = 3000
 """characters of a document, about: long texts are cut, so that validation has parts of all"""
-_RATES = (0.002, 0.003, 0.0045)
-"""learning rates that methods are tuned on, alike, with the first seed"""
+_RATES = (0.00133, 0.002, 0.003, 0.0045, 0.0068, 0.0101, 0.0152)
+"""learning rates; each method is tuned alike: from the middle of a few, with the first seed, until
+the best is between two others"""
+_FIRST_RATE = 0.003
+_LENGTHS = (125, 175, 250, 350, 500, 700, 1000, 1400, 2000, 2800, 4000, 5600, 8000)
+"""steps of runs: with the first seed, lengths are tried up or down until the loss to reach is
+between those of two"""
+_FARTHEST = 2
+"""lengths, up or down, that are tried"""
 _SEEDS = (0, 1, 2)
 _MEANING = (
     *("world_size", "steps", "batch_size", "sequence_length", "learning_rate", "warmup_steps"),
@@ -54,22 +65,18 @@ _MEANING = (
 """settings of a run that its losses depend on"""
 LINKS = ("50mbit", "100mbit", "300mbit", "1gbit", None)
 """rates; None: loopback"""
-_REPETITIONS = 12
 STOCK = ("fsdp2", "ddp", "ddp-bf16")
-"""what torch has itself"""
-_OWN_STEP = ("streaming32-warm", "sparse32-warm")
-"""methods whose steps after the warm-up no other method has"""
+"""what torch has itself, and computes the same up to rounding"""
 
 
 class Method(NamedTuple):
-    """A way to train, whose runs of several lengths have their own end of the schedule."""
+    """A way to train. Runs of each length have their own end of the schedule."""
 
     strategy: str
     """in params/islands.yaml"""
-    steps: tuple[int, ...]
-    """of its runs"""
-    tuned_steps: int = 2000
-    """of the runs that tune its learning rate"""
+    steps: int = TARGET_STEPS
+    """length of the runs that tune it, and of all runs of the other seeds: about that which ends
+    at the loss to reach"""
     tuned_as: str | None = None
     """method of nearly the same updates, whose learning rate it takes"""
     world_size: int = 2
@@ -77,36 +84,32 @@ class Method(NamedTuple):
     """micro-batches per step"""
 
 
-# around the target's steps, and beyond for methods that need more of them
-_NEAR = (1400, 2000, 2800)
-_MORE = (2000, 2800, 4000)
 METHODS = {
-    "one-device": Method("ddp", (2000, 4000, 8000), 4000, world_size=1),
-    # ddp and its bf16 hook compute the same up to rounding
-    "fsdp2": Method("fsdp2", _NEAR),
-    "fsdp2-acc4": Method("fsdp2", (700, 1000, 1400), 1000, accumulation=4),
-    "fsdp2-acc8": Method("fsdp2", (500, 700, 1000), 700, accumulation=8),
-    "fsdp2-acc32": Method("fsdp2", (350, 500, 700), 500, accumulation=32),
-    **{
-        name: Method(name, _NEAR, tuned_as="fsdp2")
-        for name in ("ddp-int8", "ddp-int4", "manual-int8-w8", "manual-int4-w4")
-    },
-    "ddp-powersgd": Method("ddp-powersgd", _NEAR),
-    "ddp-topk": Method("ddp-topk", _MORE),
-    "average8": Method("average8", _MORE),
-    "diloco32": Method("diloco32", _MORE),
-    **{
-        name: Method(name, _MORE, tuned_as="diloco32")
-        for name in ("diloco32-fp32", "diloco32-int8")
-    },
-    "diloco128": Method("diloco128", _MORE),
-    "diloco32-warm": Method("diloco32-warm", _MORE),
-    **{
-        name: Method(name, _MORE, tuned_as="diloco32-warm")
-        for name in ("average8-warm", "diloco128-warm", "streaming32-warm")
-    },
-    "sparse32-warm": Method("sparse32-warm", _MORE),
+    # of the engines of torch the one that trains fastest on loopback
+    TARGET: Method("ddp"),
+    "one-device": Method("ddp", 4000, world_size=1),
+    "diloco32-warm": Method("diloco32-warm"),
+    "diloco32": Method("diloco32"),
+    "stock-acc4": Method("ddp", 500, accumulation=4),
+    "stock-acc8": Method("ddp", 350, accumulation=8),
+    "ddp-int4": Method("ddp-int4", tuned_as=TARGET),
+    "diloco128-warm": Method("diloco128-warm", tuned_as="diloco32-warm"),
+    "streaming32-warm": Method("streaming32-warm", tuned_as="diloco32-warm"),
+    "diloco128": Method("diloco128", tuned_as="diloco32"),
+    "average8": Method("average8", tuned_as="diloco32"),
+    "ddp-powersgd": Method("ddp-powersgd", tuned_as=TARGET),
+    "ddp-topk": Method("ddp-topk"),
+    "sparse32-warm": Method("sparse32-warm", tuned_as="diloco32-warm"),
+    "diloco32-fp32": Method("diloco32-fp32", tuned_as="diloco32"),
+    "diloco32-int8": Method("diloco32-int8", tuned_as="diloco32"),
+    "diloco128-fp32": Method("diloco128-fp32", tuned_as="diloco32"),
+    "diloco32-published": Method("diloco32-published", tuned_as="diloco32"),
+    "manual-int4-w4": Method("manual-int4-w4", tuned_as=TARGET),
+    "manual-int8-w8": Method("manual-int8-w8", tuned_as=TARGET),
+    "ddp-int8": Method("ddp-int8", tuned_as=TARGET),
+    "stock-acc32": Method("ddp", 175, accumulation=32),
 }
+"""in the order in which they are trained: what matters most comes first"""
 
 
 @cache
@@ -222,72 +225,119 @@ def key_of(plan: RunPlan) -> str:
     return sha256_of_value(facts)[:16]
 
 
-def train(params: Parameters, run: Run) -> None:
-    """Train and evaluate one run, unless its record is there."""
+def train(params: Parameters, run: Run) -> float:
+    """Train and evaluate one run, unless its record is there; return its validation loss."""
     plan = plan_of(params, run)
     settings, key = plan.train, key_of(plan)
-    if run.path.is_file() and read_json(run.path, "remove it")["key"] == key:
-        return
+    if run.path.is_file():
+        record = read_json(run.path, "remove it")
+        if record["key"] == key:
+            return float(record["val_loss"])
     say(f"{run.path}: trains")
     with temporary("shardlab-islands") as work:
         train_run(plan, work)
-        # a diverged run has a model, too
-        validate_run(
-            work / "final_model", work / "v.json", settings, plan.model, run.seed, plan.data
-        )
-        metrics, validation = (read_json(work / name, "") for name in ("metrics.json", "v.json"))
-    write_json(
-        run.path,
-        {
-            "key": key,
-            **run._asdict(),
-            "strategy": plan.strategy.canonical().model_dump(mode="json", exclude_defaults=True),
-            "world_size": settings.world_size,
-            "tokens_per_step": settings.batch_size * settings.sequence_length * settings.world_size,
-            "parameters": metrics["parameters"],
-            "bytes_wire": metrics["bytes_wire"],
-            "val_loss": validation["val_loss"],
-            "val_tokens": validation["val_tokens"],
-            "revision": git_revision(),
-            "host": describe_host()["cpu"],
-        },
-    )
+        # a diverged run has a model, too; a child process leaves this one free to fork ranks
+        launch(partial(_evaluate, work, plan), 1, threads=2, timeout_s=settings.timeout_s)
+        metrics, quality = (read_json(work / name, "") for name in ("metrics.json", "v.json"))
+    record = {
+        "key": key,
+        **run._asdict(),
+        "strategy": plan.strategy.canonical().model_dump(mode="json", exclude_defaults=True),
+        "world_size": settings.world_size,
+        "tokens_per_step": settings.batch_size * settings.sequence_length * settings.world_size,
+        "parameters": metrics["parameters"],
+        "bytes_wire": metrics["bytes_wire"],
+        **quality,
+        "revision": git_revision(),
+        "host": describe_host()["cpu"],
+    }
+    write_json(run.path, record)
+    return float(record["val_loss"])
 
 
-def best_rate(method: str) -> float:
-    """Return the learning rate with the lowest loss of the tuning runs so far.
+def _evaluate(work: Path, plan: RunPlan, group: dist.ProcessGroup) -> None:
+    split = open_split(plan.data / "tokens", "validation")
+    model = load_model(work / "final_model")
+    quality = evaluate(model, split, plan.train.sequence_length, batch=32)
+    write_json(work / "v.json", {"val_loss": quality.loss, "val_tokens": quality.tokens})
+
+
+def tuned_rate(name: str, loss_at: Callable[[float], float]) -> float:
+    """Return the learning rate with the lowest loss, of which both neighbours are worse.
 
     Raises:
-        UserError: there are none.
+        UserError: it is the lowest or the highest of the grid.
     """
-    method = METHODS[method].tuned_as or method
-    steps = METHODS[method].tuned_steps
-    runs = [Run(method, steps, _SEEDS[0], rate) for rate in _RATES]
-    losses = {
-        run.learning_rate: read_json(run.path, "")["val_loss"] for run in runs if run.path.is_file()
-    }
-    if not losses:
-        raise UserError(f"{runs[0].path.parent}: no tuning run: run python -m benchmarks.islands")
-    return min(losses, key=lambda rate: losses[rate])
+    best = _RATES.index(_FIRST_RATE)
+    while True:
+        if not 0 < best < len(_RATES) - 1:
+            raise UserError(f"{name}: {_RATES[best]:g} is the end of the learning rates")
+        near = min((best, best - 1, best + 1), key=lambda index: loss_at(_RATES[index]))
+        if near == best:
+            return _RATES[best]
+        best = near
+
+
+def lengths_around(first: int, loss: float, loss_at: Callable[[int], float]) -> None:
+    """Train lengths from the first one on until the loss is between those of two."""
+    at = _LENGTHS.index(first)
+    step = 1 if loss_at(first) > loss else -1
+    for steps in _LENGTHS[at + step :: step][:_FARTHEST]:
+        if (loss_at(steps) > loss) != (step > 0):
+            return
+
+
+def rate_of(params: Parameters, name: str) -> float:
+    """Return the learning rate of a method, whose tuning runs are trained unless they are there."""
+    own = METHODS[name].tuned_as or name
+    steps = METHODS[own].steps
+    return tuned_rate(own, lambda rate: train(params, Run(own, steps, _SEEDS[0], rate)))
 
 
 def train_all(params: Parameters) -> None:
-    """Tune every method on one seed, then train all lengths with all seeds."""
-    for rate in sorted(_RATES, key=lambda rate: rate != params("train").learning_rate):
-        for name, method in METHODS.items():
-            if method.tuned_as is None:
-                train(params, Run(name, method.tuned_steps, _SEEDS[0], rate))
-    for seed in _SEEDS:
-        for name, method in METHODS.items():
-            for steps in method.steps:
-                train(params, Run(name, steps, seed, best_rate(name)))
+    """Tune every method and try its lengths with the first seed, then train the other seeds."""
+    first, *others = _SEEDS
+    target = Run(TARGET, TARGET_STEPS, first, rate_of(params, TARGET))
+    for name, method in METHODS.items():
+        rate = rate_of(params, name)
+
+        def loss_at(steps: int, name: str = name, rate: float = rate) -> float:
+            return train(params, Run(name, steps, first, rate))
+
+        lengths_around(method.steps, train(params, target), loss_at)
+    for name, method in METHODS.items():
+        for seed in others:
+            train(params, Run(name, method.steps, seed, rate_of(params, name)))
 
 
-def timed_runs(params: Parameters) -> dict[int, tuple[str, ...]]:
-    """Return the strategies to time, by micro-batches; a warm-up is another strategy's step."""
-    names = params("strategies")
-    one = tuple(name for name in names if not name.endswith("-warm") or name in _OWN_STEP)
-    return {1: one, **dict.fromkeys((4, 8, 32), STOCK)}
+class Timed(NamedTuple):
+    """Strategies whose steps are timed in the same repetitions."""
+
+    name: str
+    runs: tuple[str, ...]
+    repetitions: int
+    """fewer where one of them is long"""
+    accumulation: int = 1
+
+
+def timings(params: Parameters) -> list[Timed]:
+    """Return what is timed on each link."""
+    names: dict[str, Strategy] = params("strategies")
+    runs = dict.fromkeys(timed_as(name) for name in names)
+    rare = tuple(name for name in runs if names[name].sync is not None)
+    each = tuple(name for name in runs if name not in rare)
+    return [
+        Timed("exchanges in every step", each, 12),
+        Timed("rounds between exchanges", rare, 4),
+        *(Timed(f"{n} micro-batches", STOCK, most, n) for n, most in ((4, 12), (8, 6), (32, 3))),
+    ]
+
+
+def timed_as(strategy: str) -> str:
+    """Return the strategy whose steps those of a strategy are after its warm-up."""
+    names: dict[str, Strategy] = parameters()("strategies")
+    plain = strategy.removesuffix("-warm").removesuffix("-published")
+    return plain if plain in names else strategy
 
 
 def time_link(params: Parameters, rate: str | None) -> None:
@@ -298,21 +348,21 @@ def time_link(params: Parameters, rate: str | None) -> None:
     train, strategies = params("train"), params("strategies")
     plans = [
         TimingPlan(
-            timing_name(accumulation),
-            Repetitions(runs=runs, link=link, repetitions=_REPETITIONS),
+            timed.name,
+            Repetitions(runs=timed.runs, link=link, repetitions=timed.repetitions),
             strategies,
-            train.model_copy(update={"accumulation": accumulation}),
+            train.model_copy(update={"accumulation": timed.accumulation}),
             params("model"),
             FOLDER / "data",
         )
-        for accumulation, runs in timed_runs(params).items()
+        for timed in timings(params)
     ]
     wanted = {
         (each.name, run): each.strategies[run].hash() for each in plans for run in each.timing.runs
     }
     if output.is_file():
-        timed = read_timings(output, "remove it")
-        found = {(run.timing, run.run): run.strategy_hash for run in timed}
+        records = read_timings(output, "remove it")
+        found = {(run.timing, run.run): run.strategy_hash for run in records}
         if wanted.items() <= found.items():
             return
     time_strategies(plans, output)
@@ -321,11 +371,6 @@ def time_link(params: Parameters, rate: str | None) -> None:
 def timing_path(rate: str | None) -> Path:
     """Return the file of the timings on a link."""
     return FOLDER / "timings" / f"{rate or 'loopback'}.jsonl"
-
-
-def timing_name(accumulation: int) -> str:
-    """Return the name of the timing of steps of so many micro-batches."""
-    return f"{accumulation} micro-batches" if accumulation > 1 else "one micro-batch"
 
 
 def main() -> None:

@@ -1,9 +1,11 @@
 """Tables and plot of `benchmarks.islands`, from the records that are there.
 
 Time to a loss is steps to it times the mean step. Steps: each method is trained with several
-lengths, each with its own end of the learning rate; the length that ends at the loss of FSDP2's
-2,000 steps is interpolated in log steps, seed by seed. Ratios have 95 % intervals, of the seeds and
-of the repetitions of the timing together; ratios of one seed have none.
+lengths, each with its own end of the learning rate; the length that ends at the loss of 2,000
+steps of stock torch is interpolated in log steps for the first seed. With the other seeds each
+method is trained with one length: what its loss differs by moves the length along the same slope.
+Ratios have 95 % intervals, of the seeds and of the repetitions of the timing together; ratios of
+one seed have none.
 """
 
 import itertools
@@ -21,22 +23,21 @@ from benchmarks.islands import (
     METHODS,
     STOCK,
     TARGET,
-    Method,
-    best_rate,
+    TARGET_STEPS,
     parameters,
     sync_of,
-    timing_name,
+    timed_as,
+    timings,
     timing_path,
 )
 from shardlab.config.strategy import Strategy, parse_strategy
-from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun, read_timings
+from shardlab.config.timing_record import NO_COMMUNICATION, read_timings
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
 from shardlab.core.interval import Ratio, interval_factor
 from shardlab.report import plots
 from shardlab.report.tables import ABSENT, Table, figure, percent, within
 
-_TARGET_STEPS = 2000
 _ALONE = "one-device"
 _WARM_STEP = "ddp-int4"
 """method whose step is that of a warm-up"""
@@ -71,16 +72,23 @@ def mean_of(logs: Sequence[float]) -> Mean:
     return Mean(float(np.mean(logs)), interval_factor(len(logs)) * deviation)
 
 
-def steps_to(loss: float, losses: Mapping[int, float]) -> float | None:
-    """Return the steps of the run that would end at a loss, by those of runs of several lengths.
+class Length(NamedTuple):
+    """Logarithm of the steps of the run that would end at a loss, and of it per nat."""
+
+    log: float
+    per_nat: float
+
+
+def length_at(loss: float, losses: Mapping[int, float]) -> Length | None:
+    """Return the length of the run that would end at a loss, by those of runs of several lengths.
 
     Returns:
         None where no two neighbours have it between them.
     """
     for (steps, above), (more, below) in itertools.pairwise(sorted(losses.items())):
         if above >= loss >= below and above > below:
-            share = (above - loss) / (above - below)
-            return float(steps ** (1 - share) * more**share)
+            per_nat = math.log(more / steps) / (above - below)
+            return Length(math.log(steps) + (above - loss) * per_nat, per_nat)
     return None
 
 
@@ -99,20 +107,36 @@ def crossing(gains: Sequence[tuple[float, float]]) -> str:
     return f"beyond {figure(gains[-1][0], 2)}"
 
 
+def records_of(name: str) -> list[dict[str, Any]]:
+    """Return the records of the runs of a method.
+
+    Raises:
+        UserError: one has another strategy than params/islands.yaml.
+    """
+    strategy: Strategy = parameters()(f"strategies.{METHODS[name].strategy}")
+    records = []
+    for path in sorted((FOLDER / "runs" / name).glob("*.json")):
+        records.append(read_json(path, "remove it"))
+        if parse_strategy(records[-1]["strategy"]).hash() != strategy.hash():
+            raise UserError(f"{path}: of another strategy than params/islands.yaml: train again")
+    return records
+
+
 class Curve:
     """Losses of a method by steps and seed, at its tuned learning rate."""
 
     def __init__(self, name: str) -> None:
         self.name, self.method = name, METHODS[name]
-        self.rate = best_rate(name)
-        strategy: Strategy = parameters()(f"strategies.{self.method.strategy}")
+        tuned = records_of(self.method.tuned_as or name)
+        self.tuning = {
+            record["learning_rate"]: record["val_loss"]
+            for record in tuned
+            if (record["steps"], record["seed"]) == (self.method.steps, 0)
+        }
+        """losses of the first seed by the learning rates that were tried"""
+        self.rate = min(self.tuning, key=self.tuning.__getitem__)
         self.records: dict[int, dict[int, dict[str, Any]]] = {}
-        for path in sorted((FOLDER / "runs" / name).glob("*.json")):
-            record = read_json(path, "remove it")
-            if parse_strategy(record["strategy"]).hash() != strategy.hash():
-                raise UserError(
-                    f"{path}: of another strategy than params/islands.yaml: train again"
-                )
+        for record in records_of(name):
             if record["learning_rate"] == self.rate:
                 self.records.setdefault(record["seed"], {})[record["steps"]] = record
 
@@ -129,27 +153,32 @@ class Curve:
 
     def mean_steps_to(self, target: "Curve") -> Mean | None:
         """Return the mean steps to the target's loss, seed by seed; None where no seed has any."""
+        first, steps = 0, self.method.steps
+        reached, loss = target.loss(first, TARGET_STEPS), self.loss(first, steps)
+        if reached is None or loss is None:
+            return None
+        losses = {steps: record["val_loss"] for steps, record in self.records[first].items()}
+        length = length_at(reached, losses)
+        if length is None:
+            return None
         logs = []
         for seed in self.records:
-            loss = target.loss(seed, _TARGET_STEPS)
-            losses = {steps: record["val_loss"] for steps, record in self.records[seed].items()}
-            steps = None if loss is None else steps_to(loss, losses)
-            if self is target and loss is not None:
-                steps = _TARGET_STEPS
-            if steps is not None:
-                logs.append(math.log(steps))
-        return mean_of(logs) if logs else None
+            other, own = target.loss(seed, TARGET_STEPS), self.loss(seed, steps)
+            if other is not None and own is not None:
+                worse = (own - other) - (loss - reached)
+                logs.append(length.log + worse * length.per_nat)
+        return mean_of(logs)
 
     def perplexity_over(self, target: "Curve") -> Ratio | None:
         """Return the perplexity after the target's tokens over the target's; None if unknown."""
         method, reference = self.method, target.method
-        tokens = reference.world_size * reference.accumulation * _TARGET_STEPS
+        tokens = reference.world_size * reference.accumulation * TARGET_STEPS
         steps = tokens // (method.world_size * method.accumulation)
         logs = [
             mine - other
             for seed in self.records
             if (mine := self.loss(seed, steps)) is not None
-            and (other := target.loss(seed, _TARGET_STEPS)) is not None
+            and (other := target.loss(seed, TARGET_STEPS)) is not None
         ]
         return mean_of(logs).ratio if logs else None
 
@@ -162,44 +191,39 @@ class LinkTimes:
         runs = read_timings(timing_path(rate), "python -m benchmarks.islands time")
         self._runs = {(run.timing, run.run): run for run in runs}
         self.compute = self.step(NO_COMMUNICATION, 1)
-        stock = self.step(TARGET, 1)
-        self.ratio = float(np.nanmean(stock / self.compute - 1))
+        self.ratio = self.step(STOCK[0], 1).over(self.compute).ratio.ratio - 1
         """synchronisation of stock FSDP2 over computation"""
 
-    def run(self, strategy: str, accumulation: int) -> TimedRun:
-        """Return the record of a strategy."""
-        return self._runs[timing_name(accumulation), strategy]
+    def step(self, strategy: str, accumulation: int) -> Mean:
+        """Return the mean step, ms."""
+        names = [each.name for each in timings(parameters()) if each.accumulation == accumulation]
+        run = next(run for name in names if (run := self._runs.get((name, strategy))))
+        logs = np.log(run.measured_ms())
+        return mean_of(logs[np.isfinite(logs)])  # not finite where the machine paused
 
-    def step(self, strategy: str, accumulation: int) -> np.ndarray:
-        """Return the times of a strategy; NaN where the machine paused."""
-        return np.array(self.run(strategy, accumulation).measured_ms())
-
-    def of(self, name: str, engine: str | None, steps: float) -> np.ndarray:
-        """Return the mean step times of a method that trains so many steps.
-
-        Args:
-            engine: of stock torch that computes the same, in place of the one that was trained.
-        """
-        method = METHODS[name]
+    def of(self, row: "Row") -> Mean:
+        """Return the mean step of a method that trains until the loss, ms."""
+        method = METHODS[row.name]
         if method.world_size == 1:
             return self.compute
-        later = self.step(engine or _timed_as(method), method.accumulation)
-        warm = _warmup(name)
-        return (warm * self.step(_WARM_STEP, 1) + (steps - warm) * later) / steps
+        later = self.step(row.engine or timed_as(method.strategy), method.accumulation)
+        sync = sync_of(row.name)
+        if sync is None or not sync.warmup_steps:
+            return later
+        first, steps = self.step(_WARM_STEP, 1), row.steps.ratio.ratio
+        warm = sync.warmup_steps / steps * math.exp(first.log)
+        rest = (1 - sync.warmup_steps / steps) * math.exp(later.log)
+        half = math.hypot(warm * first.half, rest * later.half) / (warm + rest)
+        return Mean(math.log(warm + rest), half)
 
     def seconds(self, row: "Row") -> float:
         """Return the mean seconds to the loss."""
-        times = self.of(row.name, row.engine, row.steps.ratio.ratio)
-        return row.steps.ratio.ratio * float(np.nanmean(times)) / 1e3
+        return math.exp(row.steps.log + self.of(row).log) / 1e3
 
     def gain(self, row: "Row", other: "Row") -> Ratio:
         """Return the time to the loss of another method over that of a method."""
-        times, others = (self.of(r.name, r.engine, r.steps.ratio.ratio) for r in (row, other))
-        logs = np.log(others / times)
-        step = mean_of(logs[np.isfinite(logs)])
-        steps = other.steps.over(row.steps)
-        half = math.hypot(steps.half, step.half)
-        return Mean(steps.log + step.log, half).ratio
+        step, steps = self.of(other).over(self.of(row)), other.steps.over(row.steps)
+        return Mean(step.log + steps.log, math.hypot(step.half, steps.half)).ratio
 
 
 class Row(NamedTuple):
@@ -215,18 +239,6 @@ class Row(NamedTuple):
         if self.engine is None:
             return self.name
         return self.name.replace(TARGET, self.engine)
-
-
-def _timed_as(method: Method) -> str:
-    """Return the strategy whose timing has the steps of a method after its warm-up."""
-    name = method.strategy
-    plain = name.removesuffix("-warm")
-    return name if plain not in METHODS else plain
-
-
-def _warmup(name: str) -> int:
-    sync = sync_of(name)
-    return 0 if sync is None else sync.warmup_steps
 
 
 def rows_of(curves: Mapping[str, Curve]) -> list[Row]:
@@ -249,7 +261,7 @@ def quality_table(curves: Mapping[str, Curve]) -> Table:
     """Return losses, steps to the loss of the target, and perplexity after equal tokens."""
     target, rows = curves[TARGET], []
     for name, curve in curves.items():
-        lengths = curve.method.steps
+        lengths = sorted({steps for at in curve.records.values() for steps in at})
         losses = [[curve.loss(seed, steps) for seed in curve.records] for steps in lengths]
         means = [_mean_known(at) for at in losses]
         shown = ", ".join(f"{n:,}: {figure(m, 4)}" for n, m in zip(lengths, means, strict=True))
@@ -294,8 +306,7 @@ def times_table(rows: Sequence[Row], links: Sequence[LinkTimes]) -> Table:
 
 
 def _computing(link: LinkTimes, row: Row) -> float:
-    times = link.of(row.name, row.engine, row.steps.ratio.ratio)
-    return METHODS[row.name].accumulation * float(np.nanmean(link.compute / times))
+    return METHODS[row.name].accumulation * link.compute.over(link.of(row)).ratio.ratio
 
 
 def lookup_table(
@@ -309,7 +320,7 @@ def lookup_table(
             continue
         over = curves[best.name].perplexity_over(curves[TARGET])
         others = [fastest(rows, names, link) for names in list(_FAMILIES.values())[:3]]
-        plain = next((row for row in rows if row.title == TARGET), None)
+        plain = next((row for row in rows if row.title == STOCK[0]), None)
         cells.append(
             [
                 figure(link.ratio, 2),

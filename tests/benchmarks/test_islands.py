@@ -2,17 +2,44 @@ import math
 
 import pytest
 
-from benchmarks.islands import METHODS, parameters
-from benchmarks.islands_report import crossing, steps_to
+from benchmarks.islands import METHODS, lengths_around, parameters, tuned_rate
+from benchmarks.islands_report import crossing, length_at
 from shardlab.config.strategy import Strategy
+from shardlab.core.errors import UserError
 
 
-def test_steps_to_a_loss_are_interpolated_in_log_steps() -> None:
+def test_lengths_are_interpolated_in_log_steps() -> None:
     losses = {4000: 2.0, 1000: 4.0, 2000: 3.0}
-    assert steps_to(3.5, losses) == pytest.approx(1000 * math.sqrt(2))
-    assert steps_to(3.0, losses) == pytest.approx(2000)
-    assert steps_to(1.9, losses) is None
-    assert steps_to(4.1, losses) is None
+    half = length_at(3.5, losses)
+    assert half is not None
+    assert math.exp(half.log) == pytest.approx(1000 * math.sqrt(2))
+    # a nat doubles the steps here
+    assert half.per_nat == pytest.approx(math.log(2))
+    assert length_at(1.9, losses) is None
+    assert length_at(4.1, losses) is None
+
+
+@pytest.mark.parametrize(
+    ("loss", "trained"), [(2.5, [1000, 1400, 2000]), (4.5, [1000, 700]), (0.1, [1000, 1400, 2000])]
+)
+def test_lengths_are_tried_until_the_loss_is_between_two(loss: float, trained: list[int]) -> None:
+    losses = {500: 5.0, 700: 4.6, 1000: 4.0, 1400: 3.0, 2000: 2.0}
+    asked = []
+
+    def loss_at(steps: int) -> float:
+        asked.append(steps)
+        return losses[steps]
+
+    lengths_around(1000, loss, loss_at)
+    assert asked == trained
+
+
+def test_learning_rates_are_tried_until_the_best_is_between_two() -> None:
+    assert tuned_rate("a", {0.002: 3.0, 0.003: 2.0, 0.0045: 2.1}.__getitem__) == 0.003
+    losses = {0.002: 3.0, 0.003: 2.0, 0.0045: 1.9, 0.0068: 1.95}
+    assert tuned_rate("a", losses.__getitem__) == 0.0045
+    with pytest.raises(UserError, match="the end of the learning rates"):
+        tuned_rate("a", lambda rate: -rate)
 
 
 def test_ratio_at_which_a_second_machine_pays_no_more() -> None:
