@@ -2,8 +2,10 @@ import math
 
 import pytest
 
-from benchmarks.islands import METHODS, lengths_around, parameters, tuned_rate
-from benchmarks.islands_report import crossing, length_at
+from benchmarks.islands.curves import length_at
+from benchmarks.islands.methods import METHODS, parameters
+from benchmarks.islands.report import crossing
+from benchmarks.islands.training import lengths_around, tuned_rate
 from shardlab.config.strategy import Strategy
 from shardlab.core.errors import UserError
 

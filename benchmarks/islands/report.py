@@ -1,4 +1,4 @@
-"""Tables and plot of `benchmarks.islands`, from the records that are there.
+"""Tables and plot of the comparison, from the records that are there.
 
 Time to a loss is steps to it times the mean step. Steps: each method is trained with several
 lengths, each with its own end of the learning rate; the length that ends at the loss of 2,000
@@ -11,85 +11,25 @@ one seed have none.
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.common import publish, text_table
-from benchmarks.islands import (
-    FOLDER,
-    LINKS,
-    METHODS,
-    STOCK,
-    TARGET,
-    TARGET_STEPS,
-    parameters,
-    sync_of,
-    timed_as,
-    timings,
-    timing_path,
-)
-from shardlab.config.strategy import Strategy, parse_strategy
-from shardlab.config.timing_record import NO_COMMUNICATION, read_timings
+from benchmarks.islands.curves import Curve, LinkTimes, Row
+from benchmarks.islands.methods import FOLDER, METHODS, STOCK, TARGET, parameters, sync_of
+from benchmarks.islands.timing import LINKS, SLOWEST, rarest, timing_path
 from shardlab.core.errors import UserError
-from shardlab.core.files import read_json
-from shardlab.core.interval import Ratio, interval_factor
 from shardlab.report import plots
 from shardlab.report.tables import ABSENT, Table, figure, percent, within
 
 _ALONE = "one-device"
-_WARM_STEP = "ddp-int4"
-"""method whose step is that of a warm-up"""
 _FAMILIES = {
     "one device": (_ALONE,),
     "stock torch": tuple(name for name in METHODS if name.startswith(TARGET)),
     "compressed steps": tuple(name for name in METHODS if name.startswith(("ddp-", "manual-"))),
     "rare exchanges": tuple(name for name in METHODS if sync_of(name) is not None),
 }
-
-
-class Mean(NamedTuple):
-    """Mean of logarithms and half its interval; NaN for one value."""
-
-    log: float
-    half: float
-
-    def over(self, other: "Mean") -> "Mean":
-        """Return the ratio of two independent means."""
-        return Mean(self.log - other.log, math.hypot(self.half, other.half))
-
-    @property
-    def ratio(self) -> Ratio:
-        """The mean as a factor."""
-        ends = math.exp(self.log - self.half), math.exp(self.log + self.half)
-        return Ratio(math.exp(self.log), *ends)
-
-
-def mean_of(logs: Sequence[float]) -> Mean:
-    """Return the mean with Student's interval."""
-    deviation = float(np.std(logs, ddof=1)) if len(logs) > 1 else math.nan
-    return Mean(float(np.mean(logs)), interval_factor(len(logs)) * deviation)
-
-
-class Length(NamedTuple):
-    """Logarithm of the steps of the run that would end at a loss, and of it per nat."""
-
-    log: float
-    per_nat: float
-
-
-def length_at(loss: float, losses: Mapping[int, float]) -> Length | None:
-    """Return the length of the run that would end at a loss, by those of runs of several lengths.
-
-    Returns:
-        None where no two neighbours have it between them.
-    """
-    for (steps, above), (more, below) in itertools.pairwise(sorted(losses.items())):
-        if above >= loss >= below and above > below:
-            per_nat = math.log(more / steps) / (above - below)
-            return Length(math.log(steps) + (above - loss) * per_nat, per_nat)
-    return None
 
 
 def crossing(gains: Sequence[tuple[float, float]]) -> str:
@@ -105,140 +45,6 @@ def crossing(gains: Sequence[tuple[float, float]]) -> str:
             share = math.log(gain) / math.log(gain / less)
             return figure(ratio ** (1 - share) * more**share, 2)
     return f"beyond {figure(gains[-1][0], 2)}"
-
-
-def records_of(name: str) -> list[dict[str, Any]]:
-    """Return the records of the runs of a method.
-
-    Raises:
-        UserError: one has another strategy than params/islands.yaml.
-    """
-    strategy: Strategy = parameters()(f"strategies.{METHODS[name].strategy}")
-    records = []
-    for path in sorted((FOLDER / "runs" / name).glob("*.json")):
-        records.append(read_json(path, "remove it"))
-        if parse_strategy(records[-1]["strategy"]).hash() != strategy.hash():
-            raise UserError(f"{path}: of another strategy than params/islands.yaml: train again")
-    return records
-
-
-class Curve:
-    """Losses of a method by steps and seed, at its tuned learning rate."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.method = name, METHODS[name]
-        tuned = records_of(self.method.tuned_as or name)
-        self.tuning = {
-            record["learning_rate"]: record["val_loss"]
-            for record in tuned
-            if (record["steps"], record["seed"]) == (self.method.steps, 0)
-        }
-        """losses of the first seed by the learning rates that were tried"""
-        self.rate = min(self.tuning, key=self.tuning.__getitem__)
-        self.records: dict[int, dict[int, dict[str, Any]]] = {}
-        for record in records_of(name):
-            if record["learning_rate"] == self.rate:
-                self.records.setdefault(record["seed"], {})[record["steps"]] = record
-
-    def loss(self, seed: int, steps: int) -> float | None:
-        """Return the validation loss of a run; None where it was not trained."""
-        record = self.records.get(seed, {}).get(steps)
-        return None if record is None else record["val_loss"]
-
-    def mean_bytes(self) -> float:
-        """Return the bytes that a rank sends in a step, on average over the runs."""
-        return float(
-            np.mean([r["bytes_wire"] for at in self.records.values() for r in at.values()])
-        )
-
-    def mean_steps_to(self, target: "Curve") -> Mean | None:
-        """Return the mean steps to the target's loss, seed by seed; None where no seed has any."""
-        first, steps = 0, self.method.steps
-        reached, loss = target.loss(first, TARGET_STEPS), self.loss(first, steps)
-        if reached is None or loss is None:
-            return None
-        losses = {steps: record["val_loss"] for steps, record in self.records[first].items()}
-        length = length_at(reached, losses)
-        if length is None:
-            return None
-        logs = []
-        for seed in self.records:
-            other, own = target.loss(seed, TARGET_STEPS), self.loss(seed, steps)
-            if other is not None and own is not None:
-                worse = (own - other) - (loss - reached)
-                logs.append(length.log + worse * length.per_nat)
-        return mean_of(logs)
-
-    def perplexity_over(self, target: "Curve") -> Ratio | None:
-        """Return the perplexity after the target's tokens over the target's; None if unknown."""
-        method, reference = self.method, target.method
-        tokens = reference.world_size * reference.accumulation * TARGET_STEPS
-        steps = tokens // (method.world_size * method.accumulation)
-        logs = [
-            mine - other
-            for seed in self.records
-            if (mine := self.loss(seed, steps)) is not None
-            and (other := target.loss(seed, TARGET_STEPS)) is not None
-        ]
-        return mean_of(logs).ratio if logs else None
-
-
-class LinkTimes:
-    """Step times on one link, ms, repetition by repetition."""
-
-    def __init__(self, rate: str | None) -> None:
-        self.name = rate or "loopback"
-        runs = read_timings(timing_path(rate), "python -m benchmarks.islands time")
-        self._runs = {(run.timing, run.run): run for run in runs}
-        self.compute = self.step(NO_COMMUNICATION, 1)
-        self.ratio = self.step(STOCK[0], 1).over(self.compute).ratio.ratio - 1
-        """synchronisation of stock FSDP2 over computation"""
-
-    def step(self, strategy: str, accumulation: int) -> Mean:
-        """Return the mean step, ms."""
-        names = [each.name for each in timings(parameters()) if each.accumulation == accumulation]
-        run = next(run for name in names if (run := self._runs.get((name, strategy))))
-        logs = np.log(run.measured_ms())
-        return mean_of(logs[np.isfinite(logs)])  # not finite where the machine paused
-
-    def of(self, row: "Row") -> Mean:
-        """Return the mean step of a method that trains until the loss, ms."""
-        method = METHODS[row.name]
-        if method.world_size == 1:
-            return self.compute
-        later = self.step(row.engine or timed_as(method.strategy), method.accumulation)
-        sync = sync_of(row.name)
-        if sync is None or not sync.warmup_steps:
-            return later
-        first, steps = self.step(_WARM_STEP, 1), row.steps.ratio.ratio
-        warm = sync.warmup_steps / steps * math.exp(first.log)
-        rest = (1 - sync.warmup_steps / steps) * math.exp(later.log)
-        half = math.hypot(warm * first.half, rest * later.half) / (warm + rest)
-        return Mean(math.log(warm + rest), half)
-
-    def seconds(self, row: "Row") -> float:
-        """Return the mean seconds to the loss."""
-        return math.exp(row.steps.log + self.of(row).log) / 1e3
-
-    def gain(self, row: "Row", other: "Row") -> Ratio:
-        """Return the time to the loss of another method over that of a method."""
-        step, steps = self.of(other).over(self.of(row)), other.steps.over(row.steps)
-        return Mean(step.log + steps.log, math.hypot(step.half, steps.half)).ratio
-
-
-class Row(NamedTuple):
-    """A method that reaches the loss, with the engine that would run it."""
-
-    name: str
-    engine: str | None
-    steps: Mean
-
-    @property
-    def title(self) -> str:
-        """Name in tables."""
-        if self.engine is None:
-            return self.name
-        return self.name.replace(TARGET, self.engine)
 
 
 def rows_of(curves: Mapping[str, Curve]) -> list[Row]:
@@ -344,6 +150,31 @@ def _gain(link: LinkTimes, best: Row, other: Row | None) -> str:
     return f"{within(*link.gain(best, other), 2)} of {other.title}"
 
 
+def utilisation_table(links: Sequence[LinkTimes], curves: Mapping[str, Curve]) -> Table:
+    """Return the share of the step that computes where an exchange takes hundreds of steps."""
+    cells = []
+    for link in links:
+        for strategy, every in rarest(parameters()).items():
+            step = link.step(strategy, 1)
+            waits = every * (step.over(link.compute).ratio.ratio - 1)
+            curve = curves.get(strategy)
+            over = None if curve is None else curve.perplexity_over(curves[TARGET])
+            cells.append(
+                [
+                    link.name,
+                    strategy,
+                    figure(waits, 3),
+                    percent(link.compute.over(step).ratio.ratio),
+                    ABSENT if over is None else within(*over, 3),
+                ]
+            )
+    headings = (
+        *("link", "method", "exchange, in steps of computation", "computing"),
+        "perplexity after equal tokens",
+    )
+    return text_table("On the slowest links", headings, cells)
+
+
 def pays_table(rows: Sequence[Row], links: Sequence[LinkTimes]) -> Table:
     """Return up to which ratio a second machine gains over one, by family."""
     alone = next((row for row in rows if row.name == _ALONE), None)
@@ -385,24 +216,22 @@ def gain_plot(rows: Sequence[Row], links: Sequence[LinkTimes]) -> Figure:
     return drawing
 
 
-def main() -> None:
-    """Write islands_report.md and gain.svg of the experiment."""
+def write_report() -> None:
+    """Write islands.md and gain.svg of the experiment."""
     curves = {name: Curve(name) for name in METHODS if (FOLDER / "runs" / name).is_dir()}
     if TARGET not in curves:
         raise UserError(f"{FOLDER}: no run of {TARGET} yet: run python -m benchmarks.islands")
     links = [LinkTimes(rate) for rate in LINKS if timing_path(rate).is_file()]
+    slowest = [LinkTimes(rate) for rate in SLOWEST if timing_path(rate).is_file()]
     rows = rows_of(curves)
     publish(
         __doc__,
-        FOLDER / "islands_report.md",
+        FOLDER / "islands.md",
         lookup_table(rows, links, curves),
         pays_table(rows, links),
         times_table(rows, links),
+        utilisation_table(slowest, curves),
         quality_table(curves),
     )
     if links:
         plots.save(gain_plot(rows, links), FOLDER / "gain.svg", "svg")
-
-
-if __name__ == "__main__":
-    main()
