@@ -176,8 +176,8 @@ class LinkTimes:
     def step(self, strategy: str, accumulation: int) -> Mean:
         """Return the mean step, ms."""
         timed = timings(parameters(), self._rate)
-        names = [each.name for each in timed if each.accumulation == accumulation]
-        run = next(run for name in names if (run := self._runs.get((name, strategy))))
+        name = next(each.name for each in timed if each.accumulation == accumulation)
+        run = self._runs[name, strategy]
         # not a number where the machine paused
         return mean_of([math.log(ms) for ms in run.measured_ms() if math.isfinite(ms)])
 

@@ -32,28 +32,20 @@ class Timed(NamedTuple):
 def timings(params: Parameters, rate: str | None) -> list[Timed]:
     """Return what is timed on a link."""
     if rate in SLOWEST:
-        return [Timed("rounds between exchanges", tuple(rarest(params)), 2)]
-    rounds = _rounds(params)
-    each = tuple(
-        name for name in dict.fromkeys(map(timed_as, params("strategies"))) if name not in rounds
-    )
+        return [Timed("one micro-batch", tuple(rarest(params)), 2)]
+    runs = tuple(dict.fromkeys(map(timed_as, params("strategies"))))
     return [
-        Timed("exchanges in every step", each, 12),
-        Timed("rounds between exchanges", tuple(rounds), 4),
-        *(Timed(f"{n} micro-batches", STOCK, most, n) for n, most in ((4, 12), (8, 6), (32, 3))),
+        Timed("one micro-batch", runs, 8),
+        *(Timed(f"{n} micro-batches", STOCK, most, n) for n, most in ((4, 8), (8, 6), (32, 3))),
     ]
 
 
 def rarest(params: Parameters) -> dict[str, int]:
     """Return the strategies that exchange most rarely, and the steps between."""
-    rounds = _rounds(params)
-    return {name: every for name, every in rounds.items() if every == max(rounds.values())}
-
-
-def _rounds(params: Parameters) -> dict[str, int]:
     strategies: dict[str, Strategy] = params("strategies")
     timed = {name: strategies[name].sync for name in map(timed_as, strategies)}
-    return {name: sync.every for name, sync in timed.items() if sync is not None}
+    rounds = {name: sync.every for name, sync in timed.items() if sync is not None}
+    return {name: every for name, every in rounds.items() if every == max(rounds.values())}
 
 
 def time_link(params: Parameters, rate: str | None) -> None:
