@@ -17,10 +17,9 @@ from torch.autograd import Variable
 
 from shardlab.core.errors import UserError
 
-TRIED = ("2.13",)
-"""minors with which the tests of attach, engines and LayerAdam passed"""
-_LOWEST = "2.12"
-"""minor that `pyproject.toml` allows"""
+TRIED = ("2.12", "2.13", "2.14")
+"""minors with which tests/comm, tests/engines and tests/examples passed; the first is the lowest
+that `pyproject.toml` allows, without overlapped communication of `fully_shard`"""
 
 
 def check_version(version: str) -> None:
@@ -30,8 +29,8 @@ def check_version(version: str) -> None:
         UserError: it is older than all that work.
     """
     major, minor = version.split(".")[:2]
-    if (int(major), int(minor)) < tuple(map(int, _LOWEST.split("."))):
-        raise UserError(f"torch {version} is too old: pip install 'torch>={_LOWEST}'")
+    if (int(major), int(minor)) < tuple(map(int, TRIED[0].split("."))):
+        raise UserError(f"torch {version} is too old: pip install 'torch>={TRIED[0]}'")
     if f"{major}.{minor}" not in TRIED and os.environ.get("RANK", "0") == "0":
         warnings.warn(
             f"shardlab was tried with torch {', '.join(TRIED)}, not with {version}, whose private "
@@ -218,6 +217,12 @@ def assign_buckets(parameters: list[Tensor], limits: list[int]) -> list[list[int
 
 
 # process groups and DTensor
+
+# torch 2.12 has them under names that later ones deprecate
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""all-gather of one tensor"""
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""reduce-scatter of one tensor"""
 
 
 def backend_timeout(group: dist.ProcessGroup, device: torch.device) -> timedelta:
