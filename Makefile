@@ -1,5 +1,5 @@
 # Every target sets up what it needs. The first call installs the pinned packages into .venv.
-.PHONY: always run test test-long test-pipeline test-cluster test-gpu bench-gpu container lint lock rivals \
+.PHONY: always run test test-long test-pipeline test-cluster test-gpu bench-gpu container lint docs lock rivals \
   clean
 .DELETE_ON_ERROR:
 
@@ -85,13 +85,17 @@ lint: .venv/.project
 	@codespell
 	@lint-imports --no-logo
 
+# the pages as a site: docs/_build/html
+docs: .venv/.project
+	@sphinx-build -q -W --keep-going -b html docs docs/_build/html
+
 # exact versions of everything in pyproject.toml; torch without the suffix of one build, so that the
 # machine's package index decides between CPU and CUDA
 lock: .venv/.project
 	@pip-compile --quiet --all-extras --no-annotate --no-emit-find-links --no-emit-index-url \
 	  --no-emit-options --no-emit-trusted-host --output-file=requirements.lock --strip-extras \
 	  pyproject.toml
-	@sed -i -E 's/^(torch==[0-9.]+)\+.*/\1/' requirements.lock
+	@sed -i -E -e 's/^(torch==[0-9.]+)\+.*/\1/' -e '/^shardlab @/d' requirements.lock
 
 # packages that benchmarks compare with: outside of the environment
 rivals: .venv/.packages
