@@ -65,7 +65,8 @@ def write_rows(path: Path, steps: Sequence[StepTimes]) -> None:
 
 def of_traces(arguments: Sequence[str]) -> None:
     """Print the breakdown of the traces of a job; `--csv FILE` writes a row per step and rank."""
-    parser = Parser(_COMMAND, usage=_USAGE, description=__doc__)
+    parser = Parser("profile", description=__doc__)
+    parser.usage = _USAGE
     parser.add_argument(
         "traces",
         nargs="+",
@@ -86,7 +87,7 @@ def of_traces(arguments: Sequence[str]) -> None:
 
 def names_run(arguments: Sequence[str]) -> bool:
     """Return whether the arguments are RUN, and no path, with options of every stage."""
-    parser = Parser(_COMMAND, add_help=False)
+    parser = Parser("profile", description=None)
     parser.add_argument("words", nargs="*")
     parser.add_argument("--params")
     parser.add_argument("--set", action="append")
