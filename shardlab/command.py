@@ -20,6 +20,11 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
+    "trace": Command(
+        "stages.trace",
+        "break traces of torch.profiler down: what would hiding communication give?",
+        "traces/ --html trace.html",
+    ),
     "attach": Command(
         "stages.attach",
         "show on two ranks of this machine what shardlab.attach sends and saves",

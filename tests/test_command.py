@@ -35,7 +35,7 @@ def test_the_help_names_every_command_and_needs_no_package():
 
 
 # those that load models take seconds
-_FAST = ("run", "search")
+_FAST = ("trace", "run", "search")
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_mistakes_are_one_line(arguments, error, tmp_path):
 @pytest.mark.parametrize(
     "name, package, extra",
     [
-        ("run", "snakemake", "lab"),
+        ("trace", "pandas", "lab"),
         pytest.param("chat", "transformers", "hf", marks=pytest.mark.long),
     ],
 )
