@@ -30,6 +30,11 @@ COMMANDS = {
         "show on two ranks of this machine what shardlab.attach sends and saves",
         "--demo",
     ),
+    "init": Command(
+        "stages.init",
+        "write an experiment on your text into a folder",
+        "mine --text book.txt --model tiny --ranks 2 --link 100mbit --minutes 15",
+    ),
     "run": Command("stages.run", "make all results of params.yaml, and show the headline", ""),
     "time": Command("stages.timing", "time the interleaved steps of a timing", "two-ranks"),
     "search": Command(

@@ -21,7 +21,9 @@ def main() -> None:
     parser = Parser("run", description=__doc__)
     _, arguments = parser.parse_known_args()
     if not Path("params.yaml").exists():
-        raise UserError("params.yaml: no such file: run it in the folder of an experiment")
+        raise UserError("params.yaml: no such file: shardlab init DIR writes one into a folder")
+    if not Path("stages").exists():
+        raise UserError("stages: no such folder: shardlab init . writes the links of a clone")
     on_end_signals(stop)
     snakemake(Path(), *arguments)
     if not arguments and (_REPORT / "headline.md").exists():

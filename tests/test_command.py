@@ -59,7 +59,7 @@ def test_every_command_has_an_example_in_its_help(name, tmp_path):
         ),
         (["attach"], "attach: error: the following arguments are required: --demo; see shardlab a"),
         (["attach", "--demo", "--gradients", "int9"], "attach: error: codec: unknown codec 'int9'"),
-        (["run"], "run: error: params.yaml: no such file: run it in the folder"),
+        (["run"], "run: error: params.yaml: no such file: shardlab init DIR writes one"),
     ],
 )
 def test_mistakes_are_one_line(arguments, error, tmp_path):
