@@ -18,11 +18,7 @@ FOLDER := .
 endif
 
 run: .venv/.project $(FOLDER)
-	@cd $(FOLDER) && snakemake --cores all --quiet rules
-	@echo
-	@cat $(FOLDER)/results/report/headline.md
-	@echo
-	@echo "The whole comparison: $(abspath $(FOLDER))/results/report/report.html"
+	@cd $(FOLDER) && python -m shardlab run
 
 # The files of the pipeline are links, so that both tools find what they find here; so are the lock,
 # since two experiments at once would disturb each other's timings, and DVC's cache.
@@ -122,7 +118,12 @@ clean:
 # The C++ kernels are built into shardlab/codecs; without a compiler the PyTorch reference is used.
 # The path file, unlike an editable installation, comes after the current folder: a copy of this tree
 # (`dvc exp run --temp` makes them) runs its own code.
-.venv/.project: .venv/.packages $(wildcard csrc/*)
+.venv/.project: .venv/.packages .venv/bin/shardlab $(wildcard csrc/*)
 	@python -m shardlab.codecs.native
 	@echo "$(CURDIR)" > "$$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shardlab.pth"
 	@touch $@
+
+# the command that `pip install` would write
+.venv/bin/shardlab: | .venv/bin/python
+	@printf '#!%s\nfrom shardlab.command import main\n\nmain()\n' $(CURDIR)/.venv/bin/python > $@
+	@chmod +x $@

@@ -1,17 +1,17 @@
 from pathlib import Path
 
+# where `--directory` leads: commands and rules look for these beside params.yaml
+if not Path("stages").is_dir():
+    raise SystemExit(
+        f"{Path.cwd()}: no folder of experiments: shardlab init DIR or make experiments/NAME "
+        "PARAMS=FILE makes one, and shardlab init . the links of a clone"
+    )
+
 from shardlab.config.parameters import Parameters
 from shardlab.core.errors import UserError
 from stages.code import code_keys
 from stages.inputs import content_of
 from stages.params import canonical
-
-# where `--directory` leads: commands and rules look for these beside params.yaml
-if not Path("stages").is_dir():
-    raise SystemExit(
-        f"{Path.cwd()}: no folder of experiments: make experiments/NAME PARAMS=FILE makes one, to "
-        "call snakemake in"
-    )
 
 # SystemExit: Snakemake shows its own exceptions with the place in this file, which is not the mistake
 try:
