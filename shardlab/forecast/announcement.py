@@ -106,10 +106,13 @@ def _steps(params: Params, jobs: Jobs) -> Iterator[_Steps]:
         yield _Steps(run, count, strategies[run], train.world_size, train.link)
     for job in jobs.get("timing", ()):
         for part in params.timings[job["timing"]].parts(job["timing"]).values():
-            yield _Steps(NO_COMMUNICATION, part.repetitions, None, part.world_size, part.link)
-            for run in part.runs:
-                sync = strategies[run].sync  # a repetition is a round between exchanges
-                count = part.repetitions * (sync.every if sync else 1)
+            syncs = {run: strategies[run].sync for run in part.runs}
+            # a repetition is a round between exchanges, of others the shortest one
+            shortest = min((sync.every for sync in syncs.values() if sync), default=1)
+            count = part.repetitions * shortest
+            yield _Steps(NO_COMMUNICATION, count, None, part.world_size, part.link)
+            for run, sync in syncs.items():
+                count = part.repetitions * (sync.every if sync else shortest)
                 yield _Steps(run, count, strategies[run], part.world_size, part.link)
 
 
