@@ -190,13 +190,13 @@ def test_timings_are_read_where_no_strategy_is_known(tmp_path: Path) -> None:
     [
         (
             {
-                "agant": {},
+                "agents": {},
                 "policies": {},
                 "train": {"stepz": 5, "batch_size": 0, "link": "fast"},
                 "timings": {"a": {"rounds": 3}},
             },
             [
-                "agant: unknown key; did you mean 'agent'?",
+                "agents: unknown key; did you mean 'agent'?",
                 "policies: of an earlier version: remove it: policies are no longer replayed",
                 "train.stepz: unknown key; did you mean 'steps'?",
                 "train.batch_size: input should be greater than or equal to 1 (found 0)",
