@@ -65,7 +65,7 @@ bench-gpu: .venv/.project
 	@python -m benchmarks.offload --world-size 1 --layers 8 24 48 96 --width 2048 --length 1024 \
 	  --out docs/figures/gpu
 	@python -m benchmarks.engines ddp ddp-int8 ddp-topk fsdp2 fsdp2-int8 fsdp2-topk manual-int8 \
-	  --world-size $$(nvidia-smi --list-gpus | wc -l) --preset 62m --samples 32 --length 1024 --steps 30 \
+	  --world-size $$(nvidia-smi --list-gpus | wc -l) --preset 8x576 --samples 32 --length 1024 --steps 30 \
 	  --out docs/figures/gpu
 	@python -m benchmarks.rivals --out docs/figures/gpu
 

@@ -36,7 +36,7 @@ from shardlab.comm.object_collectives import (
 )
 from shardlab.comm.transport import Transport
 from shardlab.config.compression import Compression
-from shardlab.config.model_and_data import Model
+from shardlab.config.model_and_data import PRESETS, Model
 from shardlab.core.document import validate
 from shardlab.core.errors import RunFailed, UserError
 from shardlab.core.host import describe_host
@@ -56,7 +56,7 @@ from shardlab.train.launch import launch
 
 try:
     from shardlab.engines.step_space import free_bytes
-    from shardlab.models.build import PRESETS, BuiltModel, build_model
+    from shardlab.models.build import BuiltModel, build_model
 except ModuleNotFoundError as error:
     say(f"probe: error: it builds models of {error.name}: pip install 'shardlab[hf]'")
     sys.exit(2)
@@ -72,7 +72,7 @@ _MESSAGE_S, _CHECK_S = 0.25, 60.0
 """messages grow until one takes so long; a whole gradient is sent that should take less"""
 _TIMEOUT_S = 600.0
 _GPT2_VOCABULARY = 50257
-"""of which presets have the sizes in their names"""
+"""tokens of a preset by default"""
 
 
 class Times(NamedTuple):

@@ -23,6 +23,8 @@ def main() -> None:
     folder, prompt = given.pop("folder"), given.pop("prompt", None)
     conversation = Conversation(folder, validate(Sampling, given, "chat"))
     if prompt is None:
+        if sys.stdin.isatty():
+            print(conversation.banner())
         converse(conversation)
     else:
         print_answer(conversation, prompt)
