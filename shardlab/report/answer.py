@@ -37,11 +37,6 @@ class Answer:
     snippets: dict[str, str]
     """by title: strategies of the verdicts as text to paste"""
 
-    @property
-    def sentences(self) -> list[str]:
-        """All that is no snippet."""
-        return [*self.warnings, *self.lines, *self.reasons]
-
 
 def answer(evidence: Evidence) -> Answer:
     """Return what failed, the verdict on each link with its reason, and the strategies to paste."""
@@ -75,9 +70,10 @@ def _not_raced(history: History) -> Iterator[str]:
         rounds = [decision for decision in history.rounds if decision.search == name]
         if not any(arm.step for decision in rounds for arm in decision.compared):
             last, search = rounds[-1], f"the search {name}" if name else "the search"
+            hint = " (raise agent.trial_timeout_s)" if any(d.compared for d in rounds) else ""
             yield (
                 f"Nothing was raced on {plural(last.world_size, 'rank')} with link {last.link}, so "
-                f"{search} adds nothing: {last.reason.removeprefix('nothing was raced: ')}."
+                f"{search} adds nothing: {last.reason.removeprefix('nothing was raced: ')}{hint}."
             )
 
 

@@ -174,6 +174,10 @@ def test_what_the_search_holds_is_a_candidate_on_its_link():
 def test_a_search_that_raced_nothing_is_named_on_top():
     history = make_history(trained({}))
     assert answer(make_evidence(trained({}))).warnings == []
+    lost = history.rounds[0].model_copy(update={"compared": history.rounds[0].compared[1:]})
+    update = {"rounds": [lost]}
+    evidence = make_evidence(trained({}), history=history.model_copy(update=update))
+    assert answer(evidence).warnings[0].endswith(" (raise agent.trial_timeout_s).")
     rounds = [history.rounds[1].model_copy(update={"round": 1, "link": "100mbit"})]
     evidence = make_evidence(trained({}), history=history.model_copy(update={"rounds": rounds}))
     assert answer(evidence).warnings == [
