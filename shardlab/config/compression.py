@@ -161,6 +161,23 @@ def gradient_words(canonical: Compression) -> list[str]:
     return [codec_text(canonical.codec), *between, *setting_words(canonical, default, *others)]
 
 
+def written(canonical: Compression | WeightCompression) -> dict[str, Any]:
+    """Return a canonical form as plain data without defaults, codecs as text."""
+    codec, nodes = canonical.codec, getattr(canonical, "between_nodes", None)
+    default: Document
+    if isinstance(canonical, Compression):
+        default = Compression(codec=codec, between_nodes=nodes).canonical()
+    else:
+        default = WeightCompression(codec=codec)
+    changed = {key for key, value in canonical if value != getattr(default, key)}
+    between = {"between_nodes": codec_text(nodes)} if nodes else {}
+    return {
+        "codec": codec_text(codec),
+        **between,
+        **canonical.model_dump(mode="json", include=changed),
+    }
+
+
 def weight_words(canonical: WeightCompression) -> str:
     """Return the codec and the settings that are not the default, of a canonical form."""
     words = setting_words(canonical, WeightCompression(), "minimum_size")

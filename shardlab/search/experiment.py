@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from pydantic_core import to_jsonable_python
 
-from shardlab.config.codec_table import codec_text
+from shardlab.config import compression
 from shardlab.config.engine_traits import ENGINES
 from shardlab.config.experiment import Params
 from shardlab.config.machine import Link
@@ -154,11 +154,9 @@ def written(strategy: CanonicalStrategy) -> dict[str, Any]:
     default = Strategy(engine=strategy.engine).canonical()
     document: dict[str, Any] = {"engine": strategy.engine}
     for key, value in strategy.model_dump(mode="json", exclude_none=True).items():
-        if getattr(strategy, key) != getattr(default, key):
-            document[key] = value
-    for part in ("gradients", "weights"):
-        if part in document:
-            document[part]["codec"] = codec_text(getattr(strategy, part).codec)
+        own = getattr(strategy, key)
+        if own != getattr(default, key):
+            document[key] = compression.written(own) if key in ("gradients", "weights") else value
     return document
 
 
