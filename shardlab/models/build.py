@@ -20,26 +20,8 @@ from shardlab.config.model_and_data import Model
 from shardlab.core.errors import UserError
 from shardlab.models.checkpoint_weights import CheckpointWeights
 from shardlab.models.random_weights import RandomWeights
+from shardlab.models.shapes import PRESETS, Shape
 from shardlab.models.weights import Weights
-
-
-class Shape(NamedTuple):
-    """Layers, width and attention heads of a GPT-2."""
-
-    layers: int
-    width: int
-    heads: int
-
-
-PRESETS = {
-    "tiny": Shape(2, 96, 4),
-    "small": Shape(4, 128, 4),
-    "10m": Shape(4, 176, 4),
-    "18m": Shape(6, 256, 8),
-    "62m": Shape(8, 576, 9),
-    "90m": Shape(9, 704, 11),
-    "300m": Shape(20, 1024, 16),
-}
 
 
 def shape_config(shape: Shape, vocabulary: int, positions: int, end_of_text: int) -> GPT2Config:
