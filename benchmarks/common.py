@@ -80,7 +80,7 @@ def publish(doc: str | None, page: Path, *parts: Table | str) -> None:
     host = describe_host()
     machine = [f"{host['cores']} cores of {host['cpu']}", f"{host['memory_bytes'] / 1e9:.0f} GB"]
     facts = [
-        f"- Command: `{command}`, of which `benchmarks/{page.stem}.py` says what is measured",
+        f"- Command: `{command}`; its docstring says what is measured",
         f"- Revision: {git_revision()}, {time.strftime('%Y-%m-%d')}",
         f"- Host: {', '.join([*machine, *host['gpus']])}",
         f"- Software: Python {host['python']}, torch {torch_version()}, Linux {host['kernel']}",

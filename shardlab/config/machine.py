@@ -82,13 +82,19 @@ class Link(Document):
         """Return the bits per second per direction of each node.
 
         Raises:
-            UserError: the ranks are not whole nodes, or there is not one rate for each node.
+            UserError: the ranks are not whole nodes or are one, or there is not one rate for each
+                node.
         """
         nodes, rest = divmod(world_size, self.ranks_per_node)
         if rest:
             raise UserError(
                 f"link: {world_size} ranks are not whole nodes of {self.ranks_per_node}: choose a "
                 "divisor for ranks_per_node"
+            )
+        if nodes == 1 < world_size:
+            raise UserError(
+                f"link: all {world_size} ranks are one node, whose link they would not use: lower "
+                "ranks_per_node, or remove link"
             )
         if isinstance(self.rate, str):
             return (bits_per_second(self.rate),) * nodes

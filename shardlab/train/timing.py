@@ -45,7 +45,10 @@ class Runner:
         alone, sync = run == NO_COMMUNICATION, self.strategy.sync
         # steps of a warm-up are those of another strategy
         timed = self.strategy.after_warmup()
-        self._round = 1 if sync is None else sync.every
+        rounds = [each.sync.every for each in plan.runs.values() if each.sync is not None]
+        self._round = min(rounds, default=1) if sync is None else sync.every
+        """steps of a repetition. Where others' have rounds, this run's have several steps, too: of
+        a single step between those of other runs no data is in a cache"""
         self._built = build_loop(
             plan.model, timed, plan.train, split, _SEED, link.throttle, group, alone
         )
@@ -66,7 +69,7 @@ class Runner:
         self._built.engine.ledger.reset()
 
     def step(self) -> None:
-        """Do one step, which all ranks begin together after the step before: of copies that train
+        """Do one step, which all ranks begin together after the step before; where copies train
         alone a round, with one exchange of every fragment, whose mean step counts."""
         before = link_counters()  # first: other ranks of the node may send after the barrier
         dist.barrier(self._group)

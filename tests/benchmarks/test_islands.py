@@ -2,9 +2,10 @@ import math
 
 import pytest
 
-from benchmarks.islands import METHODS, lengths_around, parameters, tuned_rate
-from benchmarks.islands_report import crossing, length_at
-from shardlab.config.strategy import Strategy
+from benchmarks.islands.curves import length_at
+from benchmarks.islands.methods import METHODS, strategies
+from benchmarks.islands.report import crossing
+from benchmarks.islands.training import lengths_around, tuned_rate
 from shardlab.core.errors import UserError
 
 
@@ -50,5 +51,4 @@ def test_ratio_at_which_a_second_machine_pays_no_more() -> None:
 
 
 def test_every_method_has_a_strategy() -> None:
-    strategies: dict[str, Strategy] = parameters()("strategies")
-    assert {method.strategy for method in METHODS.values()} <= set(strategies)
+    assert {method.strategy for method in METHODS.values()} <= set(strategies())

@@ -36,6 +36,7 @@ def test_name_of_link_has_rate_and_delay():
         ("1gbit", 3, "4 ranks are not whole nodes of 3: choose a divisor"),
         (["1gbit"] * 3, 2, "3 rates for 2 nodes: give one rate, or one for each node"),
         (["1gbit"] * 2, 1, "2 rates for 4 nodes"),
+        ("1gbit", 4, "all 4 ranks are one node, whose link they would not use: lower"),
     ],
 )
 def test_links_of_other_ranks_are_refused(rate, node, message):

@@ -1,0 +1,46 @@
+"""Time to one loss: rare synchronisation, compressed and stock data parallelism, and one device.
+
+    python -m benchmarks.islands [STEP ...]
+
+Steps: text (fetch and tokenize), train, time, report; without a name all of them. Training takes
+hours; the command can be stopped and goes on. Losses do not depend on the link, so every run is
+trained once, on loopback; steps are timed on each link, interleaved; the report joins both.
+"""
+
+import argparse
+
+from benchmarks.islands.methods import parameters
+from benchmarks.islands.report import write_report
+from benchmarks.islands.texts import tokenize
+from benchmarks.islands.timing import LINKS, NODES, SLOWEST, time_link
+from benchmarks.islands.training import train_all
+
+_STEPS = ("text", "train", "time", "report")
+
+
+def main() -> None:
+    """Do the steps that are named."""
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("steps", nargs="*", metavar="STEP", help=", ".join(_STEPS))
+    links = (*LINKS, *SLOWEST, *NODES)
+    parser.add_argument(
+        "--links", nargs="+", default=links, choices=links, metavar="LINK", help=", ".join(links)
+    )
+    given = parser.parse_args()
+    params = parameters()
+    for step in given.steps or _STEPS:
+        if step == "text":
+            tokenize()
+        elif step == "train":
+            train_all(params)
+        elif step == "time":
+            for link in given.links:
+                time_link(params, link)
+        elif step == "report":
+            write_report()
+        else:
+            parser.error(f"{step}: no such step: take {', '.join(_STEPS)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""Losses of the methods by steps, steps to a loss, and step times, from the records."""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.islands.methods import (
+    FOLDER,
+    METHODS,
+    STOCK,
+    TARGET,
+    TARGET_STEPS,
+    parameters,
+    strategies,
+    sync_of,
+    timed_as,
+)
+from benchmarks.islands.timing import NODES, timing_path, timings
+from shardlab.config.strategy import parse_strategy
+from shardlab.config.timing_record import NO_COMMUNICATION, read_timings
+from shardlab.core.errors import UserError
+from shardlab.core.files import read_json
+from shardlab.core.interval import Ratio, interval_factor
+
+_WARM_STEP = "ddp-int4"
+"""method whose step is that of a warm-up"""
+
+
+class Mean(NamedTuple):
+    """Mean of logarithms and half its interval; NaN for one value."""
+
+    log: float
+    half: float
+
+    def over(self, other: "Mean") -> "Mean":
+        """Return the ratio of two independent means."""
+        return Mean(self.log - other.log, math.hypot(self.half, other.half))
+
+    @property
+    def ratio(self) -> Ratio:
+        """The mean as a factor."""
+        ends = math.exp(self.log - self.half), math.exp(self.log + self.half)
+        return Ratio(math.exp(self.log), *ends)
+
+
+def mean_of(logs: Sequence[float]) -> Mean:
+    """Return the mean with Student's interval."""
+    deviation = float(np.std(logs, ddof=1)) if len(logs) > 1 else math.nan
+    return Mean(float(np.mean(logs)), interval_factor(len(logs)) * deviation)
+
+
+class Length(NamedTuple):
+    """Logarithm of the steps of the run that would end at a loss, and of it per nat."""
+
+    log: float
+    per_nat: float
+
+
+def length_at(loss: float, losses: Mapping[int, float]) -> Length | None:
+    """Return the length of the run that would end at a loss, by those of runs of several lengths.
+
+    Returns:
+        None where no two neighbours have it between them.
+    """
+    for (steps, above), (more, below) in itertools.pairwise(sorted(losses.items())):
+        if above >= loss >= below and above > below:
+            per_nat = math.log(more / steps) / (above - below)
+            return Length(math.log(steps) + (above - loss) * per_nat, per_nat)
+    return None
+
+
+def records_of(name: str) -> list[dict[str, Any]]:
+    """Return the records of the runs of a method.
+
+    Raises:
+        UserError: one has another strategy than params/islands.yaml.
+    """
+    strategy = strategies()[METHODS[name].strategy]
+    records = []
+    for path in sorted((FOLDER / "runs" / name).glob("*.json")):
+        records.append(read_json(path, "remove it"))
+        if parse_strategy(records[-1]["strategy"]).hash() != strategy.hash():
+            raise UserError(f"{path}: of another strategy than params/islands.yaml: train again")
+    return records
+
+
+class Curve:
+    """Losses of a method by steps and seed, at its tuned learning rate."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.method = name, METHODS[name]
+        tuned = records_of(self.method.tuned_as or name)
+        self.tuning = {
+            record["learning_rate"]: record["val_loss"]
+            for record in tuned
+            if (record["steps"], record["seed"]) == (self.method.steps, 0)
+        }
+        """losses of the first seed by the learning rates that were tried"""
+        self.rate = min(self.tuning, key=self.tuning.__getitem__)
+        self.records: dict[int, dict[int, dict[str, Any]]] = {}
+        for record in records_of(name):
+            if record["learning_rate"] == self.rate:
+                self.records.setdefault(record["seed"], {})[record["steps"]] = record
+
+    def loss(self, seed: int, steps: int) -> float | None:
+        """Return the validation loss of a run; None where it was not trained."""
+        record = self.records.get(seed, {}).get(steps)
+        return None if record is None else record["val_loss"]
+
+    def mean_bytes(self) -> float:
+        """Return the bytes that a rank sends in a step, on average over the runs."""
+        return float(
+            np.mean([r["bytes_wire"] for at in self.records.values() for r in at.values()])
+        )
+
+    def mean_steps_to(self, target: "Curve") -> Mean | None:
+        """Return the mean steps to the target's loss, seed by seed; None where no seed has any."""
+        reached, loss = target.loss(0, TARGET_STEPS), self.loss(0, self.method.steps)
+        losses = {steps: record["val_loss"] for steps, record in self.records.get(0, {}).items()}
+        length = None if reached is None else length_at(reached, losses)
+        if reached is None or loss is None or length is None:
+            return None
+        logs = []
+        for seed in self.records:
+            other, own = target.loss(seed, TARGET_STEPS), self.loss(seed, self.method.steps)
+            if other is not None and own is not None:
+                worse = (own - other) - (loss - reached)
+                logs.append(length.log + worse * length.per_nat)
+        return mean_of(logs)
+
+    def perplexity_over(self, target: "Curve") -> Ratio | None:
+        """Return the perplexity after the target's tokens over the target's; None if unknown."""
+        method, reference = self.method, target.method
+        tokens = reference.world_size * reference.accumulation * TARGET_STEPS
+        steps = tokens // (method.world_size * method.accumulation)
+        logs = [
+            mine - other
+            for seed in self.records
+            if (mine := self.loss(seed, steps)) is not None
+            and (other := target.loss(seed, TARGET_STEPS)) is not None
+        ]
+        return mean_of(logs).ratio if logs else None
+
+
+class Row(NamedTuple):
+    """A method that reaches the loss, with the engine that would run it."""
+
+    name: str
+    engine: str | None
+    steps: Mean
+
+    @property
+    def title(self) -> str:
+        """Name in tables."""
+        if self.engine is None:
+            return self.name
+        return self.name.replace(TARGET, self.engine)
+
+
+class LinkTimes:
+    """Step times on one link, ms, repetition by repetition."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.stock = "hsdp" if name in NODES else STOCK[0]
+        """strategy whose synchronisation is compared with computation"""
+        runs = read_timings(timing_path(name), "python -m benchmarks.islands time")
+        self._runs = {(run.timing, run.run): run for run in runs}
+        self.compute = self.step(NO_COMMUNICATION, 1)
+
+    @property
+    def ratio(self) -> float:
+        """Synchronisation of stock torch over computation."""
+        return self.step(self.stock, 1).over(self.compute).ratio.ratio - 1
+
+    def step(self, strategy: str, accumulation: int) -> Mean:
+        """Return the mean step, ms."""
+        timed = timings(parameters(), self.name)
+        name = next(each.name for each in timed if each.accumulation == accumulation)
+        run = self._runs[name, strategy]
+        # not a number where the machine paused
+        return mean_of([math.log(ms) for ms in run.measured_ms() if math.isfinite(ms)])
+
+    def of(self, row: Row) -> Mean:
+        """Return the mean step of a method that trains until the loss, ms."""
+        method = METHODS[row.name]
+        if method.world_size == 1:
+            return self.compute
+        strategy = row.engine or method.strategy
+        later = self.step(timed_as(strategy), method.accumulation)
+        sync = sync_of(row.name)
+        if sync is None or not sync.warmup_steps:
+            return later
+        first = self.step("hsdp-int8" if self.name in NODES else _WARM_STEP, 1)
+        steps = row.steps.ratio.ratio
+        warm = sync.warmup_steps / steps * math.exp(first.log)
+        rest = (1 - sync.warmup_steps / steps) * math.exp(later.log)
+        half = math.hypot(warm * first.half, rest * later.half) / (warm + rest)
+        return Mean(math.log(warm + rest), half)
+
+    def seconds(self, row: Row) -> float:
+        """Return the mean seconds to the loss."""
+        return math.exp(row.steps.log + self.of(row).log) / 1e3
+
+    def gain(self, row: Row, other: Row) -> Ratio:
+        """Return the time to the loss of another method over that of a method."""
+        step, steps = self.of(other).over(self.of(row)), other.steps.over(row.steps)
+        return Mean(step.log + steps.log, math.hypot(step.half, steps.half)).ratio

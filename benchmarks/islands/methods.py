@@ -1,0 +1,88 @@
+"""Ways to train that are compared, in the order in which they are trained."""
+
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from shardlab.config.parameters import Parameters
+from shardlab.config.strategy import Strategy
+from shardlab.config.sync import Sync
+
+FOLDER = Path("experiments/islands")
+PARAMS = Path("params/islands.yaml")
+TARGET = "stock"
+"""method whose loss after `TARGET_STEPS` the others have to reach"""
+TARGET_STEPS = 2000
+STOCK = ("fsdp2", "ddp", "ddp-bf16")
+"""what torch has itself, and computes the same up to rounding"""
+
+
+class Method(NamedTuple):
+    """A way to train. Runs of each length have their own end of the schedule."""
+
+    strategy: str
+    """in params/islands.yaml"""
+    steps: int = TARGET_STEPS
+    """length of the runs that tune it, and of all runs of the other seeds: about that which ends
+    at the loss to reach"""
+    tuned_as: str | None = None
+    """method of nearly the same updates, whose learning rate it takes"""
+    world_size: int = 2
+    accumulation: int = 1
+    """micro-batches per step"""
+
+
+METHODS = {
+    # of the engines of torch the one that trains fastest on loopback
+    TARGET: Method("ddp"),
+    "one-device": Method("ddp", 4000, world_size=1),
+    "diloco32-warm": Method("diloco32-warm"),
+    "diloco32": Method("diloco32"),
+    "stock-acc4": Method("ddp", 500, accumulation=4),
+    "stock-acc8": Method("ddp", 350, accumulation=8),
+    "ddp-int4": Method("ddp-int4", tuned_as=TARGET),
+    "diloco128-warm": Method("diloco128-warm", tuned_as="diloco32-warm"),
+    "streaming32-warm": Method("streaming32-warm", tuned_as="diloco32-warm"),
+    "diloco128": Method("diloco128", tuned_as="diloco32"),
+    "average8": Method("average8", tuned_as="diloco32"),
+    "ddp-powersgd": Method("ddp-powersgd", tuned_as=TARGET),
+    "ddp-topk": Method("ddp-topk"),
+    "sparse32-warm": Method("sparse32-warm", tuned_as="diloco32-warm"),
+    "diloco32-fp32": Method("diloco32-fp32", tuned_as="diloco32"),
+    "diloco32-int8": Method("diloco32-int8", tuned_as="diloco32"),
+    "diloco128-fp32": Method("diloco128-fp32", tuned_as="diloco32"),
+    "diloco32-published": Method("diloco32-published", tuned_as="diloco32"),
+    "manual-int4-w4": Method("manual-int4-w4", tuned_as=TARGET),
+    "manual-int8-w8": Method("manual-int8-w8", tuned_as=TARGET),
+    "ddp-int8": Method("ddp-int8", tuned_as=TARGET),
+    # two nodes of two ranks
+    "hsdp": Method("hsdp", 1000, world_size=4),
+    "hsdp-int8": Method("hsdp-int8", 1000, tuned_as="hsdp", world_size=4),
+    "hsdp32-warm": Method("hsdp32-warm", 1000, tuned_as="hsdp", world_size=4),
+    "ddp-int4-four": Method("ddp-int4", 1000, tuned_as="hsdp", world_size=4),
+    "stock-acc32": Method("ddp", 175, accumulation=32),
+}
+"""in the order in which they are trained: what matters most comes first"""
+
+
+@cache
+def parameters() -> Parameters:
+    """Return the parameters of the experiment."""
+    return Parameters(str(PARAMS), [])
+
+
+def strategies() -> dict[str, Strategy]:
+    """Return the strategies by name."""
+    params = parameters()
+    return {**params("strategies"), **params("timed_strategies")}
+
+
+def sync_of(name: str) -> Sync | None:
+    """Return how often a method exchanges parameters; None where it reduces every gradient."""
+    return strategies()[METHODS[name].strategy].sync
+
+
+def timed_as(strategy: str) -> str:
+    """Return the strategy whose steps those of a strategy are after its warm-up."""
+    plain = strategy.removesuffix("-warm").removesuffix("-published")
+    return plain if plain in strategies() else strategy

@@ -1,0 +1,246 @@
+"""Tables and plot of the comparison, from the records that are there.
+
+Time to a loss is steps to it times the mean step. Steps: each method is trained with several
+lengths, each with its own end of the learning rate; the length that ends at the loss of 2,000
+steps of stock torch is interpolated in log steps for the first seed. With the other seeds each
+method is trained with one length: what its loss differs by moves the length along the same slope.
+Ratios have 95 % intervals, of the seeds and of the repetitions of the timing together; ratios of
+one seed have none.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from benchmarks.common import publish, text_table
+from benchmarks.islands.curves import Curve, LinkTimes, Row
+from benchmarks.islands.methods import FOLDER, METHODS, STOCK, TARGET, parameters, sync_of
+from benchmarks.islands.timing import LINKS, NODES, SLOWEST, rarest, timing_path
+from shardlab.core.errors import UserError
+from shardlab.report import plots
+from shardlab.report.tables import ABSENT, Table, figure, percent, within
+
+_ALONE = "one-device"
+_FAMILIES = {
+    "one device": (_ALONE,),
+    "stock torch": tuple(name for name in METHODS if name.startswith(TARGET) or name == "hsdp"),
+    "compressed steps": tuple(
+        name for name in METHODS if name.startswith(("ddp-", "manual-")) or name == "hsdp-int8"
+    ),
+    "rare exchanges": tuple(name for name in METHODS if sync_of(name) is not None),
+}
+
+
+def crossing(gains: Sequence[tuple[float, float]]) -> str:
+    """Return the ratio of synchronisation to computation at which a gain falls below 1.
+
+    Args:
+        gains: ratios, ascending, with their gains.
+    """
+    if not gains or gains[0][1] <= 1:
+        return "never, in what was timed"
+    for (ratio, gain), (more, less) in itertools.pairwise(gains):
+        if gain > 1 >= less:
+            share = math.log(gain) / math.log(gain / less)
+            return figure(ratio ** (1 - share) * more**share, 2)
+    return f"beyond {figure(gains[-1][0], 2)}"
+
+
+def rows_of(curves: Mapping[str, Curve]) -> list[Row]:
+    """Return the methods that reach the loss; stock ones with each engine of torch."""
+    rows = []
+    for name, curve in curves.items():
+        steps = curve.mean_steps_to(curves[TARGET])
+        if steps is not None:
+            engines = STOCK if name.startswith(TARGET) else (None,)
+            rows += [Row(name, engine, steps) for engine in engines]
+    return rows
+
+
+def fastest(rows: Sequence[Row], names: Iterable[str], times: LinkTimes) -> Row | None:
+    """Return the method among some that reaches the loss first on a link."""
+    return min((r for r in rows if r.name in names), key=times.seconds, default=None)
+
+
+def quality_table(curves: Mapping[str, Curve]) -> Table:
+    """Return losses, steps to the loss of the target, and perplexity after equal tokens."""
+    target, rows = curves[TARGET], []
+    for name, curve in curves.items():
+        lengths = sorted({steps for at in curve.records.values() for steps in at})
+        losses = [[curve.loss(seed, steps) for seed in curve.records] for steps in lengths]
+        means = [_mean_known(at) for at in losses]
+        shown = ", ".join(f"{n:,}: {figure(m, 4)}" for n, m in zip(lengths, means, strict=True))
+        steps, over = curve.mean_steps_to(target), curve.perplexity_over(target)
+        rows.append(
+            [
+                name,
+                str(len(curve.records)),
+                f"{curve.rate:g}",
+                shown,
+                ABSENT if steps is None else within(*steps.ratio, 0),
+                ABSENT if over is None else within(*over, 3),
+                figure(curve.mean_bytes() / 1e3),
+            ]
+        )
+    headings = (
+        *("method", "seeds", "learning rate", "validation loss by steps"),
+        *("steps to the loss", "perplexity after equal tokens", "kB per step and rank"),
+    )
+    return text_table("Quality", headings, rows)
+
+
+def _mean_known(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
+
+
+def times_table(rows: Sequence[Row], links: Sequence[LinkTimes]) -> Table:
+    """Return the minutes to the loss on each link, and of the step the share that computes."""
+    headings = ["method", *(f"{link.name}: minutes, computing" for link in links)]
+    cells = [
+        [
+            row.title,
+            *(
+                f"{figure(link.seconds(row) / 60)}, {percent(_computing(link, row))}"
+                for link in links
+            ),
+        ]
+        for row in rows
+    ]
+    return text_table("Time to the loss", headings, cells)
+
+
+def _computing(link: LinkTimes, row: Row) -> float:
+    return METHODS[row.name].accumulation * link.compute.over(link.of(row)).ratio.ratio
+
+
+def lookup_table(
+    rows: Sequence[Row], links: Sequence[LinkTimes], curves: Mapping[str, Curve]
+) -> Table:
+    """Return what is fastest at each ratio of synchronisation to computation, and its gains."""
+    cells = []
+    for link in sorted(links, key=lambda link: link.ratio):
+        best = fastest(rows, METHODS, link)
+        if best is None:
+            continue
+        over = curves[best.name].perplexity_over(curves[TARGET])
+        others = [fastest(rows, names, link) for names in list(_FAMILIES.values())[:3]]
+        plain = next((row for row in rows if row.title == link.stock), None)
+        cells.append(
+            [
+                figure(link.ratio, 2),
+                link.name,
+                best.title,
+                *(_gain(link, best, other) for other in (*others, plain)),
+                ABSENT if over is None else within(*over, 3),
+            ]
+        )
+    headings = (
+        *("synchronisation / computation", "link", "first at the loss"),
+        *(f"over {family}" for family in list(_FAMILIES)[:3]),
+        *("over stock FSDP2 or HSDP", "perplexity after equal tokens"),
+    )
+    return text_table("What to use", headings, cells)
+
+
+def _gain(link: LinkTimes, best: Row, other: Row | None) -> str:
+    if other is None or other == best:
+        return ABSENT
+    return f"{within(*link.gain(best, other), 2)} of {other.title}"
+
+
+def utilisation_table(links: Sequence[LinkTimes], curves: Mapping[str, Curve]) -> Table:
+    """Return the share of the step that computes where an exchange takes hundreds of steps."""
+    cells = []
+    for link in links:
+        for strategy, every in rarest(parameters()).items():
+            step = link.step(strategy, 1)
+            waits = every * (step.over(link.compute).ratio.ratio - 1)
+            curve = curves.get(strategy)
+            over = None if curve is None else curve.perplexity_over(curves[TARGET])
+            cells.append(
+                [
+                    link.name,
+                    strategy,
+                    figure(waits, 3),
+                    percent(link.compute.over(step).ratio.ratio),
+                    ABSENT if over is None else within(*over, 3),
+                ]
+            )
+    headings = (
+        *("link", "method", "exchange, in steps of computation", "computing"),
+        "perplexity after equal tokens",
+    )
+    return text_table("On the slowest links", headings, cells)
+
+
+def pays_table(rows: Sequence[Row], links: Sequence[LinkTimes]) -> Table:
+    """Return up to which ratio a second machine gains over one, by family."""
+    alone = next((row for row in rows if row.name == _ALONE), None)
+    cells = []
+    for family, names in _FAMILIES.items():
+        if alone is None or family == "one device":
+            continue
+        points = []
+        for link in sorted(links, key=lambda link: link.ratio):
+            row = fastest(rows, names, link)
+            if row is not None:
+                points.append((link.ratio, link.gain(row, alone).ratio))
+        cells.append([family, crossing(points)])
+    return text_table("Where a second machine pays", ("family", "up to the ratio"), cells)
+
+
+def gain_plot(rows: Sequence[Row], links: Sequence[LinkTimes]) -> Figure:
+    """Plot the gain over one device by the ratio of synchronisation to computation."""
+    alone = next(row for row in rows if row.name == _ALONE)
+    ordered = sorted(links, key=lambda link: link.ratio)
+    drawing = Figure((plots.WIDTH, 3.4))
+    axes = drawing.subplots()
+    for number, (family, names) in enumerate(_FAMILIES.items()):
+        best = [fastest(rows, names, link) for link in ordered]
+        gains = [
+            (link.ratio, link.gain(row, alone))
+            for link, row in zip(ordered, best, strict=True)
+            if row
+        ]
+        if not gains:
+            continue
+        x, y = [at for at, _ in gains], [gain.ratio for _, gain in gains]
+        colour = plots.BASELINE_COLOUR if family == "one device" else plots.COLOURS[number - 1]
+        axes.plot(x, y, label=family, color=colour, marker=plots.MARKERS[number])
+    axes.set(xscale="log", yscale="log")
+    axes.set_xlabel("synchronisation of stock FSDP2 / computation")
+    axes.set_ylabel("gain over one device, time to the loss")
+    axes.legend()
+    return drawing
+
+
+def write_report() -> None:
+    """Write islands.md and gain.svg of the experiment."""
+    curves = {name: Curve(name) for name in METHODS if (FOLDER / "runs" / name).is_dir()}
+    if TARGET not in curves:
+        raise UserError(f"{FOLDER}: no run of {TARGET} yet: run python -m benchmarks.islands")
+    links, slowest, nodes = (
+        [LinkTimes(name) for name in names if timing_path(name).is_file()]
+        for names in (LINKS, SLOWEST, NODES)
+    )
+    rows = rows_of(curves)
+    two, four = ([r for r in rows if METHODS[r.name].world_size in (1, n)] for n in (2, 4))
+    publish(
+        __doc__,
+        FOLDER / "islands.md",
+        lookup_table(two, links, curves),
+        pays_table(two, links),
+        times_table(two, links),
+        utilisation_table(slowest, curves),
+        "# Two nodes of two ranks\n",
+        lookup_table(four, nodes, curves),
+        times_table(four, nodes),
+        "# Quality\n",
+        quality_table(curves),
+    )
+    if links:
+        plots.save(gain_plot(two, links), FOLDER / "gain.svg", "svg")
