@@ -14,8 +14,8 @@ _GAIN = 1.02
 _MOST_NODES = 4096
 _TRIED = (
     "Validated: the step model, on emulated links of 100 Mbit/s to 1 Gbit/s between 2 and 4 CPU "
-    "ranks (docs/forecast.md). Not validated: GPUs, NCCL, real networks; docs/how-to/plan.md has "
-    "public GPU runs beside predictions."
+    "ranks (docs/forecast.md). Not validated: GPUs, real networks, closed forms of collectives; "
+    "docs/how-to/plan.md has public GPU runs beside predictions."
 )
 
 

@@ -151,8 +151,12 @@ def efficiency(device: str, dtype: str, parameters: float) -> Efficiency:
     nearest = sorted(among, key=distance)[:2]
     near = [row for row in among if row in nearest or distance(row) <= math.log(_NEAR)]
     shares = [row.achieved for row in near]
-    of = "" if own else f" of other devices: there is none of {device} in {dtype}"
-    return Efficiency(min(shares), max(shares), f"{len(near)} public rows{of}")
+    basis = f"{len(near)} public rows"
+    if not own:
+        basis += f" of other devices: there is none of {device} in {dtype}"
+    if parameters * _NEAR < min(row.parameters for row in near):
+        basis += ", all of larger models"
+    return Efficiency(min(shares), max(shares), basis)
 
 
 _NODE_MEMORY = 409.6e9

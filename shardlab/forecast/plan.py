@@ -87,9 +87,10 @@ def _of_transformers(name: str, train: Train) -> _Facts:
 def _device(options: argparse.Namespace) -> Device:
     """Return the device of the table, or the CPU that options describe."""
     given = (options.peak, options.memory, options.bandwidth)
+    example = "--peak 0.2 --memory 32 --bandwidth 20 --efficiency 50 80"
     if options.device == "cpu":
-        if None in given:
-            raise UserError("--device cpu: give --peak TFLOPS, --memory GB and --bandwidth GB/s")
+        if None in (*given, options.efficiency):
+            raise UserError(f"--device cpu: describe it, as by {example}")
         peak, memory, bandwidth = given
         rates = bandwidth * 1e9, bandwidth * 1e9 / 2
         return Device(memory * 1e9, {"fp32": peak * 1e12}, *rates, inside="", source="options")

@@ -91,8 +91,10 @@ def test_ranges_hold_the_middle_and_memory_is_told_apart(capsys):
 
 def test_a_cpu_is_described_by_options(capsys):
     of_cpu = ["--device", "cpu", "--peak", "1", "--memory", "64", "--bandwidth", "100"]
+    of_cpu += ["--efficiency", "80", "50"]
     plan = plan_of(capsys, "small", "--nodes", "2x1", "--link", "100mbit", "--seq", "64", *of_cpu)
     assert {"ddp", "fsdp2", "slide"} <= {each.name for each in plan.strategies}
+    assert "50 to 80 % of the fp32 peak (as given)" in plan.assumptions[0]
 
 
 def test_a_model_of_transformers_is_planned_as_its_closed_form(capsys, tmp_path, monkeypatch):
@@ -121,7 +123,7 @@ def test_a_model_of_transformers_is_planned_as_its_closed_form(capsys, tmp_path,
         ([*SMALL, "--nodes", "2x8", "--link", "10"], "link rate '10'"),
         ([*SMALL, "--nodes", "1x8", "--inside", "nvlnk"], "--inside 'nvlnk': known are nvlink"),
         ([*SMALL, "--dtype", "fp16"], "a100-40g has bf16, fp32"),
-        ([*SMALL, "--device", "cpu"], "give --peak TFLOPS"),
+        ([*SMALL, "--device", "cpu"], "describe it, as by --peak 0.2 "),
         ([*SMALL, "--peak", "3"], "are for --device cpu"),
         ([*SMALL, "--tokens", "many"], "expected a number such as 1.5 or 15T"),
         ([*SMALL, "--batch", "0"], "expected a whole number above 0"),

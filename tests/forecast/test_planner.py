@@ -7,6 +7,7 @@ import pytest
 
 from shardlab.config.schema import Train
 from shardlab.config.strategy import parse_strategy
+from shardlab.config.validation import check_fits
 from shardlab.forecast.devices import (
     DEVICES,
     EFFICIENCY_ROWS,
@@ -166,6 +167,7 @@ def test_efficiency_is_the_range_of_rows_of_the_size_of_the_model():
     share = efficiency("h100-80g", "bf16", 8e9)
     assert (share.low, share.high) == (min(of_7b), max(of_7b))
     assert "of other devices: there is none of l4" in efficiency("l4", "bf16", 8e9).basis
+    assert "all of larger models" in efficiency("a100-80g", "bf16", 1e7).basis
     for row in EFFICIENCY_ROWS:
         own = efficiency(row.device, row.dtype, row.parameters)
         assert own.low <= row.achieved <= own.high
@@ -176,3 +178,15 @@ def test_every_device_names_a_known_connection_and_a_source():
         assert inside_rate(device.inside, device) == INSIDE[device.inside][0]
         assert device.source and device.memory > 1e10 and device.bandwidth > 1e11
     assert inside_rate("nvlink", DEVICES["h200"]) == INSIDE["nvlink4"][0]
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize(("nodes", "per_node"), [(1, 1), (1, 8), (4, 1), (3, 4)])
+def test_strategies_for_any_nodes_are_valid_and_have_names_of_their_own(nodes, per_node, dtype):
+    found = candidates(nodes, per_node, feedback=dtype != "fp16")
+    assert len({each.name for each in found}) == len(found)
+    for each in found:
+        strategy = parse_strategy({**each.document, "param_dtype": dtype})
+        check_fits(strategy, nodes * per_node)
+        coded = not strategy.gradients.plain() or strategy.weights or strategy.sync
+        assert each.lossy == bool(coded) == bool(each.arguments)
