@@ -1,16 +1,18 @@
 """Choice among predicted strategies, and a plan as text for a terminal."""
 
 from collections.abc import Iterable, Sequence
-from textwrap import wrap
+from textwrap import TextWrapper
 
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
 from shardlab.forecast.planner import CODEC_SHARES, USABLE, Job, Outcome, fits_on, outcomes
 
-_WIDTH = 100
+_TEXT = TextWrapper(width=100, break_on_hyphens=False)
 _DAY = 86_400
 _GAIN = 1.02
 """speed of what changes training over the best that does not, from which on it is named"""
+_ENOUGH = 0.95
+"""share of the highest speed that is enough to be named, for what changes training less"""
 _MOST_NODES = 4096
 _TRIED = (
     "Validated: the step model, on emulated links of 100 Mbit/s to 1 Gbit/s between 2 and 4 CPU "
@@ -48,7 +50,8 @@ class Plan(Document):
     one_device: Outcome | None
     """likewise on one device"""
     best: list[Cost]
-    """fastest without loss, on fewer devices where more are not faster; then what is faster"""
+    """fastest without loss, on fewer devices where more are not faster; then the first that changes
+    training and is about as fast as the fastest of all, where that is faster"""
     assumptions: list[str]
 
 
@@ -86,7 +89,10 @@ def make_plan(job: Job, model: str, setup: str, tokens: int, goal: float, price:
     alone = [each for each in (one_node, one_device) if each is not None]
     # fewer devices where more are not faster
     best = max((*alone[::-1], lossless), key=_speed)
-    chosen = [best] if _speed(fastest) < _GAIN * _speed(best) else [best, fastest]
+    # those that change training least come first
+    enough = [each for each in found if each.fits and _speed(each) >= _ENOUGH * _speed(fastest)]
+    milder = next((each for each in enough if each.lossy), fastest)
+    chosen = [best] if _speed(milder) < _GAIN * _speed(best) else [best, milder]
     return Plan(
         answer=_answer(chosen, lossless, alone),
         model=model,
@@ -161,7 +167,8 @@ def _assumptions(job: Job) -> list[str]:
         "memory bandwidth (public fp8 kernels; nobody timed ours on a GPU). Steps are the middle, "
         "brackets both ends.",
         f"Assumed: collectives at the full rate of idle links; {100 * USABLE:.0f} % of a device's "
-        "memory is for what is counted; checkpointing and micro-batches are the fastest that fit.",
+        "memory is for what is counted; checkpointing and micro-batches are the fastest that fit; "
+        "selective checkpointing repeats nothing that counts on a GPU.",
         _TRIED,
         "* changes training. How many more steps it needs to a loss was measured at 1 M parameters "
         "only (docs/benchmarks.md); that is in no ranking here, which is by tokens per second.",
@@ -211,9 +218,9 @@ def lines(plan: Plan) -> list[str]:
     scale, unit = (1e3, "ms") if quick else (1.0, "s")
     step = f"step, {unit}"
     found = [
-        *wrap(plan.answer, _WIDTH),
+        *_TEXT.wrap(plan.answer),
         "",
-        *wrap(plan.setup, _WIDTH),
+        *_TEXT.wrap(plan.setup),
         "",
         f"{'':27} {'device GB':>10} host checkp.  {step:>18} expos.   % link",
         *(_row(each, scale) for each in plan.strategies),
@@ -229,5 +236,5 @@ def lines(plan: Plan) -> list[str]:
             text += f", {_between(cost.hours)} hours"
         if cost.price:
             text += f", price {_between(cost.price)}"
-        found += wrap(f"{text}; {cost.attach}" if cost.attach else text, _WIDTH)
-    return [*found, *(line for each in plan.assumptions for line in wrap(each, _WIDTH))]
+        found += _TEXT.wrap(f"{text}; {cost.attach}" if cost.attach else text)
+    return [*found, *(line for each in plan.assumptions for line in _TEXT.wrap(each))]

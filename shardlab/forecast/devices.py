@@ -125,6 +125,8 @@ EFFICIENCY_ROWS = [
     *_rows("h100-80g", {0.76: 34.9, 1.32: 41.82, 6.66: 46.44, 12.85: 39.79, 29.98: 50.82}),
 ]
 """never scored by `benchmarks.plans`"""
+_SAME_CHIP = {"h200": "h100-80g"}
+"""device whose rows count for another one, which computes with the same chip"""
 _NEAR = 4.0
 """factor in parameters up to which a row is of the size of a model"""
 
@@ -145,13 +147,14 @@ def efficiency(device: str, dtype: str, parameters: float) -> Efficiency:
     def distance(row: EfficiencyRow) -> float:
         return abs(math.log(row.parameters / parameters))
 
-    own = [row for row in EFFICIENCY_ROWS if (row.device, row.dtype) == (device, dtype)]
+    chip = _SAME_CHIP.get(device, device)
+    own = [row for row in EFFICIENCY_ROWS if (row.device, row.dtype) == (chip, dtype)]
     among = own or EFFICIENCY_ROWS
     # between two rows there is always one on either side
     nearest = sorted(among, key=distance)[:2]
     near = [row for row in among if row in nearest or distance(row) <= math.log(_NEAR)]
     shares = [row.achieved for row in near]
-    basis = f"{len(near)} public rows"
+    basis = f"{len(near)} public rows" + (f" of {chip}" if own and chip != device else "")
     if not own:
         basis += f" of other devices: there is none of {device} in {dtype}"
     if parameters * _NEAR < min(row.parameters for row in near):
@@ -173,7 +176,7 @@ def inside_rate(name: str, device: Device) -> float:
     """
     full = device.nvlink if name == "nvlink" and device.nvlink else name
     if full not in INSIDE:
-        known = ", ".join(["nvlink", *INSIDE])
+        known = ", ".join([*(["nvlink"] if device.nvlink else []), *INSIDE])
         raise UserError(f"--inside {name!r}: known are {known}, and rates such as 100gbit")
     return INSIDE[full][0]
 

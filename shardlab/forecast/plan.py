@@ -126,6 +126,8 @@ def _job(options: argparse.Namespace, facts: _Facts) -> tuple[Job, str]:
     share = efficiency(options.device, dtype, facts.parameters)
     if options.efficiency:
         low, high = sorted(options.efficiency)
+        if low < 1 or high > 100:
+            raise UserError(f"--efficiency {low:g} {high:g}: expected percent, from 1 to 100")
         share = Efficiency(low / 100, high / 100, "as given")
     job = Job(
         shapes=facts.shapes,

@@ -56,14 +56,16 @@ def test_the_answer_names_the_fastest_without_loss_and_what_loss_gains(capsys):
         (each for each in fitting if not (each.lossy or each.host)),
         key=lambda each: each.tokens_per_s.middle,
     )
-    fastest = max(fitting, key=lambda each: each.tokens_per_s.middle)
+    highest = max(each.tokens_per_s.middle for each in fitting)
+    enough = [each for each in fitting if each.tokens_per_s.middle >= 0.95 * highest]
+    milder = next(each for each in enough if each.lossy)  # in the order of change
     assert plan.one_node is not None and plan.one_device is not None
     known = [lossless, plan.one_node, plan.one_device]
     first = max(known, key=lambda each: each.tokens_per_s.middle)
     assert plan.answer.startswith(f"Use {first.name}")
-    assert fastest.lossy and fastest.attach is not None
-    assert f"{fastest.name}, which changes training, is" in plan.answer
-    assert [each.strategy for each in plan.best] == [first.name, fastest.name]
+    assert milder.attach is not None and milder.attach == plan.best[1].attach
+    assert f"{milder.name}, which changes training, is" in plan.answer
+    assert [each.strategy for each in plan.best] == [first.name, milder.name]
     assert not (plan.one_node.lossy or plan.one_device.lossy)
 
 
@@ -122,6 +124,8 @@ def test_a_model_of_transformers_is_planned_as_its_closed_form(capsys, tmp_path,
         ([*SMALL, "--nodes", "2x8"], "--link"),
         ([*SMALL, "--nodes", "2x8", "--link", "10"], "link rate '10'"),
         ([*SMALL, "--nodes", "1x8", "--inside", "nvlnk"], "--inside 'nvlnk': known are nvlink"),
+        (["tiny", "--device", "l4", "--nodes", "1x2", "--inside", "nvlink"], "known are nvlink2, "),
+        ([*SMALL, "--efficiency", "0.4", "0.5"], "expected percent, from 1 to 100"),
         ([*SMALL, "--dtype", "fp16"], "a100-40g has bf16, fp32"),
         ([*SMALL, "--device", "cpu"], "describe it, as by --peak 0.2 "),
         ([*SMALL, "--peak", "3"], "are for --device cpu"),

@@ -167,6 +167,7 @@ def test_efficiency_is_the_range_of_rows_of_the_size_of_the_model():
     share = efficiency("h100-80g", "bf16", 8e9)
     assert (share.low, share.high) == (min(of_7b), max(of_7b))
     assert "of other devices: there is none of l4" in efficiency("l4", "bf16", 8e9).basis
+    assert efficiency("h200", "bf16", 8e9).low == share.low
     assert "all of larger models" in efficiency("a100-80g", "bf16", 1e7).basis
     for row in EFFICIENCY_ROWS:
         own = efficiency(row.device, row.dtype, row.parameters)
