@@ -3,27 +3,34 @@
     python -m benchmarks.plans [--out FOLDER]
 
 Nothing runs here. The range of each prediction is that of `EFFICIENCY_ROWS` of
-`shardlab.forecast.devices`, public rows of one node that are not scored.
+`shardlab.forecast.devices`, public rows of one node that are not scored. Plans are also compared
+with the timings of the default experiment on emulated links, by its steps without communication.
 """
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks.common import arguments, publish, text_table
+from shardlab.config.calibration_record import UPDATE_BYTES
 from shardlab.config.machine import bits_per_second
 from shardlab.config.schema import Train
 from shardlab.config.strategy import parse_strategy
+from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun, read_timings
 from shardlab.forecast.devices import (
     DEVICES,
     EFFICIENCY_ROWS,
     ROWS_SOURCE,
+    Device,
+    Efficiency,
     cluster_of,
     efficiency,
     inside_rate,
 )
 from shardlab.forecast.planner import CODEC_SHARES, Job, memory, step_s
-from shardlab.models.shapes import PUBLISHED, DecoderShapes, decoder_of, gpt2_config
-from shardlab.report.tables import fixed
+from shardlab.models.shapes import PUBLISHED, DecoderShapes, decoder_of, gpt2_config, read_decoder
+from shardlab.report.tables import Table, fixed
 
 _MPT = {
     "125m": (12, 768, 12),
@@ -177,8 +184,70 @@ _REFUSED = [
 ]
 
 
+_TIMINGS = Path("results/timings/two-ranks.jsonl"), "timings of the default experiment"
+_VOCABULARY = 2048
+"""tokens of the default tokenizer"""
+
+
+def _timed_job(run: TimedRun, bound: TimedRun) -> Job:
+    """Return the job of a timed run on CPUs that are described by steps without communication.
+
+    Args:
+        bound: those steps. Their time without the update is computation, and the update tells the
+            bandwidth of the memory.
+    """
+    traced = bound.breakdown
+    parts = (traced.forward_ms, traced.backward_ms, traced.update_ms)
+    step_ms, whole = median(bound.step_ms), sum(parts)
+    update_s = step_ms / 1e3 * traced.update_ms / whole
+    bandwidth = UPDATE_BYTES * run.parameters / update_s
+    decoder = read_decoder(run.model, _VOCABULARY, run.sequence_length)
+    assert decoder is not None and decoder.parameters == run.parameters
+    train = Train(batch_size=run.batch_size, sequence_length=run.sequence_length)
+    # operations in units of what a core does in a second
+    device = Device(0.0, {"fp32": 1.0}, bandwidth, bandwidth / 2, "", "timed")
+    return Job(
+        shapes=DecoderShapes(decoder, train),
+        parameters=run.parameters,
+        flops=step_ms / 1e3 - update_s,
+        batch=run.batch_size,
+        dtype="fp32",
+        device=device,
+        efficiency=Efficiency(1.0, 1.0, "timed"),
+        cluster=cluster_of(device, 1, float("inf"), run.bits_per_second or 0),
+        nodes=run.world_size,
+        on_gpu=False,
+    )
+
+
+def _emulated(path: Path) -> Table:
+    """Return plans beside timed steps on emulated links, with plain gradients, int8 and int4."""
+    runs = read_timings(path, "run python -m stages.timing")
+    bounds = {run.timing: run for run in runs if run.run == NO_COMMUNICATION}
+    lines = []
+    for run in runs:
+        if run.bits_per_second is None or run.run == NO_COMMUNICATION:
+            continue
+        strategy = parse_strategy(run.strategy).canonical()
+        predicted = 1e3 * step_s(_timed_job(run, bounds[run.timing]), strategy)
+        measured = median(run.step_ms)
+        times = [fixed(each, 1) for each in (measured, predicted)]
+        lines.append([run.link, run.run, *times, fixed(100 * (predicted / measured - 1), 1)])
+    headings = ["link of 2 CPU ranks", "strategy", "measured, ms", "predicted, ms", "error, %"]
+    return text_table("Steps on emulated links", headings, lines)
+
+
+_OF_LINKS = (
+    "Computation, and the bandwidth of the memory, are those of steps without communication, "
+    "interleaved with these. fsdp2 reduces by gloo's reduce-scatter, which sends twice as much as "
+    "a real one; fsdp2-exchange does not. A plan knows nothing of what engines do for each "
+    "collective, nor of ranks that wait for a core: on fast links that is up to a fourth of such "
+    "small steps."
+)
+
+
 def main() -> None:
-    args = arguments(__doc__)
+    args = arguments(__doc__, timings=_TIMINGS)
     speed, errors = [], []
     for row in ROWS:
         middle, low, high = row.predicted()
@@ -227,6 +296,8 @@ def main() -> None:
         table,
         summary,
         text_table("Memory of a device at its peak", of_memory, sizes),
+        _emulated(args.timings),
+        _OF_LINKS,
         text_table("Rows that are not scored", ["rows", "reason"], [[*each] for each in _REFUSED]),
         text_table("Share of the peak", ["device", "parameters", "achieved, %"], used),
         f"Source: {ROWS_SOURCE}.",

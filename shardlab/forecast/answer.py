@@ -15,9 +15,9 @@ _ENOUGH = 0.95
 """share of the highest speed that is enough to be named, for what changes training less"""
 _MOST_NODES = 4096
 _TRIED = (
-    "Validated: the step model, on emulated links of 100 Mbit/s to 1 Gbit/s between 2 and 4 CPU "
-    "ranks (docs/forecast.md). Not validated: GPUs, real networks, closed forms of collectives; "
-    "docs/how-to/plan.md has public GPU runs beside predictions."
+    "Validated: plans for 2 CPU ranks on emulated links of 100 Mbit/s to 1 Gbit/s; errors are in "
+    "docs/how-to/plan.md, beside those on public GPU runs. Not validated: GPUs of ours, slow real networks, "
+    "several devices in a node on a slow link."
 )
 
 
