@@ -16,8 +16,8 @@ _ENOUGH = 0.95
 _MOST_NODES = 4096
 _TRIED = (
     "Validated: plans for 2 CPU ranks on emulated links of 100 Mbit/s to 1 Gbit/s; errors are in "
-    "docs/how-to/plan.md, beside those on public GPU runs. Not validated: our engines and codecs on "
-    "GPUs, slow real networks."
+    "docs/how-to/plan.md, beside those on public GPU runs. Not validated: our engines and codecs "
+    "on GPUs, slow real networks."
 )
 
 
