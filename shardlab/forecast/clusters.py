@@ -49,16 +49,8 @@ class Cluster(NamedTuple):
 
     def unlimited(self) -> "Cluster":
         """Return the cluster with connections and host memory that take no time."""
-        return self._replace(
-            inside=inf,
-            between=inf,
-            start_s=0.0,
-            step_inside_s=0.0,
-            step_between_s=0.0,
-            busy=0.0,
-            copies=inf,
-            memory=inf,
-        )
+        unlimited = self._replace(inside=inf, between=inf, copies=inf, memory=inf, busy=0.0)
+        return unlimited._replace(start_s=0.0, step_inside_s=0.0, step_between_s=0.0)
 
 
 def _ethernet(gigabits: float) -> Cluster:
