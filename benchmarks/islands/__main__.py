@@ -12,7 +12,7 @@ import argparse
 from benchmarks.islands.methods import parameters
 from benchmarks.islands.report import write_report
 from benchmarks.islands.texts import tokenize
-from benchmarks.islands.timing import LINKS, SLOWEST, time_link
+from benchmarks.islands.timing import LINKS, NODES, SLOWEST, time_link
 from benchmarks.islands.training import train_all
 
 _STEPS = ("text", "train", "time", "report")
@@ -22,7 +22,10 @@ def main() -> None:
     """Do the steps that are named."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("steps", nargs="*", metavar="STEP", help=", ".join(_STEPS))
-    parser.add_argument("--links", nargs="+", default=(*LINKS, *SLOWEST), help="rates to time")
+    links = (*LINKS, *SLOWEST, *NODES)
+    parser.add_argument(
+        "--links", nargs="+", default=links, choices=links, metavar="LINK", help=", ".join(links)
+    )
     given = parser.parse_args()
     params = parameters()
     for step in given.steps or _STEPS:
@@ -31,8 +34,8 @@ def main() -> None:
         elif step == "train":
             train_all(params)
         elif step == "time":
-            for rate in given.links:
-                time_link(params, None if rate == "loopback" else rate)
+            for link in given.links:
+                time_link(params, link)
         elif step == "report":
             write_report()
         else:

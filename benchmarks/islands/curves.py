@@ -14,11 +14,12 @@ from benchmarks.islands.methods import (
     TARGET,
     TARGET_STEPS,
     parameters,
+    strategies,
     sync_of,
     timed_as,
 )
-from benchmarks.islands.timing import timing_path, timings
-from shardlab.config.strategy import Strategy, parse_strategy
+from benchmarks.islands.timing import NODES, timing_path, timings
+from shardlab.config.strategy import parse_strategy
 from shardlab.config.timing_record import NO_COMMUNICATION, read_timings
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
@@ -77,7 +78,7 @@ def records_of(name: str) -> list[dict[str, Any]]:
     Raises:
         UserError: one has another strategy than params/islands.yaml.
     """
-    strategy: Strategy = parameters()(f"strategies.{METHODS[name].strategy}")
+    strategy = strategies()[METHODS[name].strategy]
     records = []
     for path in sorted((FOLDER / "runs" / name).glob("*.json")):
         records.append(read_json(path, "remove it"))
@@ -162,20 +163,22 @@ class Row(NamedTuple):
 class LinkTimes:
     """Step times on one link, ms, repetition by repetition."""
 
-    def __init__(self, rate: str | None) -> None:
-        self.name, self._rate = rate or "loopback", rate
-        runs = read_timings(timing_path(rate), "python -m benchmarks.islands time")
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.stock = "hsdp" if name in NODES else STOCK[0]
+        """strategy whose synchronisation is compared with computation"""
+        runs = read_timings(timing_path(name), "python -m benchmarks.islands time")
         self._runs = {(run.timing, run.run): run for run in runs}
         self.compute = self.step(NO_COMMUNICATION, 1)
 
     @property
     def ratio(self) -> float:
-        """Synchronisation of stock FSDP2 over computation."""
-        return self.step(STOCK[0], 1).over(self.compute).ratio.ratio - 1
+        """Synchronisation of stock torch over computation."""
+        return self.step(self.stock, 1).over(self.compute).ratio.ratio - 1
 
     def step(self, strategy: str, accumulation: int) -> Mean:
         """Return the mean step, ms."""
-        timed = timings(parameters(), self._rate)
+        timed = timings(parameters(), self.name)
         name = next(each.name for each in timed if each.accumulation == accumulation)
         run = self._runs[name, strategy]
         # not a number where the machine paused
@@ -186,11 +189,13 @@ class LinkTimes:
         method = METHODS[row.name]
         if method.world_size == 1:
             return self.compute
-        later = self.step(row.engine or timed_as(method.strategy), method.accumulation)
+        strategy = row.engine or method.strategy
+        later = self.step(timed_as(strategy), method.accumulation)
         sync = sync_of(row.name)
         if sync is None or not sync.warmup_steps:
             return later
-        first, steps = self.step(_WARM_STEP, 1), row.steps.ratio.ratio
+        first = self.step("hsdp-int8" if self.name in NODES else _WARM_STEP, 1)
+        steps = row.steps.ratio.ratio
         warm = sync.warmup_steps / steps * math.exp(first.log)
         rest = (1 - sync.warmup_steps / steps) * math.exp(later.log)
         half = math.hypot(warm * first.half, rest * later.half) / (warm + rest)

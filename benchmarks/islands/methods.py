@@ -55,6 +55,11 @@ METHODS = {
     "manual-int4-w4": Method("manual-int4-w4", tuned_as=TARGET),
     "manual-int8-w8": Method("manual-int8-w8", tuned_as=TARGET),
     "ddp-int8": Method("ddp-int8", tuned_as=TARGET),
+    # two nodes of two ranks
+    "hsdp": Method("hsdp", 1000, world_size=4),
+    "hsdp-int8": Method("hsdp-int8", 1000, tuned_as="hsdp", world_size=4),
+    "hsdp32-warm": Method("hsdp32-warm", 1000, tuned_as="hsdp", world_size=4),
+    "ddp-int4-four": Method("ddp-int4", 1000, tuned_as="hsdp", world_size=4),
     "stock-acc32": Method("ddp", 175, accumulation=32),
 }
 """in the order in which they are trained: what matters most comes first"""
@@ -66,14 +71,18 @@ def parameters() -> Parameters:
     return Parameters(str(PARAMS), [])
 
 
+def strategies() -> dict[str, Strategy]:
+    """Return the strategies by name."""
+    params = parameters()
+    return {**params("strategies"), **params("timed_strategies")}
+
+
 def sync_of(name: str) -> Sync | None:
     """Return how often a method exchanges parameters; None where it reduces every gradient."""
-    strategy: Strategy = parameters()(f"strategies.{METHODS[name].strategy}")
-    return strategy.sync
+    return strategies()[METHODS[name].strategy].sync
 
 
 def timed_as(strategy: str) -> str:
     """Return the strategy whose steps those of a strategy are after its warm-up."""
-    names: dict[str, Strategy] = parameters()("strategies")
     plain = strategy.removesuffix("-warm").removesuffix("-published")
-    return plain if plain in names else strategy
+    return plain if plain in strategies() else strategy

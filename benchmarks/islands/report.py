@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from benchmarks.common import publish, text_table
 from benchmarks.islands.curves import Curve, LinkTimes, Row
 from benchmarks.islands.methods import FOLDER, METHODS, STOCK, TARGET, parameters, sync_of
-from benchmarks.islands.timing import LINKS, SLOWEST, rarest, timing_path
+from benchmarks.islands.timing import LINKS, NODES, SLOWEST, rarest, timing_path
 from shardlab.core.errors import UserError
 from shardlab.report import plots
 from shardlab.report.tables import ABSENT, Table, figure, percent, within
@@ -26,8 +26,10 @@ from shardlab.report.tables import ABSENT, Table, figure, percent, within
 _ALONE = "one-device"
 _FAMILIES = {
     "one device": (_ALONE,),
-    "stock torch": tuple(name for name in METHODS if name.startswith(TARGET)),
-    "compressed steps": tuple(name for name in METHODS if name.startswith(("ddp-", "manual-"))),
+    "stock torch": tuple(name for name in METHODS if name.startswith(TARGET) or name == "hsdp"),
+    "compressed steps": tuple(
+        name for name in METHODS if name.startswith(("ddp-", "manual-")) or name == "hsdp-int8"
+    ),
     "rare exchanges": tuple(name for name in METHODS if sync_of(name) is not None),
 }
 
@@ -126,7 +128,7 @@ def lookup_table(
             continue
         over = curves[best.name].perplexity_over(curves[TARGET])
         others = [fastest(rows, names, link) for names in list(_FAMILIES.values())[:3]]
-        plain = next((row for row in rows if row.title == STOCK[0]), None)
+        plain = next((row for row in rows if row.title == link.stock), None)
         cells.append(
             [
                 figure(link.ratio, 2),
@@ -139,7 +141,7 @@ def lookup_table(
     headings = (
         *("synchronisation / computation", "link", "first at the loss"),
         *(f"over {family}" for family in list(_FAMILIES)[:3]),
-        *("over stock FSDP2", "perplexity after equal tokens"),
+        *("over stock FSDP2 or HSDP", "perplexity after equal tokens"),
     )
     return text_table("What to use", headings, cells)
 
@@ -221,17 +223,24 @@ def write_report() -> None:
     curves = {name: Curve(name) for name in METHODS if (FOLDER / "runs" / name).is_dir()}
     if TARGET not in curves:
         raise UserError(f"{FOLDER}: no run of {TARGET} yet: run python -m benchmarks.islands")
-    links = [LinkTimes(rate) for rate in LINKS if timing_path(rate).is_file()]
-    slowest = [LinkTimes(rate) for rate in SLOWEST if timing_path(rate).is_file()]
+    links, slowest, nodes = (
+        [LinkTimes(name) for name in names if timing_path(name).is_file()]
+        for names in (LINKS, SLOWEST, NODES)
+    )
     rows = rows_of(curves)
+    two, four = ([r for r in rows if METHODS[r.name].world_size in (1, n)] for n in (2, 4))
     publish(
         __doc__,
         FOLDER / "islands.md",
-        lookup_table(rows, links, curves),
-        pays_table(rows, links),
-        times_table(rows, links),
+        lookup_table(two, links, curves),
+        pays_table(two, links),
+        times_table(two, links),
         utilisation_table(slowest, curves),
+        "# Two nodes of two ranks\n",
+        lookup_table(four, nodes, curves),
+        times_table(four, nodes),
+        "# Quality\n",
         quality_table(curves),
     )
     if links:
-        plots.save(gain_plot(rows, links), FOLDER / "gain.svg", "svg")
+        plots.save(gain_plot(two, links), FOLDER / "gain.svg", "svg")

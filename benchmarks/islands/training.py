@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
-from benchmarks.islands.methods import FOLDER, METHODS, TARGET, TARGET_STEPS, Method
+from benchmarks.islands.methods import FOLDER, METHODS, TARGET, TARGET_STEPS, Method, strategies
 from shardlab.config.parameters import Parameters
 from shardlab.config.schema import Train
 from shardlab.core.errors import UserError
@@ -76,7 +76,7 @@ def plan_of(params: Parameters, run: Run) -> RunPlan:
     """Return what a run trains."""
     method = METHODS[run.method]
     settings = train_of(params, method, run.steps, run.learning_rate)
-    strategy = params(f"strategies.{method.strategy}")
+    strategy = strategies()[method.strategy]
     return RunPlan(run.method, run.seed, strategy, settings, params("model"), FOLDER / "data")
 
 

@@ -45,11 +45,10 @@ class Runner:
         alone, sync = run == NO_COMMUNICATION, self.strategy.sync
         # steps of a warm-up are those of another strategy
         timed = self.strategy.after_warmup()
-        self._round = 1 if sync is None else sync.every
-        rounds = any(strategy.sync is not None for strategy in plan.runs.values())
-        self._untimed = 1 if rounds and sync is None else 0
-        """steps before each timed one: the first after another run finds its data in no cache, and
-        would be compared with rounds of many steps, of which one does"""
+        rounds = [each.sync.every for each in plan.runs.values() if each.sync is not None]
+        self._round = min(rounds, default=1) if sync is None else sync.every
+        """steps of a repetition. Where others' have rounds, this run's have several steps, too: of
+        a single step between those of other runs no data is in a cache"""
         self._built = build_loop(
             plan.model, timed, plan.train, split, _SEED, link.throttle, group, alone
         )
@@ -70,10 +69,8 @@ class Runner:
         self._built.engine.ledger.reset()
 
     def step(self) -> None:
-        """Do one step, which all ranks begin together after the step before: of copies that train
+        """Do one step, which all ranks begin together after the step before; where copies train
         alone a round, with one exchange of every fragment, whose mean step counts."""
-        self._built.loop.run(self._untimed, after=self._events.append)
-        dist.barrier(self._group)  # every message has arrived, so the counters leave it out
         before = link_counters()  # first: other ranks of the node may send after the barrier
         dist.barrier(self._group)
         start = perf_counter()
@@ -129,7 +126,7 @@ class Runner:
     ) -> TimedRun:
         plan, train = self._plan, self._plan.train
         link = plan.timing.link
-        steps = len(self.step_ms) * (self._untimed + self._round)
+        steps = len(self.step_ms) * self._round
         ledger = mean_ledger([rank["ledger"] for rank in ranks], steps)
         counted = np.array([rank["sent"] for rank in ranks]).reshape(-1, len(LinkCounters._fields))
         means = counted.mean(axis=0).tolist() if counted.size else [None] * counted.shape[1]

@@ -3,10 +3,9 @@ import math
 import pytest
 
 from benchmarks.islands.curves import length_at
-from benchmarks.islands.methods import METHODS, parameters
+from benchmarks.islands.methods import METHODS, strategies
 from benchmarks.islands.report import crossing
 from benchmarks.islands.training import lengths_around, tuned_rate
-from shardlab.config.strategy import Strategy
 from shardlab.core.errors import UserError
 
 
@@ -52,5 +51,4 @@ def test_ratio_at_which_a_second_machine_pays_no_more() -> None:
 
 
 def test_every_method_has_a_strategy() -> None:
-    strategies: dict[str, Strategy] = parameters()("strategies")
-    assert {method.strategy for method in METHODS.values()} <= set(strategies)
+    assert {method.strategy for method in METHODS.values()} <= set(strategies())

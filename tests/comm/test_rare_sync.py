@@ -13,48 +13,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import shardlab
 from shardlab.codecs.wire import PayloadError
-from shardlab.core.errors import UserError
 from shardlab.train.launch import RunFailed, launch
+from tests.comm.replicas import MADE, PLAIN, attached, flat, refusal, stepped, trained
 from tests.comm.wire import is_same_everywhere
-from tests.comm.wrapped_models import backward, ddp, fsdp1, fsdp2, full, hsdp, network
+from tests.comm.wrapped_models import ddp, fsdp1, fsdp2, full, hsdp, network
 from tests.ranks import on_ranks
-
-
-def meshed(group):
-    """As many replicas as ranks, each on one rank."""
-    size = dist.get_world_size(group)
-    mesh = init_device_mesh("cpu", (size, 1), mesh_dim_names=("replicas", "shards"))
-    model = network()
-    for layer in model:
-        if isinstance(layer, nn.Linear):
-            fully_shard(layer, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
-
-
-MADE = {"ddp": ddp, "fsdp2": meshed}
-PLAIN = {"optimizer": "sgd", "momentum": 0.0}
-
-
-def flat(model):
-    return torch.cat([p.flatten() for p in full(model, "data").values()])
-
-
-def trained(model, group, steps, optimizer=None, first=0, rank=None):
-    """Train by SGD; return the parameters after each step."""
-    optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.01)
-    found = []
-    for step in range(first, first + steps):
-        optimizer.zero_grad()
-        backward(model, group, step)
-        optimizer.step()
-        found.append(flat(model))
-    return found
-
-
-def attached(model, every, **outer):
-    """Return the handle, and the inner optimizer whose steps it counts."""
-    inner = torch.optim.SGD(model.parameters(), 0.01)
-    return shardlab.attach(model, sync_every=every, outer=outer, optimizer=inner), inner
 
 
 @pytest.mark.parametrize("make", MADE.values(), ids=MADE)
@@ -250,21 +213,6 @@ def test_float_buffers_are_averaged_at_exchanges(group):
 
 
 @on_ranks(2)
-def test_several_optimizers_count_one_step(group):
-    model = ddp(group)
-    first, *rest = model.parameters()
-    both = torch.optim.SGD([first], 0.01), torch.optim.AdamW(rest, 0.01)
-    shardlab.attach(model, sync_every=2, optimizer=both)
-    same = []
-    for step in range(4):
-        backward(model, group, step)
-        for optimizer in both:
-            optimizer.step()
-        same.append(is_same_everywhere(flat(model), group))
-    assert same == [False, True, False, True]
-
-
-@on_ranks(2)
 def test_what_is_on_the_way_may_be_finished_early(group):
     model = ddp(group)
     handle, optimizer = attached(model, 3, delay=2, fragments=2)
@@ -287,21 +235,6 @@ def test_the_end_of_training_is_the_mean_of_the_replicas(group):
     mean = own.clone()
     dist.all_reduce(mean)
     torch.testing.assert_close(flat(model), mean / 2)
-
-
-@on_ranks(2)
-def test_weights_may_be_loaded_until_the_first_step(group):
-    model = ddp(group)
-    handle, optimizer = attached(model, 1, **PLAIN)
-    model(torch.ones(1, 40))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(0.1)
-    loaded = flat(model)
-    agreed = torch.cat([t.flatten() for t in handle.exchanged_state_dict().values()])
-    assert torch.equal(agreed, loaded)
-    (found,) = trained(model, group, 1, optimizer)
-    assert (found - loaded).abs().max() < 0.5
 
 
 @pytest.mark.fresh_ranks
@@ -350,13 +283,6 @@ def test_after_detach_nothing_is_exchanged(group):
     assert handle.ledger.summary()["gradients"]["collectives"] > 0  # of gradients again
 
 
-def refusal(call, error=UserError):
-    with pytest.raises(error) as caught:
-        call()
-    (line,) = str(caught.value).splitlines()
-    return line
-
-
 @on_ranks(2)
 def test_what_cannot_be_exchanged_is_refused_in_one_line(group):
     model = ddp(group)
@@ -397,44 +323,6 @@ def test_replicas_that_differ_are_refused_on_all_ranks(group):
     assert "first parameters" in refusal(lambda: trained(model, group, 1, optimizer), PayloadError)
 
 
-def stepped(model, optimizer, steps, group):
-    """Train as scripts do, without a look at the parameters."""
-    for step in range(steps):
-        optimizer.zero_grad()
-        backward(model, group, step)
-        optimizer.step()
-
-
-@pytest.mark.parametrize(
-    "outer", [{}, pytest.param({"delay": 1, "fragments": 2}, marks=pytest.mark.long)], ids=str
-)
-@pytest.mark.parametrize("steps", [6, 7])
-@on_ranks(2)
-def test_a_replica_that_stops_early_is_told_on_all_ranks(group, outer, steps):
-    """Whether or not it has something to send at the end."""
-    rank, model = dist.get_rank(group), ddp(group)
-    handle, optimizer = attached(model, 3, **outer)
-
-    def run():
-        stepped(model, optimizer, steps - rank, group)
-        handle.synchronize()
-
-    said = refusal(run, PayloadError)
-    assert f"rank 0: step {steps}; rank 1: step {steps - 1}" in said and "drop_last=True" in said
-
-
-@on_ranks(4)
-def test_ranks_that_differ_have_their_numbers_in_the_world(group):
-    model = hsdp(group)
-    handle = shardlab.attach(model, sync_every=9)
-    model(torch.ones(1, 40))
-    rank = dist.get_rank(group)
-    for _ in range(1 + rank // 2):
-        handle.step()
-    said = refusal(handle.synchronize, PayloadError)
-    assert f"rank {rank % 2}: step 1" in said and f"rank {rank % 2 + 2}: step 2" in said
-
-
 @pytest.mark.long
 def test_a_rank_that_is_lost_between_exchanges_is_named():
     def worker(group):
@@ -450,191 +338,6 @@ def test_a_rank_that_is_lost_between_exchanges_is_named():
     )
     with pytest.raises(RunFailed, match=line):
         launch(worker, 2, threads=1, timeout_s=30)
-
-
-@on_ranks(2)
-def test_steps_that_a_scaler_leaves_out_are_counted_by_hand(group):
-    """A gradient of one replica overflows, and its optimizer does not step."""
-    rank = dist.get_rank(group)
-
-    def run(model, handle, inner, count):
-        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-        for step in range(4):
-            overflows = step == 1 and rank == 0
-            loss = model(torch.ones(2, 40)).sum() * (torch.inf if overflows else 1.0)
-            scaler.scale(loss).backward()
-            scaler.step(inner)
-            scaler.update()
-            inner.zero_grad()
-            count()
-        handle.synchronize()
-
-    model = ddp(group)
-    handle, inner = attached(model, 2)
-    said = refusal(lambda: run(model, handle, inner, lambda: None), PayloadError)
-    assert "handle.step() in place of optimizer=" in said
-    model = ddp(group)
-    handle = shardlab.attach(model, sync_every=2)
-    run(model, handle, torch.optim.SGD(model.parameters(), 0.01), handle.step)
-    assert is_same_everywhere(flat(model), group)
-
-
-@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
-@on_ranks(2)
-def test_weights_that_are_loaded_in_mid_run_are_noticed(group, make):
-    model = make(group)
-    handle, optimizer = attached(model, 2)
-    trained(model, group, 3, optimizer)
-    weights, state = copy.deepcopy(model.state_dict()), handle.state_dict()
-    average = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
-    model.load_state_dict(average)  # for an evaluation
-    model.load_state_dict(weights)
-    expected = trained(model, group, 2, optimizer, first=3)
-    model.load_state_dict(weights)
-    assert "weights were loaded after step 5" in refusal(handle.synchronize)
-    assert "weights were loaded after step 5" in refusal(optimizer.step)
-    model.load_state_dict(weights)
-    handle.load_state_dict(state)
-    assert all(map(torch.equal, trained(model, group, 2, optimizer, first=3), expected))
-    assert "assign=True" in refusal(lambda: model.load_state_dict(weights, assign=True))
-    handle.detach()
-    model = make(group)  # with the same weights everywhere
-    handle, optimizer = attached(model, 2)
-    trained(model, group, 1, optimizer)
-    same = make(group).state_dict()
-    model.load_state_dict(same)
-    handle.detach()
-    model = DistributedDataParallel(model.module) if make is ddp else model
-    _, optimizer = attached(model, 2)
-    assert is_same_everywhere(trained(model, group, 2, optimizer)[-1], group)
-
-
-@pytest.mark.parametrize("trained_at_first", [True, False])
-@on_ranks(2)
-def test_parameters_that_are_frozen_or_unfrozen_later_are_named(group, trained_at_first):
-    model = meshed(group)
-    model[2].requires_grad_(trained_at_first)
-    _, optimizer = attached(model, 2)
-    trained(model, group, 1, optimizer)
-    model[2].requires_grad_(not trained_at_first)
-    assert "2.bias was frozen" in refusal(lambda: trained(model, group, 1, optimizer))
-
-
-@on_ranks(2)
-def test_updates_of_single_layers_are_not_counted_as_steps(group):
-    model = ddp(group)
-    layers = [{"name": name, "params": [p]} for name, p in model.named_parameters()]
-    optimizer = shardlab.LayerAdam(layers, threads=1)
-    shardlab.attach(model, sync_every=1, optimizer=optimizer)
-    backward(model, group, 0)
-    assert "handle.step()" in refusal(lambda: optimizer.step(layer=layers[0]["name"]))
-
-
-@on_ranks(2)
-def test_steps_that_nothing_counts_are_told(group):
-    model = ddp(group)
-    shardlab.attach(model, sync_every=1)
-    assert "handle.step()" in refusal(lambda: trained(model, group, 12))
-
-
-@on_ranks(2)
-def test_an_evaluation_before_the_first_step_replaces_nothing(group):
-    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicas", "shards"))
-    model = fully_shard(network(), mesh=mesh)  # the root has parameters, and keeps them gathered
-    _, optimizer = attached(model, 2)
-    with torch.no_grad():
-        model(torch.ones(1, 40))
-        model(torch.ones(1, 40))
-    trained(model, group, 1, optimizer)
-    with torch.no_grad():
-        model(torch.ones(1, 40))
-    model[0].load_state_dict(model[0].state_dict())
-    assert is_same_everywhere(trained(model, group, 1, optimizer, first=1)[-1], group)
-
-
-@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
-@on_ranks(2)
-def test_weights_of_a_part_of_the_model_are_noticed(group, make):
-    model = make(group)
-    _, optimizer = attached(model, 4)
-    trained(model, group, 1, optimizer)
-    part = model.module[0] if make is ddp else model[0]
-    part.load_state_dict({k: torch.zeros_like(v) for k, v in part.state_dict().items()})
-    assert "weights were loaded after step 1" in refusal(optimizer.step)
-
-
-@on_ranks(2)
-def test_weights_may_be_loaded_in_the_warm_up(group):
-    model = ddp(group)
-    _, optimizer = attached(model, 2, warmup_steps=3)
-    trained(model, group, 1, optimizer)
-    model.load_state_dict({k: v / 2 for k, v in model.state_dict().items()})
-    found = trained(model, group, 4, optimizer, first=1)
-    assert [is_same_everywhere(each, group) for each in found] == [True, True, False, True]
-
-
-@on_ranks(2)
-def test_weights_may_be_loaded_after_a_merged_state(group):
-    model = ddp(group)
-    handle, optimizer = attached(model, 2, momentum=0.5)
-    trained(model, group, 2, optimizer)
-    weights = {name: 2 * tensor for name, tensor in model.state_dict().items()}
-    states = [None, None]
-    dist.all_gather_object(states, handle.state_dict(), group)
-    merged = shardlab.merge_states(states, 2, dist.get_rank(group))
-    ends = []
-    for state_first in (True, False):
-        model = ddp(group)
-        handle, optimizer = attached(model, 2, momentum=0.5)
-        if state_first:
-            handle.load_state_dict(merged)
-        model.load_state_dict(weights)
-        if not state_first:
-            handle.load_state_dict(merged)
-        ends.append(trained(model, group, 2, optimizer, first=2)[-1])
-    assert torch.equal(*ends)
-
-
-@on_ranks(2)
-def test_a_copy_of_the_model_is_not_exchanged(group):
-    model = ddp(group)
-    _, optimizer = attached(model, 2)
-    average = torch.optim.swa_utils.AveragedModel(model.module)
-    trained(model, group, 1, optimizer)
-    average.update_parameters(model.module)
-    other = copy.deepcopy(model.module)
-    other.load_state_dict({k: 2 * v for k, v in other.state_dict().items()})
-    assert is_same_everywhere(trained(model, group, 1, optimizer, first=1)[-1], group)
-
-
-class Wrapped(torch.optim.Optimizer):
-    """As Accelerate does it."""
-
-    def __init__(self, optimizer):
-        self.optimizer = optimizer
-
-    @property
-    def param_groups(self):
-        return self.optimizer.param_groups
-
-
-@on_ranks(2)
-def test_optimizers_are_counted_once_and_without_their_wrappers(group):
-    model = ddp(group)
-    inner = torch.optim.SGD(model.parameters(), 0.01)
-    shardlab.attach(model, sync_every=2, optimizer=[Wrapped(inner), inner])
-    found = trained(model, group, 2, inner)
-    assert [is_same_everywhere(each, group) for each in found] == [False, True]
-
-
-@on_ranks(2)
-def test_the_end_of_steps_that_nothing_counted_is_refused(group):
-    model = ddp(group)
-    handle = shardlab.attach(model, sync_every=32)
-    handle.synchronize()  # nothing has moved
-    trained(model, group, 3)
-    with pytest.raises(PayloadError, match=r"step 0.*handle\.step\(\)"):
-        handle.synchronize()
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,29 @@ def test_an_example_trains_and_prints_what_it_saved(name, tmp_path):
         assert summary[kind]["bytes_wire"] * 3.5 < summary[kind]["bytes_raw"]
 
 
+@pytest.mark.long
+def test_a_trainer_prints_what_its_callback_saved(tmp_path):
+    pytest.importorskip("accelerate")
+    said = on_two_ranks(tmp_path, "examples/trainer_ddp.py")
+    assert "% saved: gradients 3.8" in said
+    [summary] = [json.loads(line) for line in said.splitlines() if line.startswith('{"gradients')]
+    # one bucket in the first step, which DDP divides for the others
+    assert summary["gradients"]["collectives"] > 20
+    assert summary["gradients"]["compression_ratio"] > 3.5
+
+
+@pytest.mark.long
+def test_ranks_of_nanogpt_send_something_in_every_eighth_step_alone(tmp_path):
+    said = on_two_ranks(tmp_path, "examples/nanogpt_ddp.py").splitlines()
+    losses = [float(line.split()[-1]) for line in said if line.startswith("step ")]
+    assert len(losses) == 40 and losses[-1] < 0.5 * losses[0]
+    [summary] = [json.loads(line) for line in said if line.startswith("{")]
+    gradients, parameters = summary["gradients"], 110592
+    # two ranks send each element once in each of five exchanges, and the training ends with one
+    assert gradients["bytes_raw"] == 5 * 4 * parameters
+    assert gradients["compression_ratio"] > 7
+
+
 @pytest.mark.parametrize("name", NEEDED)
 def test_compression_takes_three_lines(name):
     lines = (ROOT / "examples" / f"{name}.py").read_text().splitlines()

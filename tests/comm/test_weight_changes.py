@@ -1,0 +1,142 @@
+"""Changes of weights that exchanges would undo or miss."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import shardlab
+from tests.comm.replicas import MADE, PLAIN, attached, flat, meshed, refusal, trained
+from tests.comm.wire import is_same_everywhere
+from tests.comm.wrapped_models import ddp, network
+from tests.ranks import on_ranks
+
+
+@on_ranks(2)
+def test_weights_may_be_loaded_until_the_first_step(group):
+    model = ddp(group)
+    handle, optimizer = attached(model, 1, **PLAIN)
+    model(torch.ones(1, 40))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(0.1)
+    loaded = flat(model)
+    agreed = torch.cat([t.flatten() for t in handle.exchanged_state_dict().values()])
+    assert torch.equal(agreed, loaded)
+    (found,) = trained(model, group, 1, optimizer)
+    assert (found - loaded).abs().max() < 0.5
+
+
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+@on_ranks(2)
+def test_weights_that_are_loaded_in_mid_run_are_noticed(group, make):
+    model = make(group)
+    handle, optimizer = attached(model, 2)
+    trained(model, group, 3, optimizer)
+    weights, state = copy.deepcopy(model.state_dict()), handle.state_dict()
+    average = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+    model.load_state_dict(average)  # for an evaluation
+    model.load_state_dict(weights)
+    expected = trained(model, group, 2, optimizer, first=3)
+    model.load_state_dict(weights)
+    assert "weights were loaded after step 5" in refusal(handle.synchronize)
+    assert "weights were loaded after step 5" in refusal(optimizer.step)
+    model.load_state_dict(weights)
+    handle.load_state_dict(state)
+    assert all(map(torch.equal, trained(model, group, 2, optimizer, first=3), expected))
+    assert "assign=True" in refusal(lambda: model.load_state_dict(weights, assign=True))
+    handle.detach()
+    model = make(group)  # with the same weights everywhere
+    handle, optimizer = attached(model, 2)
+    trained(model, group, 1, optimizer)
+    same = make(group).state_dict()
+    model.load_state_dict(same)
+    handle.detach()
+    model = DistributedDataParallel(model.module) if make is ddp else model
+    _, optimizer = attached(model, 2)
+    assert is_same_everywhere(trained(model, group, 2, optimizer)[-1], group)
+
+
+@pytest.mark.parametrize("trained_at_first", [True, False])
+@on_ranks(2)
+def test_parameters_that_are_frozen_or_unfrozen_later_are_named(group, trained_at_first):
+    model = meshed(group)
+    model[2].requires_grad_(trained_at_first)
+    _, optimizer = attached(model, 2)
+    trained(model, group, 1, optimizer)
+    model[2].requires_grad_(not trained_at_first)
+    assert "2.bias was frozen" in refusal(lambda: trained(model, group, 1, optimizer))
+
+
+@on_ranks(2)
+def test_an_evaluation_before_the_first_step_replaces_nothing(group):
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicas", "shards"))
+    model = fully_shard(network(), mesh=mesh)  # the root has parameters, and keeps them gathered
+    _, optimizer = attached(model, 2)
+    with torch.no_grad():
+        model(torch.ones(1, 40))
+        model(torch.ones(1, 40))
+    trained(model, group, 1, optimizer)
+    with torch.no_grad():
+        model(torch.ones(1, 40))
+    model[0].load_state_dict(model[0].state_dict())
+    assert is_same_everywhere(trained(model, group, 1, optimizer, first=1)[-1], group)
+
+
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+@on_ranks(2)
+def test_weights_of_a_part_of_the_model_are_noticed(group, make):
+    model = make(group)
+    _, optimizer = attached(model, 4)
+    trained(model, group, 1, optimizer)
+    part = model.module[0] if make is ddp else model[0]
+    part.load_state_dict({k: torch.zeros_like(v) for k, v in part.state_dict().items()})
+    assert "weights were loaded after step 1" in refusal(optimizer.step)
+
+
+@on_ranks(2)
+def test_weights_may_be_loaded_in_the_warm_up(group):
+    model = ddp(group)
+    _, optimizer = attached(model, 2, warmup_steps=3)
+    trained(model, group, 1, optimizer)
+    model.load_state_dict({k: v / 2 for k, v in model.state_dict().items()})
+    found = trained(model, group, 4, optimizer, first=1)
+    assert [is_same_everywhere(each, group) for each in found] == [True, True, False, True]
+
+
+@on_ranks(2)
+def test_weights_may_be_loaded_after_a_merged_state(group):
+    model = ddp(group)
+    handle, optimizer = attached(model, 2, momentum=0.5)
+    trained(model, group, 2, optimizer)
+    weights = {name: 2 * tensor for name, tensor in model.state_dict().items()}
+    states = [None, None]
+    dist.all_gather_object(states, handle.state_dict(), group)
+    merged = shardlab.merge_states(states, 2, dist.get_rank(group))
+    ends = []
+    for state_first in (True, False):
+        model = ddp(group)
+        handle, optimizer = attached(model, 2, momentum=0.5)
+        if state_first:
+            handle.load_state_dict(merged)
+        model.load_state_dict(weights)
+        if not state_first:
+            handle.load_state_dict(merged)
+        ends.append(trained(model, group, 2, optimizer, first=2)[-1])
+    assert torch.equal(*ends)
+
+
+@on_ranks(2)
+def test_a_copy_of_the_model_is_not_exchanged(group):
+    model = ddp(group)
+    _, optimizer = attached(model, 2)
+    average = torch.optim.swa_utils.AveragedModel(model.module)
+    trained(model, group, 1, optimizer)
+    average.update_parameters(model.module)
+    other = copy.deepcopy(model.module)
+    other.load_state_dict({k: 2 * v for k, v in other.state_dict().items()})
+    assert is_same_everywhere(trained(model, group, 1, optimizer, first=1)[-1], group)
