@@ -18,8 +18,8 @@ from torch.autograd import Variable
 from shardlab.core.errors import UserError
 
 TRIED = ("2.12", "2.13", "2.14")
-"""minors with which tests/comm, tests/engines and tests/examples passed; the first is the lowest
-that `pyproject.toml` allows, without overlapped communication of `fully_shard`"""
+"""minors with which the tests of attach, engines and LayerAdam passed; the first, the lowest that
+`pyproject.toml` allows, cannot overlap communication of `fully_shard`"""
 
 
 def check_version(version: str) -> None:
