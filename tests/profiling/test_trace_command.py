@@ -76,9 +76,7 @@ def test_folders_without_traces_or_with_several_jobs_are_refused(tmp_path):
     trace = traced(tmp_path / "one")
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     (tmp_path / "none").mkdir()
-    with pytest.raises(
-        UserError, match=r"none: no trace of torch.profiler .* in it: write one"
-    ):
+    with pytest.raises(UserError, match=r"none: no trace of torch.profiler .* in it: write one"):
         break_down([tmp_path / "none"])
     with pytest.raises(
         UserError, match=r"two/0.json: rank 0 is in .*one/0.json, too: give the fol"
