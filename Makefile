@@ -1,5 +1,5 @@
 # Every target sets up what it needs. The first call installs the pinned packages into .venv.
-.PHONY: always run test test-long test-pipeline test-cluster test-gpu bench-gpu container lint lock rivals \
+.PHONY: always run test test-long test-pipeline test-cluster test-gpu bench-gpu container lint docs lock rivals \
   clean
 .DELETE_ON_ERROR:
 
@@ -65,7 +65,7 @@ bench-gpu: .venv/.project
 	@python -m benchmarks.offload --world-size 1 --layers 8 24 48 96 --width 2048 --length 1024 \
 	  --out docs/figures/gpu
 	@python -m benchmarks.engines ddp ddp-int8 ddp-topk fsdp2 fsdp2-int8 fsdp2-topk manual-int8 \
-	  --world-size $$(nvidia-smi --list-gpus | wc -l) --preset 62m --samples 32 --length 1024 --steps 30 \
+	  --world-size $$(nvidia-smi --list-gpus | wc -l) --preset 8x576 --samples 32 --length 1024 --steps 30 \
 	  --out docs/figures/gpu
 	@python -m benchmarks.rivals --out docs/figures/gpu
 
@@ -81,13 +81,17 @@ lint: .venv/.project
 	@codespell
 	@lint-imports --no-logo
 
+# the pages as a site: docs/_build/html
+docs: .venv/.project
+	@sphinx-build -q -W --keep-going -b html docs docs/_build/html
+
 # exact versions of everything in pyproject.toml; torch without the suffix of one build, so that the
 # machine's package index decides between CPU and CUDA
 lock: .venv/.project
 	@pip-compile --quiet --all-extras --no-annotate --no-emit-find-links --no-emit-index-url \
 	  --no-emit-options --no-emit-trusted-host --output-file=requirements.lock --strip-extras \
 	  pyproject.toml
-	@sed -i -E 's/^(torch==[0-9.]+)\+.*/\1/' requirements.lock
+	@sed -i -E -e 's/^(torch==[0-9.]+)\+.*/\1/' -e '/^shardlab @/d' requirements.lock
 
 # packages that benchmarks compare with: outside of the environment
 rivals: .venv/.packages

@@ -20,6 +20,12 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
+    "plan": Command(
+        "shardlab.forecast.plan",
+        "say what a model needs on devices that nobody rented yet, and what is fastest",
+        "llama-3-8b --nodes 2x8 --device a100-80g --link 10gbit",
+        extra="hf",
+    ),
     "trace": Command(
         "stages.trace",
         "break traces of torch.profiler down: what would hiding communication give?",

@@ -36,7 +36,7 @@ from shardlab.comm.object_collectives import (
 )
 from shardlab.comm.transport import Transport
 from shardlab.config.compression import Compression
-from shardlab.config.model_and_data import Model
+from shardlab.config.model_and_data import PRESETS, Model
 from shardlab.core.document import validate
 from shardlab.core.errors import RunFailed, UserError
 from shardlab.core.host import describe_host
@@ -52,11 +52,12 @@ from shardlab.forecast.lookup import (
     share,
     steps_between,
 )
+from shardlab.models.shapes import GPT2_VOCABULARY
 from shardlab.train.launch import launch
 
 try:
     from shardlab.engines.step_space import free_bytes
-    from shardlab.models.build import PRESETS, BuiltModel, build_model
+    from shardlab.models.build import BuiltModel, build_model
 except ModuleNotFoundError as error:
     say(f"probe: error: it builds models of {error.name}: pip install 'shardlab[hf]'")
     sys.exit(2)
@@ -71,8 +72,6 @@ _CALLS = 10
 _MESSAGE_S, _CHECK_S = 0.25, 60.0
 """messages grow until one takes so long; a whole gradient is sent that should take less"""
 _TIMEOUT_S = 600.0
-_GPT2_VOCABULARY = 50257
-"""of which presets have the sizes in their names"""
 
 
 class Times(NamedTuple):
@@ -201,7 +200,7 @@ def _build(options: argparse.Namespace, device: torch.device) -> BuiltModel:
     Raises:
         UserError: there is no such model, or it does not fit into memory.
     """
-    preset, vocabulary = options.model in PRESETS, options.vocabulary or _GPT2_VOCABULARY
+    preset, vocabulary = options.model in PRESETS, options.vocabulary or GPT2_VOCABULARY
     if options.vocabulary and not preset:
         raise UserError(f"--vocabulary is for presets: {options.model} has its own")
     model = Model.model_validate({"preset" if preset else "config": options.model})
@@ -366,7 +365,7 @@ def _options() -> argparse.Namespace:
     for name, default, words in (
         ("batch", 8, "sequences per rank and step (8)"),
         ("seq", 512, "tokens of a sequence (512)"),
-        ("vocabulary", None, f"tokens of a preset, by default GPT-2's {_GPT2_VOCABULARY}"),
+        ("vocabulary", None, f"tokens of a preset, by default GPT-2's {GPT2_VOCABULARY}"),
     ):
         parser.add_argument(f"--{name}", type=int, default=default, help=words)
     parser.add_argument("--codec", default="int4", help="the strongest compression (int4)")

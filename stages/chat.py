@@ -3,6 +3,7 @@
 No stage of the pipeline: it needs no params.yaml, writes nothing and may run while a stage does.
 """
 
+import sys
 from pathlib import Path
 
 from shardlab.core.document import validate
@@ -23,6 +24,8 @@ def main() -> None:
     folder, prompt = given.pop("folder"), given.pop("prompt", None)
     conversation = Conversation(folder, validate(Sampling, given, "chat"))
     if prompt is None:
+        if sys.stdin.isatty():
+            print(conversation.banner())
         converse(conversation)
     else:
         print_answer(conversation, prompt)

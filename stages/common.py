@@ -58,7 +58,9 @@ def run(main: Callable[..., None], log: Sequence[str] | None = None, lock: bool 
             lock_tree()
         main(Parameters(params, overrides), *values, **given)
     except (UserError, RunFailed) as error:
-        say(f"{name}: error: {error}")
+        # mistakes in the parameters are a line each
+        for line in str(error).split("\n") if isinstance(error, UserError) else [str(error)]:
+            say(f"{name}: error: {line}")
         _show_log(path)
         sys.exit(2 if isinstance(error, UserError) else 1)
     except BaseException:

@@ -38,7 +38,7 @@ def main(
     name: Annotated[str | None, "folder in searches/; else from link and ranks"] = None,
 ) -> None:
     """Search, and print the strategies that were raced and the best of them."""
-    emulated = None if link == "none" else validate(Link, {"rate": link}, "--link")
+    emulated = None if link == "none" else validate(Link, link, "--link")
     ranks = validate(Ranks, ranks, "--ranks")
     limit_s = 60.0 * validate(Minutes, minutes, "--minutes")
     if name is None:

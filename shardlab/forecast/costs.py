@@ -58,6 +58,8 @@ class Costs(ABC):
     """ranks that a launcher starts on one machine"""
     ranks_per_core = 1.0
     """ranks that share a core; 1 where every rank has one"""
+    streams = False
+    """whether collectives run on streams of devices, concurrently with computation"""
     sums_of_chunks: Operation = "reduce_scatter"
     """operation that sums chunks for their owners in a multi-phase method"""
 
@@ -246,8 +248,8 @@ class OnCluster(Costs):
     # the unit of "bytes" on this link is seconds: the time that an operation takes alone
     rank = Rank(bytes_per_second=1.0)
 
-    def __init__(self, cluster: Cluster, world_size: int) -> None:
-        self._cluster, self.world_size = cluster, world_size
+    def __init__(self, cluster: Cluster, world_size: int, streams: bool = False) -> None:
+        self._cluster, self.world_size, self.streams = cluster, world_size, streams
         self.ranks_per_node = self.launched_together = cluster.ranks_per_node
 
     def transfer(self, operation: Operation, nbytes: float) -> Phase:  # noqa: D102
@@ -262,5 +264,5 @@ class OnCluster(Costs):
     def among(self, ranks: int, apart: int = 1) -> Costs:  # noqa: D102
         together = self._cluster.ranks_per_node // apart
         if together > 1:
-            return OnCluster(self._cluster._replace(ranks_per_node=together), ranks)
-        return OnCluster(self._cluster.across(), ranks)
+            return OnCluster(self._cluster._replace(ranks_per_node=together), ranks, self.streams)
+        return OnCluster(self._cluster.across(), ranks, self.streams)

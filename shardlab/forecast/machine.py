@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import NamedTuple, get_args
 
 import numpy as np
-from scipy.optimize import nnls
 
 from shardlab.config.calibration_record import (
     Calibration,
@@ -44,6 +43,9 @@ def fit_line(sizes: Sequence[float], values: Sequence[float]) -> Line:
     Args:
         sizes, values: points of two sizes or more.
     """
+    # here, since `plan` fits nothing and runs where scipy is not installed
+    from scipy.optimize import nnls
+
     x, t = np.asarray(sizes, float), np.asarray(values, float)
     scale = x.max()  # sizes of the order of 1, which the solver needs
     (alpha, beta), _ = nnls(np.column_stack([1 / t, x / scale / t]), np.ones_like(t))

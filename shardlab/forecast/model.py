@@ -21,7 +21,7 @@ from shardlab.core.errors import UserError
 from shardlab.forecast.coding import codings, outer_coding
 from shardlab.forecast.costs import Costs, Measured
 from shardlab.forecast.machine import Line, Machine
-from shardlab.forecast.step import Compute, Work, step_seconds
+from shardlab.forecast.step import OUTER_COPIES, Compute, Work, step_seconds
 
 _LONGEST_S = 0.1
 """upper bound of work and wait of one collective, seconds"""
@@ -32,10 +32,6 @@ _LEAST = 0.09
 days, were predicted with smaller errors"""
 _CONFIDENCE = 0.95
 _FLOAT = 4
-_OUTER_COPIES = 9
-"""copies of a vector that take as long as what an exchange does to it: 72 bytes per element, where
-a copy moves 8. The outer gradient moves 20 (parameters concatenated, subtracted), momentum, step
-and outer parameters 44, the parameters that are written 8 (`shardlab.comm.outer_parameters`)"""
 
 
 class Workload(NamedTuple):
@@ -161,7 +157,7 @@ class Model(NamedTuple):
     def _outer_update(self) -> Line:
         """Return the seconds of an exchange's memory traffic over the elements of a unit."""
         copied = self.machine.memory["copy"]
-        return Line(_OUTER_COPIES * copied.alpha, _OUTER_COPIES * _FLOAT * copied.beta)
+        return Line(OUTER_COPIES * copied.alpha, OUTER_COPIES * _FLOAT * copied.beta)
 
     def computing(self, workload: Workload) -> Compute:
         """Return the compute times fitted at the nearest number of busy cores."""

@@ -28,6 +28,10 @@ from shardlab.models.memory import gradient_bytes, gradient_vectors, window_slot
 Sections = list[list[Phases]]
 """lanes of each section"""
 _FLOAT = DTYPE_BYTES["fp32"]
+OUTER_COPIES = 9
+"""copies of a vector that take as long as what an exchange does to it: 72 bytes per element, where
+a copy moves 8. The outer gradient moves 20 (parameters concatenated, subtracted), momentum, step
+and outer parameters 44, the parameters that are written 8 (`shardlab.comm.outer_parameters`)"""
 
 
 class Compute(NamedTuple):
@@ -65,6 +69,9 @@ class Work(NamedTuple):
     """of the outer gradients that copies of the model exchange in place of those of every step"""
     outer_update: Line = Line(0.0, 0.0)
     """seconds of the memory traffic of an exchange, over the elements of a unit"""
+    selective: float = 1.0
+    """fraction of forward that selective checkpointing computes again. 1 in small blocks on a CPU:
+    to dispatch operations takes longer than the products that it keeps"""
 
     def forward(self) -> Phases:
         """Return forward of a micro-batch."""
@@ -73,18 +80,17 @@ class Work(NamedTuple):
     def backward(self, units: Iterable[int]) -> Phases:
         """Return backward of some units in a micro-batch, with what they compute again.
 
-        Only blocks are checkpointed: the root of several units has none in it. Selective
-        checkpointing counts as full: in small blocks, to dispatch operations takes longer than the
-        products that it keeps.
+        Only blocks are checkpointed: the root of several units has none in it.
         """
         strategy, (forward, backward, _) = self.strategy, self.compute
         modes = own_settings(strategy, "activation_checkpointing")
+        again = {"none": 0.0, "selective": self.selective * forward, "full": forward}
         replicated, seconds = strategy.traits.residency == "replicated", 0.0
         for unit in units:
             has_blocks = unit > 0 or len(self.units) == 1 or replicated
             mode = modes.get(unit) or strategy.activation_checkpointing
-            again = forward if has_blocks and mode != "none" else 0.0
-            seconds += (backward + again) * self.units[unit]
+            repeated = again[mode] if has_blocks else 0.0
+            seconds += (backward + repeated) * self.units[unit]
         return (Phase(seconds / self.accumulation / sum(self.units)),)
 
 
@@ -178,7 +184,7 @@ def _replicated(work: Work, costs: Costs) -> Sections:
     backward, concurrent = work.backward(buckets), tuple(chain(*reduced))
     computed = (*before, *work.forward(), *launch * len(buckets))
     end: list[Phases] = [(*last, Phase(work.compute.rest))]
-    if work.gradients.inside.native:
+    if work.gradients.inside.native or costs.streams:
         return [[computed], [backward, concurrent], end]
     return [[(*computed, *backward, *concurrent)], end]
 
@@ -191,8 +197,8 @@ def _sharded(work: Work, costs: Costs) -> Sections:
     shards = costs.among(max(costs.world_size // copies, 1))
     replicas = costs.among(copies, apart=shards.world_size)
     # torch's streams are no-ops on a CPU: every call is synchronous
-    gathers_overlap = reductions_overlap = traits.overlap == "threads"
-    if traits.overlap == "async_unshard":
+    gathers_overlap = reductions_overlap = costs.streams or traits.overlap == "threads"
+    if traits.overlap == "async_unshard" and not costs.streams:
         asked = strategy.async_unshard
         gathers_overlap = any(strategy.depths()) if asked is None else asked
         # FSDP2 averages over copies, or converts, on the training thread

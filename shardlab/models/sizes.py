@@ -17,6 +17,7 @@ from shardlab.core.files import read_json
 from shardlab.models.build import build_model
 from shardlab.models.memory import Sizes, UnitShape
 from shardlab.models.parts import transformer_blocks
+from shardlab.models.shapes import feed_forward_tensors
 from shardlab.models.units import (
     UnitPlan,
     checkpointing_modes,
@@ -25,10 +26,6 @@ from shardlab.models.units import (
     unit_sizes,
     uses_fp16,
 )
-
-_ELEMENTARY = {"gelu_new": 5}
-"""activation functions that transformers writes as elementary operations (activations.py): number
-of tensors that backward needs of them and of the products around them"""
 
 
 class Attention(NamedTuple):
@@ -86,7 +83,7 @@ def sizes_of(
         queries=heads * head,
         keys=(getattr(config, "num_key_value_heads", None) or heads) * head,
         feed_forward=_feed_forward(config),
-        wide=_wide(config),
+        wide=feed_forward_tensors(_activation(config)),
         vocabulary=config.vocab_size,
         tokens=samples * train.sequence_length,
         accumulation=accumulation,
@@ -117,10 +114,8 @@ def _feed_forward(config: PretrainedConfig) -> int:
     return int(width or 4 * config.hidden_size)
 
 
-def _wide(config: PretrainedConfig) -> int:
-    function = getattr(config, "hidden_act", None) or getattr(config, "activation_function", None)
-    # with a gate: its input and output, what it is multiplied with, and the product
-    return 4 if function == "silu" else _ELEMENTARY.get(str(function), 2)
+def _activation(config: PretrainedConfig) -> str | None:
+    return getattr(config, "hidden_act", None) or getattr(config, "activation_function", None)
 
 
 class ModelShapes:

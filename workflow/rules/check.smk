@@ -20,4 +20,7 @@ try:
     # digests of the code that each stage imports, as in data/code.yaml
     CODE = code_keys(PARAMETERS)
 except UserError as error:
-    raise SystemExit(f"params.yaml: {str(error).removeprefix('params.yaml: ')}") from None
+    mistakes = str(error).split("\n")
+    raise SystemExit(
+        "\n".join(f"params.yaml: {line.removeprefix('params.yaml: ')}" for line in mistakes)
+    ) from None
