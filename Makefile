@@ -1,5 +1,5 @@
 # Every target sets up what it needs. The first call installs the pinned packages into .venv.
-.PHONY: always run test test-long test-pipeline test-cluster test-gpu bench-gpu container lint lock rivals \
+.PHONY: always run test test-long test-pipeline test-cluster test-gpu bench-gpu container lint docs lock rivals \
   clean
 .DELETE_ON_ERROR:
 
@@ -18,11 +18,7 @@ FOLDER := .
 endif
 
 run: .venv/.project $(FOLDER)
-	@cd $(FOLDER) && snakemake --cores all --quiet rules
-	@echo
-	@cat $(FOLDER)/results/report/headline.md
-	@echo
-	@echo "The whole comparison: $(abspath $(FOLDER))/results/report/report.html"
+	@cd $(FOLDER) && python -m shardlab run
 
 # The files of the pipeline are links, so that both tools find what they find here; so are the lock,
 # since two experiments at once would disturb each other's timings, and DVC's cache.
@@ -69,7 +65,7 @@ bench-gpu: .venv/.project
 	@python -m benchmarks.offload --world-size 1 --layers 8 24 48 96 --width 2048 --length 1024 \
 	  --out docs/figures/gpu
 	@python -m benchmarks.engines ddp ddp-int8 ddp-topk fsdp2 fsdp2-int8 fsdp2-topk manual-int8 \
-	  --world-size $$(nvidia-smi --list-gpus | wc -l) --preset 62m --samples 32 --length 1024 --steps 30 \
+	  --world-size $$(nvidia-smi --list-gpus | wc -l) --preset 8x576 --samples 32 --length 1024 --steps 30 \
 	  --out docs/figures/gpu
 	@python -m benchmarks.rivals --out docs/figures/gpu
 
@@ -85,13 +81,17 @@ lint: .venv/.project
 	@codespell
 	@lint-imports --no-logo
 
+# the pages as a site: docs/_build/html
+docs: .venv/.project
+	@sphinx-build -q -W --keep-going -b html docs docs/_build/html
+
 # exact versions of everything in pyproject.toml; torch without the suffix of one build, so that the
 # machine's package index decides between CPU and CUDA
 lock: .venv/.project
 	@pip-compile --quiet --all-extras --no-annotate --no-emit-find-links --no-emit-index-url \
 	  --no-emit-options --no-emit-trusted-host --output-file=requirements.lock --strip-extras \
 	  pyproject.toml
-	@sed -i -E 's/^(torch==[0-9.]+)\+.*/\1/' requirements.lock
+	@sed -i -E -e 's/^(torch==[0-9.]+)\+.*/\1/' -e '/^shardlab @/d' requirements.lock
 
 # packages that benchmarks compare with: outside of the environment
 rivals: .venv/.packages
@@ -118,7 +118,12 @@ clean:
 # The C++ kernels are built into shardlab/codecs; without a compiler the PyTorch reference is used.
 # The path file, unlike an editable installation, comes after the current folder: a copy of this tree
 # (`dvc exp run --temp` makes them) runs its own code.
-.venv/.project: .venv/.packages $(wildcard csrc/*)
+.venv/.project: .venv/.packages .venv/bin/shardlab $(wildcard csrc/*)
 	@python -m shardlab.codecs.native
 	@echo "$(CURDIR)" > "$$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shardlab.pth"
 	@touch $@
+
+# the command that `pip install` would write
+.venv/bin/shardlab: | .venv/bin/python
+	@printf '#!%s\nfrom shardlab.command import main\n\nmain()\n' $(CURDIR)/.venv/bin/python > $@
+	@chmod +x $@

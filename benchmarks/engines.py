@@ -73,7 +73,7 @@ def main() -> None:
         __doc__,
         ("strategies", "default: all without a codec"),
         world_size=[1, 2, 4],
-        preset="10m",
+        preset="4x176",
         steps=50,
         samples=(8, "of all ranks, in a step"),
         length=64,

@@ -26,13 +26,14 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.common import arguments, on_ranks, publish, text_table
 from shardlab.comm.object_collectives import device_of
+from shardlab.config.model_and_data import Shape
 from shardlab.config.schema import Train
 from shardlab.config.strategy import Strategy, parse_strategy
 from shardlab.core.errors import UserError
 from shardlab.core.progress import say
 from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
-from shardlab.models.build import Shape, shape_config
+from shardlab.models.build import shape_config
 from shardlab.models.memory import closed_form, host_memory
 from shardlab.models.random_weights import RandomWeights
 from shardlab.models.sizes import sizes_of

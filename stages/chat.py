@@ -3,21 +3,16 @@
 No stage of the pipeline: it needs no params.yaml, writes nothing and may run while a stage does.
 """
 
-import gc
-import signal
-import sys
 from pathlib import Path
 
 from shardlab.core.document import validate
-from shardlab.core.errors import UserError
-from shardlab.core.progress import say
 from shardlab.train.chat import Conversation, Sampling, converse, print_answer
-from stages.common import Parser
+from stages.common import Parser, run_command
 
 
 def main() -> None:
     """Answer one prompt, or each line of stdin."""
-    parser = Parser("python -m stages.chat", description=__doc__)
+    parser = Parser("chat", description=__doc__)
     parser.add_argument("folder", type=Path, help="final_model of a run, or another model")
     parser.add_argument("--prompt", help="answer this alone, and end")
     for name, field in Sampling.model_fields.items():
@@ -28,22 +23,12 @@ def main() -> None:
     folder, prompt = given.pop("folder"), given.pop("prompt", None)
     conversation = Conversation(folder, validate(Sampling, given, "chat"))
     if prompt is None:
+        if sys.stdin.isatty():
+            print(conversation.banner())
         converse(conversation)
     else:
         print_answer(conversation, prompt)
 
 
 if __name__ == "__main__":
-    # both are off during imports, see stages/__init__.py
-    gc.enable()
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    # who reads the answers may stop, such as head
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    try:
-        main()
-    except UserError as mistake:
-        say(f"chat: error: {mistake}")
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    run_command("chat", main)

@@ -4,6 +4,7 @@ import argparse
 import gc
 import inspect
 import os
+import signal
 import sys
 import traceback
 import typing
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import stages
 from shardlab.config.parameters import Parameters
 from shardlab.core import progress
 from shardlab.core.errors import RunFailed, UserError
@@ -24,7 +26,7 @@ SAMPLES = ("batch_size", "accumulation", "sequence_length")
 
 
 def run(main: Callable[..., None], log: Sequence[str] | None = None, lock: bool = True) -> None:
-    """Run `main(params, ...)` as the command `python -m stages.NAME ARGUMENTS`.
+    """Run `main(params, ...)` as the command `python -m stages.NAME ARGUMENTS`, or `shardlab NAME`.
 
     The arguments after `params` are those of `main`, by their names: positional ones are text,
     keyword-only ones are options `--like-this`, whose annotation is `Annotated[type, help]`. Errors
@@ -40,7 +42,7 @@ def run(main: Callable[..., None], log: Sequence[str] | None = None, lock: bool 
     # imported objects stay alive: neither this process nor forked ranks should scan them again
     gc.freeze()
     gc.enable()
-    on_end_signals(_stop)
+    on_end_signals(stop)
     name = inspect.getmodule(main).__spec__.name.rpartition(".")[2]  # type: ignore[union-attr]
     parser, positional = _parser(name, main)
     given = vars(parser.parse_args())
@@ -56,7 +58,9 @@ def run(main: Callable[..., None], log: Sequence[str] | None = None, lock: bool 
             lock_tree()
         main(Parameters(params, overrides), *values, **given)
     except (UserError, RunFailed) as error:
-        say(f"{name}: error: {error}")
+        # mistakes in the parameters are a line each
+        for line in str(error).split("\n") if isinstance(error, UserError) else [str(error)]:
+            say(f"{name}: error: {line}")
         _show_log(path)
         sys.exit(2 if isinstance(error, UserError) else 1)
     except BaseException:
@@ -66,18 +70,52 @@ def run(main: Callable[..., None], log: Sequence[str] | None = None, lock: bool 
     progress.log(f"done in {elapsed():.1f} s")
 
 
+def run_command(name: str, main: Callable[[], None]) -> None:
+    """Run `main()` as a command that is no stage: it keeps no log and takes no lock.
+
+    Mistakes of the user are shown as one line (exit 2).
+    """
+    # both are off during imports, see stages/__init__.py
+    gc.enable()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # who reads the output may stop, such as head
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        main()
+    except (UserError, RunFailed) as error:
+        say(f"{name}: error: {error}")
+        sys.exit(2 if isinstance(error, UserError) else 1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
 class Parser(argparse.ArgumentParser):
-    """Arguments of `python -m stages.NAME`, whose mistakes are shown as one line (exit 2)."""
+    """Arguments of `python -m stages.NAME` or `shardlab NAME`, whose mistakes are shown as one line
+    (exit 2).
+
+    Args:
+        stage: name of its module.
+        description: first paragraph of the help.
+    """
+
+    def __init__(self, stage: str, description: str | None) -> None:
+        super().__init__(
+            prog=stages.program or f"python -m stages.{stage}",
+            description=description,
+            epilog=stages.program and f"example: {stages.program} {stages.example}".rstrip(),
+        )
+        self._stage = stage
 
     def error(self, message: str) -> typing.NoReturn:
         """Print one line, without the usage."""
-        say(f"{self.prog.rpartition('.')[2]}: error: {message}; see {self.prog} --help")
+        say(f"{self._stage}: error: {message}; see {self.prog} --help")
         sys.exit(2)
 
 
 def _parser(name: str, main: Callable[..., None]) -> tuple[Parser, list[str]]:
     """Return the argument parser of a stage and the names of its positional arguments."""
-    parser = Parser(f"python -m stages.{name}", description=inspect.getmodule(main).__doc__)
+    parser = Parser(name, description=inspect.getmodule(main).__doc__)
     positional = []
     for key, parameter in list(inspect.signature(main).parameters.items())[1:]:
         if parameter.kind is parameter.KEYWORD_ONLY:
@@ -129,7 +167,8 @@ def _refuse_other_results(params: str) -> None:
         )
 
 
-def _stop(number: int) -> None:
+def stop(number: int) -> None:
+    """End this process with the exit code of one that this signal ended."""
     raise SystemExit(128 + number)
 
 

@@ -1,38 +1,88 @@
-"""Estimate the memory of every run before it, in closed form."""
+"""Estimate the memory of every run before it, in closed form, and print it by category.
+
+Without tokens the vocabulary is that of the parameters, and nothing is written.
+"""
 
 from pathlib import Path
 
+import pandas as pd
 import torch
 
 from shardlab.config.parameters import Parameters
 from shardlab.config.run_record import Estimate
+from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
+from shardlab.core.lock import is_job
 from shardlab.core.progress import say
-from shardlab.data.tokens import read_manifest
+from shardlab.data.tokens import MANIFEST, read_manifest
+from shardlab.engines.step_space import free_bytes
 from shardlab.models.build import build_model
-from shardlab.models.memory import closed_form, host_memory
+from shardlab.models.memory import Categories, closed_form, host_memory
 from shardlab.models.sizes import sizes_of
 from stages.common import SAMPLES, refuse_other_tokens, run
 
 _CPU = torch.device("cpu")
+_SUMS = ["device", "host", "fits"]
+"""columns after those of the categories"""
 
 
 def main(params: Parameters) -> None:
-    """Write results/memory.json."""
-    refuse_other_tokens(params)
+    """Write results/memory.json, and print a row for each run."""
     model, strategies, train = params("model", "strategies", "train")
     train = train.only(*SAMPLES, "world_size", "clip")
-    tokens = read_manifest(Path("data/tokens"))
-    sizes = tokens.vocabulary, train.sequence_length, tokens.end_of_text
-    module = build_model(model, *sizes, seed=0).module
-    estimates = {}
+    folder, ranks = Path("data/tokens"), train.world_size
+    has_tokens = (folder / MANIFEST).is_file()
+    if has_tokens:
+        refuse_other_tokens(params)
+        tokens = read_manifest(folder)
+        vocabulary, end_of_text = tokens.vocabulary, tokens.end_of_text
+    else:
+        vocabulary, end_of_text = _vocabulary(params), 0
+    module = build_model(model, vocabulary, train.sequence_length, end_of_text, seed=0).module
+    estimates, rows = {}, {}
     for name, strategy in strategies.items():
-        case = strategy, sizes_of(module, strategy, train, _CPU), train.world_size
+        case = strategy, sizes_of(module, strategy, train, _CPU), ranks
+        device, host = closed_form(*case), host_memory(*case)
         # the device is the CPU, so host memory counts
-        by_category = {**closed_form(*case), **host_memory(*case)}
-        estimates[name] = Estimate(bytes_by_category=by_category).model_dump()
-    write_json("results/memory.json", estimates)
-    say(f"estimate: memory of {len(strategies)} runs in results/memory.json")
+        estimates[name] = Estimate(bytes_by_category={**device, **host}).model_dump()
+        rows[name] = _row(device, host, ranks)
+    if not is_job():
+        table = pd.DataFrame.from_dict(rows, orient="index").fillna("-")
+        print(table[[*table.columns.difference(_SUMS, sort=False), *_SUMS]].to_string())
+        say("estimate: MB of a rank at the peak of a step, in the memory of device and host")
+    if has_tokens:
+        write_json("results/memory.json", estimates)
+        say(f"estimate: memory of {len(strategies)} runs in results/memory.json")
+    else:
+        say("estimate: there are no tokens yet: nothing is written")
+
+
+def _vocabulary(params: Parameters) -> int:
+    """Return the size of the vocabulary by the parameters alone.
+
+    Raises:
+        UserError: a tokenizer's file says it.
+    """
+    model, options = params("model", "tokenize")
+    if model.shape is None:
+        return 1  # the configuration says how many rows there are
+    size: int | None = options.for_model(model).tokens
+    if size is None:
+        raise UserError("the vocabulary is in the tokenizer: run python -m stages.tokenize first")
+    return size
+
+
+def _row(device: Categories, host: Categories, ranks: int) -> dict[str, str]:
+    """Return the cells of a run: the categories of the device, both sums, and whether they fit the
+    memory that is free on this machine."""
+    needed, beside = sum(device.values()), sum(host.values())
+    free = free_bytes(_CPU, ranks)
+    on_device = free - beside
+    if torch.cuda.is_available():
+        on_device = free_bytes(torch.device("cuda"), ranks)
+    cells = device | {"device": needed, "host": beside}
+    fits = "yes" if needed <= on_device and beside <= free else "no"
+    return {name: f"{size / 1e6:,.1f}" for name, size in cells.items()} | {"fits": fits}
 
 
 if __name__ == "__main__":

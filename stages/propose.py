@@ -14,7 +14,7 @@ from shardlab.models.sizes import ModelShapes
 from shardlab.search.evidence import data_facts, machine_facts
 from shardlab.search.history import hold_fastest, initial_history, load_history
 from shardlab.search.judge import judge_of
-from shardlab.search.proposal import predictor, propose
+from shardlab.search.proposal import predictor, propose, with_limits
 from shardlab.search.space import peaks_of
 from stages.common import SAMPLES, integer, refuse_other_tokens, run
 
@@ -58,6 +58,7 @@ def main(params: Parameters, number: str) -> None:
         judge_of(agent, ANSWERS),
         facts,
     )
+    proposal = with_limits(proposal, agent, history, timed)
     proposal.to_file(Path("results/rounds", number, "proposal.json"))
     if proposal.space is not None:
         say(f"round {number}: {proposal.space.predicted} strategies predicted")

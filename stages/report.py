@@ -47,11 +47,13 @@ def main(params: Parameters) -> None:
         timed=read_all(_RESULTS / "timings", timings),
         comparison=comparison,
         quality=quality,
+        tolerance=params.agent_of(last).quality_tolerance,
         predicted=ForecastDocument.from_file(_FORECAST, "run python -m stages.forecast"),
         crashed=[
             *(f"{crash.run} in training, seed {crash.seed}: {crash.crashed}" for crash in crashes),
             *(f"{run.run} in timing {run.timing}: {run.crashed}" for run in untimed),
         ],
+        lost={*lost},
     )
     write_report(evidence, _FOLDER)
     say(f"report: {_FOLDER / 'report.html'}")

@@ -4,8 +4,6 @@ The command writes one into searches/NAME and runs its rounds with Snakemake, on
 and goes on from there when it is called again.
 """
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -17,11 +15,11 @@ from shardlab.config.machine import LOOPBACK, Link
 from shardlab.config.parameters import Parameters
 from shardlab.config.schema import Name
 from shardlab.core.document import validate
-from shardlab.core.errors import UserError
 from shardlab.core.progress import say, stopwatch
 from shardlab.search.experiment import result_text, search_parameters, write_folder
 from shardlab.search.history import History
 from stages.common import run
+from stages.run import snakemake
 
 # an emulated link has its addresses in a network of 254
 Ranks = Annotated[int, Field(ge=2, le=254)]
@@ -40,7 +38,7 @@ def main(
     name: Annotated[str | None, "folder in searches/; else from link and ranks"] = None,
 ) -> None:
     """Search, and print the strategies that were raced and the best of them."""
-    emulated = None if link == "none" else validate(Link, {"rate": link}, "--link")
+    emulated = None if link == "none" else validate(Link, link, "--link")
     ranks = validate(Ranks, ranks, "--ranks")
     limit_s = 60.0 * validate(Minutes, minutes, "--minutes")
     if name is None:
@@ -62,32 +60,13 @@ def _search(folder: Path, limit_s: float) -> tuple[History, str]:
     elapsed = stopwatch()
     for number in range(1, _ROUNDS + 1):
         path = f"results/rounds/{number}/history.json"
-        _make(folder, path)
+        snakemake(folder, path)
         history = History.from_file(folder / path, f"remove {folder / path}")
         if history.rounds[-1].decision == "none":
             break
         if elapsed() >= limit_s:
             return history, f"{limit_s / 60:.0f} minutes are over"
     return history, history.rounds[-1].reason
-
-
-def _make(folder: Path, target: str) -> None:
-    """Make a file of the experiment with Snakemake.
-
-    Raises:
-        UserError: a stage failed, and has said why.
-    """
-    command = [sys.executable, "-m", "snakemake", target, "--cores", "all", "--quiet", "rules"]
-    # the stages call `python`
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    with subprocess.Popen(command, cwd=folder, env={**os.environ, "PATH": path}) as process:
-        try:
-            code = process.wait()
-        except BaseException:
-            process.terminate()  # it ends its jobs
-            raise
-    if code:
-        raise UserError(f"{folder}: failed as shown above: the same command goes on from there")
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ class Work:
         def look(step_ms: dict[str, list[float]]) -> Ruling:
             return ruling(step_ms, proposal.incumbent, rule)
 
-        race(plan, folder / "race.json", look, agent.trial_timeout_s)
+        race(plan, folder / "race.json", look, proposal.race_limit_s)
 
 
 def main(
@@ -124,7 +124,8 @@ def main(
         trained = train_promising(raced, proposal, work.agent, seeds, partial(measure, work, do))
     trial = Trial(round=count, race=raced, trained=trained, seconds=elapsed())
     trial.to_file(folder / "trial.json")
-    say(f"round {number}: {raced.reason if raced else 'nothing was raced'}")
+    reason = raced.reason if raced else f"nothing was raced: {proposal.verdict.reason}"
+    say(f"round {number}: {reason}")
 
 
 def _start(command: list[str], number: str, step: Step) -> None:

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+from shardlab.config.model_and_data import Model
 from shardlab.config.parameters import Parameters
-from shardlab.config.run_record import read_crash
+from shardlab.config.run_record import Validation, read_crash
+from shardlab.core.progress import say
 from shardlab.train.evaluation import validate_run
 from stages.common import refuse_other_tokens, require
 from stages.common import run as run_stage
@@ -23,6 +25,15 @@ def main(params: Parameters, run: str) -> None:
             crash.to_file(output)
             continue
         validate_run(folder / "final_model", output, train, model, seed, Path("data"))
+        say(f"{run} seed {seed}: {_change(Validation.from_file(output, 'validate again'), model)}")
+
+
+def _change(found: Validation, model: Model) -> str:
+    """Return the perplexity before and after training in words."""
+    start = "start" if model.pretrained else "untrained"
+    figures = found.untrained_ppl, found.val_ppl
+    before, after = ("not finite" if ppl is None else f"{ppl:.1f}" for ppl in figures)
+    return f"perplexity {before} ({start}) \N{RIGHTWARDS ARROW} {after}"
 
 
 if __name__ == "__main__":

@@ -104,6 +104,7 @@ def make_evidence(records: list[Record], baseline: str = BASELINE, **changes: An
         "timed": make_timings(),
         "comparison": "two-ranks",
         "quality": Quality(train_loss=(7.0, 5.5), time_s=(1.0, 4.0)),
+        "tolerance": 0.03,
         "predicted": make_forecast(),
         **changes,
     }

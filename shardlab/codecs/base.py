@@ -70,6 +70,7 @@ class Codec(ABC):
     """Encoder of float32 vectors into payloads, and decoder that adds to a vector.
 
     Laws, for every vector x of n elements:
+
     - the payload is one contiguous `uint8` tensor, complete: codec, n and key are enough to decode
       it;
     - it has `payload_bytes(n)` bytes; at most as many if the codec is `variable`;

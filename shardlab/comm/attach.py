@@ -1,5 +1,6 @@
 """`attach`: compressed communication of an FSDP2, FSDP1 or DDP model in one call."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -280,9 +281,9 @@ def _gradient_route(options: dict[str, Any], seed: int) -> Route:
     checked = validate(Compression, {**options, **specs}, "attach")
     if checked.plain():
         return Route(method, checked.route != "exchange", seed=seed)
-    feedback = None
-    if checked.error_feedback:
-        feedback = ErrorFeedback(checked.residual, checked.decay)
+    if (warning := checked.left_out()) and dist.get_rank() == 0:
+        warnings.warn(f"attach: {warning}", stacklevel=4)
+    feedback = ErrorFeedback(checked.residual, checked.decay) if checked.error_feedback else None
     size, warmup = checked.minimum_size, checked.warmup_steps
     return Route(method, False, size, frozenset(), warmup, between, seed, feedback)
 
@@ -290,8 +291,7 @@ def _gradient_route(options: dict[str, Any], seed: int) -> Route:
 def _weight_route(options: dict[str, Any], seed: int) -> Route:
     codec = make_codec(options["codec"])
     validate(WeightCompression, {**options, "codec": spec_of(options["codec"])}, "attach: weights")
-    size, native = options["minimum_size"], codec.name == "none"
-    return Route(codec, native, size, seed=seed, updates=Updates())
+    return Route(codec, codec.name == "none", options["minimum_size"], seed=seed, updates=Updates())
 
 
 def _find_wrapper(model: nn.Module) -> nn.Module:

@@ -50,6 +50,10 @@ class CodecSpec(Document):
         """Return why these options must not be combined with error feedback, with the fix."""
         return None
 
+    def most_sent(self) -> float:
+        """Return the largest fraction of the elements that a message holds."""
+        return 1.0
+
 
 class NoneSpec(CodecSpec):
     """No compression: float32 as it is."""
@@ -213,6 +217,9 @@ class TopKSpec(CodecSpec):
     indices: Indices = "smaller"
     """format of their positions: whichever is smaller, or always the given one"""
 
+    def most_sent(self) -> float:  # noqa: D102
+        return self.density
+
 
 class RandomKSpec(CodecSpec):
     """Elements at random positions that all ranks draw alike, so that none are sent."""
@@ -230,6 +237,9 @@ class RandomKSpec(CodecSpec):
 
     def feedback_conflict(self) -> str | None:  # noqa: D102
         return "scaled: true diverges with error_feedback: remove one of them" * self.scaled or None
+
+    def most_sent(self) -> float:  # noqa: D102
+        return self.density
 
 
 class ThresholdSpec(CodecSpec):
@@ -252,6 +262,9 @@ class ThresholdSpec(CodecSpec):
     indices: Indices = "smaller"
     """format of their positions: whichever is smaller, or always the given one"""
 
+    def most_sent(self) -> float:  # noqa: D102
+        return self.cap
+
 
 class SketchSpec(CodecSpec):
     """A count sketch finds the largest elements of the sum; a second phase sends them exactly."""
@@ -267,6 +280,9 @@ class SketchSpec(CodecSpec):
     """buckets of a row, as a fraction of the elements"""
     density: Density = 0.01
     """fraction of the elements that is sent exactly"""
+
+    def most_sent(self) -> float:  # noqa: D102
+        return self.density
 
 
 class GradiVeqSpec(CodecSpec):

@@ -1,5 +1,6 @@
 """Settings of the compression of gradients and of gathered parameters."""
 
+import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -57,6 +58,28 @@ class Compression(Document):
                     f"codec {level.name!r} has no two-level form: remove between_nodes"
                 )
         return self
+
+    def left_out(self, steps: int | None = None) -> str | None:
+        """Return a sentence on the elements that a run sends never, or None where it may send all.
+
+        A message holds at most a fraction d of the elements, so that T steps send at most T d of
+        them, even where each is another: below 1 the rest never moves its parameter. Error feedback
+        keeps them for later steps, which a run so short does not have.
+
+        Args:
+            steps: of the run; None: unknown.
+        """
+        sent, codec = self.codec.most_sent(), codec_text(self.codec)
+        if sent == 1 or self.warmup_steps or (self.error_feedback and steps is None):
+            return None
+        fix = "set warmup_steps and error_feedback, or raise the density"
+        if steps is None:
+            few = f"fewer than {math.ceil(1 / sent)} steps cannot send all gradients"
+            return f"{codec} drops what it does not send: {few}: {fix}"
+        if steps * sent >= 1:
+            return None
+        share = f"{100 * steps * sent:.2g} %"
+        return f"{codec} sends at most {share} of the gradients in {steps} steps: {fix}"
 
     def plain(self) -> bool:
         """Return whether nothing is compressed, neither inside a node nor between nodes."""
@@ -136,6 +159,23 @@ def gradient_words(canonical: Compression) -> list[str]:
     between = [] if nodes is None else [f"between_nodes={codec_text(nodes)}"]
     others = [key for key in Compression.model_fields if key not in ("codec", "between_nodes")]
     return [codec_text(canonical.codec), *between, *setting_words(canonical, default, *others)]
+
+
+def written(canonical: Compression | WeightCompression) -> dict[str, Any]:
+    """Return a canonical form as plain data without defaults, codecs as text."""
+    codec, nodes = canonical.codec, getattr(canonical, "between_nodes", None)
+    default: Document
+    if isinstance(canonical, Compression):
+        default = Compression(codec=codec, between_nodes=nodes).canonical()
+    else:
+        default = WeightCompression(codec=codec)
+    changed = {key for key, value in canonical if value != getattr(default, key)}
+    between = {"between_nodes": codec_text(nodes)} if nodes else {}
+    return {
+        "codec": codec_text(codec),
+        **between,
+        **canonical.model_dump(mode="json", include=changed),
+    }
 
 
 def weight_words(canonical: WeightCompression) -> str:

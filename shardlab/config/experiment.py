@@ -1,6 +1,6 @@
 """Parameters of an experiment: sections, the defaults that are names, and cross-references."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Annotated, Any, TypeVar
 
 from pydantic import ConfigDict, Field
@@ -21,15 +21,21 @@ from shardlab.config.schema import (
     each_timing,
 )
 from shardlab.config.strategy import Strategy
-from shardlab.config.sync import Sync
 from shardlab.config.validation import check_fits
 from shardlab.core.document import AS_TUPLE, Document
 from shardlab.core.errors import UserError, nearest
 
 Modules = Annotated[tuple[str, ...], AS_TUPLE]
 _T = TypeVar("_T", bound=Repetitions)
-REQUIRED = ("strategies", "seeds", "baseline", "timings", "rounds")
-"""sections of an experiment; DVC interpolates all of them, so that none can have a default"""
+REQUIRED = {
+    "strategies": "{fsdp2: {engine: fsdp2}}",
+    "seeds": "[0]",
+    "baseline": "fsdp2",
+    "timings": "{two-ranks: {}}",
+    "rounds": "{'1': {after: results/results.jsonl}}",
+}
+"""sections of an experiment, each with an example; DVC interpolates all of them, so that none can
+have a default"""
 
 
 class Params(Document):
@@ -38,6 +44,11 @@ class Params(Document):
     stages: what is there must be right."""
 
     model_config = ConfigDict(json_schema_extra={"required": [*REQUIRED]})
+    former = {
+        "runs": "remove it: strategies are the runs, and what is only timed is in timed_strategies",
+        "last_round": "remove it: the last of rounds is the last",
+        "policies": "remove it: policies are no longer replayed",
+    }
 
     codecs: Modules = ()
     """modules in the folder user_codecs (`user_codecs.ternary`), or of installed packages, that
@@ -119,46 +130,52 @@ class Params(Document):
         """Check references from one section to another, where both are present.
 
         Raises:
-            UserError: the key, what is wrong and the fix.
+            UserError: a line for each mistake, with the key, what is wrong and the fix.
         """
-        if self.strategies:
-            self._check_strategies()
-        self._check_timings()
-        self._check_links()
-        self.tokenize.for_model(self.model)
-        if len(set(self.seeds)) < len(self.seeds):
-            raise UserError("seeds: a seed is named twice")
-        self._check_rounds()
+        if mistakes := [*self._mistakes()]:
+            raise UserError("\n".join(mistakes))
 
-    def _check_strategies(self) -> None:
+    def _mistakes(self) -> Iterator[str]:
+        if self.strategies:
+            yield from self._in_strategies()
+        yield from self._in_timings()
+        yield from self._in_links()
+        yield from _said(self.tokenize.for_model, self.model)
+        if len(set(self.seeds)) < len(self.seeds):
+            yield "seeds: a seed is named twice"
+        yield from self._in_rounds()
+
+    def _in_strategies(self) -> Iterator[str]:
         if self.baseline:
-            _check_name("baseline", self.baseline, self.strategies, "run")
-        if "start" in self.agent.model_fields_set:
-            _check_name("agent.start", self.agent.start, self.strategies, "run")
+            yield from _unknown("baseline", self.baseline, self.strategies, "run")
+        # what stands for the baseline is as wrong as it is
+        if "start" in self.agent.model_fields_set and self.agent.start != self.baseline:
+            yield from _unknown("agent.start", self.agent.start, self.strategies, "run")
         for name in self.timed_strategies:
             if name in self.strategies:
-                raise UserError(f"timed_strategies.{name}: {name!r} is one of strategies, too")
-        for i, name in enumerate(self.forecast.runs):
-            _check_name(f"forecast.runs.{i}", name, self.all_strategies(), "strategy")
+                yield f"timed_strategies.{name}: {name!r} is one of strategies, too"
+        fitted = self.forecast.runs
+        for i, name in enumerate(fitted if fitted != (self.baseline,) else ()):
+            yield from _unknown(f"forecast.runs.{i}", name, self.all_strategies(), "strategy")
         for name, strategy in self.strategies.items():
-            self._check_fits(f"strategies.{name}", strategy, self.train.world_size)
+            yield from self._unfit(f"strategies.{name}", strategy, self.train.world_size)
 
-    def _check_timings(self) -> None:
+    def _in_timings(self) -> Iterator[str]:
         keys: dict[str, str] = {}
         for name, whole in self.timings.items():
             for part, timing in whole.parts(name).items():
                 key = f"timings.{name}" + ("" if part == name else f".interleaved.{part}")
                 if part in keys:
-                    raise UserError(f"{key}: {keys[part]} has the same name: choose another")
+                    yield f"{key}: {keys[part]} has the same name: choose another"
                 keys[part] = key
                 if self.strategies:
-                    self._check_timing(key, timing)
+                    yield from self._in_timing(key, timing)
         if keys and self.comparison:
-            _check_name("comparison", self.comparison, keys, "timing")
+            yield from _unknown("comparison", self.comparison, keys, "timing")
         for i, name in enumerate(self.forecast.timings if keys else ()):
-            _check_name(f"forecast.timings.{i}", name, keys, "timing")
+            yield from _unknown(f"forecast.timings.{i}", name, keys, "timing")
 
-    def _check_links(self) -> None:
+    def _in_links(self) -> Iterator[str]:
         train, agent = self.train, self.agent
         link, size = agent.link or train.link, agent.world_size or train.world_size
         timings = {f"timings.{name}": each for name, each in each_timing(self.timings).items()}
@@ -167,34 +184,30 @@ class Params(Document):
         for name, search in agent.searches.items():
             places[f"agent.searches.{name}"] = search.link or link, search.world_size or size
         for key, (each, ranks) in places.items():
-            try:
-                if each is not None:
-                    each.rates_of_nodes(ranks)
-            except UserError as error:
-                raise UserError(f"{key}.{error}") from None
+            if each is not None:
+                yield from (f"{key}.{why}" for why in _said(each.rates_of_nodes, ranks))
 
-    def _check_timing(self, key: str, timing: Repetitions) -> None:
+    def _in_timing(self, key: str, timing: Repetitions) -> Iterator[str]:
         strategies = self.all_strategies()
         for i, run in enumerate(timing.runs):
             if run in timing.runs[:i]:
-                raise UserError(f"{key}.runs.{i}: {run!r} is named twice")
-            _check_name(f"{key}.runs.{i}", run, strategies, "strategy")
-            self._check_fits(f"{key}.runs.{i}", strategies[run], timing.world_size)
+                yield f"{key}.runs.{i}: {run!r} is named twice"
+            elif run not in strategies:
+                yield from _unknown(f"{key}.runs.{i}", run, strategies, "strategy")
+            else:
+                yield from self._unfit(f"{key}.runs.{i}", strategies[run], timing.world_size)
 
-    def _check_fits(self, key: str, strategy: Strategy, world_size: int) -> None:
-        try:
-            check_fits(strategy, world_size, self.train.batch_size * self.train.accumulation)
-        except UserError as error:
-            raise UserError(f"{key}: {error}") from None
+    def _unfit(self, key: str, strategy: Strategy, world_size: int) -> Iterator[str]:
+        samples = self.train.batch_size * self.train.accumulation
+        yield from (f"{key}: {why}" for why in _said(check_fits, strategy, world_size, samples))
         if strategy.sync is not None:
-            self._check_sync(f"{key}.sync", strategy.sync)
-
-    def _check_sync(self, key: str, sync: Sync) -> None:
-        if sync.every + sync.warmup_steps > self.train.steps:
-            raise UserError(
-                f"{key}: the first exchange is after step {sync.every + sync.warmup_steps} of "
-                f"{self.train.steps}: lower every or warmup_steps, or raise train.steps"
-            )
+            sync, steps = strategy.sync, self.train.steps
+            first = sync.every + sync.warmup_steps
+            if first > steps:
+                yield (
+                    f"{key}.sync: the first exchange is after step {first} of {steps}: lower every "
+                    "or warmup_steps, or raise train.steps"
+                )
 
     def check_comparison(self) -> None:
         """Check that the comparison has the runs of the matrix, on the ranks and link of `train`.
@@ -213,24 +226,30 @@ class Params(Document):
                 f"{self.train.world_size} ranks and the link ({link}) of train: change timings"
             )
 
-    def _check_rounds(self) -> None:
+    def _in_rounds(self) -> Iterator[str]:
         before = "results/results.jsonl"
         searches = [plan.search for plan in self.rounds.values()]
         for number, (name, plan) in enumerate(self.rounds.items(), start=1):
             key = f"rounds.{name}"
             if name != str(number):
-                raise UserError(f"{key}: expected round '{number}' here: count up from '1'")
-            if plan.after != before:
-                raise UserError(f"{key}.after: expected {before!r} (found {plan.after!r})")
+                yield f"{key}: expected round '{number}' here: count up from '1'"
+            elif plan.after != before:
+                yield f"{key}.after: expected {before!r} (found {plan.after!r})"
             if plan.search not in (None, *self.agent.searches):
-                raise UserError(
-                    f"{key}.search: {plan.search!r} is no search: add it to agent.searches"
-                )
+                yield f"{key}.search: {plan.search!r} is no search: add it to agent.searches"
             if plan.search in searches[: number - 1] and plan.search != searches[number - 2]:
-                raise UserError(f"{key}.search: put the rounds of a search one after another")
+                yield f"{key}.search: put the rounds of a search one after another"
             before = f"results/rounds/{name}/history.json"
 
 
-def _check_name(key: str, name: str, valid: Collection[str], kind: str) -> None:
+def _unknown(key: str, name: str, valid: Collection[str], kind: str) -> Iterator[str]:
     if name not in valid:
-        raise UserError(f"{key}: {name!r} is no {kind}; {nearest(name, valid)}")
+        yield f"{key}: {name!r} is no {kind}; {nearest(name, valid)}"
+
+
+def _said(check: Callable[..., object], *arguments: object) -> Iterator[str]:
+    """Yield what a check says of a mistake."""
+    try:
+        check(*arguments)
+    except UserError as error:
+        yield str(error)

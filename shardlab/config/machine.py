@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
@@ -53,8 +53,18 @@ def _checked(rate: Any) -> Any:
     return rates if isinstance(rate, list) else rate
 
 
+def _or_rate(schema: dict[str, Any]) -> None:
+    """Let a JSON schema of links accept the rate alone."""
+    rate = {"type": "string", "description": "the rate alone, such as 100mbit"}
+    mapping = dict(schema)
+    schema.clear()
+    schema["anyOf"] = [rate, mapping]
+
+
 class Link(Document):
-    """One full-duplex link per node, all connected to one switch."""
+    """One full-duplex link per node, all connected to one switch; as text its rate alone."""
+
+    model_config = ConfigDict(json_schema_extra=_or_rate)
 
     rate: Annotated[
         str | Annotated[tuple[str, ...], Field(min_length=1)], BeforeValidator(_checked)
@@ -64,6 +74,11 @@ class Link(Document):
     """latency of a message between nodes"""
     ranks_per_node: int = Field(1, ge=1)
     """so many consecutive ranks are a node: they share its link, and use loopback among them"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_rate(cls, value: Any) -> Any:
+        return {"rate": value} if isinstance(value, str) else value
 
     @property
     def name(self) -> str:

@@ -26,7 +26,8 @@ class Parameters:
             checks.
 
     Raises:
-        UserError: the first mistake anywhere in the file, in one line.
+        UserError: a line for each mistake in the sections, and where there is none for each in what
+            they say of others.
     """
 
     def __init__(self, path: str | Path = "params.yaml", overrides: Iterable[str] = ()) -> None:
@@ -41,10 +42,10 @@ class Parameters:
             _check_finite(tree)
             # first, since strategies are validated by the codecs that are known by then
             load_codecs(validate(Modules, tree.get("codecs", ()), "codecs"))
-            self._values = validate(Params, tree, "").with_names()
+            self._values = validate(Params, tree, "", every=True).with_names()
             self._values.check_references()
         except UserError as error:
-            raise UserError(shorten(str(error))) from None
+            raise UserError("\n".join(map(shorten, str(error).split("\n")))) from None
 
     def __call__(self, *keys: str) -> Any:
         """Return sections, or items of them such as `strategies.ddp`: one value, or a list of them.
@@ -60,9 +61,8 @@ class Parameters:
 
     def _read(self, key: str) -> Any:
         section, _, item = key.partition(".")
-        given = self._values.model_fields_set
-        if section in REQUIRED and section not in given:
-            raise UserError(f"{key}: missing from {self._path}; {nearest(section, given)}")
+        if section in REQUIRED and section not in self._values.model_fields_set:
+            raise UserError(self._missing(section))
         if section == "comparison":
             self._values.check_comparison()
         value = getattr(self._values, section)
@@ -70,13 +70,20 @@ class Parameters:
             raise UserError(f"{key}: missing from {self._path}; {nearest(item, value)}")
         return value[item] if item else value
 
+    def _missing(self, section: str) -> str:
+        example = REQUIRED[section]
+        return f"{section}: missing from {self._path}: add it, such as {section}: {example}"
+
     def complete(self) -> Params:
         """Return all sections.
 
         Raises:
-            UserError: a section without a default is absent, or sections do not fit together.
+            UserError: a line for each absent section without a default; or sections do not fit
+                together.
         """
-        self(*REQUIRED, "comparison")
+        if absent := [*REQUIRED.keys() - self._values.model_fields_set]:
+            raise UserError("\n".join(map(self._missing, sorted(absent))))
+        self("comparison")
         return self._values
 
     def all_strategies(self) -> dict[str, Strategy]:

@@ -191,7 +191,7 @@ class Validation(Document):
     """null where the tokenizer lost some of the text"""
     val_tokens: int
     untrained_ppl: Finite
-    """perplexity of the same model before its first step"""
+    """perplexity of the same model before its first step: untrained, or as it was pretrained"""
     not_finite: str | None = None
     """why another figure is null"""
 

@@ -62,8 +62,10 @@ class Agent(Document):
     """maximum peak memory of one rank; null: its GPU's, or its part of the host's"""
     hardware: Hardware = Hardware()
     """what is given in place of what calibrate detected: for the memory limit and the judge"""
-    trial_timeout_s: Seconds = 300
-    """maximum duration of a race, and of the training runs of one strategy"""
+    trial_timeout_s: Seconds | None = None
+    """maximum duration of a race, and of the training runs of one strategy; null: at least 300 s,
+    enough for all repetitions by the steps that were measured on the link or are predicted, and
+    four times the training of the start"""
     repetitions: int = Field(120, ge=10)
     """maximum number of interleaved steps of a race"""
     budget: Count = 8
@@ -194,6 +196,8 @@ def _names_or_word(value: Any) -> Any:
 
 class Repetitions(Document):
     """Interleaved steps of several strategies in the same processes, to be compared in pairs."""
+
+    former = {"rounds": "write repetitions"}
 
     runs: Annotated[
         Annotated[tuple[Name, ...], AS_TUPLE, Field(min_length=1)] | Literal["matrix", "all"],

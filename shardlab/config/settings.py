@@ -86,6 +86,11 @@ Overrides = Annotated[tuple[Override, ...], AS_TUPLE]
 class Settings(Document):
     """Everything that can be tuned, setting by setting; `Strategy` validates combinations."""
 
+    former = {
+        "moments": "remove it: moments stay in memory",
+        "reduce_every_micro_batch": "remove it: the last micro-batch reduces the gradients of all",
+    }
+
     engine: EngineName = "fsdp2"
     sharding: Literal["full_shard", "shard_grad_op", "no_shard", "hybrid_shard"] | None = None
     """full_shard: every rank keeps 1/W of parameters, gradients and optimizer states (default);

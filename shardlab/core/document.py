@@ -1,14 +1,22 @@
 """Base class of everything that a user writes: strict, frozen documents."""
 
+import re
 from functools import cache
 from pathlib import Path
-from typing import Any, Self, TypeVar, overload
+from typing import Any, ClassVar, Self, TypeVar, overload
 
 import pydantic
-from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from shardlab.core.errors import UserError, nearest
+from shardlab.core.errors import UserError, nearest, shorten
 from shardlab.core.files import read_json, write_json
 
 AS_TUPLE = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
@@ -26,18 +34,23 @@ class Document(BaseModel):
         frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
     )
 
-    @model_validator(mode="before")
+    former: ClassVar[dict[str, str]] = {}
+    """keys of earlier versions, with what to write now"""
+
+    @model_validator(mode="wrap")
     @classmethod
-    def _refuse_unknown_keys(cls, value: Any) -> Any:
-        if isinstance(value, dict):
-            for key in value:
-                if key not in cls.model_fields:
-                    raise PydanticCustomError(
-                        "unknown_key",
-                        "unknown key; {hint}",
-                        {"key": str(key), "hint": nearest(str(key), cls.model_fields)},
-                    )
-        return value
+    def _name_unknown_keys(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Refuse unknown keys with a hint, together with all mistakes in the known ones."""
+        known = dict(value) if isinstance(value, dict) else {}
+        unknown = [key for key in known if key not in cls.model_fields]
+        if not unknown:
+            return handler(value)
+        errors = [_error(_unknown(cls, str(key)), (str(key),), value) for key in unknown]
+        try:
+            handler({key: known[key] for key in known if key not in unknown})
+        except ValidationError as error:
+            errors += [_error(each["msg"], each["loc"], each["input"]) for each in error.errors()]
+        raise ValidationError.from_exception_data(cls.__name__, errors)
 
     @classmethod
     def from_file(cls, path: str | Path, fix: str) -> Self:
@@ -59,23 +72,42 @@ class Document(BaseModel):
         write_json(path, self.model_dump(mode="json"), allow_nan=True)
 
 
+def _unknown(document: type[Document], key: str) -> str:
+    now = document.former.get(key)
+    hint = nearest(key, document.model_fields)
+    return f"unknown key; {hint}" if now is None else f"of an earlier version: {now}"
+
+
+def _error(message: str, place: tuple[int | str, ...], found: Any) -> InitErrorDetails:
+    # a kind of one's own shows the message as it is
+    kind = PydanticCustomError("mistake", "{message}", {"message": message})
+    return InitErrorDetails(type=kind, loc=place, input=found)
+
+
 T = TypeVar("T")
 
 
 @overload
-def validate(annotation: type[T], value: Any, where: str) -> T: ...
+def validate(annotation: type[T], value: Any, where: str, every: bool = False) -> T: ...
 @overload
-def validate(annotation: Any, value: Any, where: str) -> Any: ...
-def validate(annotation: Any, value: Any, where: str) -> Any:
+def validate(annotation: Any, value: Any, where: str, every: bool = False) -> Any: ...
+def validate(annotation: Any, value: Any, where: str, every: bool = False) -> Any:
     """Validate `value` as an instance of `annotation`.
+
+    Args:
+        every: name all mistakes, a line each, and not the first alone.
 
     Raises:
         UserError: one line with the key's path, what was expected and what was found.
     """
     try:
         return _adapter(annotation).validate_python(value)
-    except pydantic.ValidationError as error:
-        raise UserError(_one_line(error, where)) from None
+    except ValidationError as error:
+        first, *others = _lines(error, where)
+        if every:
+            raise UserError("\n".join(map(shorten, [first, *others]))) from None
+        rest = f"; {len(others)} more below it" if others else ""
+        raise UserError(first + rest) from None
 
 
 @cache  # to build that of a union takes longer than to validate with it
@@ -83,18 +115,19 @@ def _adapter(annotation: Any) -> pydantic.TypeAdapter[Any]:
     return pydantic.TypeAdapter(annotation)
 
 
-def _one_line(error: pydantic.ValidationError, where: str) -> str:
-    """Return the first error, addressed by the path that the user wrote (without union tags)."""
-    first = error.errors()[0]
-    parts = [str(part) for part in first["loc"] if not _is_tag(part)]
-    unknown = first.get("ctx", {}).get("key") if first["type"] == "unknown_key" else None
-    path = ".".join([*filter(None, [where]), *parts, *filter(None, [unknown])])
-    found = first["input"]
-    shown = "" if isinstance(found, dict | list | BaseModel) else f" (found {_brief(found)})"
-    more = error.error_count() - 1
-    rest = f"; {more} more below it" if more else ""
-    message = first["msg"].removeprefix("Value error, ")
-    return f"{path}: {message[0].lower()}{message[1:]}{shown}{rest}"
+def _lines(error: ValidationError, where: str) -> list[str]:
+    """Return a line for each mistake, addressed by the path that the user wrote, without union
+    tags. Of the alternatives of a union the first has a line."""
+    lines: dict[tuple[int | str, ...], str] = {}
+    for each in error.errors():
+        place = each["loc"]
+        union = next((i for i, part in enumerate(place) if _is_tag(part)), len(place))
+        path = ".".join(filter(None, [where, *(str(p) for p in place if not _is_tag(p))]))
+        found = each["input"]
+        shown = "" if isinstance(found, dict | list | BaseModel) else f" (found {_brief(found)})"
+        message = each["msg"].removeprefix("Value error, ")
+        lines.setdefault(place[:union], f"{path}: {message[0].lower()}{message[1:]}{shown}")
+    return [*lines.values()]
 
 
 def _brief(found: object) -> str:
@@ -104,7 +137,7 @@ def _brief(found: object) -> str:
 
 def _is_tag(part: str | int) -> bool:
     """Return whether a validator put this part into the location: no user wrote it."""
-    return isinstance(part, str) and "[" in part
+    return isinstance(part, str) and re.fullmatch(r"[\w-]+\[.*\]", part) is not None
 
 
 def flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -42,9 +42,6 @@ def write_corpus(path: Path, documents: Iterable[Document]) -> dict[str, int]:
 
     Returns:
         `documents`, their number, and `bytes` of their UTF-8 text, titles included.
-
-    Raises:
-        UserError: there is no document.
     """
     count = size = 0
     with atomic(path) as temporary, temporary.open("wb") as file:
@@ -54,8 +51,6 @@ def write_corpus(path: Path, documents: Iterable[Document]) -> dict[str, int]:
             file.write(_LINE % tuple(map(orjson.dumps, document)))
             count += 1
             size += document.size
-        if not count:
-            raise UserError("the source holds no documents; check data.source and data.path")
         file.write(b"\n]\n")
     return {"documents": count, "bytes": size}
 

@@ -41,6 +41,7 @@ class Tally:
         self._kinds: Counter[str] = Counter()
         self._left_out: Counter[str] = Counter()
         self._named: list[str] = []
+        self._first = ""
 
     def bad(self, position: str, kind: str, fix: str = "fix it") -> None:
         """Record a bad record, for example at `record 7` of kind `no title`.
@@ -55,6 +56,7 @@ class Tally:
             raise UserError(
                 f"{self._where}: {position}: {kind}; {fix}, or set data.bad_records to skip"
             )
+        self._first = self._first or f"{position}: {kind}; {fix}"
         self._kinds[kind] += 1
         if len(self._named) < _NAMED:
             self._named.append(f"{position}: {kind}")
@@ -62,6 +64,13 @@ class Tally:
     def leave_out(self, kind: str) -> None:
         """Count a good record that the source leaves out on purpose."""
         self._left_out[kind] += 1
+
+    def empty(self) -> UserError:
+        """Return the error of a source without documents, with the first of the bad records."""
+        if not self._first:
+            return UserError(f"{self._where}: no documents: check data.source and data.path")
+        bad = f"bad records: {self._kinds.total()}, the first at {self._first}"
+        return UserError(f"{self._where}: no documents; {bad}")
 
     def as_json(self) -> dict[str, Any]:
         """Return `bad_records` and `left_out`: counts by kind, and the first 100 bad ones by
@@ -100,12 +109,16 @@ def to_documents(
 
 
 def _fix(value: Any, fields: Fields) -> str:
-    if not isinstance(value, dict) or fields.text in value or not value:
+    if not isinstance(value, dict):
+        return "fix it"
+    named = {"text_column": fields.text, "title_column": fields.title}
+    missing = next((key for key, name in named.items() if name and name not in value), None)
+    if missing is None or not value:
         return "fix it"
     keys = " ".join(", ".join(key for key in value if isinstance(value[key], str)).split())[:100]
     if not keys:
         return "fix it: no key of a record holds text"
-    return f"fix it, or set data.text_column to one of its keys ({keys})"
+    return f"fix it, or set data.{missing} to one of its keys ({keys})"
 
 
 def _title(value: dict[str, Any], fields: Fields) -> str:

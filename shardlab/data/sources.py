@@ -8,7 +8,7 @@ import sys
 import zipfile
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -82,15 +82,19 @@ def prepare(data: Data, corpus: Path, work: Path) -> dict[str, Any]:
         work: folder for downloads.
 
     Raises:
-        UserError: the source cannot be read, or holds a bad record and those are refused; the
-            corpus file is then as it was.
+        UserError: the source cannot be read, holds no documents, or a bad record where those are
+            refused; the corpus file is then as it was.
     """
     tally = Tally(data.bad_records, data.path or data.source)
     # every source is a generator, whose files are to be closed also after an error
     source_documents = cast(Generator[Document], read_documents(data, work, tally))
     with closing(source_documents) as documents:
-        limited = islice(documents, data.documents)
-        size = write_corpus(corpus, track(limited, "documents", data.documents, " documents"))
+        limited: Iterator[Document] = islice(documents, data.documents)
+        first = next(limited, None)
+        if first is None:
+            raise tally.empty()
+        limited = track(chain([first], limited), "documents", data.documents, " documents")
+        size = write_corpus(corpus, limited)
     return {**describe(data), **size, **tally.as_json()}
 
 

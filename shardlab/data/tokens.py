@@ -52,7 +52,8 @@ def read_manifest(folder: Path) -> Manifest:
     Raises:
         UserError: there is none, or it is damaged.
     """
-    return Manifest.from_file(folder / MANIFEST, _fix(folder))
+    path, make = folder / MANIFEST, "run python -m stages.tokenize"
+    return Manifest.from_file(path, _fix(folder) if path.exists() else make)
 
 
 class TokenSplit:

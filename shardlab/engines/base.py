@@ -1,5 +1,6 @@
 """The contract of an engine, and the arguments that every engine is built with."""
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -215,20 +216,22 @@ def _attach(module: nn.Module, strategy: CanonicalStrategy, seed: int, **more: A
     if strategy.sync is not None:
         outer = {name: getattr(strategy.sync, name) for name in Sync.model_fields}
         more |= {"sync_every": outer.pop("every"), "outer": outer}
-    return attach(
-        module,
-        gradients.codec,
-        weights.codec,
-        error_feedback=gradients.error_feedback,
-        residual=gradients.residual,
-        decay=gradients.decay,
-        route=gradients.route,
-        minimum_size=gradients.minimum_size,
-        exclude=gradients.exclude,
-        warmup_steps=gradients.warmup_steps,
-        between_nodes=gradients.between_nodes,
-        ranks_per_node=gradients.ranks_per_node,
-        weights_minimum_size=weights.minimum_size,
-        seed=seed,
-        **more,
-    )
+    # of elements that are never sent: an experiment knows its steps, and says it before they run
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
+        return attach(
+            module,
+            gradients.codec,
+            weights.codec,
+            error_feedback=gradients.error_feedback,
+            residual=gradients.residual,
+            decay=gradients.decay,
+            route=gradients.route,
+            minimum_size=gradients.minimum_size,
+            exclude=gradients.exclude,
+            warmup_steps=gradients.warmup_steps,
+            between_nodes=gradients.between_nodes,
+            ranks_per_node=gradients.ranks_per_node,
+            weights_minimum_size=weights.minimum_size,
+            seed=seed,
+            **more,
+        )

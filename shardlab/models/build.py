@@ -16,11 +16,10 @@ from transformers import (
 from transformers.initialization import no_init_weights
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from shardlab.config.model_and_data import Model
+from shardlab.config.model_and_data import Model, Shape
 from shardlab.core.errors import UserError
 from shardlab.models.checkpoint_weights import CheckpointWeights
 from shardlab.models.random_weights import RandomWeights
-from shardlab.models.shapes import PRESETS, Shape
 from shardlab.models.weights import Weights
 
 
@@ -84,8 +83,8 @@ def build_model(
     """
     config: PretrainedConfig
     key = "pretrained" if model.pretrained is not None else "config"
-    if model.preset is not None:
-        config = shape_config(PRESETS[model.preset], vocabulary, positions, end_of_text)
+    if (shape := model.shape) is not None:
+        config = shape_config(shape, vocabulary, positions, end_of_text)
     else:
         config = _huggingface_config(key, model.name, vocabulary, positions, end_of_text)
     try:
@@ -100,7 +99,7 @@ def build_model(
             f"model: cannot make a causal language model of {model.name!r}: "
             f"{' '.join(str(error).split())[:150]}"
         ) from None
-    if model.preset is None:
+    if shape is None:
         which = f"model.{key} {model.name!r}"
         _check_order(module, which)
         _check_padded_positions(module, which, positions)

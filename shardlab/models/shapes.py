@@ -8,34 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shardlab.config.model_and_data import GPT2_VOCABULARY, PRESETS
 from shardlab.config.schema import Train
 from shardlab.config.strategy import CanonicalStrategy
 from shardlab.config.timing_record import UnitSize
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
 from shardlab.models.memory import Sizes, UnitShape
-
-GPT2_VOCABULARY = 50257
-"""of which presets have the sizes in their names"""
-
-
-class Shape(NamedTuple):
-    """Layers, width and attention heads of a GPT-2."""
-
-    layers: int
-    width: int
-    heads: int
-
-
-PRESETS = {
-    "tiny": Shape(2, 96, 4),
-    "small": Shape(4, 128, 4),
-    "10m": Shape(4, 176, 4),
-    "18m": Shape(6, 256, 8),
-    "62m": Shape(8, 576, 9),
-    "90m": Shape(9, 704, 11),
-    "300m": Shape(20, 1024, 16),
-}
 
 
 def gpt2_config(layers: int, width: int, heads: int, **others: Any) -> dict[str, Any]:

@@ -78,6 +78,8 @@ class StepTimes:
     """time waiting for the last of the ranks in the trace; None where ranks are missing"""
     comm_transfer_ms: float | None
     exposed_comm_ms: float
+    exposed_comm_ms_by_op: dict[str, float]
+    """by collective, likewise"""
     copy_ms: float
     copy_ms_by_kind: dict[str, float]
     """HtoD, DtoH, ..., Memset; concurrent ones count twice in the sum"""
@@ -185,6 +187,7 @@ def _within(rank: int, number: int, trace: Trace, waits: tuple[Intervals, Interv
         comm_skew_ms=_ms(intersection(waiting, step)),
         comm_transfer_ms=_ms(intersection(transfer, step)),
         exposed_comm_ms=_ms(exposed_comm),
+        exposed_comm_ms_by_op=_by(near.collectives, "name", exposed_comm),
         copy_ms=_ms(copies),
         copy_ms_by_kind=_by(near.copies, "name", step),
         exposed_copy_ms=_ms(exposed_copies),
@@ -195,10 +198,10 @@ def _within(rank: int, number: int, trace: Trace, waits: tuple[Intervals, Interv
     return result
 
 
-def _by(work: pd.DataFrame, column: str, step: Intervals) -> dict[str, float]:
-    """Return times within a step by a property."""
+def _by(work: pd.DataFrame, column: str, window: Intervals) -> dict[str, float]:
+    """Return times within a window by a property."""
     by_kind = {
-        str(kind) or OTHER: intersection(merge(times_of(of_kind)), step)
+        str(kind) or OTHER: intersection(merge(times_of(of_kind)), window)
         for kind, of_kind in work.groupby(column)
     }
     return {kind: _ms(within) for kind, within in by_kind.items() if len(within)}

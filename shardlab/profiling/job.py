@@ -10,7 +10,7 @@ from shardlab.core.errors import UserError
 from shardlab.profiling.breakdown import StepTimes, step_times
 from shardlab.profiling.events import list_unread, read_events
 from shardlab.profiling.trace import Trace, traces_of
-from shardlab.profiling.trace_file import refusing
+from shardlab.profiling.trace_file import is_trace, refusing
 from shardlab.profiling.unlabelled import infer
 
 _APART_US = 3.6e9
@@ -29,14 +29,16 @@ def break_down(paths: Sequence[str | Path]) -> Job:
     """Break every step of every rank down.
 
     Args:
-        paths: traces of one rank or merged ones, or folders of them, in any order.
+        paths: traces of one rank or merged ones, or folders that hold some, in any order.
 
     Raises:
-        UserError: a trace is missing, incomplete, or one without events.
+        UserError: a trace is missing, incomplete, or one without events; a folder holds none, or
+            those of several jobs.
     """
-    paths = _traces_in(paths)
-    files = {path: read_events(path) for path in paths}
-    first = files[paths[0]]
+    given = {*map(Path, paths)}
+    found = _traces_in(paths)
+    files = {path: read_events(path) for path in found}
+    first = files[found[0]]
     # from the first event of the first trace to that of each
     later = {
         path: (events.base_ns - first.base_ns) / 1000 + events.first_us - first.first_us
@@ -44,11 +46,17 @@ def break_down(paths: Sequence[str | Path]) -> Job:
     }
     same_clock = all(abs(shift) < _APART_US for shift in later.values())
     ranks: dict[int, Trace] = {}
+    first_of: dict[int, Path] = {}
     notes: dict[str, list[int]] = defaultdict(list)
-    for path in paths:
+    for path in found:
         with refusing(path):
             for number, trace in traces_of(files[path], later[path] if same_clock else 0.0).items():
                 rank = next(free for free in count(number) if free not in ranks)
+                other = first_of.setdefault(number, path)
+                if path not in given and other.parent != path.parent:
+                    raise UserError(
+                        f"{path}: rank {number} is in {other}, too: give the folder of one job"
+                    )
                 if rank != number:
                     note = f"rank: unknown: {path} is a second trace of rank {number}"
                     notes[note].append(rank)
@@ -58,7 +66,7 @@ def break_down(paths: Sequence[str | Path]) -> Job:
                 if files[path].unread:
                     note = f"{list_unread(files[path].unread)} count as nothing"
                     notes[note].append(rank)
-    with refusing(paths[0]):
+    with refusing(found[0]):
         steps = step_times(dict(sorted(ranks.items())))
     size = max(events.world_size for events in files.values())
     reason = _unknown_skew(ranks, size, same_clock)
@@ -66,23 +74,26 @@ def break_down(paths: Sequence[str | Path]) -> Job:
         notes[f"skew, transfer: unknown: {reason}"] = sorted(ranks)
         steps = [replace(step, comm_skew_ms=None, comm_transfer_ms=None) for step in steps]
     if not steps:
-        raise UserError(f"{paths[0]}: no step: trace at least one step of the training")
+        raise UserError(f"{found[0]}: no step: trace at least one step of the training")
     return Job(steps, [f"{_names(of, ranks)}: {note}" for note, of in notes.items()])
 
 
-def _traces_in(paths: Sequence[str | Path]) -> list[str | Path]:
-    """Return the files, and those of folders that are named like traces."""
-    found: list[str | Path] = []
-    for path in paths:
-        if Path(path).is_dir():
-            inside = sorted(Path(path).glob("*.json")) + sorted(Path(path).glob("*.json.gz"))
+def _traces_in(paths: Sequence[str | Path]) -> list[Path]:
+    """Return the files, and all traces below folders."""
+    found: list[Path] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            inside = [file for file in sorted(path.rglob("*.json*")) if is_trace(file)]
             if not inside:
-                raise UserError(f"{path}: holds no *.json or *.json.gz: give traces")
+                raise UserError(
+                    f"{path}: no trace of torch.profiler (*.json, *.json.gz) in it: write one with "
+                    "torch.profiler.profile(...).export_chrome_trace('rank0.json')"
+                )
             found += inside
-        elif Path(path).is_file():
+        elif path.is_file():
             found.append(path)
         else:
-            raise UserError(f"{path}: no such file: give traces of torch.profiler, or RUN")
+            raise UserError(f"{path}: no such file or folder: give traces of torch.profiler")
     return found
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +14,9 @@ import orjson
 from shardlab.core.errors import UserError
 
 Event = dict[str, Any]
+_GZIP = b"\x1f\x8b"
+_HEAD, _EVENTS = 1 << 20, re.compile(rb'"(traceEvents|deviceProperties|ph)"\s*:')
+"""bytes in which one of these keys shows that a file is a trace"""
 _DAMAGED = EOFError, OSError, ValueError, zlib.error
 """ValueError: of JSON and of UTF-8"""
 _INVALID = ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError
@@ -36,7 +40,7 @@ def load_trace(path: str | Path) -> TraceFile:
     """
     with refusing(path):
         data = Path(path).read_bytes()
-        header = _parse(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+        header = _parse(gzip.decompress(data) if data[:2] == _GZIP else data)
         # Chrome also opens a list of events
         if isinstance(header, list):
             return TraceFile({}, header)
@@ -46,6 +50,19 @@ def load_trace(path: str | Path) -> TraceFile:
                 "ExecutionTraceObserver writes, which holds no times"
             )
         return TraceFile(header, header.pop("traceEvents"))
+
+
+def is_trace(path: Path) -> bool:
+    """Return whether a file is named and begins like a trace, or is damaged."""
+    if not path.name.endswith((".json", ".json.gz")) or not path.is_file():
+        return False
+    try:
+        with path.open("rb") as raw:
+            packed = raw.read(2) == _GZIP
+        with gzip.open(path) if packed else path.open("rb") as file:
+            return _EVENTS.search(file.read(_HEAD)) is not None
+    except _DAMAGED:
+        return True  # reading all of it says what is wrong
 
 
 def _parse(data: bytes) -> Any:

@@ -225,8 +225,7 @@ def comparison(records: Sequence[Record], timed: pd.DataFrame, baseline: str) ->
     Columns: strategy (its label), engine, gradients_codec, weights_codec, error_feedback, seeds,
     divergence (words, or empty), comm_ms_by_op and uncompressed (JSON texts); `TIMED` and the
     `flops_share` of the timed steps; for each other measure of the records its mean under its own
-    name and its standard deviation as `NAME_sd`; `ppl_ratio` to the baseline, with `_low` and
-    `_high`.
+    name and its standard deviation as `NAME_sd`; what `costs` returns.
 
     Args:
         timed: rows of `timings.timing_table` of one timing of all runs.
@@ -242,17 +241,28 @@ def comparison(records: Sequence[Record], timed: pd.DataFrame, baseline: str) ->
     # model FLOPs per second of the timed steps over those of matrix products on all ranks
     available = steps["world_size"] * mean["product_flops_per_s"]
     flops_share = mean["flops_per_token"] * steps["tokens_per_s"] / available
-    perplexity = paired_ratio(table["val_ppl"].unstack("run"), baseline)
     parts = [
         pd.DataFrame([_description(runs) for runs in by_run.values()], index=index),
         steps[TIMED],
         flops_share.to_frame("flops_share"),
         mean,
         deviation.add_suffix("_sd"),
-        with_ends(perplexity, "ppl_ratio"),
+        costs(table, baseline),
     ]
     # without a copy pandas warns of a table of many blocks
     return pd.concat([part.reindex(index) for part in parts], axis=1).copy()
+
+
+def costs(table: pd.DataFrame, baseline: str) -> pd.DataFrame:
+    """Return what runs cost, seed by seed: `ppl_ratio` to the baseline and `memory_change` of the
+    peak from it, bytes, each with `_low` and `_high`.
+
+    Args:
+        table: of `measurements`.
+    """
+    perplexity, memory = (table[name].unstack("run") for name in ("val_ppl", "memory_peak_bytes"))
+    parts = paired_ratio(perplexity, baseline), paired_difference(memory, baseline)
+    return pd.concat([*map(with_ends, parts, ("ppl_ratio", "memory_change"))], axis=1)
 
 
 def with_ends(ratios: pd.DataFrame, name: str) -> pd.DataFrame:

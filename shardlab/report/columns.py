@@ -1,6 +1,9 @@
 """Columns of the tables with a row per run or per timed run: heading, unit, value and meaning."""
 
 import json
+from dataclasses import replace
+
+import pandas as pd
 
 from shardlab.config.machine import FRAME_HEADERS
 from shardlab.report.tables import (
@@ -15,27 +18,24 @@ from shardlab.report.tables import (
     figure,
     interval,
     scientific,
+    speed_up,
     spread,
     within,
 )
 
 
-def step_ms(row: Row) -> str:
-    """Show the step of a timed run, marked where repetitions were left out."""
-    return spread("step_ms")(row) + (f" {PAUSED}" if row["paused"] else "")
-
-
 def _step(row: Row) -> str:
-    return step_ms(row) + (f" {DISTURBED}" if row["disturbed"] else "")
+    marks = [PAUSED] * bool(row["paused"]) + [DISTURBED] * bool(row["disturbed"])
+    return " ".join([spread("step_ms")(row), *marks])
 
 
 def _step_ratio(row: Row) -> str:
-    return "1 (baseline)" if row["is_baseline"] else interval("step_ratio", 3)(row)
+    return "1 (baseline)" if row["is_baseline"] else interval("step_ratio")(row)
 
 
 def _of_bound(row: Row) -> str:
     mean, high, low = (100 / ratio for ratio in estimate(row, "bound_ratio"))
-    return "100" if low == high == 100 else within(mean, low, high, 1)
+    return figure(mean) if low == high else within(mean, low, high, 1)
 
 
 def _quality(name: str) -> Cell:
@@ -44,10 +44,10 @@ def _quality(name: str) -> Cell:
 
 
 def _ppl_change(row: Row) -> str:
-    if row["is_baseline"]:
-        return "baseline"
+    if row["is_baseline"] or row["divergence"]:
+        return row["divergence"] or "baseline"
     change, low, high = (100 * (ratio - 1) for ratio in estimate(row, "ppl_ratio"))
-    return within(change, low, high, 2)
+    return within(change, low, high, 1)
 
 
 def _gradient_error(row: Row) -> str:
@@ -67,19 +67,25 @@ def _by_name(name: str) -> Cell:
 
 RANKS = Column("ranks", "", "world_size", "number of processes")
 LINK = Column("link", "", "link", "loopback, or rate and delay of an emulated link", numeric=False)
-STEP = Column(
-    "step",
-    "ms",
-    _step,
+_OF_STEP = (
     "wall time of a step of the slowest rank in a timing; mean ± standard deviation over "
-    "repetitions, in each of which every run makes one step",
+    "repetitions, in each of which every run makes one step"
 )
+STEP = Column("step", "ms", _step, _OF_STEP)
 STEP_RATIO = Column(
     "step / baseline",
     "",
     _step_ratio,
     "step time over that of the baseline: geometric mean of the ratios of steps of the same "
     "repetition, with its 95 % confidence interval (Student's t on the logarithms)",
+)
+GAIN = Column(
+    "against one device",
+    "times as fast",
+    speed_up("alone_ratio"),
+    "time that one device alone takes for the tokens of a step of all ranks, over the step: it "
+    "makes as many steps without communication, timed on all ranks at once, as there are ranks; "
+    "with its 95 % confidence interval over repetitions",
 )
 THROUGHPUT = Column("throughput", "tokens/s", "tokens_per_s", "tokens of a step, all ranks")
 WIRE = Column(
@@ -125,23 +131,46 @@ IN_BACKWARD = Column(
     "in backward", "% of backward", "backward_comm_share", "backward pass with a collective running"
 )
 
-HEADLINE = [RUN, STEP, STEP_RATIO, WIRE, RATIO, PERPLEXITY, PERPLEXITY_CHANGE, BITS]
-COMPARISON = [
-    RUN,
+
+def comparison(first: str, group: pd.DataFrame) -> list[Column]:
+    """Return the columns of the comparison: costs, then times on each link.
+
+    Args:
+        first: the timing that the ratios and all but the other steps are of.
+        group: rows of timings that differ in the link.
+    """
+    links = dict(group[["timing", "link"]].drop_duplicates("timing").to_numpy())
+    others = [timing for timing in links if timing != first]
+    meaning = "step time on this link"
+    return [
+        RUN,
+        PERPLEXITY_CHANGE,
+        Column("peak memory", "MB/rank", "memory_peak_bytes", "resident set; on a GPU its tensors"),
+        Column(f"step, {links[first]}", "ms", _step, _OF_STEP),
+        GAIN,
+        STEP_RATIO,
+        *(Column(f"step, {links[t]}", "ms", in_timing(group, t, _step), meaning) for t in others),
+        WIRE,
+        *(replace(column, extra=True) for column in _FOLDED),
+    ]
+
+
+def in_timing(group: pd.DataFrame, timing: str, cell: Cell) -> Cell:
+    """Show what a run has in one timing; a dash where it was not timed."""
+    rows = {row["run"]: row for row in group[group["timing"] == timing].to_dict("records")}
+    return lambda row: cell(rows[row["run"]]) if row["run"] in rows else ABSENT
+
+
+_FOLDED = [
     Column("strategy", "", "strategy", "engine, codec, and what is not the default", numeric=False),
-    STEP,
-    STEP_RATIO,
+    PERPLEXITY,
+    BITS,
+    Column("perplexity gain", "times", "untrained_factor", "perplexity before over after training"),
     THROUGHPUT,
-    WIRE,
     RATIO,
     Column("communication", "% of step", "comm_share", "traced steps with a collective running"),
     EXPOSED,
     Column("overlap", "% of comm.", "overlap", "communication overlapped with compute"),
-    PERPLEXITY,
-    PERPLEXITY_CHANGE,
-    BITS,
-    Column("perplexity gain", "times", "untrained_factor", "perplexity before over after training"),
-    Column("peak memory", "MB/rank", "memory_peak_bytes", "resident set; on a GPU its tensors"),
 ]
 BREAKDOWN = [
     RUN,
@@ -245,6 +274,7 @@ SCALING = [
     RUN,
     RANKS,
     STEP,
+    GAIN,
     THROUGHPUT,
     Column(
         "efficiency",
@@ -269,6 +299,7 @@ TIMED = [
     RANKS,
     LINK,
     STEP,
+    GAIN,
     STEP_RATIO,
     THROUGHPUT,
     Column("ledger", "MB/step", "bytes_wire", "bytes that a rank sent, as the library counts them"),

@@ -1,6 +1,7 @@
 """Evidence of a report, and what is computed from it once for all sections."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -9,11 +10,11 @@ import pandas as pd
 
 from shardlab.config.run_record import Record
 from shardlab.config.schema import Quality
-from shardlab.config.timing_record import TimedRun
+from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun
 from shardlab.forecast.results import ForecastDocument
 from shardlab.report.aggregate import comparison, seed_warning
-from shardlab.report.tables import Column, Section, Table, make_table
-from shardlab.report.timings import crossovers, timing_table
+from shardlab.report.tables import ONE_DEVICE, Column, Section, Table, make_table
+from shardlab.report.timings import ALIKE, crossovers, timing_table
 from shardlab.search.history import History
 
 
@@ -35,9 +36,13 @@ class Evidence:
     comparison: str
     """name of the timing of all runs whose step times are compared"""
     quality: Quality
+    tolerance: float
+    """largest relative rise of perplexity of a strategy that is recommended"""
     predicted: ForecastDocument
     crashed: Sequence[str] = ()
     """which runs have no records, or are not in a timing, as their ranks failed; one text each"""
+    lost: Collection[str] = ()
+    """names of runs that failed in training, or in the timing that is compared"""
 
     @property
     def runs(self) -> list[str]:
@@ -60,6 +65,52 @@ class Evidence:
         return crossovers(self.timing_rows)
 
     @cached_property
+    def main_timing(self) -> str:
+        """Name of the timing that the page shows first: that of `comparison`; if this has no
+        emulated link, that on the slowest one between as many ranks, as communication matters."""
+        rows, first = self.timing_rows, self.steps.iloc[0]
+        linked = rows[(rows["world_size"] == first["world_size"]) & rows["bits_per_second"].notna()]
+        if linked.empty or not math.isnan(first["bits_per_second"]):
+            return self.comparison
+        return str(linked.loc[linked["bits_per_second"].idxmin(), "timing"])
+
+    @property
+    def main_steps(self) -> pd.DataFrame:
+        """Its rows of `timing_rows`."""
+        return self.timing_rows[self.timing_rows["timing"] == self.main_timing]
+
+    @property
+    def main_group(self) -> pd.DataFrame:
+        """Rows of the timings that differ from this one in the rate of the link alone, slowest
+        first."""
+        rows = self.timing_rows.sort_values("bits_per_second", kind="stable", na_position="last")
+        return rows[(rows[ALIKE] == self.main_steps[ALIKE].iloc[0]).all(axis=1)]
+
+    @property
+    def several(self) -> list[pd.DataFrame]:
+        """Rows of each timing of several ranks, the main one first."""
+        rows = self.timing_rows[self.timing_rows["world_size"] > 1]
+        ordered = rows.sort_values([*ALIKE, "bits_per_second"], na_position="last")
+        names = sorted(ordered["timing"].unique(), key=lambda name: name != self.main_timing)
+        return [rows[rows["timing"] == name] for name in names]
+
+    @cached_property
+    def main_rows(self) -> list[dict[str, Any]]:
+        """What the main timing and the training runs say of each run that has either; NaN where it
+        has none. One device alone is first, where it was timed."""
+        timed = self.main_steps.set_index("run")
+        # bytes do not depend on the link
+        others = timed.columns.difference(["bytes_wire"])
+        trained = self.compared.drop(columns=others, errors="ignore")
+        blank: dict[str, Any] = dict.fromkeys([*timed, *trained], math.nan)
+        blank |= {"divergence": "", "paused": 0, "disturbed": False}
+        left_out = [NO_COMMUNICATION, *self.lost]
+        steps = timed.drop(left_out, errors="ignore").to_dict("index")
+        facts = trained.to_dict("index")
+        runs = dict.fromkeys([*(run for run in steps if run == ONE_DEVICE), *facts, *steps])
+        return [{**blank, **facts.get(r, {}), **steps.get(r, {}), "run": r} for r in runs]
+
+    @cached_property
     def compared(self) -> pd.DataFrame:
         """One row per run: `aggregate.comparison`."""
         return comparison(self.records, self.steps, self.baseline)
@@ -71,9 +122,15 @@ class Evidence:
 
     def run_table(self, title: str, columns: Sequence[Column]) -> Table:
         """Return a table with a row per run of `compared`, and the warning of too few seeds."""
-        rows = self.compared.reset_index().to_dict("records")
+        return self.main_table(title, columns, self.compared.reset_index().to_dict("records"))
+
+    def main_table(
+        self, title: str, columns: Sequence[Column], rows: Sequence[dict[str, Any]]
+    ) -> Table:
+        """Return a table of rows like `main_rows`, without empty columns, and the warning of too
+        few seeds."""
         warning = seed_warning(self.records)
-        return make_table(title, columns, rows, self.baseline, warning=warning)
+        return make_table(title, columns, rows, self.baseline, warning=warning).filled()
 
     def timing_table(self, title: str, columns: Sequence[Column], rows: pd.DataFrame) -> Table:
         """Return a table with a line for each of `rows`, a selection of `timing_rows`."""
@@ -82,8 +139,3 @@ class Evidence:
 
 Builder = Callable[[Evidence], Section | None]
 """builder of a section; returns None where the evidence has nothing for it"""
-
-
-def section_of_runs(title: str, columns: Sequence[Column]) -> Callable[[Evidence], Section]:
-    """Return the builder of a section that is one table with a row per run."""
-    return lambda evidence: Section(title, tables=[evidence.run_table(title, columns)])

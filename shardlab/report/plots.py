@@ -15,9 +15,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from shardlab.config.machine import LOOPBACK
 from shardlab.config.timing_record import NO_COMMUNICATION
 from shardlab.forecast.extrapolation import Point
-from shardlab.report.tables import estimate, percent, rate_text, within
+from shardlab.report.tables import ONE_DEVICE, percent, rate_text
 from shardlab.report.timings import group_title
 
 BASELINE_COLOUR = "#000000"
@@ -62,19 +63,26 @@ def save(figure: Figure, path: Path, kind: str) -> None:
 
 
 def line_styles(runs: Iterable[str], baseline: str) -> dict[str, dict[str, Any]]:
-    """Return colour, dashes and width of each run, and of the no-communication bound, dotted.
+    """Return colour, dashes and width of each run, of one device alone, thick, and of the
+    no-communication bound, dotted.
 
     The baseline is black; the others take the palette in their order, with another dash pattern
     each time that the palette begins again.
     """
-    runs = [*dict.fromkeys(run for run in runs if run != NO_COMMUNICATION)]
+    apart = {ONE_DEVICE: (0, (5, 2)), NO_COMMUNICATION: (0, (1, 2))}
+    runs = [*dict.fromkeys(run for run in runs if run not in apart)]
     others = [run for run in runs if run != baseline]
     colours = {run: COLOURS[i % len(COLOURS)] for i, run in enumerate(others)}
-    dashes = {run: DASHES[i // len(COLOURS) % len(DASHES)] for i, run in enumerate(runs)}
-    dashes[NO_COMMUNICATION] = (0, (1, 2))
+    dashes: dict[str, Any] = {
+        run: DASHES[i // len(COLOURS) % len(DASHES)] for i, run in enumerate(runs)
+    }
     return {
-        run: {"color": colours.get(run, BASELINE_COLOUR), "linestyle": dash, "linewidth": 1.3}
-        for run, dash in dashes.items()
+        run: {
+            "color": colours.get(run, BASELINE_COLOUR),
+            "linestyle": dash,
+            "linewidth": 2.6 if run == ONE_DEVICE else 1.3,
+        }
+        for run, dash in {**dashes, **apart}.items()
     }
 
 
@@ -98,12 +106,14 @@ def _bars(count: int) -> tuple[Figure, Axes]:
 
 
 def _legend(figure: Figure, *panels: Axes) -> None:
-    """Draw one legend for all panels."""
+    """Draw one legend for all panels; the page hides a run where its name is clicked."""
     handles: dict[str, Any] = {}
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    figure.legend([*handles.values()], [*handles], loc="outside lower center", ncols=3)
+    legend = figure.legend([*handles.values()], [*handles], loc="outside lower center", ncols=3)
+    for text in legend.get_texts():
+        text.set_gid(f"legend:{text.get_text()}")
 
 
 @mpl.rc_context(STYLE)
@@ -123,41 +133,11 @@ def loss_plot(losses: pd.DataFrame, runs: Sequence[str], baseline: str) -> Figur
         _line(top, curve.index, [loss, loss - sd, loss + sd], run, styles[run])
         difference = curve["loss"] - curves[baseline]["loss"]
         smoothed = difference.rolling(smooth, min_periods=1).mean()
-        below.plot(difference.index, smoothed, **styles[run])
+        below.plot(difference.index, smoothed, gid=f"run:{run}", **styles[run])
     top.set_ylabel("training loss, nats per token")
     below.set_ylabel(f"minus {baseline}, nats")
     below.set_xlabel(f"step (below: mean of {smooth} steps)" if smooth > 1 else "step")
     _legend(figure, top)
-    return figure
-
-
-@mpl.rc_context(STYLE)
-def step_time_plot(compared: pd.DataFrame, baseline: str) -> Figure:
-    """Plot step times as bars, fastest on top, with the deviation over repetitions.
-
-    Args:
-        compared: `aggregate.comparison`.
-    """
-    ordered = compared.sort_values("step_ratio", ascending=False, kind="stable")
-    figure, axes = _bars(len(ordered))
-    styles = line_styles(compared.index, baseline)
-    axes.barh(
-        ordered.index,
-        ordered["step_ms"],
-        xerr=None if ordered["step_ms_sd"].isna().all() else ordered["step_ms_sd"],
-        color=[styles[run]["color"] for run in ordered.index],
-        error_kw={"ecolor": "#666666", "capsize": 3},
-        height=0.65,
-    )
-    axes.axvline(ordered.loc[baseline, "step_ms"], color=BASELINE_COLOUR, linewidth=0.8)
-    first = ordered.iloc[-1]
-    ratio = within(*estimate(first, "step_ratio"), places=2)
-    axes.set_title(
-        f"{baseline} has the shortest step"
-        if first.name == baseline
-        else f"{first.name} has the shortest step:\n{ratio} times that of {baseline}"
-    )
-    axes.set_xlabel("ms per step, mean ± sd over repetitions")
     return figure
 
 
@@ -171,7 +151,7 @@ def bytes_quality_plot(compared: pd.DataFrame, baseline: str) -> Figure:
     known = compared[np.isfinite(compared["val_ppl"])]
     ratios = _side_by_side(known["compression_ratio"])
     for run, row in known.iterrows():
-        axes.errorbar(
+        drawn = axes.errorbar(
             ratios[run],
             row["val_ppl"],
             yerr=row["val_ppl_sd"] if math.isfinite(row["val_ppl_sd"]) else None,
@@ -183,6 +163,8 @@ def bytes_quality_plot(compared: pd.DataFrame, baseline: str) -> Figure:
             linestyle="none",
             label=run,
         )
+        for part in drawn.get_children():
+            part.set_gid(f"run:{run}")
     if len(known) and ratios.max() / ratios.min() >= LOG_SCALE_FROM:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -203,10 +185,18 @@ def _side_by_side(ratios: pd.Series) -> pd.Series:
 
 
 @mpl.rc_context(STYLE)
-def breakdown_plot(compared: pd.DataFrame) -> Figure:
-    """Plot compute, exposed communication, exposed copies and idle time as stacked bars."""
-    figure, axes = _bars(len(compared))
-    ordered = compared.iloc[::-1]
+def breakdown_plot(rows: pd.DataFrame) -> Figure:
+    """Plot compute, exposed communication, exposed copies and idle time as stacked bars.
+
+    Args:
+        rows: of `timings.timing_table`, of one timing.
+    """
+    traced = rows[rows["run"] != NO_COMMUNICATION].set_index("run")
+    traced = traced.dropna(subset=["profiled_step_ms"])
+    if traced.empty:
+        return _message("No traced steps.")
+    figure, axes = _bars(len(traced))
+    ordered = traced.iloc[::-1]
     left = pd.Series(0.0, index=ordered.index)
     for name, label, colour in (
         ("compute_ms", "compute", "#0072B2"),
@@ -218,11 +208,11 @@ def breakdown_plot(compared: pd.DataFrame) -> Figure:
             continue  # ranks on the CPU have none
         axes.barh(ordered.index, ordered[name], left=left, height=0.65, color=colour, label=label)
         left += ordered[name]
-    share = compared["exposed_comm_ms"] / compared["profiled_step_ms"]
+    share = traced["exposed_share"]
     axes.set_title(
         f"Exposed communication takes up to\n{percent(share.max(), 0)} of a step ({share.idxmax()})"
     )
-    axes.set_xlabel("ms per profiled step, mean over ranks and seeds")
+    axes.set_xlabel("ms per traced step, mean over ranks")
     _legend(figure, axes)
     return figure
 
@@ -235,14 +225,17 @@ def scaling_plot(rows: pd.DataFrame, runs: Sequence[str], baseline: str) -> Figu
         rows: of `timings.timing_table`, without an emulated link.
         runs: in the order of their colours in all plots; others follow.
     """
+    rows = rows[rows["run"] != ONE_DEVICE]
+    rows = rows[rows.groupby("run")["world_size"].transform("nunique") > 1]
     if rows.empty:
-        return _message("No timing without an emulated link.")
+        return _message("No timings of several numbers of ranks without an emulated link.")
     styles = line_styles([*runs, *rows["run"]], baseline)
     figure = _figure(5.4)
     top, below = figure.subplots(2, 1, sharex=True)
     for run, timed in rows.sort_values("world_size", kind="stable").groupby("run", sort=False):
         is_bound = run == NO_COMMUNICATION
         style = {**styles[run], "marker": "x" if is_bound else "o", "markersize": 4}
+        style["gid"] = f"run:{run}"
         top.plot(timed["world_size"], timed["tokens_per_s"], label=run, **style)
         if not is_bound:
             below.plot(timed["world_size"], 100 * timed["backward_comm_share"], **style)
@@ -261,35 +254,33 @@ def scaling_plot(rows: pd.DataFrame, runs: Sequence[str], baseline: str) -> Figu
 def crossover_plot(
     groups: Sequence[pd.DataFrame], timed: Iterable[str], runs: Sequence[str], baseline: str
 ) -> Figure:
-    """Plot the speed-up over the baseline by link rate, a panel per number of ranks and delay.
+    """Plot step times by link rate, at equal tokens, a panel per number of ranks and delay.
 
     Args:
-        groups: `timings.crossovers`.
+        groups: `timings.crossovers`; what has no emulated link is right of all rates.
         timed: names of timed runs, which may include others than `runs`.
         runs: in the order of their colours in all plots; others follow.
     """
+    if not groups:
+        return _message("No timing on an emulated link.")
     styles = line_styles([*runs, *timed], baseline)
-    linked = [group.dropna(subset=["bits_per_second", "step_ratio"]) for group in groups]
-    linked = [group for group in linked if len(group)]
-    if not linked:
-        return _message(f"No timing of {baseline} on an emulated link.")
-    figure = _figure(1.2 + 3.4 * len(linked))
-    panels = figure.subplots(len(linked), 1, squeeze=False)[:, 0]
-    for axes, group in zip(panels, linked, strict=True):
-        for run, rows in group.groupby("run", sort=False):
-            marker = "" if run == NO_COMMUNICATION else "o"
-            style = {**styles[run], "marker": marker, "markersize": 4}
-            times = [1 / ratio for ratio in estimate(rows, "step_ratio")]
-            if run == NO_COMMUNICATION:  # a line alone
-                times = times[:1] * 3
-            _line(axes, rows["bits_per_second"], times, run, style)
+    figure = _figure(1.4 + 3.0 * len(groups))
+    panels = figure.subplots(len(groups), 1, squeeze=False)[:, 0]
+    for axes, group in zip(panels, groups, strict=True):
+        right = 3 * group["bits_per_second"].max()
+        ticks = {rate: rate_text(rate) for rate in sorted(group["bits_per_second"].dropna())}
+        if group["bits_per_second"].isna().any():
+            ticks[right] = LOOPBACK
+        for run, rows in group[group["run"] != NO_COMMUNICATION].groupby("run", sort=False):
+            step = rows["step_ms"]
+            style = {**styles[run], "marker": "o", "markersize": 4}
+            _line(axes, rows["bits_per_second"].fillna(right), [step, step, step], run, style)
         axes.set_xscale("log")
         axes.set_yscale("log", base=2)
-        rates = sorted(set(group["bits_per_second"]))
-        axes.set_xticks(rates, [rate_text(rate) for rate in rates])
+        axes.set_xticks([*ticks], [*ticks.values()])
         axes.set_xticks([], minor=True)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.set_ylabel(f"times as fast as {baseline}")
+        axes.set_ylabel("ms per step, equal tokens")
         axes.set_title(group_title(group))
     panels[-1].set_xlabel("link rate")
     _legend(figure, *panels)
@@ -334,5 +325,6 @@ def _line(
     axes: Axes, x: pd.Series, y: Sequence[pd.Series], label: str, style: dict[str, Any]
 ) -> None:
     """Draw a line with a band between two others."""
-    axes.plot(x, y[0], label=label, **style)
-    axes.fill_between(x, y[1], y[2], color=style["color"], alpha=0.12, linewidth=0)
+    axes.plot(x, y[0], label=label, gid=f"run:{label}", **style)
+    band = axes.fill_between(x, y[1], y[2], color=style["color"], alpha=0.12, linewidth=0)
+    band.set_gid(f"run:{label}")

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import matplotlib.figure
@@ -18,6 +18,8 @@ Layout = Literal["figures", "text", "facts"]
 _SCALES = {"MB": 1e-6, "kB": 1e-3, "%": 100.0}
 """by the first word of a unit: rows hold bytes, and fractions between 0 and 1"""
 ABSENT = "\N{EN DASH}"
+ONE_DEVICE = "one device alone"
+"""row of a timing: what one device takes for the tokens of a step of all ranks"""
 DISTURBED = "\N{DAGGER}"
 PAUSED = "\N{DOUBLE DAGGER}"
 _MINUS = "\N{MINUS SIGN}"
@@ -61,11 +63,12 @@ def plus_minus(mean: float, deviation: float, digits: int = 3) -> str:
 
 
 def within(mean: float, low: float, high: float, places: int, unit: str = "") -> str:
-    """Format a mean with its interval in brackets; the mean alone for a single value."""
+    """Format a mean with its interval in brackets; the mean alone without one."""
     text = fixed(mean, places) + (unit if math.isfinite(mean) else "")
-    if not (math.isfinite(low) and math.isfinite(high)):
+    ends = fixed(low, places), fixed(high, places)
+    if ends[0] == ends[1] or not (math.isfinite(low) and math.isfinite(high)):
         return text
-    return f"{text} ({fixed(low, places)} to {fixed(high, places)})"
+    return f"{text} ({ends[0]} to {ends[1]})"
 
 
 def percent(fraction: float | None, places: int = 1) -> str:
@@ -97,12 +100,27 @@ def estimate(row: Row, name: str) -> tuple[float, float, float]:
     return row[name], row[f"{name}_low"], row[f"{name}_high"]
 
 
+def signed(value: float, places: int, unit: str = "") -> str:
+    """Format a difference with its sign."""
+    return f"{'+' if value > 0 else ''}{fixed(value, places)}{unit}"
+
+
 def interval(name: str, places: int = 2) -> Cell:
     """Show a ratio with the interval `NAME_low` to `NAME_high`; 1 alone for the reference."""
 
     def cell(row: Row) -> str:
         ratio, low, high = estimate(row, name)
         return "1" if ratio == low == high == 1 else within(ratio, low, high, places)
+
+    return cell
+
+
+def speed_up(name: str) -> Cell:
+    """Show the inverse of a ratio of step times with its interval."""
+
+    def cell(row: Row) -> str:
+        mean, high, low = (1 / ratio for ratio in estimate(row, name))
+        return "1" if mean == low == high == 1 else within(mean, low, high, 2)
 
     return cell
 
@@ -129,6 +147,8 @@ class Column:
     numeric: bool = True
     digits: int = 3
     """significant digits of a number"""
+    extra: bool = False
+    """folded on the page"""
 
     @property
     def heading(self) -> str:
@@ -156,6 +176,8 @@ class Table:
     rows: Sequence[Sequence[str]]
     highlighted: Sequence[int] = ()
     """rows of the baseline"""
+    pinned: Sequence[int] = ()
+    """rows of one device alone, which stay first however the table is sorted"""
     layout: Layout = "figures"
     warning: str | None = None
     """shown with the table"""
@@ -167,6 +189,12 @@ class Table:
         texts |= {text for column in self.columns for text in (column.title, column.unit)}
         marks = {word for text in texts for word in (text, *text.split(" "))}
         return "; ".join(f"{mark}: {meaning}" for mark, meaning in _MARKS.items() if mark in marks)
+
+    def filled(self) -> "Table":
+        """Return the table without columns that have no value in any row."""
+        lines = zip(self.columns, *self.rows, strict=True)
+        columns, *rows = zip(*(line for line in lines if {*line[1:]} != {ABSENT}), strict=True)
+        return replace(self, columns=columns, rows=[*map(list, rows)])
 
     def markdown(self) -> str:
         """Return a GitHub table; text cells are escaped."""
@@ -202,6 +230,7 @@ def make_table(
     ]
     lines: list[list[str]] = []
     highlighted: list[int] = []
+    pinned: list[int] = []
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
             lines.append(list(row))
@@ -209,7 +238,8 @@ def make_table(
         is_baseline = row.get("run", "") == baseline
         lines.append([column.cell({**row, "is_baseline": is_baseline}) for column in shown])
         highlighted += [number] * is_baseline
-    return Table(title, shown, lines, highlighted, layout, warning)
+        pinned += [number] * (row.get("run", "") == ONE_DEVICE)
+    return Table(title, shown, lines, highlighted, pinned, layout, warning)
 
 
 def facts_table(title: str, facts: Iterable[Sequence[str]]) -> Table:
@@ -246,6 +276,11 @@ class Figure:
     caption: str
     drawing: matplotlib.figure.Figure
 
+    @property
+    def empty(self) -> bool:
+        """Whether there was nothing to plot: it has files and is not shown."""
+        return not self.drawing.axes
+
 
 @dataclass(frozen=True)
 class Section:
@@ -264,8 +299,8 @@ class Section:
     notes: Sequence[str] = ()
     """small print on the tables"""
     sections: Sequence["Section"] = ()
-    details: Sequence["Section"] = ()
-    """subsections that the page shows folded"""
+    folded: bool = False
+    """on the page its title alone is shown until a reader opens it"""
 
     @property
     def anchor(self) -> str:
@@ -275,7 +310,7 @@ class Section:
     def walk(self) -> Iterator["Section"]:
         """Yield the section and all below it, in the order of the page."""
         yield self
-        for section in (*self.sections, *self.details):
+        for section in self.sections:
             yield from section.walk()
 
     def markdown(self, level: int = 2) -> str:
@@ -283,14 +318,18 @@ class Section:
         parts = [f"{'#' * level} {escape(self.title)}", *map(escape, self.sentences)]
         if self.items:
             parts.append("\n".join(f"- {escape(item)}" for item in self.items))
-        parts += [f"![{escape(f.caption)}](plots/{f.name}.svg)" for f in self.figures]
+        parts += [
+            f"![{escape(f.caption)}](plots/{f.name}.svg)" for f in self.figures if not f.empty
+        ]
         for table in self.tables:
+            if not table.rows:
+                continue
             if table.title != self.title:
                 parts.append(f"{'#' * (level + 1)} {escape(table.title)}")
             parts.append(table.markdown().rstrip("\n"))
             parts += [escape(text) for text in (table.warning, table.note) if text]
         parts += map(escape, self.notes)
-        parts += [below.markdown(level + 1) for below in (*self.sections, *self.details)]
+        parts += [below.markdown(level + 1) for below in self.sections]
         return "\n\n".join(parts)
 
 

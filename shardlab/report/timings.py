@@ -17,15 +17,27 @@ from shardlab.config.machine import FRAME_HEADERS
 from shardlab.config.strategy import Strategy, parse_strategy
 from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun
 from shardlab.report.aggregate import paired_ratio, shows_rounds, with_ends
-from shardlab.report.tables import DISTURBED
+from shardlab.report.tables import DISTURBED, ONE_DEVICE, plural, rate_text
 
-_TRACED = ["profiled_step_ms", "comm_share", "exposed_comm_ms", "overlap", "backward_comm_share"]
+_TRACED = [
+    "profiled_step_ms",
+    "compute_ms",
+    "comm_share",
+    "exposed_comm_ms",
+    "exposed_copy_ms",
+    "idle_ms",
+    "overlap",
+    "backward_comm_share",
+]
 
 
 def timing_table(timed: Sequence[TimedRun], baseline: str) -> pd.DataFrame:
     """Return one row per timing and run, the timings without an emulated link first.
 
-    The order of timings in `timed` does not matter; runs of one timing keep theirs.
+    The order of timings in `timed` does not matter; runs of one timing keep theirs. The first row
+    of a timing of several ranks is `ONE_DEVICE`: what one device alone takes for as many tokens,
+    which are as many steps without communication, of all ranks at once, as there are ranks. Where
+    these were not timed there is none.
 
     Columns: timing, run, link, bits_per_second (NaN without an emulated link), delay_ms,
     world_size, threads, cores; repetitions without the `paused` ones, which count in no other
@@ -34,18 +46,18 @@ def timing_table(timed: Sequence[TimedRun], baseline: str) -> pd.DataFrame:
     `bytes_raw`, `bytes_wire`, `interface_bytes` and `interface_excess`, the fraction by which
     these, less the headers of frames, exceed `bytes_wire`; the breakdown of the traced steps
     (NaN where exchanges are too rare for these to be like all);
-    `step_ratio` to the baseline of the same timing, `bound_ratio` to its no-communication bound and
-    `codec_ratio` to its run `reference`, the same strategy without a codec (empty if there is
-    none), each with `_low` and `_high`; `efficiency`, tokens per second and rank over those of the
-    same run on one rank. Unknown values are NaN.
+    `step_ratio` to the baseline of the same timing, `alone_ratio` to one device alone,
+    `bound_ratio` to its no-communication bound and `codec_ratio` to its run `reference`, the same
+    strategy without a codec (empty if there is none), each with `_low` and `_high`; `efficiency`,
+    tokens per second and rank over those of the same run on one rank. Unknown values are NaN.
     """
     by_timing: dict[str, list[TimedRun]] = {}
     for run in sorted(timed, key=_order):
         by_timing.setdefault(run.timing, []).append(run)
     table = pd.concat([_rows(runs, baseline) for runs in by_timing.values()], ignore_index=True)
     # the batch of a rank is the same in all timings, so efficiency is the ratio of step times
-    alone = table[(table["world_size"] == 1) & table["bits_per_second"].isna()]
-    of_one_rank = alone.drop_duplicates("run").set_index("run")["step_ms"]
+    single = table[(table["world_size"] == 1) & table["bits_per_second"].isna()]
+    of_one_rank = single.drop_duplicates("run").set_index("run")["step_ms"]
     return table.assign(efficiency=table["run"].map(of_one_rank).astype(float) / table["step_ms"])
 
 
@@ -54,10 +66,13 @@ def _order(run: TimedRun) -> tuple[int, float, int, str]:
 
 
 def _rows(runs: Sequence[TimedRun], baseline: str) -> pd.DataFrame:
-    steps = pd.DataFrame({run.run: run.measured_ms() for run in runs})
+    runs = [*_one_device(runs), *runs]
+    # the arms of a race have different numbers of repetitions, the first ones of each
+    steps = pd.DataFrame({run.run: pd.Series(run.measured_ms()) for run in runs})
     reference = references({run.run: run.strategy for run in runs})
     ratios: dict[str, str | dict[str, str]] = {
         "step_ratio": baseline,
+        "alone_ratio": ONE_DEVICE,
         "bound_ratio": NO_COMMUNICATION,
         "codec_ratio": reference,
     }
@@ -65,6 +80,16 @@ def _rows(runs: Sequence[TimedRun], baseline: str) -> pd.DataFrame:
     parts = [with_ends(_ratios(steps, other), name) for name, other in ratios.items()]
     table = pd.concat([table, *parts], axis=1)
     return table.assign(reference=[reference.get(run, "") for run in table.index])
+
+
+def _one_device(runs: Sequence[TimedRun]) -> list[TimedRun]:
+    return [
+        run.model_copy(
+            update={"run": ONE_DEVICE, "step_ms": [run.world_size * t for t in run.step_ms]}
+        )
+        for run in runs
+        if run.run == NO_COMMUNICATION and run.world_size > 1
+    ]
 
 
 def _ratios(steps: pd.DataFrame, reference: str | Mapping[str, str]) -> pd.DataFrame:
@@ -85,7 +110,7 @@ def _row(run: TimedRun) -> dict[str, object]:
     payload = counted - FRAME_HEADERS * (run.interface_frames or 0)
     traced = {name: getattr(run.breakdown, name) for name in _TRACED}
     traced["exposed_share"] = run.breakdown.exposed_comm_ms / run.breakdown.profiled_step_ms
-    if run.strategy and not shows_rounds(run.strategy):
+    if run.run == ONE_DEVICE or (run.strategy and not shows_rounds(run.strategy)):
         traced = dict.fromkeys(traced, math.nan)
     leaving = run.bytes_wire
     if run.ranks_per_node > 1:
@@ -146,6 +171,10 @@ def _rest(strategy: Strategy) -> dict[str, Any]:
     return strategy.model_dump(mode="json", exclude={"gradients", "weights"})
 
 
+ALIKE = ["world_size", "delay_ms", "ranks_per_node"]
+"""columns that are equal in timings which differ in the rate of the link alone"""
+
+
 def crossovers(rows: pd.DataFrame) -> list[pd.DataFrame]:
     """Group timings that differ in the rate of the link alone, slowest first.
 
@@ -155,8 +184,7 @@ def crossovers(rows: pd.DataFrame) -> list[pd.DataFrame]:
         rows: of `timing_table`.
     """
     ordered = rows.sort_values("bits_per_second", kind="stable", na_position="last")
-    alike = ["world_size", "delay_ms", "ranks_per_node"]
-    groups = [group for _, group in ordered.groupby(alike)]
+    groups = [group for _, group in ordered.groupby(ALIKE)]
     return [group for group in groups if group["bits_per_second"].notna().any()]
 
 
@@ -166,7 +194,15 @@ def group_title(group: pd.DataFrame) -> str:
     first = group.iloc[0]
     node = f", {first['ranks_per_node']} per node" if first["ranks_per_node"] > 1 else ""
     delay = f", {first['delay_ms']:g} ms of delay" if first["delay_ms"] else ""
-    return f"{first['world_size']} ranks{node}{delay}"
+    return f"{plural(first['world_size'], 'rank')}{node}{delay}"
+
+
+def place(timing: pd.DataFrame) -> str:
+    """Return the ranks and the link of the rows of a timing, as in `2 ranks at 100 Mbit/s`."""
+    rate, link = timing.iloc[0][["bits_per_second", "link"]]
+    mark = " (in-process)" if link.endswith("(in-process)") else ""
+    where = f"over {link}" if math.isnan(rate) else f"at {rate_text(rate)}{mark}"
+    return f"{group_title(timing)} {where}"
 
 
 def link_headings(group: pd.DataFrame) -> dict[str, str]:

@@ -8,6 +8,7 @@ and in plots/, and the meanings of its columns in the section Definitions.
 import math
 from base64 import b64encode
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,32 +17,32 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from shardlab.core.files import atomic, write_json, write_json_lines, write_text
 from shardlab.report.aggregate import loss_curves, seed_warning
-from shardlab.report.answer import answer
+from shardlab.report.answer import Answer, answer
 from shardlab.report.evidence import Builder, Evidence
+from shardlab.report.inline import inline
 from shardlab.report.plots import save
 from shardlab.report.sections import appendix, runs
 from shardlab.report.sections.forecast import forecast
-from shardlab.report.sections.links import links, time_to_quality
+from shardlab.report.sections.links import all_timings, crossover, links, time_to_quality
 from shardlab.report.sections.scaling import scaling
 from shardlab.report.sections.search import search
 from shardlab.report.tables import Section, escape, figures_of, tables_of
 
 SECTIONS: tuple[Builder, ...] = (
-    runs.headline,
-    runs.plots,
     runs.comparison,
+    scaling,
+    links,
+    runs.quality,
+    time_to_quality,
+    search,
+    forecast,
+    all_timings,
     runs.breakdown,
     runs.traffic,
     runs.codec_statistics,
     runs.efficiency,
-    time_to_quality,
-    scaling,
-    links,
-    forecast,
-    search,
     appendix.data,
     appendix.environment,
-    appendix.regenerate,
 )
 """in the order of the page"""
 
@@ -70,8 +71,8 @@ def write_report(evidence: Evidence, folder: Path, builders: Sequence[Builder] =
 
     Equal evidence gives equal files, byte for byte.
     """
-    sections = report_sections(evidence, builders)
-    for figure in figures_of(sections):
+    sections, found = report_sections(evidence, builders), answer(evidence)
+    for figure in (crossover(evidence), *figures_of(sections)):
         for kind in ("svg", "png"):
             with atomic(folder / "plots" / f"{figure.name}.{kind}") as temporary:
                 save(figure.drawing, temporary, kind)
@@ -80,20 +81,18 @@ def write_report(evidence: Evidence, folder: Path, builders: Sequence[Builder] =
     _write_csv(evidence.timing_rows, folder / "timings.csv")
     write_json_lines(folder / "comparison.jsonl", comparison_rows(evidence.compared))
     write_json(folder / "summary.json", summary(evidence))
-    write_text(folder / "headline.md", headline_markdown(evidence))
-    write_text(folder / "tables.md", _markdown(evidence, sections))
-    write_text(folder / "report.html", _page(evidence, sections, folder / "plots"))
+    write_text(folder / "headline.md", headline_markdown(evidence, found))
+    write_text(folder / "tables.md", _markdown(found, sections))
+    write_text(folder / "report.html", _page(evidence, found, sections, folder / "plots"))
 
 
-def headline_markdown(evidence: Evidence) -> str:
-    """Return the headline table with its setting in one line below it, and above it what
-    crashed."""
-    table = runs.headline_table(evidence)
+def headline_markdown(evidence: Evidence, found: Answer) -> str:
+    """Return the answer, the comparison without its folded columns, and its setting in one line."""
+    table = runs.comparison_table(evidence, extra=False)
     note = f"{table.note}." if table.note else ""
     parts = [appendix.setting_line(evidence), seed_warning(evidence.records), note]
     line = " ".join(filter(None, parts))
-    crashed = f"{escape(evidence.crash_warning)}\n\n" if evidence.crash_warning else ""
-    return f"{crashed}{table.markdown()}\n{escape(line)}\n"
+    return f"{_answer_markdown(found)}\n\n{table.markdown()}\n{escape(line)}\n"
 
 
 def summary(evidence: Evidence) -> dict[str, Any]:
@@ -131,27 +130,38 @@ def _write_csv(table: pd.DataFrame, path: Path) -> None:
         table.to_csv(temporary, index=False, float_format="%.10g", lineterminator="\n")
 
 
-def _markdown(evidence: Evidence, sections: Sequence[Section]) -> str:
-    parts = [f"# {_TITLE}", *map(escape, answer(evidence))]
+def _markdown(found: Answer, sections: Sequence[Section]) -> str:
+    parts = [f"# {_TITLE}", _answer_markdown(found)]
     return "\n\n".join([*parts, *(section.markdown() for section in sections)]) + "\n"
 
 
-def _page(evidence: Evidence, sections: Sequence[Section], plots: Path) -> str:
+def _answer_markdown(found: Answer) -> str:
+    lines = [f"- {escape(line)}" for line in (*found.lines, *found.reasons)]
+    return "\n\n".join([*map(escape, found.warnings), "\n".join(lines)])
+
+
+def _page(evidence: Evidence, found: Answer, sections: Sequence[Section], plots: Path) -> str:
     """Return the page, which needs no other file; the template escapes every text."""
+    templates = PackageLoader("shardlab.report")
     environment = Environment(
-        loader=PackageLoader("shardlab.report"),
+        loader=templates,
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["base64"] = lambda name: b64encode(
-        (plots / f"{name}.svg").read_bytes()
-    ).decode()
+    environment.filters["inline"] = lambda name: inline(
+        (plots / f"{name}.svg").read_text(encoding="utf-8"), name
+    )
+    script, _, _ = templates.get_source(environment, "report.js")
     return environment.get_template("report.html.j2").render(
         title=_TITLE,
-        answer=answer(evidence),
+        answer=found,
+        chart=crossover(evidence),
         warning=seed_warning(evidence.records),
         sections=sections,
+        script=script,
+        # no other script runs, whatever a text of a model or a corpus holds
+        digest=b64encode(sha256(script.encode()).digest()).decode(),
     )

@@ -69,25 +69,23 @@ def train_promising(
     for key in sorted(promising, key=lambda key: (float(known[key].ratio), key)):
         if arms[key].has_quality:
             break
-        rows.append(_train(arms[key], proposal, agent, seeds, measure))
+        rows.append(_train(arms[key], proposal, seeds, measure))
         if mean_ratio(rows[-1].trained, proposal.reference) <= 1 + agent.quality_tolerance:
             break
     return rows
 
 
-def _train(
-    arm: Candidate, proposal: Proposal, agent: Agent, seeds: Sequence[int], measure: Measure
-) -> Measured:
-    """Return the training runs of a strategy, within `agent.trial_timeout_s` for all seeds."""
+def _train(arm: Candidate, proposal: Proposal, seeds: Sequence[int], measure: Measure) -> Measured:
+    """Return the training runs of a strategy, within the limit of the proposal for all seeds."""
     row = Measured(strategy=arm.strategy, hash=arm.hash, source=f"round {proposal.round}")
-    elapsed, limit_s = stopwatch(), agent.trial_timeout_s
+    elapsed, limit_s = stopwatch(), proposal.training_limit_s
     runs: list[Record] = []
     for seed in seeds:
         left_s = limit_s - elapsed()
         if left_s > 0:
             found = measure(arm, seed, left_s)
         else:
-            late = f"{limit_s:g} s were over before seed {seed}"
+            late = f"{limit_s:.0f} s were over before seed {seed}: raise agent.trial_timeout_s"
             found = failure_of(proposal, "timeout", late)
         if isinstance(found, Record) and found.divergence is not None:
             found = failure_of(proposal, "diverged", f"seed {seed}: {found.divergence}")
@@ -204,7 +202,8 @@ def _decide(
     better = [arm for arm in compared if arm.step and not arm.objections]
     if not better:
         reason = "; ".join(f"{arm.label}: {', '.join(arm.objections)}" for arm in compared)
-        return facts | {"decision": "reject", "reason": reason or race.reason}
+        nothing = f"nothing was raced: {race.reason}"
+        return facts | {"decision": "reject", "reason": reason or nothing}
     chosen = min(better, key=lambda arm: (arm.step.ratio if arm.step else math.inf, arm.hash))
     reason = f"{chosen.label}: {_figures(chosen)}"
     if not proposal.fits:

@@ -10,16 +10,16 @@ engines, on loopback and on the link of the search, are what the forecast is fit
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
 from pydantic_core import to_jsonable_python
 
-from shardlab.config.codec_table import codec_text
+from shardlab.config import compression
 from shardlab.config.engine_traits import ENGINES
 from shardlab.config.experiment import Params
 from shardlab.config.machine import Link
-from shardlab.config.model_and_data import Model
+from shardlab.config.model_and_data import PRESETS, Model
 from shardlab.config.parameters import Parameters
 from shardlab.config.strategy import CanonicalStrategy, Strategy, parse_strategy
 from shardlab.config.timing_record import NO_COMMUNICATION
@@ -139,13 +139,12 @@ def _model(name: str | None, default: Model) -> Model:
     """Return the model of a name: a preset, or a folder with a config.json."""
     if name is None:
         return default
-    presets = get_args(get_args(Model.model_fields["preset"].annotation)[0])
-    if name in presets:
+    if name in PRESETS:
         return validate(Model, {"preset": name}, "--model")
     if not Path(name).exists():
         raise UserError(
             f"--model: {name!r} is no preset and no folder with a config.json; "
-            f"{nearest(name, presets)}"
+            f"{nearest(name, PRESETS)}"
         )
     return Model(config=str(Path(name).resolve()))
 
@@ -155,11 +154,9 @@ def written(strategy: CanonicalStrategy) -> dict[str, Any]:
     default = Strategy(engine=strategy.engine).canonical()
     document: dict[str, Any] = {"engine": strategy.engine}
     for key, value in strategy.model_dump(mode="json", exclude_none=True).items():
-        if getattr(strategy, key) != getattr(default, key):
-            document[key] = value
-    for part in ("gradients", "weights"):
-        if part in document:
-            document[part]["codec"] = codec_text(getattr(strategy, part).codec)
+        own = getattr(strategy, key)
+        if own != getattr(default, key):
+            document[key] = compression.written(own) if key in ("gradients", "weights") else value
     return document
 
 

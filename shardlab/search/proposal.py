@@ -11,6 +11,8 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardlab.config.calibration_record import Calibration
@@ -32,6 +34,8 @@ if TYPE_CHECKING:  # it needs torch, which a stage that passes one has
 
 _TIE = 0.05
 """relative difference of steps that predictions cannot tell apart"""
+_LEAST_S = 300.0
+"""limit of a trial of short steps, most of which is to build engines and to write traces"""
 
 Predict = Callable[[CanonicalStrategy], Estimate | str]
 """predicts the seconds of a step on ranks and link of the search, or says why it cannot"""
@@ -169,6 +173,36 @@ def propose(
         arms=[candidate(option(arm), quality, "", roles) for arm, roles in arms.values()],
         reference=history.reference.trained,
     )
+
+
+def with_limits(
+    proposal: Proposal, agent: Agent, history: History, timed: Iterable[TimedRun]
+) -> Proposal:
+    """Return the proposal with the maximum durations of its trial: as set, or enough for
+    all repetitions of the race and for four times the training of the start.
+
+    Args:
+        timed: all timings, whose steps on the link of the search count before predictions.
+    """
+    if agent.trial_timeout_s is not None:
+        own = agent.trial_timeout_s
+        return proposal.model_copy(update={"race_limit_s": own, "training_limit_s": own})
+    load = proposal.workload
+    here = load.link, load.world_size
+    runs = chain(timed, *(race.runs for race in history.races))
+    known = {r.strategy_hash: fmean(r.step_ms) for r in runs if (r.link, r.world_size) == here}
+    steps = [known.get(arm.hash, arm.prediction.step_ms) for arm in proposal.arms]
+    longest = max((step for step in steps if step is not None), default=0.0)
+    syncs = [arm.strategy.sync for arm in proposal.arms]
+    # a repetition is a round between exchanges, of others the shortest one
+    shortest = min((sync.every for sync in syncs if sync), default=1)
+    rounds = [sync.every if sync else shortest for sync in syncs]
+    arms_ms = [n * (longest if ms is None else ms) for ms, n in zip(steps, rounds, strict=True)]
+    # steps without communication take no longer; no look comes in the second half of a limit
+    race_s = 2 * agent.repetitions * (sum(arms_ms) + shortest * longest) / 1e3
+    start_s = sum(run.steps * run.step_ms_mean for run in proposal.reference) / 1e3
+    limits = {"race_limit_s": race_s, "training_limit_s": 4 * start_s}
+    return proposal.model_copy(update={key: max(s, _LEAST_S) for key, s in limits.items()})
 
 
 def _trainable(space: SpaceParameters, history: History) -> SpaceParameters:

@@ -189,6 +189,10 @@ class Proposal(Document):
     """of the race, the incumbent first; empty where nothing was chosen"""
     reference: list[Record]
     """of the start, with which those of an arm are compared"""
+    race_limit_s: float = 300.0
+    """maximum duration of the race"""
+    training_limit_s: float = 300.0
+    """maximum duration of the training runs of an arm"""
 
 
 class Trial(Document):

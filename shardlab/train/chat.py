@@ -1,6 +1,7 @@
 """Conversation with a causal language model of a folder, at a prompt line."""
 
 import io
+import math
 import sys
 import unicodedata
 from collections.abc import Callable
@@ -108,6 +109,7 @@ class Conversation:
 
     def __init__(self, folder: Path, sampling: Sampling) -> None:
         self._tokenizer, self._model = _load(folder)
+        self._folder = folder
         self._messages: list[dict[str, str]] = []
         config = self._model.config.get_text_config()
         positions = getattr(config, "max_position_embeddings", None) or _UNBOUNDED
@@ -126,6 +128,14 @@ class Conversation:
         )
         if sampling.seed is not None:
             set_seed(sampling.seed)
+
+    def banner(self) -> str:
+        """Return lines on the model, what it was trained on, how it answers, and the keys."""
+        kind, size = self._model.config.model_type, self._model.num_parameters()
+        facts = [f"{self._folder}: {kind}, {size:,} parameters", *_training(self._folder)]
+        way = "answers in turns" if self._tokenizer.chat_template else "continues text"
+        keys = "Ctrl-C ends an answer, Ctrl-D the conversation"
+        return f"{printable(', '.join(facts))}\nIt {way}. {keys}."
 
     @torch.inference_mode()
     def answer(self, text: str, show: Callable[[str], None]) -> None:
@@ -187,6 +197,20 @@ class Conversation:
         if not ids.shape[1]:  # a document begins after the end of another
             return torch.tensor([[self._generation.pad_token_id or 0]])
         return ids
+
+
+def _training(folder: Path) -> list[str]:
+    """Return what the run of a final model says of it; nothing of another model."""
+    run, found = folder.resolve().parent, []
+    metrics = run / "metrics.json"
+    quality = Path(run, "../../../validate", run.parent.name, f"{run.name}.json")
+    if folder.resolve().name == "final_model" and metrics.is_file():
+        known = read_json(metrics)
+        factors = "steps", "batch_size", "accumulation", "world_size", "sequence_length"
+        found.append(f"trained on {math.prod(known[key] for key in factors):,} tokens")
+        ppl = read_json(quality).get("val_ppl") if quality.is_file() else None
+        found += [f"validation perplexity {ppl:.1f}"] if ppl is not None else []
+    return found
 
 
 def _load(folder: Path) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""The saved model of a run, its perplexity and bits per byte, and the perplexity when untrained."""
+"""The saved model of a run, its perplexity and bits per byte, and the perplexity at its start."""
 
 import math
 import shutil
@@ -157,7 +157,7 @@ def validate_run(
     A child process does the work: this one stays free of threads, so that it can fork ranks.
 
     Args:
-        model, seed: of the untrained model.
+        model, seed: of the model at its start.
         data: folder that holds tokens/.
 
     Raises:
@@ -181,13 +181,14 @@ def _work(
     length = train.sequence_length
     trained = evaluate(load_model(final_model), split, length, _BATCH)
     built = build_model(model, split.vocabulary, length, split.end_of_text, seed)
-    untrained = evaluate(built.whole(), split, length, _BATCH)
+    start = evaluate(built.whole(), split, length, _BATCH)
+    which = "start: " if model.pretrained else "untrained "
     validation = Validation(
         val_loss=trained.loss,
         val_ppl=trained.perplexity,
         val_bits_per_byte=trained.bits_per_byte,
         val_tokens=trained.tokens,
-        untrained_ppl=untrained.perplexity,
-        not_finite=_why(trained) or _why(untrained, "untrained "),
+        untrained_ppl=start.perplexity,
+        not_finite=_why(trained) or _why(start, which),
     )
     validation.to_file(output)

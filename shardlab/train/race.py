@@ -64,7 +64,8 @@ def race(plan: TimingPlan, output: Path, look: Look, limit_s: float) -> None:
                 raise  # no property of an arm
             except (RunFailed, UserError) as error:
                 run, arm = blamed(error, marks, plan, limit_s), _failed_arm(error)
-                reason = "" if run else f"the race failed: {arm.detail}"
+                late = ": raise agent.trial_timeout_s" if arm.outcome == "timeout" else ""
+                reason = "" if run else f"the race failed: {arm.detail}{late}"
                 if run:
                     failed[run] = arm
                 if run == incumbent:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import warnings
 from unittest.mock import patch
 
 import pytest
@@ -223,6 +224,52 @@ def attached(wrap):
         return model
 
     return make
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "hinted"),
+    [
+        ("fsdp2", {"gradients": "int8"}, True),
+        ("fsdp1", {"gradients": "int8"}, True),
+        ("fsdp2", {"gradients": "int8", "weights": "int8"}, False),
+        ("fsdp2", {"gradients": "none"}, False),
+        ("ddp", {"gradients": "int8"}, False),
+    ],
+)
+@on_ranks(2)
+def test_a_handle_says_what_else_could_be_compressed(group, name, options, hinted):
+    """Not where nothing is gathered, or nothing is compressed at all."""
+    model = WRAPPERS[name](group)
+    handle = shardlab.attach(model, **options, minimum_size=100)
+    gradients_after(model, group, 1)
+    assert str(handle).startswith("sent ")
+    hint = ", weights uncompressed: add weights='int8'"
+    assert str(handle).endswith(hint) == hinted
+
+
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [
+        ({"gradients": "topk:density=0.01"}, "fewer than 100 steps cannot send"),
+        ({"gradients": "threshold:threshold=1,cap=0.3"}, "fewer than 4 steps cannot send"),
+        ({"gradients": "topk:density=0.01", "error_feedback": True}, None),
+        ({"gradients": "topk:density=0.01", "warmup_steps": 1}, None),
+        ({"gradients": "topk:density=1.0"}, None),
+        ({"gradients": "int4"}, None),
+    ],
+)
+@on_ranks(2)
+def test_elements_that_a_short_run_never_sends_are_named_once(group, options, warned):
+    """On the first rank."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        shardlab.attach(fsdp2(group), **options)
+    said = [str(each.message) for each in caught if "steps cannot" in str(each.message)]
+    if warned is None or dist.get_rank(group):
+        assert said == []
+    else:
+        (line,) = said
+        assert line.startswith("attach: ") and warned in line and "\n" not in line
 
 
 MISTAKES = [

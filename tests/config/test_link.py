@@ -30,6 +30,18 @@ def test_name_of_link_has_rate_and_delay():
     assert Link(rate="1gbit", ranks_per_node=2).rates_of_nodes(4) == (10**9, 10**9)
 
 
+def test_text_is_the_rate_alone_wherever_a_link_is():
+    def values(link):
+        agent = {"link": link, "searches": {"far": {"link": link}}}
+        sections = {"train": {"link": link}, "timings": {"far": {"link": link}}, "agent": agent}
+        return validate(Params, sections, "")
+
+    assert values("100mbit") == values({"rate": "100mbit"})
+    assert values("100mbit").train.meaning()["link"] == Link(rate="100mbit").model_dump()
+    with pytest.raises(UserError, match=r"^train\.link\.rate: link rate '100': write a number"):
+        validate(Params, {"train": {"link": "100"}}, "")
+
+
 @pytest.mark.parametrize(
     ("rate", "node", "message"),
     [

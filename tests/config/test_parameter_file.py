@@ -1,4 +1,4 @@
-"""What is wrong with a parameter file is one line."""
+"""What is wrong with a parameter file is one line for each mistake."""
 
 from pathlib import Path
 

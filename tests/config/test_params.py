@@ -52,12 +52,10 @@ def test_experiment_on_all_codecs_runs_every_built_in_codec() -> None:
 
 
 def refusal(*overrides: str) -> str:
-    """Return the error about params.yaml with these overrides."""
+    """Return the first line of the error about params.yaml with these overrides."""
     with pytest.raises(UserError) as error:
         Parameters(ROOT / "params.yaml", overrides)
-    message = str(error.value)
-    assert "\n" not in message
-    return message
+    return str(error.value).partition("\n")[0]
 
 
 @pytest.mark.parametrize(
@@ -185,3 +183,60 @@ def test_timings_are_read_where_no_strategy_is_known(tmp_path: Path) -> None:
     path.write_text("timings: {a: {interleaved: {b: {world_size: 4}}}}")
     found = each_timing(Parameters(path)("timings"))
     assert {name: each.world_size for name, each in found.items()} == {"a": 2, "b": 4}
+
+
+@pytest.mark.parametrize(
+    ("tree", "lines"),
+    [
+        (
+            {
+                "agents": {},
+                "policies": {},
+                "train": {"stepz": 5, "batch_size": 0, "link": "fast"},
+                "timings": {"a": {"rounds": 3}},
+            },
+            [
+                "agents: unknown key; did you mean 'agent'?",
+                "policies: of an earlier version: remove it: policies are no longer replayed",
+                "train.stepz: unknown key; did you mean 'steps'?",
+                "train.batch_size: input should be greater than or equal to 1 (found 0)",
+                "train.link.rate: link rate 'fast': write a number and its unit, such as 100mbit "
+                "or 1gbit (found 'fast')",
+                "timings.a.rounds: of an earlier version: write repetitions",
+            ],
+        ),
+        (
+            {
+                "strategies": {"one": {"engine": "ddp"}},
+                "seeds": [0, 0],
+                "baseline": "first",
+                "timings": {"a": {"runs": ["on", "one"], "world_size": 3}},
+                "rounds": {"2": {"after": "results/results.jsonl"}},
+            },
+            [
+                "baseline: 'first' is no run; valid: one",
+                "timings.a.runs.0: 'on' is no strategy; did you mean 'one'?",
+                "seeds: a seed is named twice",
+                "rounds.2: expected round '1' here: count up from '1'",
+            ],
+        ),
+    ],
+)
+def test_all_mistakes_are_named_a_line_each(
+    tmp_path: Path, tree: dict[str, Any], lines: list[str]
+) -> None:
+    with pytest.raises(UserError) as error:
+        Parameters(write(tmp_path / "params.yaml", tree))
+    assert str(error.value).split("\n") == lines
+
+
+def test_all_missing_sections_are_named_with_an_example(tmp_path: Path) -> None:
+    """Which works when it is added."""
+    with pytest.raises(UserError) as error:
+        Parameters(write(tmp_path / "params.yaml", "seeds: [3]")).complete()
+    lines = str(error.value).split("\n")
+    found = [line.partition(": missing from ")[::2] for line in lines]
+    assert [name for name, _ in found] == ["baseline", "rounds", "strategies", "timings"]
+    added = [rest.partition(": add it, such as ")[2] for _, rest in found]
+    path = write(tmp_path / "params.yaml", "\n".join(["seeds: [3]", *added]))
+    assert Parameters(path).complete().baseline == "fsdp2"

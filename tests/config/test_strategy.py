@@ -135,3 +135,22 @@ def test_the_table_of_settings_names_the_engines_of_each() -> None:
 def test_the_page_of_strategies_has_every_override() -> None:
     text = (Path(__file__).parents[2] / "docs/strategies.md").read_text()
     assert [field for field in Override.model_fields if f"`{field}`" not in text] == []
+
+
+@pytest.mark.parametrize("error_feedback", [False, True])
+@pytest.mark.parametrize(
+    ("codec", "enough"),
+    [("topk:density=0.05", 20), ("randomk:density=0.01", 100), ("sketch:density=0.3", 4)],
+)
+def test_a_run_is_too_short_for_a_sparse_codec_below_one_over_its_density(
+    codec: str, enough: int, error_feedback: bool
+) -> None:
+    """So many messages hold no more than all elements."""
+    given = {"codec": codec, "error_feedback": error_feedback}
+    gradients = parse_strategy({"gradients": given}).gradients
+    assert gradients.left_out(enough) is None
+    share = round(100 * (enough - 1) * gradients.codec.most_sent())
+    said = f"sends at most {share} % of the gradients in {enough - 1} steps: set warmup_steps"
+    assert said in str(gradients.left_out(enough - 1))
+    warm = parse_strategy({"gradients": {**given, "warmup_steps": 1}}).gradients
+    assert warm.left_out(2) is None

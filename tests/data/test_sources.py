@@ -248,6 +248,18 @@ def test_text_is_split_wherever_reads_end(tmp_path_factory, parts, separator, be
             {},
             r"no text; .*data\.text_column to one of its keys \(body, headline\)",
         ),
+        (
+            "jsonl",
+            "body",
+            {"bad_records": "skip"},
+            r"body: no documents; bad records: 1, the first at line 1: no text; .*\(body, head",
+        ),
+        (
+            "jsonl",
+            "body",
+            {"text_column": "body", "title_column": "heading"},
+            r"no heading; .*data\.title_column to one of its keys \(body, headline\)",
+        ),
         ("text", ".", {}, r"a folder without \.txt or \.md files; name files so, or give one file"),
         ("text", "x", {"split": "test"}, "split is for source huggingface: remove it"),
         ("huggingface", "params.yaml", {}, r"expected one of .* set data\.source to text"),

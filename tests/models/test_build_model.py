@@ -1,15 +1,17 @@
-"""Presets have the size in their names; Hugging Face models fit the tokenizer or are refused."""
+"""Shapes have their parameters; Hugging Face models fit the tokenizer or are refused."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
 from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 
-from shardlab.config.model_and_data import Model
+from shardlab.config.model_and_data import PRESETS, Model
 from shardlab.core.errors import UserError
-from shardlab.models.build import PRESETS, build_model, shape_config
+from shardlab.models.build import build_model, shape_config
 from tests.families import FAMILIES, POSITIONS, VOCABULARY, config_of
 
 GPT2_VOCABULARY = 50257
@@ -27,24 +29,62 @@ def refusal(model, **fit):
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "millions"), [("10m", 10), ("18m", 18), ("62m", 62), ("90m", 90), ("300m", 300)]
-)
-def test_preset_has_the_size_in_its_name(name, millions):
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("vocabulary", [64, GPT2_VOCABULARY])
+def test_parameters_of_a_shape_are_those_of_its_model(name, vocabulary):
     with torch.device("meta"):
-        model = GPT2LMHeadModel(shape_config(PRESETS[name], GPT2_VOCABULARY, 1024, 0))
+        model = GPT2LMHeadModel(shape_config(PRESETS[name], vocabulary, 1024, 0))
     size = sum(parameter.numel() for parameter in model.parameters())
-    assert size == pytest.approx(millions * 1e6, rel=0.06)
+    assert Model(preset=name).shape.parameters(vocabulary, 1024) == size
 
 
-def test_model_needs_exactly_one_source():
-    for given in ({}, {"preset": "tiny", "config": "a"}, {"pretrained": "a", "config": "a"}):
-        with pytest.raises(ValidationError, match="give one of preset, pretrained and config"):
-            Model(**given)
+def test_sizes_in_the_documents_are_those_of_the_presets():
+    page = Path(__file__).parents[2].joinpath("docs/how-to/models.md").read_text()
+    rows = re.findall(
+        r"^\| `([^`]+)`[^|]*\| (\d+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", page, re.M
+    )
+    sizes = {
+        name: [f"{shape.parameters(v, 128) / 1e6:.1f}" for v in (2048, 4096, GPT2_VOCABULARY)]
+        for name, shape in PRESETS.items()
+    }
+    assert {name: [*row] for name, _, *row in rows} == sizes
+    assert all(PRESETS[name].heads == int(heads) for name, heads, *_ in rows)
+
+
+def test_a_shape_needs_no_preset_and_may_change_one():
+    given = Model(layers=3, width=96, heads=4)
+    changed = Model(preset="tiny", layers=3)
+    assert given.shape == changed.shape == (3, 96, 4)
+    assert given.name == changed.name == "3x96, 4 heads"
+    assert build(changed).module.config.n_layer == 3
+    # what a preset is has its name
+    assert Model(layers=6, width=256, heads=8).name == Model(preset="6x256").name == "6x256"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        *(
+            (given, "give one of preset .*, pretrained and config")
+            for given in (
+                {},
+                {"preset": "tiny", "config": "a"},
+                {"pretrained": "a", "config": "a"},
+                {"layers": 2, "pretrained": "a"},
+            )
+        ),
+        ({"layers": 2, "width": 64}, "give layers, width and heads, or a preset that they change"),
+        ({"preset": "tiny", "heads": 5}, "width 96 is no multiple of 5 heads: change one of them"),
+        ({"preset": "18m"}, "presets are named by layers x width, .*: write 6x256"),
+    ],
+)
+def test_what_is_no_model_is_refused(given, message):
+    with pytest.raises(ValidationError, match=message):
+        Model(**given)
 
 
 def test_built_model_is_on_the_meta_device():
-    built = build(Model(preset="300m"))
+    built = build(Model(preset="20x1024"))
     assert all(tensor.is_meta for tensor in [*built.module.parameters(), *built.module.buffers()])
 
 

@@ -5,9 +5,10 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2LMHeadModel
 
+from shardlab.config.model_and_data import Shape
 from shardlab.config.strategy import parse_strategy
 from shardlab.core.errors import UserError
-from shardlab.models.build import Shape, shape_config
+from shardlab.models.build import shape_config
 from shardlab.models.units import plan_units, prepare, unit_sizes
 
 CPU = torch.device("cpu")

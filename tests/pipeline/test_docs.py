@@ -22,9 +22,9 @@ from tests.pipeline.workspace import ROOT, Marked, run, wait_for
 from tests.ranks import on_ranks
 from tests.saved_model_factory import write_saved_model
 
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OF_CI = ["make test", "make lint", "make test-pipeline"]
-SEARCH = " ".join([*COMMAND, "--minutes", "10"])
+SEARCH = " ".join(["shardlab search", *COMMAND[3:], "--minutes", "10"])
 TESTED_ELSEWHERE = ["make run", *OF_CI, "make test-long", SEARCH]
 """by the pipeline that these tests begin with, by CI, and of fewer strategies by another test"""
 TREE = re.compile(r"^## What is where\n+```\n(.*?)^```$", re.DOTALL | re.M)

@@ -21,7 +21,11 @@ def project(tmp_path: Path) -> Path:
 
 MISTAKES = [
     ({"train__stepz": 5}, "train.stepz: unknown key; did you mean 'steps'?"),
-    ({"baseline": "fsdp"}, "baseline: 'fsdp' is no run; did you mean 'fsdp2'?"),
+    (
+        {"baseline": "fsdp", "timings__two-ranks__runs": ["fsdp2", "ddp"]},
+        "baseline: 'fsdp' is no run; did you mean 'fsdp2'?\n"
+        "timings.two-ranks.runs.1: 'ddp' is no strategy; did you mean 'fsdp2'?",
+    ),
 ]
 
 
@@ -33,7 +37,7 @@ def test_snakemake_reports_invalid_params(
     done = run(project, "snakemake", "--cores", "1", check=False)
     assert done.returncode != 0
     assert [line for line in done.stdout.splitlines() if "profile profiles/" not in line] == [
-        f"params.yaml: {message}"
+        f"params.yaml: {line}" for line in message.split("\n")
     ]
     assert stage_outputs(project) == []
 

@@ -65,6 +65,7 @@ def test_snakemake_sums_up_what_it_ran(tmp_path: Path) -> None:
     (root / "mine.json").write_text(json.dumps([{"id": "1", "title": "t", "text": 5}]))
     command = ("snakemake", "--cores", "1", "--", "data/corpus.json")
     first = run(root, *command).stdout
+    assert "\n1 job\n" in first  # said before it began
     assert [line.split()[:2] for line in table(first)] == [["prepare", "1"], ["all", "1"]]
     set_params(root, data={"source": "json", "path": "mine.json"}, inputs={"mine": "mine.json"})
     failed = run(root, *command, check=False).stdout

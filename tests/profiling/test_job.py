@@ -187,11 +187,3 @@ def test_traces_that_others_joined_are_refused(tmp_path, cycle):
     words = "ProfilerStep#5 occurs twice" if cycle else r"2 processes \(4700, 5700\)"
     with pytest.raises(UserError, match=words):
         break_down([first.write(tmp_path / "0.json")])
-
-
-def test_folders_are_read(tmp_path):
-    paths = [rocm_ranks(rank=rank).write(tmp_path / f"{rank}.json") for rank in (0, 1)]
-    assert break_down([tmp_path]) == break_down(paths)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"empty: holds no \*\.json"):
-        break_down([tmp_path / "empty"])

@@ -10,22 +10,26 @@ from shardlab.config.contention import Contention
 from shardlab.config.schema import Quality
 from shardlab.config.strategy import parse_strategy
 from shardlab.config.timing_record import NO_COMMUNICATION, scaling_efficiency
+from shardlab.report.columns import STEP
 from shardlab.report.sections.links import (
     codec_table,
     crossing,
-    fastest,
     links,
-    step_table,
     stops_paying,
     time_to_quality,
 )
-from shardlab.report.sections.scaling import (
-    bottleneck,
-    bottleneck_of,
-    cores_note,
-    scaling,
+from shardlab.report.sections.runs import comparison_table
+from shardlab.report.sections.scaling import cores_note, scaling, share
+from shardlab.report.tables import (
+    ABSENT,
+    DISTURBED,
+    ONE_DEVICE,
+    PAUSED,
+    RUN,
+    make_table,
+    rate_text,
+    tables_of,
 )
-from shardlab.report.tables import ABSENT, DISTURBED, PAUSED, rate_text
 from shardlab.report.timings import crossovers, group_title, link_headings, timing_table
 from shardlab.report.write import write_report
 from shardlab.search.history import paired_steps
@@ -87,34 +91,48 @@ def test_frame_headers_are_not_counted_as_interface_excess():
     assert [len(group) for group in groups_of([run, node])] == [1, 1]
 
 
-@pytest.mark.parametrize(
-    ("times", "exposed", "sentence"),
-    [
-        (3.0, 0.6, "communication is the bottleneck of fsdp2"),
-        (1.5, 0.2, "communication is not the bottleneck of fsdp2"),
-        (3.0, 0.2, "it is not clear whether communication is the bottleneck of fsdp2"),
-        (1.5, 0.6, "it is not clear whether communication is the bottleneck of fsdp2"),
-    ],
-)
-def test_the_bottleneck_is_judged_by_steps_and_trace(times, exposed, sentence):
-    runs = pair(times)
-    traced = {"profiled_step_ms": 100.0, "exposed_comm_ms": 100 * exposed}
+def test_the_share_of_communication_is_stated_by_trace_and_by_steps():
+    runs = pair(3.0)
+    traced = {"profiled_step_ms": 100.0, "exposed_comm_ms": 60.0}
     breakdown = runs[0].breakdown.model_copy(update=traced)
     runs[0] = runs[0].model_copy(update={"breakdown": breakdown})
-    (text,) = bottleneck(timing_table(runs, BASELINE), BASELINE)
-    assert text.startswith(f"On 2 ranks (link: 100mbit) {sentence}: its step takes {times:.2f} (")
-    assert f"{100 * exposed:.0f} %" in text
-    single = [run.model_copy(update={"step_ms": run.step_ms[:1]}) for run in runs]
-    (text,) = bottleneck(timing_table(single, BASELINE), BASELINE)
-    assert "a single repetition cannot show" in text
+    (text,) = share(timing_table(runs, BASELINE), BASELINE)
+    assert text == (
+        "2 ranks at 100 Mbit/s: 60 % of the step of fsdp2 is communication (exposed, in the "
+        "trace), 67 % with the cost of sharding."
+    )
+    (text,) = share(timing_table(runs[:1], BASELINE), BASELINE)
+    assert "with the cost of sharding" not in text
+    assert share(timing_table(runs[1:], BASELINE), BASELINE) == []
 
 
-def test_bottleneck_of_the_training_setting_is_stated():
-    table = timing_table(make_timings(), BASELINE)
-    assert bottleneck_of(table, make_record()).startswith("On 2 ranks (link: loopback)")
-    assert "is unknown" in bottleneck_of(table, make_record(world_size=8))
-    assert "is unknown" in bottleneck_of(table, make_record(link="10gbit"))
-    assert "does not communicate" in bottleneck_of(table, make_record(world_size=1))
+def test_one_device_alone_makes_as_many_steps_without_communication_as_there_are_ranks():
+    runs = pair(3.0)
+    table = timing_table(runs, BASELINE)
+    assert table["run"].tolist() == [ONE_DEVICE, BASELINE, NO_COMMUNICATION]
+    alone, first = table.iloc[0], table.iloc[1]
+    assert alone["step_ms"] == pytest.approx(2 * table.iloc[2]["step_ms"])
+    # the same tokens, in so much time
+    assert alone["tokens_per_s"] * alone["step_ms"] == first["tokens_per_s"] * first["step_ms"]
+    # paired by repetition, in which the machine drifts
+    ends = [f"alone_ratio{end}" for end in ("", "_low", "_high")]
+    assert first[ends].tolist() == pytest.approx([1.5] * 3)
+    assert alone[ends].tolist() == [1] * 3
+    assert math.isnan(alone["exposed_share"])
+
+
+def test_one_device_alone_is_never_invented():
+    table = timing_table([make_timed(), make_timed("one-rank", NO_COMMUNICATION, 1)], BASELINE)
+    assert ONE_DEVICE not in set(table["run"])
+    assert table["alone_ratio"].isna().all()
+
+
+def test_one_device_alone_is_the_first_row_of_tables_of_timings():
+    evidence = make_evidence(make_records())
+    for table in (comparison_table(evidence), scaling(evidence).tables[0]):
+        assert table.rows[0][0] == ONE_DEVICE and table.pinned[0] == 0
+    several = evidence.timing_rows.query("world_size > 1").groupby("timing")["run"].first()
+    assert set(several) == {ONE_DEVICE}
 
 
 def test_order_of_timings_does_not_matter():
@@ -134,7 +152,8 @@ def test_order_of_timings_does_not_matter():
 
 def test_scaling_leaves_out_emulated_links_and_says_where_ranks_share_cores():
     evidence = make_evidence(make_records(), timed=make_timings(["ddp", "fsdp2"]))
-    rows = [row[:2] for row in scaling(evidence).tables[0].rows[:4]]
+    first, *rows = [row[:2] for row in scaling(evidence).tables[0].rows[:5]]
+    assert first == [ONE_DEVICE, "2"]
     assert rows == [[run, ranks] for run in ("ddp", "fsdp2") for ranks in "12"]
     (note,) = cores_note(timing_table([make_timed(world_size=4)], BASELINE))
     assert note.startswith("4 ranks of 1 thread shared 2 cores")
@@ -146,7 +165,7 @@ def test_scaling_leaves_out_emulated_links_and_says_where_ranks_share_cores():
 def test_report_accepts_a_single_timing(without_png, tmp_path, timing):
     runs = [make_timed(timing, run) for run in ("ddp", NO_COMMUNICATION)]
     write_report(make_evidence(make_records(["fsdp2", "ddp"]), timed=runs), tmp_path)
-    assert "Is communication the bottleneck?" in (tmp_path / "report.html").read_text()
+    assert "What takes the time?" in (tmp_path / "report.html").read_text()
     assert (tmp_path / "plots/crossover.png").exists()
 
 
@@ -204,20 +223,10 @@ def test_links_are_compared_at_equal_ranks_and_delay():
     assert groups_of([make_timed("two-ranks"), make_timed("one-rank", world_size=1)]) == []
 
 
-def test_fastest_run_is_never_the_no_communication_bound_and_one_not_timed_is_absent():
-    runs = timed(1e8, fsdp2=[60.0], int8=[20.0], none=[1.0]) + timed(1e9, fsdp2=[10.0])
-    [group] = groups_of(runs)
-    text = fastest(group, BASELINE)
-    assert "fsdp2-int8 (20.0 ms, 3.00 times as fast as fsdp2); " in text
-    assert text.endswith("fsdp2 (10.0 ms).")
-    rows = {row[0]: row[1:] for row in step_table(group, BASELINE).rows}
-    assert rows["fsdp2-int8"] == ["20.0", "0.333", ABSENT, ABSENT]
-
-
 def by_quality(runs, losses, *others):
     facts = {"losses": losses, "timed": runs, "quality": QUALITY, "comparison": runs[0].timing}
     records = [*make_records([BASELINE]), *others]
-    return time_to_quality(make_evidence(records, **facts)).tables
+    return tables_of([time_to_quality(make_evidence(records, **facts))])
 
 
 def test_time_to_a_loss_is_interpolated_steps_times_the_step_time_of_the_link():
@@ -255,15 +264,15 @@ def test_traced_steps_that_are_no_whole_round_show_no_communication(every, whole
 
 def test_a_disturbed_timing_is_marked_in_all_headings():
     busy = {"contention": Contention(**BUSY)}
-    runs = timed(1e8, ddp=[10.0, 10.0], int8=[5.0, 5.0])
-    runs += [run.model_copy(update=busy) for run in timed(1e9, ddp=[5.0, 5.0])]
+    steps = {"exchange": [10.0, 10.0], "int8": [5.0, 5.0]}
+    runs = timed(1e8, **steps)
+    runs += [run.model_copy(update=busy) for run in timed(1e9, **steps)]
     [group] = groups_of(runs)
-    table = step_table(group, BASELINE)
+    table = codec_table(group)
     headings = [column.heading for column in table.columns]
-    assert headings[1::2] == ["100 Mbit/s, ms", f"1 Gbit/s {DISTURBED}, ms"]
+    assert headings[2:4] == ["speed-up, 100 Mbit/s", f"speed-up, 1 Gbit/s {DISTURBED}"]
     assert "others used more than" in table.note
-    assert "others used" not in step_table(groups_of(runs[:2])[0], BASELINE).note
-    assert f"1 Gbit/s {DISTURBED}: ddp" in fastest(group, BASELINE)
+    assert "others used" not in codec_table(groups_of(runs[:2])[0]).note
 
 
 def test_a_pause_is_left_out_of_all_that_rests_on_times_and_marked():
@@ -284,14 +293,14 @@ def test_a_pause_is_left_out_of_all_that_rests_on_times_and_marked():
     assert (got["repetitions"], got["paused"]) == (11, 1)
     others = [BASELINE, NO_COMMUNICATION]
     pd.testing.assert_frame_equal(tables["slept"].loc[others], tables["quiet"].loc[others])
-    table = step_table(groups_of(runs["slept"])[0], BASELINE)
+    table = make_table("", [RUN, STEP], tables["slept"].reset_index().to_dict("records"))
     assert {row[0]: row[1].endswith(PAUSED) for row in table.rows} == {
+        ONE_DEVICE: False,
         BASELINE: False,
         "fsdp2-int8": True,
         NO_COMMUNICATION: False,
     }
     assert "the machine paused" in table.note
-    assert PAUSED not in step_table(groups_of(runs["quiet"])[0], BASELINE).note
     alone = make_timed("one-rank", "fsdp2-int8", world_size=1, step_ms=[100.0])
     there = runs["slept"][1]
     hash_ = alone.strategy_hash

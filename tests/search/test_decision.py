@@ -166,4 +166,5 @@ def test_a_race_that_had_no_time_rolls_back_and_says_so():
     race = trial.race.model_copy(update={"arms": {}, "runs": [], "reason": "no time was left"})
     last = conclude(HISTORY, proposal, trial.model_copy(update={"race": race}), AGENT)
     assert last.incumbent == HISTORY.incumbent
-    assert (last.rounds[-1].decision, last.rounds[-1].reason) == ("reject", "no time was left")
+    reason = "nothing was raced: no time was left"
+    assert (last.rounds[-1].decision, last.rounds[-1].reason) == ("reject", reason)

@@ -11,12 +11,13 @@ from shardlab.forecast.model import Estimate
 from shardlab.search.decision import conclude
 from shardlab.search.history import initial_history
 from shardlab.search.judge import choose_by_rules
-from shardlab.search.proposal import propose, reason_to_stop, shorten
+from shardlab.search.proposal import propose, reason_to_stop, shorten, with_limits
 from shardlab.search.records import Decision, Verdict
 from shardlab.search.space import Option
 from tests.record_factory import STRATEGIES, make_records
 from tests.search.machine import ENDLESS, Machine
 from tests.search.searches import AGENT, DDP, KEPT, begin, proposal_of, trial_of
+from tests.timed_run_factory import make_timed
 
 HISTORY = begin(timed=[])
 
@@ -150,3 +151,26 @@ def test_exchanges_that_no_training_run_would_show_are_not_proposed(ranks, steps
     both = Space().sync
     assert legal(steps, both) == legal(1000, both[:kept])
     assert kept == 0 or legal(steps, both) > legal(steps, ())
+
+
+def test_a_race_has_time_for_all_repetitions_by_measured_steps():
+    """Of 20 s for the incumbent, which is the start, and 30 s as predicted for another."""
+    begun = begin(timed=[])
+    proposal = proposal_of(begun, DDP)
+    start, arm = proposal.arms
+    slow = arm.prediction.model_copy(update={"step_ms": 30e3})
+    raced = proposal.model_copy(
+        update={"arms": [start, arm.model_copy(update={"prediction": slow})]}
+    )
+    place = {"link": begun.workload.link, "world_size": begun.workload.world_size}
+    timed = [make_timed(step_ms=[20e3] * 6, **place), make_timed(step_ms=[1e6], link="1gbit")]
+    agent = Agent(repetitions=50)
+    found = with_limits(raced, agent, begun, timed)
+    assert found.race_limit_s == pytest.approx(2 * 50 * (20 + 30 + 30))
+    least = with_limits(proposal, agent, begun, [])
+    assert (least.race_limit_s, least.training_limit_s) == (300, 300)
+    trained = [run.model_copy(update={"step_ms_mean": 1e4}) for run in proposal.reference]
+    longer = with_limits(proposal.model_copy(update={"reference": trained}), agent, begun, [])
+    assert longer.training_limit_s == pytest.approx(4 * sum(10 * run.steps for run in trained))
+    given = with_limits(raced, Agent(trial_timeout_s=7), begun, timed)
+    assert (given.race_limit_s, given.training_limit_s) == (7, 7)

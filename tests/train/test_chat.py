@@ -13,6 +13,7 @@ from tokenizers import processors
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from shardlab.core.errors import UserError
+from shardlab.core.files import write_json
 from shardlab.train.chat import Conversation, Sampling, converse, printable
 from tests.saved_model_factory import write_saved_model
 
@@ -42,6 +43,25 @@ def greedy(folder, prompt, tokens):
     loaded = AutoModelForCausalLM.from_pretrained(folder)
     answer = loaded.generate(**ids, do_sample=False, max_new_tokens=tokens)[0]
     return tokenizer.decode(answer[ids["input_ids"].shape[1] :], skip_special_tokens=True)
+
+
+def test_a_banner_says_what_the_model_is_and_saw(model, tmp_path):
+    folder = tmp_path / "results/train/a/seed3/final_model"
+    shutil.copytree(model, folder)
+    conversation = Conversation(folder, Sampling())
+    size = AutoModelForCausalLM.from_pretrained(folder).num_parameters()
+    lines = [
+        f"{folder}: gpt2, {size:,} parameters",
+        "It continues text. Ctrl-C ends an answer, Ctrl-D the conversation.",
+    ]
+    assert conversation.banner().splitlines() == lines
+    samples = {"batch_size": 8, "accumulation": 1, "world_size": 2, "sequence_length": 64}
+    write_json(folder.parent / "metrics.json", {"steps": 10, **samples})
+    assert conversation.banner().startswith(f"{lines[0]}, trained on 10,240 tokens\n")
+    write_json(tmp_path / "results/validate/a/seed3.json", {"val_ppl": 622.84})
+    assert ", trained on 10,240 tokens, validation perplexity 622.8\n" in conversation.banner()
+    (folder / "chat_template.jinja").write_text(ECHO)
+    assert "It answers in turns." in Conversation(folder, Sampling()).banner()
 
 
 def test_equal_seeds_give_equal_answers(model):

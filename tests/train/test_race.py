@@ -156,7 +156,7 @@ def test_without_challengers_there_is_no_race(data, tmp_path, faulty):
 def test_a_race_without_time_is_no_race(data, tmp_path):
     found = raced(plan(data), tmp_path, limit_s=0.01)
     assert (found.arms, found.runs) == ({}, [])
-    assert found.reason == "the race failed: not done after 0.01 s"
+    assert found.reason == "the race failed: not done after 0.01 s: raise agent.trial_timeout_s"
 
 
 def test_a_strategy_that_cannot_be_built_is_a_crash_of_its_arm(data, tmp_path):

@@ -25,6 +25,7 @@ onstart:
         print(f"snakemake: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     on_end_signals(stop)
+    show_announcement()
     if JOBS_RUN_HERE:
         # Under its default limit Snakemake looks at all ready jobs again a second after it did, so
         # every job that ends adds another such look per second for the rest of the run.

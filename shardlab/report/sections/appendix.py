@@ -1,4 +1,4 @@
-"""Sections that close the report: data, environment, how to regenerate it, definitions."""
+"""Sections that close the report: data, environment, definitions."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -17,7 +17,8 @@ def data(evidence: Evidence) -> Section:
     statistics = facts_table("Statistics of the corpus", flatten(evidence.statistics))
     # the parameters that it was made by are those of params.yaml
     source = {key: value for key, value in evidence.source.items() if key != "parameters"}
-    return Section("Data", tables=[facts_table("Source", flatten(source)), statistics])
+    tables = [facts_table("Source", flatten(source)), statistics]
+    return Section("Data", tables=tables, folded=True)
 
 
 def environment(evidence: Evidence) -> Section:
@@ -29,19 +30,7 @@ def environment(evidence: Evidence) -> Section:
         "Environment",
         sentences=[several] if len(by_machine) > 1 else [],
         tables=[facts_table("Environment", setting(evidence.records))],
-    )
-
-
-def regenerate(evidence: Evidence) -> Section:
-    """Show the commands that regenerate the report."""
-    commands = [("Snakemake", "snakemake --cores all"), ("DVC", "dvc repro")]
-    return Section(
-        "Regenerate",
-        sentences=[
-            "params.yaml describes the experiment. Either tool runs the stages that a change "
-            "affects."
-        ],
-        tables=[facts_table("Regenerate", commands)],
+        folded=True,
     )
 
 
@@ -58,6 +47,7 @@ def definitions(tables: Iterable[Table]) -> Section:
             "for the number of runs that are compared."
         ],
         tables=[make_table("Definitions", ["column", "meaning"], meanings.items(), layout="text")],
+        folded=True,
     )
 
 
@@ -101,13 +91,13 @@ def setting(records: Sequence[Record]) -> list[tuple[str, str]]:
 def setting_line(evidence: Evidence) -> str:
     """Return one line: host, seeds, steps, model, data, versions, and what was measured how."""
     values = dict(setting(evidence.records))
-    repetitions = plural(int(evidence.compared["repetitions"].max()), "repetition")
+    repetitions = plural(int(evidence.main_steps["repetitions"].max()), "repetition")
     return (
         f"Measured on {values['CPU']} ({values['cores']} cores, {values['ranks']} ranks); "
         f"{'seed' if values['seeds'].isdigit() else 'seeds'} {values['seeds']}; "
         f"{values['steps']} steps of {values['tokens per step']} tokens; {values['model']}; "
         f"{values['data']}; torch {values['torch']}; revision {values['revision']}. Step times are "
-        f"of interleaved steps (timing {evidence.comparison}, {repetitions}), bytes and quality of "
-        "the training runs; ± is the standard deviation over repetitions or seeds, brackets hold "
-        "the 95 % confidence interval of the paired comparison with the baseline."
+        f"of interleaved steps (timing {evidence.main_timing}, {repetitions}), bytes and quality "
+        "of the training runs; ± is the standard deviation over repetitions or seeds, brackets "
+        "hold the 95 % confidence interval of the paired comparison with the baseline."
     )

@@ -1,9 +1,6 @@
 """Section on the forecast: validation errors, and predictions for clusters."""
 
-from collections.abc import Sequence
-
 from shardlab.config.timing_record import NO_COMMUNICATION
-from shardlab.forecast.extrapolation import Point
 from shardlab.forecast.results import ForecastDocument
 from shardlab.report.columns import LINK, RANKS
 from shardlab.report.evidence import Evidence
@@ -14,12 +11,10 @@ from shardlab.report.tables import (
     Figure,
     Row,
     Section,
-    Table,
     fixed,
     make_table,
     percent,
     plural,
-    rate_text,
     within,
 )
 
@@ -28,12 +23,6 @@ _MEDIAN_GOAL, _WORST_GOAL = 0.08, 0.20
 
 def _predicted(row: Row) -> str:
     return within(row["predicted_ms"], row["low_ms"], row["high_ms"], 1)
-
-
-def _pays_up_to(row: Row) -> str:
-    if row["step"] is None:
-        return "every rate" if row["always"] else "none"
-    return rate_text(row["step"])
 
 
 CHECKS = [
@@ -54,24 +43,6 @@ CHECKS = [
     ),
     Column("error", "%", "error", "predicted over measured step, minus 1"),
 ]
-BREAK_EVEN = [
-    RUN,
-    Column("codecs", "", "codec", "codecs of gradients, and of weights", numeric=False),
-    Column("payload / raw", "", "ratio", "payload bytes over raw bytes"),
-    Column(
-        "exposed collective",
-        "up to",
-        lambda row: rate_text(row["exposed"]),
-        "link rate up to which the codec shortens a fully exposed reduction",
-    ),
-    Column(
-        "whole step",
-        "up to",
-        _pays_up_to,
-        "link rate up to which the codecs shorten the predicted step, relative to the same "
-        "strategy without codecs",
-    ),
-]
 
 
 def forecast(evidence: Evidence) -> Section:
@@ -79,9 +50,7 @@ def forecast(evidence: Evidence) -> Section:
     predicted = evidence.predicted
     held_out = [check for check in predicted.checks if check.held_out]
     checks = [c.model_dump() for c in sorted(held_out, key=lambda check: -abs(check.error))]
-    break_even = [row.model_dump() for row in predicted.break_even]
-    rates = make_table("Predicted break-even rates", BREAK_EVEN, break_even)
-    note = "For two ranks, each with cores that no other rank uses."
+    table = make_table("Validation on held-out timings", CHECKS, checks)
     assumptions = [
         *predicted.assumptions,
         *(f"{name}: {source}." for name, source in predicted.links.items()),
@@ -102,12 +71,10 @@ def forecast(evidence: Evidence) -> Section:
                 forecast_plot(predicted.points, evidence.runs, evidence.baseline),
             )
         ],
-        tables=[make_table("Validation on held-out timings", CHECKS, checks)],
         sections=[
-            Section("Assumptions", items=assumptions),
-            *([Section(rates.title, [note], tables=[rates])] if break_even else []),
+            *([Section(table.title, tables=[table], folded=True)] if checks else []),
+            Section("Assumptions", items=assumptions, folded=True),
         ],
-        details=[Section("Predicted throughput", tables=[_throughput(predicted.points)])],
     )
 
 
@@ -129,20 +96,3 @@ def accuracy(predicted: ForecastDocument) -> str:
 
 def _with_goal(error: float, goal: float) -> str:
     return f"{percent(error)} (goal {percent(goal, 0)}: {'met' if error <= goal else 'missed'})"
-
-
-def _throughput(points: Sequence[Point]) -> Table:
-    """Return the throughput by run and cluster, with a column for every number of ranks."""
-    rows: dict[tuple[str, str], dict[str, str]] = {}
-    for point in sorted(points, key=lambda point: point.ranks):
-        rows.setdefault((point.run, point.link), {})[str(point.ranks)] = percent(point.efficiency)
-    meaning = "predicted throughput of a rank relative to one without communication"
-    sizes = sorted({point.ranks for point in points})
-    columns = [
-        RUN,
-        Column("preset", "", "link", "assumed cluster", numeric=False),
-        *(Column(f"{n:,} ranks", "", str(n), meaning) for n in sizes),
-    ]
-    order = dict.fromkeys((point.run, point.link) for point in points)
-    lines = [{"run": run, "link": link, **rows[run, link]} for run, link in order]
-    return make_table("Predicted throughput", columns, lines)

@@ -1,4 +1,4 @@
-"""Sections on links: the fastest run at each rate, break-even rates of codecs, time to quality.
+"""Sections on links: steps by link, break-even rates of codecs, time to quality.
 
 A codec pays while the step is shorter than that of the same strategy without a codec. The rate at
 which it stops to pay is interpolated between two measured rates: logarithm of the ratio of step
@@ -17,90 +17,53 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
-from shardlab.config.timing_record import NO_COMMUNICATION
-from shardlab.report.columns import TIMED, step_ms
+from shardlab.report.columns import TIMED, in_timing
 from shardlab.report.evidence import Evidence
 from shardlab.report.plots import crossover_plot
 from shardlab.report.quality import quality_at_time, steps_to_quality
 from shardlab.report.tables import (
     ABSENT,
     RUN,
-    Cell,
     Column,
     Figure,
     Row,
     Section,
     Table,
-    estimate,
     figure,
-    interval,
     make_table,
     rate_text,
-    within,
+    speed_up,
 )
 from shardlab.report.timings import group_title, link_headings
 
 
-def links(evidence: Evidence) -> Section:
-    """Show speed-ups by link rate, and break-even rates of codecs."""
-    baseline = evidence.baseline
-    everything = evidence.timing_table("All timings", TIMED, evidence.timing_rows)
-    return Section(
-        "Which codec for which link?",
-        sentences=[
-            "A codec pays while a step is shorter than that of the same strategy without a codec. "
-            "The rate at which it stops paying is interpolated between measured rates on "
-            "logarithmic scales; its interval is that of the ratios of step times.",
-        ],
-        figures=[
-            Figure(
-                "crossover",
-                "Speed-up over the baseline at the same link rate, with its 95 % confidence "
-                "interval over repetitions. The dotted line is the no-communication bound.",
-                crossover_plot(
-                    evidence.crossovers, evidence.timing_rows["run"], evidence.runs, baseline
-                ),
-            )
-        ],
-        sections=[
-            Section(
-                title=f"Links of {group_title(group)}",
-                sentences=[fastest(group, baseline)],
-                tables=[
-                    table
-                    for table in (step_table(group, baseline), codec_table(group))
-                    if table.rows
-                ],
-            )
-            for group in evidence.crossovers
-        ],
-        details=[Section(everything.title, tables=[everything])],
+def crossover(evidence: Evidence) -> Figure:
+    """Return the plot of steps by link rate, which stands beside the verdict."""
+    return Figure(
+        "crossover",
+        "Step at equal tokens by link rate. One device alone: as many steps without communication "
+        "as there are ranks. A click on a name hides its line.",
+        crossover_plot(
+            evidence.crossovers, evidence.timing_rows["run"], evidence.runs, evidence.baseline
+        ),
     )
 
 
-def fastest(group: pd.DataFrame, baseline: str) -> str:
-    """Return a sentence that names the run with the shortest step on each link."""
-    parts = []
-    for timing, link in link_headings(group).items():
-        rows = group[(group["timing"] == timing) & (group["run"] != NO_COMMUNICATION)]
-        best = rows.loc[rows["step_ms"].idxmin()]
-        gain = 1 / best["step_ratio"]
-        other = best["run"] != baseline and math.isfinite(gain)
-        than = f", {figure(gain)} times as fast as {baseline}" if other else ""
-        parts.append(f"{link}: {best['run']} ({figure(best['step_ms'])} ms{than})")
-    return f"Shortest step on {group_title(group)}, by link: {'; '.join(parts)}."
+def links(evidence: Evidence) -> Section | None:
+    """Show the rates at which codecs stop paying; None where no codec was timed on links."""
+    tables = [table for table in map(codec_table, evidence.crossovers) if table.rows]
+    sentence = (
+        "A codec pays while a step is shorter than that of the same strategy without a codec. The "
+        "rate at which it stops paying is interpolated between measured rates on logarithmic "
+        "scales; its interval is that of the ratios of step times."
+    )
+    return Section("Which codec for which link?", [sentence], tables=tables) if tables else None
 
 
-def step_table(group: pd.DataFrame, baseline: str) -> Table:
-    """Return the step time of every run on every link, and its ratio to the baseline."""
-    columns = [RUN]
-    for timing, link in link_headings(group).items():
-        columns += [
-            Column(link, "ms", _in_timing(group, timing, step_ms)),
-            Column("/ baseline", link, _in_timing(group, timing, interval("step_ratio", 3))),
-        ]
-    rows = [{"run": run} for run in group["run"].unique()]
-    return make_table(f"Step time by link, {group_title(group)}", columns, rows, baseline)
+def all_timings(evidence: Evidence) -> Section:
+    """Show every timed run."""
+    table = evidence.timing_table("All timings", TIMED, evidence.timing_rows)
+    return Section(table.title, tables=[table], folded=True)
 
 
 def codec_table(group: pd.DataFrame) -> Table:
@@ -114,23 +77,12 @@ def codec_table(group: pd.DataFrame) -> Table:
         RUN,
         Column("relative to", "", "reference", numeric=False),
         *(
-            Column("speed-up", link, _in_timing(group, timing, _codec_speed_up))
+            Column("speed-up", link, in_timing(group, timing, speed_up("codec_ratio")))
             for timing, link in link_headings(group).items()
         ),
         Column("stops paying at", "", "stop", numeric=False),
     ]
     return make_table(f"Where codecs stop paying, {group_title(group)}", columns, rows)
-
-
-def _in_timing(group: pd.DataFrame, timing: str, cell: Cell) -> Cell:
-    """Show what a run has in one timing; a dash where it was not timed."""
-    rows = {row["run"]: row for row in group[group["timing"] == timing].to_dict("records")}
-    return lambda row: cell(rows[row["run"]]) if row["run"] in rows else ABSENT
-
-
-def _codec_speed_up(row: Row) -> str:
-    mean, high, low = (1 / ratio for ratio in estimate(row, "codec_ratio"))
-    return within(mean, low, high, places=2)
 
 
 def crossing(rates: Sequence[float], ratios: Sequence[float]) -> float:
@@ -229,7 +181,8 @@ def time_to_quality(evidence: Evidence) -> Section | None:
         "ended by a time. A loss that a seed does not reach has no time, and a run that is over "
         "keeps its last loss."
     )
-    return Section("Time to quality", [sentence], tables=tables) if tables else None
+    shown, folded = tables[:1], [Section(t.title, tables=[t], folded=True) for t in tables[1:]]
+    return Section("Time to quality", [sentence], tables=shown, sections=folded) if tables else None
 
 
 def _by_run(title: str, unit: str, values: pd.Series) -> Column:

@@ -1,26 +1,32 @@
-"""Sections with a row per run: headline, plots, comparison, breakdown, traffic, resources."""
+"""Sections with a row per run: comparison, quality, breakdown, traffic, resources."""
+
+from collections.abc import Callable, Sequence
 
 from shardlab.report import columns
 from shardlab.report.aggregate import loss_curves
-from shardlab.report.evidence import Evidence, section_of_runs
-from shardlab.report.plots import breakdown_plot, bytes_quality_plot, loss_plot, step_time_plot
+from shardlab.report.evidence import Evidence
+from shardlab.report.plots import bytes_quality_plot, loss_plot
 from shardlab.report.sections.appendix import setting_line
-from shardlab.report.tables import Figure, Section, Table
+from shardlab.report.tables import Column, Figure, Section, Table
+from shardlab.report.timings import place
 
 
-def headline(evidence: Evidence) -> Section:
-    """Show the table that also stands in the README, with what was measured."""
-    table = headline_table(evidence)
+def comparison(evidence: Evidence) -> Section:
+    """Show what each run costs and how long its steps take on each link, one device alone first."""
+    table = comparison_table(evidence)
     return Section(table.title, tables=[table], notes=[setting_line(evidence)])
 
 
-def headline_table(evidence: Evidence) -> Table:
-    """Return time, bytes and quality of every run."""
-    return evidence.run_table("Headline", columns.HEADLINE)
+def comparison_table(evidence: Evidence, extra: bool = True) -> Table:
+    """Return the comparison, with or without the columns that the page folds."""
+    shown = columns.comparison(evidence.main_timing, evidence.main_group)
+    kept = [column for column in shown if extra or not column.extra]
+    title = f"Comparison, {place(evidence.main_steps)}"
+    return evidence.main_table(title, kept, evidence.main_rows)
 
 
-def plots(evidence: Evidence) -> Section:
-    """Show loss, step time, bytes against quality, and where the step time goes."""
+def quality(evidence: Evidence) -> Section:
+    """Show losses, and quality against compression."""
     compared, baseline = evidence.compared, evidence.baseline
     figures = [
         Figure(
@@ -30,27 +36,20 @@ def plots(evidence: Evidence) -> Section:
             loss_plot(loss_curves(evidence.losses), evidence.runs, baseline),
         ),
         Figure(
-            "step_time",
-            "Wall time of a step in the timing of all runs. The line marks the baseline.",
-            step_time_plot(compared, baseline),
-        ),
-        Figure(
             "bytes_quality",
             "Quality against compression. Markers show the engine; the line marks the baseline.",
             bytes_quality_plot(compared, baseline),
         ),
-        Figure(
-            "breakdown",
-            "Compute, exposed communication, exposed copies and idle time sum to the profiled "
-            "step.",
-            breakdown_plot(compared),
-        ),
     ]
-    return Section("Plots", figures=figures)
+    return Section("What does it cost in quality?", figures=figures)
 
 
-comparison = section_of_runs("Comparison", columns.COMPARISON)
-breakdown = section_of_runs("Step breakdown", columns.BREAKDOWN)
-traffic = section_of_runs("Traffic", columns.TRAFFIC)
-codec_statistics = section_of_runs("Codec statistics", columns.CODECS)
-efficiency = section_of_runs("Memory, compute and link", columns.EFFICIENCY)
+def _section_of_runs(title: str, shown: Sequence[Column]) -> Callable[[Evidence], Section]:
+    """Return the builder of a folded section that is one table with a row per run."""
+    return lambda evidence: Section(title, tables=[evidence.run_table(title, shown)], folded=True)
+
+
+breakdown = _section_of_runs("Step breakdown", columns.BREAKDOWN)
+traffic = _section_of_runs("Traffic", columns.TRAFFIC)
+codec_statistics = _section_of_runs("Codec statistics", columns.CODECS)
+efficiency = _section_of_runs("Memory, compute and link", columns.EFFICIENCY)

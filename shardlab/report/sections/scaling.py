@@ -1,90 +1,79 @@
-"""Section on scaling: throughput by ranks, and whether communication is the bottleneck."""
+"""Section on what takes the time of a step: communication, sharding, and the number of ranks."""
 
 import pandas as pd
 
-from shardlab.config.run_record import Setting
-from shardlab.report.aggregate import verdict
 from shardlab.report.columns import SCALING
 from shardlab.report.evidence import Evidence
-from shardlab.report.plots import scaling_plot
-from shardlab.report.tables import Figure, Section, estimate, percent, plural, within
-from shardlab.report.timings import without_link
-
-_HALF = 2.0
-"""step over its no-communication bound from which communication takes most of a step"""
+from shardlab.report.plots import breakdown_plot, scaling_plot
+from shardlab.report.tables import (
+    ONE_DEVICE,
+    Figure,
+    Section,
+    estimate,
+    percent,
+    plural,
+    within,
+)
+from shardlab.report.timings import place, without_link
 
 
 def scaling(evidence: Evidence) -> Section:
-    """Show throughput by ranks, and compare steps with the no-communication bound."""
-    rows, baseline = evidence.timing_rows, evidence.baseline
+    """Show the share of communication in a step, and throughput by ranks."""
+    rows = evidence.timing_rows
+    first = evidence.main_steps
     return Section(
-        "Is communication the bottleneck?",
-        sentences=[
-            "Timings are measured apart from training: all runs have an engine in the same "
-            "processes and their steps are interleaved in random order. The no-communication bound "
-            "is the step time of ranks that train without communication.",
-            *cores_note(rows),
-        ],
-        items=bottleneck(rows, baseline),
+        "What takes the time?",
+        items=[text for each in evidence.several for text in share(each, evidence.baseline)],
         figures=[
+            Figure(
+                "breakdown",
+                "Compute, exposed communication, exposed copies and idle time sum to the traced "
+                f"step; {place(first)}.",
+                breakdown_plot(first),
+            ),
             Figure(
                 "scaling",
                 "Throughput of all ranks, and the fraction of backward in which a collective ran. "
                 "The dotted line is the no-communication bound.",
-                scaling_plot(without_link(rows), evidence.runs, baseline),
-            )
+                scaling_plot(without_link(rows), evidence.runs, evidence.baseline),
+            ),
         ],
         tables=[evidence.timing_table("Scaling", SCALING, scaling_rows(rows))],
+        notes=[
+            "The no-communication bound is the step time of ranks that train without "
+            "communication, all at once.",
+            *cores_note(rows),
+        ],
     )
 
 
 def scaling_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the timings without an emulated link, run by run and by ascending ranks."""
+    """Return the timings without an emulated link of runs on several numbers of ranks: one device
+    alone, then run by run and by ascending ranks."""
     rows = without_link(rows)
-    runs = pd.Categorical(rows["run"], categories=rows["run"].unique())
+    scaled = rows.groupby("run")["world_size"].transform("nunique") > 1
+    rows = rows[scaled | (rows["run"] == ONE_DEVICE)] if scaled.any() else rows[scaled]
+    names = dict.fromkeys([ONE_DEVICE, *rows["run"]])
+    runs = pd.Categorical(rows["run"], categories=[*names])
     return rows.assign(order=runs).sort_values(["order", "world_size"], kind="stable")
 
 
-def bottleneck(rows: pd.DataFrame, baseline: str) -> list[str]:
-    """Return a sentence for every timing of the baseline on several ranks."""
-    several = rows[(rows["run"] == baseline) & (rows["world_size"] > 1)]
-    return [_sentence(row) for _, row in several.iterrows()]
-
-
-def bottleneck_of(rows: pd.DataFrame, setting: Setting) -> str:
-    """Return the sentence for the run, ranks and link of a record."""
-    if setting.world_size == 1:
-        return "A single rank does not communicate."
-    rows = rows[(rows["world_size"] == setting.world_size) & (rows["link"] == setting.link)]
-    sentences = bottleneck(rows, setting.run)
-    return (
-        sentences[0]
-        if sentences
-        else f"Whether communication is the bottleneck of {setting.run} is unknown: it is not "
-        f"timed on {setting.world_size} ranks (link: {setting.link})."
-    )
-
-
-def _sentence(row: pd.Series) -> str:
-    ratio, low, high = estimate(row, "bound_ratio")
-    return (
-        f"On {row['world_size']} ranks (link: {row['link']}) {_verdict(row)} of {row['run']}: its "
-        f"step takes {within(ratio, low, high, 2)} times the no-communication bound, so "
-        f"{percent(max(0.0, 1 - 1 / ratio), 0)} of it is the cost of sharding and "
-        f"communication; in the trace {percent(row['exposed_share'], 0)} of it is exposed "
-        "communication."
-    )
-
-
-def _verdict(row: pd.Series) -> str:
-    """Judge by both measures, since the bound leaves out the work of sharding, too."""
-    by_bound = verdict(row["bound_ratio_low"], row["bound_ratio_high"], _HALF)
-    if by_bound == "unknown":
-        return "a single repetition cannot show whether communication is the bottleneck"
-    by_trace = "higher" if row["exposed_share"] > 1 / _HALF else "lower"
-    if by_bound != by_trace:
-        return "it is not clear whether communication is the bottleneck"
-    return f"communication is {'' if by_trace == 'higher' else 'not '}the bottleneck"
+def share(timing: pd.DataFrame, baseline: str) -> list[str]:
+    """Return a sentence on how much of the baseline's step is communication; none where the timing
+    does not have it."""
+    rows = timing[timing["run"] == baseline]
+    if rows.empty:
+        return []
+    row = rows.iloc[0]
+    parts = []
+    if row["exposed_share"] >= 0:
+        traced = percent(row["exposed_share"], 0)
+        parts.append(f"{traced} of the step of {baseline} is communication (exposed, in the trace)")
+    if row["bound_ratio"] > 0:
+        cost, low, high = (max(0, 100 - 100 / end) for end in estimate(row, "bound_ratio"))
+        of_step = "" if parts else f" of the step of {baseline}"
+        parts.append(f"{within(cost, low, high, 0, ' %')}{of_step} with the cost of sharding")
+    return [f"{place(timing)}: {', '.join(parts)}."] if parts else []
 
 
 def cores_note(rows: pd.DataFrame) -> list[str]:
@@ -95,6 +84,6 @@ def cores_note(rows: pd.DataFrame) -> list[str]:
     most = crowded.loc[crowded["world_size"].idxmax()]
     return [
         f"{plural(most['world_size'], 'rank')} of {plural(most['threads'], 'thread')} shared "
-        f"{plural(most['cores'], 'core')}: the efficiency relative to one rank contains this, the "
-        "fraction of the no-communication bound does not."
+        f"{plural(most['cores'], 'core')}: the efficiency relative to one rank contains this; what "
+        "is relative to one device alone, or to the no-communication bound, does not."
     ]

@@ -1,7 +1,5 @@
 """Section on the search: what was predicted, raced and decided, round by round."""
 
-import math
-
 from shardlab.report.evidence import Evidence
 from shardlab.report.tables import (
     ABSENT,
@@ -12,10 +10,9 @@ from shardlab.report.tables import (
     make_table,
     percent,
     plural,
-    within,
 )
 from shardlab.search.history import History
-from shardlab.search.records import Candidate, Comparison, Decision, Space, StepRatio
+from shardlab.search.records import Comparison, Decision, Space, StepRatio
 
 _ROLES = {
     "incumbent": "incumbent",
@@ -50,7 +47,7 @@ def _searches(history: History) -> dict[str, Decision | None]:
 def _outcome(history: History, name: str, last: Decision | None) -> str:
     decisions = [decision.decision for decision in history.rounds if decision.search == name]
     fits = last is None or last.fits
-    result = "recommends" if fits else "found nothing within the memory limit and keeps"
+    result = "holds" if fits else "found nothing within the memory limit and keeps"
     held, load = history.held, history.workload
     if last:
         held = history.measured[last.held]
@@ -84,12 +81,11 @@ def _round(decision: Decision) -> Section:
         stopped = decision.stopped
         sentences.append(f"The trial took {decision.seconds:.0f} s; the race ended: {stopped}.")
     sentences += [f"Decision: {decision.decision}. {decision.reason}.", *decision.warnings]
-    shortlist = Section(f"Shortlist of round {number}", tables=[_shortlist(decision)])
     return Section(
         f"Round {number}{f' of {decision.search}' if decision.search else ''}: {decision.decision}",
         sentences=sentences,
-        tables=[_race(decision)] if decision.compared else [],
-        details=[shortlist] if decision.candidates else [],
+        tables=[_race(decision)],
+        folded=True,
     )
 
 
@@ -127,30 +123,6 @@ def _arm(arm: Comparison) -> list[str]:
         str(arm.step.repetitions) if arm.step else ABSENT,
         percent(None if ratio is None else ratio - 1),
         "; ".join(arm.objections) or "faster, and as good",
-    ]
-
-
-def _shortlist(decision: Decision) -> Table:
-    rows = sorted(decision.candidates, key=_by_step)
-    headings = ["strategy", "predicted step", "perplexity from the start's", "why"]
-    title = f"Shortlist of round {decision.round}"
-    return make_table(title, headings, map(_candidate, rows), layout="text")
-
-
-def _by_step(candidate: Candidate) -> tuple[float, str]:
-    step = candidate.prediction.step_ms
-    return float("inf") if step is None else step, candidate.id
-
-
-def _candidate(candidate: Candidate) -> list[str]:
-    prediction, ratio = candidate.prediction, candidate.prediction.perplexity_ratio
-    step = prediction.step_ms, prediction.low_ms, prediction.high_ms
-    mean, low, high = (math.nan if value is None else value for value in step)
-    return [
-        candidate.label,
-        within(mean, low, high, 1, " ms"),
-        f"{percent(None if ratio is None else ratio - 1)} ({prediction.note})",
-        candidate.why,
     ]
 
 

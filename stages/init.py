@@ -1,0 +1,269 @@
+"""Write an experiment on your text into a new folder: params.yaml, a git repository, and the files
+of Snakemake and DVC. What no option says is asked where a person can answer.
+
+In the folder of an experiment that is there, as after a clone or a new version of shardlab, write
+the files of both tools again; params.yaml stays.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import yaml
+
+from shardlab.config.machine import Link
+from shardlab.config.model_and_data import Model, Tokenize
+from shardlab.config.parameters import Parameters
+from shardlab.config.schema import Train
+from shardlab.core.document import validate
+from shardlab.core.errors import UserError
+from shardlab.core.files import write_text
+from shardlab.core.progress import say
+from shardlab.models.build import PRESETS, build_model
+from stages.common import Parser, run_command
+from stages.readme import BEGIN, END
+from stages.search import Minutes, Ranks
+
+_HERE = Path(__file__).resolve().parent
+_WHEEL = _HERE / "pipeline"
+"""where pyproject.toml puts the files of the pipeline in a wheel"""
+FILES = (
+    *(".dvc/.gitignore", ".dvc/config", ".dvc/plots", ".dvcignore", ".gitignore", "Snakefile"),
+    *("data/inputs/.gitignore", "dvc.yaml", "profiles", "user_codecs", "workflow"),
+)
+_CODE = ("csrc", "shardlab", "stages")
+"""links to what is installed, so that jobs import it and both tools see when it changes"""
+
+_QUESTIONS = {
+    "text": ("text: a file or folder of yours, or wikipedia", "wikipedia"),
+    "model": (f"size of the model: {', '.join(PRESETS)}", "tiny"),
+    "ranks": ("ranks on this machine", "2"),
+    "link": ("rate of the link between them, such as 100mbit, or none", "100mbit"),
+    "minutes": ("minutes until the report", "15"),
+}
+_SOURCES = {".jsonl": "jsonl", ".json": "json", ".xml": "mediawiki", ".parquet": "huggingface"}
+"""of `Data`, by suffix; other files and folders are text"""
+_STRATEGIES: dict[str, dict[str, Any]] = {
+    "ddp": {"engine": "ddp"},
+    "ddp-int8": {"engine": "ddp", "gradients": {"codec": "int8"}},
+    "fsdp2": {"engine": "fsdp2"},
+    "fsdp2-int8": {"engine": "fsdp2", "gradients": {"codec": "int8"}},
+}
+_SEEDS = [0, 1]
+_JOBS = len(_STRATEGIES) * (len(_SEEDS) + 2) + 15
+"""training, profile and validate of each run, and the other stages"""
+_TRAINING, _TIMING, _RACE = 0.5, 0.125, 0.25
+"""shares of the time: training, each of two timings, and the races of the search"""
+_LEAST_STEPS = 20
+
+
+def main() -> None:
+    """Write the folder."""
+    # of imports, which are those of most stages
+    start_s = time.process_time()
+    parser = Parser("init", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    for name, (words, default) in _QUESTIONS.items():
+        parser.add_argument(f"--{name}", metavar=name.upper(), help=f"{words} (default {default})")
+    given = vars(parser.parse_args())
+    folder = given.pop("folder").absolute()
+    params = folder / "params.yaml"
+    if params.exists():
+        if any(given.values()):
+            raise UserError(f"{params} is there already: change that file, or name another folder")
+        _write_pipeline(folder)
+        say(f"init: files of the pipeline written again, {params} is as it was")
+        return
+    if folder.exists() and {path.name for path in folder.iterdir()} - {".git"}:
+        raise UserError(f"{folder}: not empty, and no experiment: name a new folder")
+    tree, note = _parameters(_answers(given), start_s)
+    _write_pipeline(folder)
+    write_text(folder / "README.md", f"# {folder.name}\n\n{BEGIN}\n{END}\n")
+    write_text(params, _text(tree))
+    Parameters(params).complete()
+    say(f"init: {params}: {note}\ninit: start it with: cd {folder} && shardlab run")
+
+
+def _answers(given: dict[str, str | None]) -> dict[str, str]:
+    """Return the options, with answers or defaults for those that are absent."""
+    answers = {}
+    for name, (words, default) in _QUESTIONS.items():
+        answer = given[name]
+        if answer is None and sys.stdin.isatty():
+            answer = input(f"{words} [{default}]: ").strip()
+        answers[name] = answer or default
+    return answers
+
+
+def _parameters(answers: dict[str, str], start_s: float) -> tuple[dict[str, Any], str]:
+    """Return the parameters of an experiment that takes about the time, and what it is in words.
+
+    Args:
+        start_s: CPU seconds until a stage has imported what it needs.
+    """
+    model = {"preset": answers["model"]}
+    data, inputs = _data(answers["text"])
+    ranks = validate(Ranks, answers["ranks"], "--ranks")
+    minutes = validate(Minutes, answers["minutes"], "--minutes")
+    rate = answers["link"]
+    link = None if rate == "none" else validate(Link, {"rate": rate}, "--link")
+    step_s, count = _step(validate(Model, model, "--model"))
+    step_s *= max(1.0, ranks / len(os.sched_getaffinity(0)))
+    # what a ring sends of float32 gradients
+    link_s = 8 * 4 * count * 2 * (ranks - 1) / ranks / link.bits_per_second if link else 0.0
+    left_s = 60.0 * minutes - _JOBS * start_s
+    runs = len(_STRATEGIES)
+    trained = runs * len(_SEEDS)
+    steps = int(_TRAINING * left_s / trained / step_s)
+    if steps < _LEAST_STEPS:
+        needed = (_JOBS * start_s + _LEAST_STEPS * trained * step_s / _TRAINING) / 60
+        raise UserError(
+            f"--minutes {minutes}: {trained} runs of {answers['model']} with steps of "
+            f"{1000 * step_s:.0f} ms take more: give {needed + 1:.0f}"
+        )
+
+    def timing(seconds: float, **more: Any) -> dict[str, Any]:
+        # of each run, and steps without communication
+        repetitions = max(5, min(200, int(_TIMING * left_s / (runs + 1) / seconds)))
+        return {"world_size": ranks, "repetitions": repetitions, **more}
+
+    timings = {"loopback": timing(step_s)}
+    agent: dict[str, Any] = {"trial_timeout_s": round(_RACE * left_s)}
+    if link:
+        timings["link"] = timing(step_s + link_s, link={"rate": rate})
+        agent = {"link": {"rate": rate}, **agent}
+    tree = {
+        "inputs": inputs,
+        "data": data,
+        "model": model,
+        "train": {"world_size": ranks, "steps": steps},
+        "strategies": _STRATEGIES,
+        "seeds": _SEEDS,
+        "baseline": "ddp",
+        "timings": timings,
+        "agent": agent,
+        "rounds": {"1": {"after": "results/results.jsonl"}},
+    }
+    return tree, (
+        f"{count:,} parameters, {trained} runs of {steps} steps, sized for {minutes} minutes of "
+        f"this machine without other work, by a step of {1000 * step_s:.0f} ms"
+    )
+
+
+def _data(text: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the sections `data` and `inputs`."""
+    if text in ("wikipedia", "synthetic"):
+        return {"source": text}, {}
+    path = Path(text).absolute()
+    if not path.exists():
+        raise UserError(f"--text {text}: no such file or folder; give one, or wikipedia")
+    suffixes = [suffix for suffix in path.suffixes if suffix in _SOURCES]
+    data = {"source": _SOURCES[suffixes[-1]] if suffixes else "text", "path": str(path)}
+    if data["source"] == "text" and path.is_file() and not _has_marks(path):
+        data["separator"] = "\n\n"  # one document would leave none to validate
+    return data, {"text": str(path)}
+
+
+def _has_marks(path: Path) -> bool:
+    """Return whether a text marks the ends of documents, as its first MB shows."""
+    with path.open("rb") as file:
+        return b"<|endoftext|>" in file.read(1 << 20)
+
+
+def _step(model: Model) -> tuple[float, int]:
+    """Return the CPU seconds of a training step on one thread, and the number of parameters."""
+    train, vocabulary = Train(), Tokenize().for_model(model).vocabulary
+    assert vocabulary is not None, "of a preset"
+    torch.set_num_threads(train.threads)
+    module = build_model(model, vocabulary, train.sequence_length, 0, seed=0).whole()
+    optimizer = torch.optim.AdamW(module.parameters())
+    tokens = torch.randint(vocabulary, (train.batch_size, train.sequence_length))
+    seconds = []
+    for _ in range(4):
+        start_s = time.process_time()
+        logits = module(input_ids=tokens).logits[:, :-1]
+        F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seconds.append(time.process_time() - start_s)
+    # the first one allocates
+    return min(seconds[1:]), sum(parameter.numel() for parameter in module.parameters())
+
+
+def _write_pipeline(folder: Path) -> None:
+    """Write the files of both tools, links to the installed code, and a git repository.
+
+    Raises:
+        UserError: something else is where a link belongs, or there is no git.
+    """
+    taken = [
+        name for name in _CODE if (folder / name).exists() and not (folder / name).is_symlink()
+    ]
+    if taken or (folder / "Snakefile").is_symlink():
+        raise UserError(f"{folder}: a folder of the repository of shardlab: name another one")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in FILES:
+        source, target = _source(name), folder / name
+        if source.is_dir():
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(source, target, ignore=ignored, dirs_exist_ok=True)
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+    with (folder / ".gitignore").open("a", encoding="utf-8") as file:
+        file.writelines(f"/{name}\n" for name in _CODE)
+    for name in _CODE:
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(_source(name))
+    git = shutil.which("git")
+    if git is None:
+        raise UserError("git is missing: install it, DVC needs it")
+    inside = subprocess.run([git, "-C", folder, "rev-parse"], capture_output=True)
+    if inside.returncode:
+        subprocess.run([git, "init", "--quiet", folder], check=True)
+
+
+def _source(name: str) -> Path:
+    """Return where a file of the pipeline or the code is installed."""
+    if not _WHEEL.is_dir():
+        return _HERE.parent / name
+    return {"shardlab": _HERE.parent, "stages": _HERE}.get(name, _WHEEL / name)
+
+
+def _text(tree: dict[str, Any]) -> str:
+    """Return parameters as YAML of a line each, and one for each strategy and timing."""
+    lines = ["# shardlab init; workflow/schemas/params.schema.json describes every key"]
+    for key, value in tree.items():
+        if key in ("strategies", "timings"):
+            lines += [f"{key}:", *(f"  {name}: {_flow(each)}" for name, each in value.items())]
+        else:
+            lines.append(f"{key}: {_flow(value)}")
+    return "\n".join([*lines, ""])
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes line breaks as \\n, so that a value stays on its line."""
+
+
+def _write_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style='"' if "\n" in text else None
+    )
+
+
+_Dumper.add_representer(str, _write_text)
+
+
+def _flow(value: Any) -> str:
+    text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, sort_keys=False, width=1000)
+    return str(text).partition("\n")[0]
+
+
+if __name__ == "__main__":
+    run_command("init", main)

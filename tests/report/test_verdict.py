@@ -1,0 +1,223 @@
+"""The verdict recommends nothing that is not shown, and says what one device alone does."""
+
+import ast
+import inspect
+
+import pytest
+import yaml
+
+import shardlab
+from shardlab.codecs.registry import spec_of
+from shardlab.config.strategy import parse_strategy
+from shardlab.config.timing_record import NO_COMMUNICATION, Race
+from shardlab.report.answer import answer, attach_arguments, snippet
+from shardlab.search.records import Measured
+from tests.evidence_factory import make_evidence
+from tests.record_factory import STRATEGIES, make_history, make_record
+from tests.timed_run_factory import make_timed
+
+DRIFT = [20.0, 40.0, 25.0, 90.0]
+RUNS = ["fsdp2", "ddp", "fsdp2-int8"]
+INT8 = "fsdp2-int8"
+
+
+def slow(steps, **changes):
+    """The timing on the slow link; each run takes so many times as long in every repetition."""
+    return [
+        make_timed("slow", run, step_ms=[times * step for step in DRIFT], **changes)
+        for run, times in steps.items()
+    ]
+
+
+def trained(perplexities, runs=RUNS):
+    """Records of three seeds; runs have a perplexity by seed in times of the baseline's."""
+    return [
+        make_record(run, seed, val_ppl=100.0 * (1 + seed) * times)
+        for run in runs
+        for seed, times in enumerate(perplexities.get(run, [1.0] * 3))
+    ]
+
+
+def verdict(steps, perplexities=None, **changes):
+    """The line on the slow link."""
+    records = trained(perplexities or {}, [run for run in RUNS if run in steps])
+    timed = slow(steps, **changes.pop("of_timing", {}))
+    return answer(make_evidence(records, timed=timed, **changes)).lines[0]
+
+
+ALONE = {NO_COMMUNICATION: 1.0}
+
+
+def test_the_fastest_tolerated_strategy_is_compared_with_baseline_and_one_device():
+    text = verdict({"fsdp2": 6.0, "ddp": 4.0, INT8: 1.5, **ALONE}, {INT8: [1.002, 1.004, 1.003]})
+    assert text.startswith(f"2 ranks at 100 Mbit/s: use {INT8}: 4.0 times as fast as fsdp2, ")
+    # 1.5 steps of one rank for the tokens of two
+    assert "1.33 times as fast as one device alone, perplexity +0.3 % (+0.1 to +0.5)" in text
+    assert "; without any loss: one device alone (ddp takes 2.00 times as long)." in text
+
+
+def test_train_on_one_device_where_the_link_eats_what_the_others_give():
+    text = verdict({"fsdp2": 6.0, INT8: 3.0, **ALONE}, {INT8: [1.002, 1.004, 1.003]})
+    assert ": train on one device: the link eats what the second gives. fsdp2-int8, " in text
+    assert text.endswith("takes 1.50 times as long for as many tokens.")
+    records = trained({}, ["fsdp2"])
+    timed = slow({"fsdp2": 6.0, **ALONE}, world_size=4)
+    lines = answer(make_evidence(records, timed=timed)).lines
+    assert any("the link eats what the other 3 give" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("perplexity", "words"),
+    [
+        ([1.1, 1.1, 1.1], "perplexity +10.0 %"),
+        # the mean is within the tolerance, and the interval is not
+        ([1.0, 1.0, 1.06], "perplexity +2.0 % (-6.2 to +10.8)"),
+        ([None, 1.0, 1.0], "perplexity not measured"),
+    ],
+)
+def test_a_strategy_is_not_recommended_above_the_tolerance(perplexity, words):
+    records = trained({INT8: [times or 1.0 for times in perplexity]})
+    if None in perplexity:
+        records = [record for record in records if record.run != INT8]
+    steps = slow({"fsdp2": 6.0, "ddp": 1.8, INT8: 1.5, **ALONE})
+    [text, *_] = answer(make_evidence(records, timed=steps)).lines
+    assert "use ddp: 3.3 times as fast as fsdp2" in text and "without any loss" in text
+    assert f"Faster, and not recommended: {INT8} ({words}" in text.replace("\N{MINUS SIGN}", "-")
+
+
+def test_one_seed_shows_no_tolerated_perplexity():
+    records = [make_record(run, val_ppl=100.0) for run in RUNS]
+    timed = slow({"fsdp2": 6.0, "ddp": 1.8, INT8: 1.5, **ALONE})
+    [text, *_] = answer(make_evidence(records, timed=timed)).lines
+    assert "use ddp" in text and f"not recommended: {INT8} (perplexity 0.0 %, in one seed)" in text
+
+
+def test_loss_needs_a_step_that_is_shown_to_be_shorter():
+    runs = slow({"fsdp2": 6.0, "ddp": 1.5, **ALONE})
+    runs += [make_timed("slow", INT8, step_ms=[10.0, 60.0, 20.0, 140.0])]
+    [text, *_] = answer(make_evidence(trained({}), timed=runs)).lines
+    assert "use ddp" in text and "Faster" not in text
+
+
+def test_quality_of_other_ranks_says_nothing():
+    steps = {"fsdp2": 6.0, "ddp": 1.8, INT8: 1.5, **ALONE}
+    evidence = make_evidence(trained({}), timed=slow(steps, world_size=4))
+    [line] = [line for line in answer(evidence).lines if line.startswith("4 ranks")]
+    assert "use ddp" in line and f"{INT8} (perplexity not measured)" in line
+
+
+def test_what_is_not_shown_to_be_faster_than_one_device_is_an_alternative():
+    runs = slow({"fsdp2": 6.0, **ALONE})
+    runs += [make_timed("slow", "ddp", step_ms=[25.0, 120.0, 30.0, 260.0])]
+    [text, *_] = answer(make_evidence(trained({}, RUNS[:2]), timed=runs)).lines
+    assert ": one device alone, or ddp, which is not shown to be faster: " in text
+    single = [run.model_copy(update={"step_ms": run.step_ms[:1]}) for run in runs]
+    [text, *_] = answer(make_evidence(trained({}, RUNS[:2]), timed=single)).lines
+    assert "one device alone in the only repetition" in text
+
+
+def test_one_device_that_was_not_timed_is_not_compared():
+    text = verdict({"fsdp2": 6.0, "ddp": 4.0})
+    assert "not compared with one device alone, which was not timed" in text
+
+
+def test_a_run_that_failed_is_not_recommended():
+    steps = {"fsdp2": 6.0, "ddp": 1.5, **ALONE}
+    assert "use ddp" in verdict(steps)
+    assert "ddp" not in verdict(steps, lost={"ddp"})
+
+
+def raced(ratio, perplexity, **changes):
+    """A search that holds a strategy which no timing has; its steps are so many times the bound."""
+    strategy = parse_strategy(
+        {"engine": "ddp", "gradients": {"codec": "int4", "error_feedback": True}}
+    )
+    held, canonical = strategy.hash(), strategy.canonical()
+    records = trained({})
+    history = make_history(records)
+    place = {"link": "100mbit", "world_size": 2}
+    last = history.rounds[0].model_copy(update={"held": held, **place, **changes})
+    names = {held: ratio, records[0].strategy_hash: 6.0, NO_COMMUNICATION: 1.0}
+    runs = [
+        run.model_copy(update={"run": name}) for name, run in zip(names, slow(names), strict=True)
+    ]
+    # arms leave a race at different times
+    runs[1] = runs[1].model_copy(update={"step_ms": runs[1].step_ms[:2]})
+    arms = {held: {"outcome": "ok"}}
+    race = Race(name="round-1", incumbent=held, arms=arms, reason="", seconds=1.0, runs=runs)
+    own = [make_record("trial", seed, val_ppl=100.0 * (1 + seed) * perplexity) for seed in range(3)]
+    row = Measured(strategy=canonical, hash=held, source="round 1", trained=own)
+    measured = {**history.measured, held: row}
+    update = {"rounds": [last], "races": [race], "measured": measured, "incumbent": held}
+    return make_evidence(
+        records,
+        timed=slow({"fsdp2": 6.0, "ddp": 4.0, INT8: 1.5, **ALONE}),
+        history=history.model_copy(update=update),
+    )
+
+
+def test_what_the_search_holds_is_a_candidate_on_its_link():
+    found = answer(raced(1.2, 1.01))
+    assert (
+        "use found-by-search (ddp, int4:group=128, error_feedback; timed in its race): "
+        in found.lines[0]
+    )
+    assert "5.0 times as fast as fsdp2, 1.67 times as fast as one device alone" in found.lines[0]
+    assert next(iter(found.snippets)) == "found-by-search"
+    for slower in (raced(1.7, 1.01), raced(1.2, 1.2), raced(1.2, 1.01, link="1gbit")):
+        assert f"use {INT8}: " in answer(slower).lines[0]
+    assert (
+        "not recommended: found-by-search (perplexity +20.0 %" in answer(raced(1.2, 1.2)).lines[0]
+    )
+
+
+def test_a_search_that_raced_nothing_is_named_on_top():
+    history = make_history(trained({}))
+    assert answer(make_evidence(trained({}))).warnings == []
+    lost = history.rounds[0].model_copy(update={"compared": history.rounds[0].compared[1:]})
+    update = {"rounds": [lost]}
+    evidence = make_evidence(trained({}), history=history.model_copy(update=update))
+    assert answer(evidence).warnings[0].endswith(" (raise agent.trial_timeout_s).")
+    rounds = [history.rounds[1].model_copy(update={"round": 1, "link": "100mbit"})]
+    evidence = make_evidence(trained({}), history=history.model_copy(update={"rounds": rounds}))
+    assert answer(evidence).warnings == [
+        "Nothing was raced on 2 ranks with link 100mbit, so the search adds nothing: no candidate "
+        "is left."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ({"engine": "ddp"}, "model"),
+        (STRATEGIES["fsdp2-exchange"], 'model, route="exchange"'),
+        ({"engine": "manual"}, "model"),
+        (STRATEGIES["fsdp2-int4"], 'model, gradients="int4:group=128", error_feedback=True'),
+        (
+            {
+                "engine": "fsdp2",
+                "gradients": {"codec": "int8", "between_nodes": "int4", "exclude": ["*.bias"]},
+                "weights": {"codec": "int8:group=64", "minimum_size": 8},
+            },
+            'model, gradients="int8:group=128", between_nodes="int4:group=128", '
+            "exclude=['*.bias'], weights=\"int8:group=64\", weights_minimum_size=8",
+        ),
+        (
+            {"engine": "ddp", "sync": {"every": 8, "codec": "int4", "error_feedback": True}},
+            "model, sync_every=8, outer={'momentum': 0.0, 'codec': 'int4:group=128', "
+            "'error_feedback': True}",
+        ),
+    ],
+)
+def test_the_line_to_paste_has_arguments_of_attach(document, expected):
+    strategy = parse_strategy(document).canonical()
+    arguments = attach_arguments(strategy)
+    assert arguments == expected
+    call = ast.parse(f"f({arguments})", mode="eval").body
+    given = {each.arg: ast.literal_eval(each.value) for each in call.keywords}
+    inspect.signature(shardlab.attach).bind("model", **given)
+    for key in ("gradients", "weights", "between_nodes"):
+        assert spec_of(given.get(key, "none"))
+    text = snippet("a", strategy)
+    entry = yaml.safe_load(text.partition("# in a script")[0])
+    assert parse_strategy(entry["strategies"]["a"]).hash() == strategy.hash()

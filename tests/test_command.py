@@ -1,0 +1,101 @@
+"""The command `shardlab`: its table, its help, and what it says of packages that are missing."""
+
+import subprocess
+import sys
+
+import pytest
+
+from shardlab.command import COMMANDS, main
+from tests.commands import ROOT, typed
+
+ALONE = """
+import sys
+
+for name in ({absent}):
+    sys.modules[name] = None  # as if it were not installed
+from shardlab.command import main
+
+main(sys.argv[1:])
+"""
+
+
+def without(absent, *arguments):
+    """The command in a process in which packages are missing."""
+    script = ALONE.format(absent="".join(f"{name!r}, " for name in absent))
+    return subprocess.run(
+        [sys.executable, "-c", script, *arguments], cwd=ROOT, capture_output=True, text=True
+    )
+
+
+def test_the_help_names_every_command_and_needs_no_package():
+    done = without(["torch", "numpy", "pydantic", "yaml", "pandas", "transformers"], "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    for name, command in COMMANDS.items():
+        assert f"  {name} " in done.stdout and command.help in done.stdout
+
+
+# those that load models take seconds
+_FAST = ("plan", "trace", "run", "search")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in _FAST else pytest.mark.long) for n in COMMANDS]
+)
+def test_every_command_has_an_example_in_its_help(name, tmp_path):
+    command = typed(tmp_path / "command", tmp_path, "shardlab", name, "--help")
+    assert command.wait() == 0, command.said()
+    said = " ".join(command.said().split())
+    assert said.startswith(f"usage: shardlab {name} ")
+    assert said.endswith(f"example: shardlab {name} {COMMANDS[name].example}".rstrip())
+
+
+@pytest.mark.parametrize(
+    "arguments, error",
+    [
+        (["trian"], "shardlab: error: no command 'trian'; did you mean 'train'?"),
+        (
+            ["search", "--rank", "2"],
+            "search: error: the following arguments are required: --link; s",
+        ),
+        (["attach"], "attach: error: the following arguments are required: --demo; see shardlab a"),
+        (["attach", "--demo", "--gradients", "int9"], "attach: error: codec: unknown codec 'int9'"),
+        (["run"], "run: error: params.yaml: no such file: shardlab init DIR writes one"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, error, tmp_path):
+    command = typed(tmp_path / "command", tmp_path, "shardlab", *arguments)
+    assert command.wait() == 2
+    (line,) = command.said().splitlines()
+    assert line.startswith(error)
+
+
+@pytest.mark.parametrize(
+    "name, package, extra",
+    [
+        ("trace", "pandas", "lab"),
+        pytest.param("chat", "transformers", "hf", marks=pytest.mark.long),
+    ],
+)
+def test_a_missing_package_is_one_line_with_its_extra(name, package, extra):
+    done = without([package], name, "any")
+    assert done.returncode == 2
+    expected = f"shardlab {name}: error: {package} is missing: pip install 'shardlab[{extra}]'\n"
+    assert done.stderr == expected
+
+
+def test_bash_completes_the_names(capsys):
+    main(["--completion"])
+    script = f"{capsys.readouterr().out}complete -p shardlab"
+    shown = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert " ".join(COMMANDS) in shown.stdout
+
+
+@pytest.mark.long
+def test_the_demonstration_compares_what_was_sent(tmp_path):
+    command = typed(tmp_path / "command", tmp_path, "shardlab", "attach", "--demo")
+    assert command.wait() == 0, command.said()
+    plain, sent, coded, saved, *_ = command.said().splitlines()
+    assert plain.startswith("gradients none: 2 ranks") and "nothing saved" in sent
+    assert coded.startswith("gradients int8: 2 ranks") and "% saved: gradients 3." in saved
+    losses = [float(line.rpartition(" ")[2]) for line in (plain, coded)]
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
