@@ -6,9 +6,9 @@
 
 Two replicas of one rank each train the same model on the same tokens by AdamW, and exchange every H
 steps, uncompressed, with Nesterov momentum 0.9 at 0.7. Each is trained by shardlab and by torchft,
-from the same weights. The functions `by_shardlab` and `by_torchft` are what a script needs for each:
-torchft has a lighthouse, which runs in the process of rank 0 here, and a store and a manager per
-replica, since its replicas may come and go.
+from the same weights. The functions `by_shardlab` and `by_torchft` are what a script needs for
+each: torchft has a lighthouse, which runs in the process of rank 0 here, and a store and a manager
+per replica, since its replicas may come and go.
 """
 
 import copy

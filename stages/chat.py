@@ -3,6 +3,7 @@
 No stage of the pipeline: it needs no params.yaml, writes nothing and may run while a stage does.
 """
 
+import sys
 from pathlib import Path
 
 from shardlab.core.document import validate

@@ -18,14 +18,14 @@ import torch.nn.functional as F
 import yaml
 
 from shardlab.config.machine import Link
-from shardlab.config.model_and_data import Model, Tokenize
+from shardlab.config.model_and_data import PRESETS, Model, Tokenize
 from shardlab.config.parameters import Parameters
 from shardlab.config.schema import Train
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_text
 from shardlab.core.progress import say
-from shardlab.models.build import PRESETS, build_model
+from shardlab.models.build import build_model
 from stages.common import Parser, run_command
 from stages.readme import BEGIN, END
 from stages.search import Minutes, Ranks
