@@ -36,7 +36,7 @@ def test_the_help_names_every_command_and_needs_no_package():
 
 
 # those that load models take seconds
-_FAST = ("trace", "run", "search")
+_FAST = ("plan", "trace", "run", "search")
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ class Data(Document):
 
 
 _VOCABULARY = 2048
-_GPT2_VOCABULARY = 50257
+GPT2_VOCABULARY = 50257
 
 
 class Tokenize(Document):
@@ -98,7 +98,7 @@ class Tokenize(Document):
     @property
     def tokens(self) -> int | None:
         """Size of the vocabulary; None where a file of a tokenizer says it."""
-        return _GPT2_VOCABULARY if self.tokenizer == "gpt2" else self.vocabulary
+        return GPT2_VOCABULARY if self.tokenizer == "gpt2" else self.vocabulary
 
     def for_model(self, model: "Model") -> Self:
         """Return the options with the tokenizer and the vocabulary size that null stands for.
