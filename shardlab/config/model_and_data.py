@@ -128,15 +128,6 @@ class Shape(NamedTuple):
     width: int
     heads: int
 
-    def parameters(self, vocabulary: int, positions: int) -> int:
-        """Return the number of parameters; the head shares the weight of the token embedding.
-
-        A block has two normalisations, four matrices (attention's 3 w^2 and w^2, the feed-forward
-        layer's two of 4 w^2) and their biases.
-        """
-        block = 12 * self.width**2 + 13 * self.width
-        return (vocabulary + positions + 2) * self.width + self.layers * block
-
 
 PRESETS = {
     "tiny": Shape(2, 96, 4),

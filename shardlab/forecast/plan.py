@@ -24,11 +24,7 @@ from shardlab.forecast.devices import (
     inside_rate,
 )
 from shardlab.forecast.planner import Job, Shapes
-from shardlab.models.shapes import (
-    PUBLISHED,
-    DecoderShapes,
-    read_decoder,
-)
+from shardlab.models.shapes import PUBLISHED, DecoderShapes, read_decoder
 
 _SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
 
