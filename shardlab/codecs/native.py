@@ -39,7 +39,7 @@ def serving() -> str:
     loaded = library()
     if loaded is None:
         return f"PyTorch reference ({_why_reference})"
-    path = Path(loaded._name)
+    path = Path(loaded._name)  # noqa: SLF001 - documented by ctypes
     width = _INSTRUCTIONS.get(path.stem.rpartition("_")[2], "baseline")
     return f"{path.name} ({width}), csrc {(built_from(path) or 'unknown')[:12]}"
 

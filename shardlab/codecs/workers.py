@@ -71,7 +71,8 @@ class Workers:
             self._handle = 0
             self._end()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Drop the threads of the parent process, which its forked children lack."""
         if self._end is not None:
             self._handle = 0
             self._end.detach()
@@ -85,7 +86,7 @@ def _forget_all() -> None:
     global _starting
     _starting = threading.Lock()
     for workers in _ALL:
-        workers._forget()
+        workers.forget()
 
 
 os.register_at_fork(after_in_child=_forget_all)

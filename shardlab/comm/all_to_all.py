@@ -237,8 +237,8 @@ class HierarchicalCollective(CodecCollective):
         # the audit compares both levels with the exact sum, not one level with its inputs
         audit, self.ledger.audit = self.ledger.audit, None
         try:
-            self.inside._reduce_scatter(of_node, by_local_rank.view(-1), 1.0, _inside(unit))
-            self.between._reduce_scatter(output, of_node, scale, _across(unit))
+            self.inside._reduce_scatter(of_node, by_local_rank.view(-1), 1.0, _inside(unit))  # noqa: SLF001
+            self.between._reduce_scatter(output, of_node, scale, _across(unit))  # noqa: SLF001
         finally:
             self.ledger.audit = audit
         self._audit(output, vector, scale)
@@ -247,9 +247,9 @@ class HierarchicalCollective(CodecCollective):
         """Gather between nodes first, so that every shard is sent to each other node once."""
         n = shard.numel()
         gathered = self._buffer("of the local rank", output, self.nodes * n)
-        self.between._all_gather(gathered, shard, _across(unit))
+        self.between._all_gather(gathered, shard, _across(unit))  # noqa: SLF001
         received = self._buffer("received", output)
-        self.inside._all_gather(received, gathered, _inside(unit))
+        self.inside._all_gather(received, gathered, _inside(unit))  # noqa: SLF001
         by_node = output.view(self.nodes, self.ranks_per_node, n)
         by_node.copy_(received.view(self.ranks_per_node, self.nodes, n).transpose(0, 1))
 

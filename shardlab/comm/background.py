@@ -45,7 +45,7 @@ class Background:
             1, name, initializer=_begin_thread, initargs=(torch.get_num_threads(), self._stream)
         )
         if beside is not None and self._stream is not None:
-            self._threads = beside._threads
+            self._threads = beside._threads  # noqa: SLF001 - another of this class
         self._last: Running | None = None
         self._error: BaseException | None = None
         """of the first call that failed"""

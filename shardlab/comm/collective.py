@@ -26,7 +26,7 @@ REPLICAS = "@replicas"
 _SAME = "make codec, options, seed, model, step and the version of shardlab the same on all ranks"
 _UNUSED = (
     "; where some of them do not use every parameter, call set_reduce_scatter_unused_params(True) "
-    "of fully_shard"
+    "of fully_shard (torch 2.13 or newer)"
 )
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])

@@ -24,20 +24,18 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
-from torch.distributed.fsdp._common_utils import HandleTrainingState
-from torch.distributed.fsdp._flat_param import FlatParamHandle
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from shardlab.codecs.base import Block, Unit
 from shardlab.comm.collective import REPLICAS, Collective, MakeCollective, WarmUp
 from shardlab.comm.uncompressed import Native
+from shardlab.core import torch_private
 from shardlab.core.device import accelerator_of
 from shardlab.core.errors import UserError
 from shardlab.models.names import parameter_names, plain
 
 _Future = torch.futures.Future[Tensor]
-_HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
 
 
 def attach_ddp(model: DistributedDataParallel, gradients: MakeCollective) -> Callable[[], None]:
@@ -166,10 +164,7 @@ class _BucketHook:
 
     def _order_messages(self) -> list[_Message]:
         backwards = sorted(self._parameters, key=lambda p: self._order[id(p)])
-        # private: DDP's own rule, which separates dtypes and devices
-        buckets, _ = dist._compute_bucket_assignment_by_size(
-            backwards, self._limits, [False] * len(backwards)
-        )
+        buckets = torch_private.assign_buckets(backwards, self._limits)
         messages = [[backwards[index] for index in bucket] for bucket in buckets]
         return [
             _Message(
@@ -203,7 +198,7 @@ def _limits(model: DistributedDataParallel) -> list[int]:
     """Return DDP's limits in bytes of the first bucket and of later ones."""
     if model.bucket_bytes_cap_list:
         return list(model.bucket_bytes_cap_list)
-    first = [dist._DEFAULT_FIRST_BUCKET_BYTES] if model.bucket_bytes_cap_default else []
+    first = [torch_private.FIRST_BUCKET_BYTES] if model.bucket_bytes_cap_default else []
     return [*first, model.bucket_bytes_cap]
 
 
@@ -269,7 +264,7 @@ def attach_fsdp1(
     """
     named = units(model)
     for name, module in named.items():
-        if module.sharding_strategy in _HYBRID:
+        if module.sharding_strategy in torch_private.HYBRID:
             raise UserError(
                 f"fsdp1: torch takes no communication hook for {module.sharding_strategy.name} "
                 f"({name}): use fully_shard with a two-dimensional mesh"
@@ -285,20 +280,17 @@ def attach_fsdp1(
     for name, module in named.items():
         assert module.process_group is not None, "set unless the strategy is hybrid"
         unit = Unit(name, _blocks(name, module))
-        # private attributes, as the module's docstring says: torch 2.13 has no public ones
-        module._comm_hook_state = _State(gradients(module.process_group), unit, average)
-        if module._handle is not None and module._handle.uses_sharded_strategy:
-            _clear_padding(module._handle)
-            gather = partial(_gather, module._handle, weights(module.process_group), unit)
-            module._handle._all_gather_flat_param = gather  # type: ignore[method-assign]
+        state = _State(gradients(module.process_group), unit, average)
+        torch_private.set_hook_state(module, state)
+        handle = torch_private.handle_of(module)
+        if handle is not None and handle.uses_sharded_strategy:
+            _clear_padding(handle)
+            gather = partial(_gather, handle, weights(module.process_group), unit)
+            torch_private.set_gather(handle, gather)
 
     def detach() -> None:
         for module in named.values():
-            # without a hook torch's own reduction runs again
-            module._comm_hook = None
-            module._comm_hook_state = None
-            if module._handle is not None:
-                vars(module._handle).pop("_all_gather_flat_param", None)
+            torch_private.restore_fsdp1(module)
 
     return detach
 
@@ -308,8 +300,9 @@ def unit_names(model: nn.Module) -> dict[str, list[str]]:
     names = {}
     for name, unit in units(model).items():
         prefix = "" if name == "root" else f"{name}."
-        flat = unit._flat_param
-        names[name] = [] if flat is None else [prefix + plain(fqn) for fqn in flat._fqns]
+        flat = torch_private.flat_parameter(unit)
+        inside = () if flat is None else torch_private.flat_names(flat)
+        names[name] = [prefix + plain(fqn) for fqn in inside]
     return names
 
 
@@ -324,11 +317,12 @@ def units(model: nn.Module) -> dict[str, FullyShardedDataParallel]:
 
 def _blocks(name: str, unit: FullyShardedDataParallel) -> tuple[Block, ...]:
     """Return one block, without the padding at its end, which depends on the number of ranks."""
-    flat = unit._flat_param
+    flat = torch_private.flat_parameter(unit)
     if flat is None:
         return ()
-    padding = flat._numels_with_padding[-1] if flat._is_padding_mask[-1] else 0
-    return (Block(name, flat._unpadded_unsharded_size.numel() - padding, 1),)
+    last, is_padding = torch_private.flat_parts(flat)[-1]
+    padding = last if is_padding else 0
+    return (Block(name, torch_private.flat_numel(flat) - padding, 1),)
 
 
 def _average(state: _State, gradient: Tensor, shard: Tensor | None = None) -> None:
@@ -347,27 +341,29 @@ def _average(state: _State, gradient: Tensor, shard: Tensor | None = None) -> No
         between.all_reduce(shard, 1 / between.world_size, part)
 
 
-def _clear_padding(handle: FlatParamHandle) -> None:
+def _clear_padding(handle: torch_private.FlatParamHandle) -> None:
     """Set padding to 0: torch's 42 would widen the range of a group of quantized parameters."""
     flat = handle.flat_param
     shard = flat.data
     first, end = handle.rank * shard.numel(), 0
-    for numel, padding in zip(flat._numels_with_padding, flat._is_padding_mask, strict=True):
+    for numel, padding in torch_private.flat_parts(flat):
         start, end = end, end + numel
         if padding:
             shard[max(start - first, 0) : max(end - first, 0)].zero_()
     shard[max(end - first, 0) :].zero_()
 
 
-def _gather(handle: FlatParamHandle, collective: Collective, unit: Unit, whole: Tensor) -> Tensor:
+def _gather(
+    handle: torch_private.FlatParamHandle, collective: Collective, unit: Unit, whole: Tensor
+) -> Tensor:
     """Gather the parameters of a unit into `whole`; FSDP1 calls it."""
-    if handle._training_state == HandleTrainingState.SUMMON_FULL_PARAMS:
+    if torch_private.is_summoned(handle):
         # exact, since these parameters are saved or read by the user
-        return FlatParamHandle._all_gather_flat_param(handle, whole)
+        return torch_private.gather_by_torch(handle, whole)
     shard = handle.flat_param.data
     collective.all_gather(whole, shard, unit)
     accelerator = accelerator_of(shard.device)
-    if handle._offload_params and accelerator is not None:
+    if torch_private.is_offloaded(handle) and accelerator is not None:
         # FSDP1 has copied it to the device on another stream, and frees it when this returns
         shard.record_stream(accelerator.current_stream())
     return whole

@@ -20,19 +20,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
-from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo, FSDPMeshInfo
-from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from shardlab.codecs.base import Block, Unit
 from shardlab.comm.background import Lanes
 from shardlab.comm.collective import REPLICAS, Collective, MakeCollective
 from shardlab.comm.object_collectives import gather_values, subgroup
 from shardlab.comm.uncompressed import Native
+from shardlab.core import torch_private
 from shardlab.core.device import accelerator_of
 from shardlab.core.errors import UserError
+from shardlab.core.torch_private import DDPMeshInfo, FSDPMeshInfo, FSDPParamGroup
 from shardlab.models.names import plain
 
 _UnitGroup = tuple[str, FSDPModule, FSDPParamGroup]
@@ -58,7 +56,7 @@ def attach_fsdp2(
     """
     units = _units_of(model)
     for name, _, group in units:
-        if isinstance(group._reduce_scatter_comm, _ReduceScatterHook):
+        if isinstance(torch_private.collectives(group)[0], _ReduceScatterHook):
             raise UserError(
                 f"fsdp2: {name!r} is attached already: call detach() of that handle first"
             )
@@ -69,12 +67,12 @@ def attach_fsdp2(
     names = {module: plain(name) for name, module in model.named_modules()}
     undo = []
     for name, module, group in units:
-        reduce = gradients(group._reduce_scatter_process_group)
+        reduce = gradients(torch_private.shard_group(group))
         # made now, so that a saved state finds them; backward may gather within smaller groups
         for info in (group.mesh_info, group.post_forward_mesh_info):
             if isinstance(info, FSDPMeshInfo):
                 weights(info.shard_process_group)
-        undo.append((module, group._reduce_scatter_comm, group._all_gather_comm))
+        undo.append((module, *torch_private.collectives(group)))
         sent = _TrainedUnit(name, group, tuple(_blocks(group, names)))
         gathered = Unit(name, sent.blocks)
         module.set_custom_reduce_scatter(_ReduceScatterHook(reduce, sent, group, lanes))
@@ -85,8 +83,9 @@ def attach_fsdp2(
         for module, reduce_scatter, all_gather in undo:
             module.set_custom_reduce_scatter(reduce_scatter)
             module.set_custom_all_gather(all_gather)
-        for group, mesh_info, hook in replaced:
-            group.mesh_info, group._all_reduce_hook = mesh_info, hook
+        for module, group, mesh_info, hook in replaced:
+            group.mesh_info = mesh_info
+            module.set_all_reduce_hook(hook)  # type: ignore[arg-type] # None is no hook
         if lanes is not None:
             _overlap(units, False)
 
@@ -134,7 +133,7 @@ def _units_of(model: nn.Module) -> list[_UnitGroup]:
     for name, module in model.named_modules():
         if not isinstance(module, FSDPModule):
             continue
-        groups = module._get_fsdp_state()._fsdp_param_groups
+        groups = torch_private.parameter_groups(module)
         if len(groups) > 1 or not all(isinstance(g.mesh_info, FSDPMeshInfo) for g in groups):
             raise UserError(
                 f"fsdp2: {plain(name) or 'root'!r} does not shard its parameters over one mesh, "
@@ -152,10 +151,10 @@ def _blocks(group: FSDPParamGroup, names: dict[nn.Module, str]) -> Iterator[Bloc
     shard, one after another.
     """
     for parameter in group.fsdp_params:
-        info, size = parameter._module_info, parameter._orig_size
-        ranks = group._reduce_scatter_process_group.size()
+        module, inside, size = torch_private.origin(parameter)
+        ranks = torch_private.shard_group(group).size()
         rows = size[0] * (ranks if parameter.fsdp_placement.dim else 1)
-        name = ".".join(filter(None, [names[info.module], info.param_name]))
+        name = ".".join(filter(None, [names[module], inside]))
         yield Block(name, rows, size.numel() // max(rows, 1))
 
 
@@ -214,8 +213,10 @@ class _TrainedUnit:
 
 def _check_overlap(units: Sequence[_UnitGroup], on: bool) -> None:
     """Compare at once, since with another order of collectives no message would arrive."""
+    if on and not hasattr(FSDPModule, "set_separate_reduce_scatter_group"):
+        raise UserError("attach: overlap needs torch 2.13 or newer: remove it, or install one")
     for _, _, group in units[:1]:
-        overlapping = gather_values(on, group._reduce_scatter_process_group)
+        overlapping = gather_values(on, torch_private.shard_group(group))
         if len(set(overlapping)) > 1:
             raise UserError(f"attach: overlap is {overlapping} on the ranks: make it the same")
 
@@ -224,34 +225,32 @@ def _overlap(units: Sequence[_UnitGroup], on: bool) -> None:
     for _, module, _ in units:
         # lanes run concurrently, and the collectives of one process group need one order
         module.set_separate_reduce_scatter_group(on, recurse=False)
-        # private: torch 2.13 has no public switch for gathers that return before they end
-        module._set_unshard_async_op(on)
+        torch_private.gather_asynchronously(module, on)
 
 
 def _replace_all_reduces(
     units: Sequence[_UnitGroup], names: dict[nn.Module, str], replicas: MakeCollective
-) -> list[tuple[FSDPParamGroup, DDPMeshInfo, Callable[[Tensor], None] | None]]:
+) -> list[tuple[FSDPModule, FSDPParamGroup, DDPMeshInfo, Callable[[Tensor], None] | None]]:
     """Replace the all-reduces between replicas; return the former groups and hooks."""
     before = []
     alone: dict[dist.ProcessGroup, dist.ProcessGroup] = {}
-    for name, _, group in units:
+    for name, module, group in units:
         info = group.mesh_info
         if not isinstance(info, DDPMeshInfo):
             continue
         between = info.replicate_process_group
         if between not in alone:
             alone[between] = subgroup(between, [dist.get_rank()])
-        before.append((group, info, group._all_reduce_hook))
-        # a copy, since units share the object; private attributes, as the module's docstring says
+        hook = torch_private.all_reduce_hook(group)
+        before.append((module, group, info, hook))
+        # a copy, since units share the object
         group.mesh_info = copy.copy(info)
         group.mesh_info.replicate_process_group = alone[between]
         # one rank's part of a unit: its rows of every block
-        ranks = group._reduce_scatter_process_group.size()
+        ranks = torch_private.shard_group(group).size()
         parts = (Block(b.name, -(-b.rows // ranks), b.columns) for b in _blocks(group, names))
         unit = _TrainedUnit(name, group, tuple(parts), REPLICAS)
-        group._all_reduce_hook = _AllReduceHook(
-            replicas(between), unit, group, group._all_reduce_hook
-        )
+        module.set_all_reduce_hook(_AllReduceHook(replicas(between), unit, group, hook))
     return before
 
 
@@ -263,7 +262,7 @@ class _Allocate:
 
 
 @dataclass(eq=False)
-class _ReduceScatterHook(_Allocate, ReduceScatter):
+class _ReduceScatterHook(_Allocate, torch_private.ReduceScatter):
     _collective: Collective
     _unit: _TrainedUnit
     _group: FSDPParamGroup
@@ -285,8 +284,7 @@ class _ReduceScatterHook(_Allocate, ReduceScatter):
         running = self._lanes.reductions.start(
             collective.reduce_scatter, output_tensor, input_tensor, scale, unit
         )
-        # private: torch 2.13 has no public name for what autograd calls at the end of a backward
-        Variable._execution_engine.queue_callback(self._lanes.drain)
+        torch_private.call_after_backward(self._lanes.drain)
         # FSDP2 scales and converts the sum on this thread, which must not overtake the reduction
         if op != dist.ReduceOp.AVG or self._is_read_at_once(output_tensor):
             running.wait()
@@ -295,18 +293,18 @@ class _ReduceScatterHook(_Allocate, ReduceScatter):
         """Return whether FSDP2 reads the sum after this call returns (`foreach_reduce`)."""
         group = self._group
         return (
-            gradient.dtype != group._orig_dtype
-            or group._all_reduce_hook is not None
+            gradient.dtype != torch_private.original_dtype(group)
+            or torch_private.all_reduce_hook(group) is not None
             or isinstance(group.mesh_info, DDPMeshInfo)
             or any(
-                p.sharded_param.grad is not None or p.sharded_param._post_accumulate_grad_hooks
-                for p in group.fsdp_params
+                p.grad is not None or torch_private.has_accumulation_hooks(p)
+                for p in (each.sharded_param for each in group.fsdp_params)
             )
         )
 
 
 @dataclass(eq=False)
-class _AllGatherHook(_Allocate, AllGather):
+class _AllGatherHook(_Allocate, torch_private.AllGather):
     """All-gather of a unit; `input_tensor` is the part of this rank in `output_tensor`."""
 
     _make: MakeCollective

@@ -12,6 +12,7 @@ from shardlab.codecs.base import MessageKey, Unit
 from shardlab.codecs.multi_phase import Communicator, MultiPhaseMethod, alarm
 from shardlab.comm.codec_collective import METHOD, CodecCollective, Route
 from shardlab.comm.ledger import Account, Kind, Ledger, shares_between_nodes
+from shardlab.core import torch_private
 from shardlab.core.device import now
 
 Reduce = Callable[[Tensor, Unit, Communicator, MessageKey], Tensor]
@@ -124,7 +125,7 @@ class GroupCommunicator:
         if dist.get_backend(self._group) != "gloo":
             total = vector.new_empty(vector.numel() // self.world_size)
             with self._phase(vector.nbytes * self._others(), vector):
-                dist.reduce_scatter_single(total, vector, group=self._group)
+                torch_private.reduce_scatter_single(total, vector, group=self._group)
             return total
         received = torch.empty_like(vector)
         with self._phase(vector.nbytes * self._others(), vector, self._between_nodes.exchange):
@@ -139,7 +140,7 @@ class GroupCommunicator:
         gathered = shard.new_empty(self.world_size * shard.numel())
         nbytes = shard.nbytes * (self.world_size - 1)
         with self._phase(nbytes, shard):
-            dist.all_gather_single(gathered, shard, group=self._group)
+            torch_private.all_gather_single(gathered, shard, group=self._group)
         if not shard.is_floating_point():
             self._account.index_bytes += nbytes
         return gathered

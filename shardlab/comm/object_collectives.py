@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from shardlab.core import torch_private
 from shardlab.core.errors import UserError, lost_rank
 
 Value = TypeVar("Value")
@@ -37,9 +38,7 @@ def subgroup(
 
 def timeout_of(group: dist.ProcessGroup) -> timedelta:
     """Return how long a rank of the group waits for others."""
-    # private attributes: torch 2.13 has no public way to read the timeout of a group
-    timeout: timedelta = group._get_backend(device_of(group)).options._timeout
-    return timeout
+    return torch_private.backend_timeout(group, device_of(group))
 
 
 def gather_values(value: Any, group: dist.ProcessGroup) -> list[Any]:

@@ -11,6 +11,7 @@ from shardlab.codecs.wire import Buffers
 from shardlab.comm.collective import Collective, add_up, labelled
 from shardlab.comm.ledger import Kind, Ledger
 from shardlab.comm.transport import Traffic
+from shardlab.core import torch_private
 
 
 class Native(Collective):
@@ -64,7 +65,7 @@ class Native(Collective):
             self.transport.all_to_all(*self.transport.gathering(shard, self._chunks(output)))
             return
         with self.ledger.traffic.operation(nbytes, output.device, self.group):
-            dist.all_gather_single(output, shard, group=self.group)
+            torch_private.all_gather_single(output, shard, group=self.group)
 
     @labelled
     def start_all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> dist.Work | None:
@@ -73,7 +74,8 @@ class Native(Collective):
             self.all_gather(output, shard, unit)
             return None
         nbytes = self._count_all_gather(output)
-        start = partial(dist.all_gather_single, output, shard, group=self.group, async_op=True)
+        gather = torch_private.all_gather_single
+        start = partial(gather, output, shard, group=self.group, async_op=True)
         work, _ = self.ledger.traffic.ending(start, nbytes, output.device, self.group)
         return work
 
@@ -177,5 +179,5 @@ def sum_scatter(
     times = 2 if dist.get_backend(group) == "gloo" else 1
     wire = times * vector.nbytes * (world_size - 1) / world_size
     with traffic.operation(wire, vector.device, group):
-        dist.reduce_scatter_single(output, vector, op=op, group=group)
+        torch_private.reduce_scatter_single(output, vector, op=op, group=group)
     return wire

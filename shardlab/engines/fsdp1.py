@@ -21,6 +21,7 @@ from torch.distributed.fsdp.wrap import CustomPolicy, size_based_auto_wrap_polic
 
 from shardlab.comm.comm_hooks import unit_names, units
 from shardlab.config.strategy import CanonicalStrategy
+from shardlab.core import torch_private
 from shardlab.core.errors import UserError
 from shardlab.engines.base import EngineSetup, Fill
 from shardlab.engines.flat import (
@@ -51,6 +52,7 @@ class FSDP1Engine(FlatEngine):
         between = replica_group(self._mesh)
         super().__init__(wrapped, setup, replicas=between)
         self._wrapped = wrapped
+        self._keeps_parameters = strategy.use_orig_params or False
         if wrapped.sharding_strategy is not ShardingStrategy.NO_SHARD:
             self._shards = self._mesh.get_group(SHARD)
 
@@ -58,31 +60,33 @@ class FSDP1Engine(FlatEngine):
         return self._wrapped.no_sync()
 
     def whole_parameters(self) -> Iterator[dict[str, Tensor]]:  # noqa: D102
-        if not self._wrapped._use_orig_params:
+        if not self._keeps_parameters:
             yield from super().whole_parameters()
             return
         names = unit_names(self._wrapped)
         for name, unit in units(self._wrapped).items():
             with FullyShardedDataParallel.summon_full_params(unit, recurse=False, writeback=False):
-                if (flat := unit._flat_param) is not None:
-                    parts = [parameter.detach() for parameter in flat._params or ()]
+                if (flat := torch_private.flat_parameter(unit)) is not None:
+                    parts = [parameter.detach() for parameter in torch_private.flat_views(flat)]
                     yield dict(zip(names[name], parts, strict=True))
 
     def replicas(self) -> dict[str, Tensor]:  # noqa: D102
         # uneven parts, which no DTensor describes
-        return {} if self._wrapped._use_orig_params else super().replicas()
+        return {} if self._keeps_parameters else super().replicas()
 
     def _vectors(self) -> dict[str, FlatVector]:
-        if self._wrapped._use_orig_params:
+        if self._keeps_parameters:
             raise UserError(
                 "fsdp1: with use_orig_params ranks hold uneven parts of parameters, which no "
                 "checkpoint describes: remove it, or train.checkpoint"
             )
         names = unit_names(self._wrapped)
         return {
-            name: FlatVector(flat, dict(zip(names[name], flat._shapes, strict=True)))
+            name: FlatVector(
+                flat, dict(zip(names[name], torch_private.flat_shapes(flat), strict=True))
+            )
             for name, unit in units(self._wrapped).items()
-            if (flat := unit._flat_param) is not None
+            if (flat := torch_private.flat_parameter(unit)) is not None
         }
 
     def _laid_out(self, name: str, local: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import Shard
 
 from shardlab.config.strategy import CanonicalStrategy
+from shardlab.core import torch_private
 from shardlab.core.errors import UserError
 from shardlab.engines.autograd import AutogradEngine
 from shardlab.engines.base import EngineSetup, Fill
@@ -39,7 +40,7 @@ class FSDP2Engine(AutogradEngine):
         super().__init__(model, setup, overlap=asynchronous and not streams)
         if asynchronous and streams:
             for unit in (self._root, *units):
-                unit._set_unshard_async_op(True)
+                torch_private.gather_asynchronously(unit, True)
         gather_ahead(self._root, units, *strategy.depths())
         self._shards = mesh.get_group(SHARD)
 

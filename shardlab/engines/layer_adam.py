@@ -7,12 +7,12 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.optim import Optimizer
 
 from shardlab.codecs.adam import MOMENT_DTYPES, PARAMETER_DTYPES, Hyper, adam_
 from shardlab.codecs.workers import Workers
 from shardlab.core.errors import UserError, nearest
+from shardlab.core.torch_private import local_shape_and_offset
 
 Group = dict[str, Any]
 """an entry of `Optimizer.param_groups`"""
@@ -255,10 +255,7 @@ def _position(tensor: Tensor) -> tuple[int, bool]:
     """Return where this rank's part begins in the whole, and whether it is contiguous there."""
     if not isinstance(tensor, DTensor):
         return 0, True
-    # private: DTensor has no public way to ask where its local part lies
-    sizes, offset = compute_local_shape_and_global_offset(
-        tensor.shape, tensor.device_mesh, tensor.placements
-    )
+    sizes, offset = local_shape_and_offset(tensor)
     first = sum(start * stride for start, stride in zip(offset, tensor.stride(), strict=True))
     cut = [dim for dim, size in enumerate(sizes) if size != tensor.shape[dim]]
     return first, not cut or all(size == 1 for size in sizes[: cut[-1]])

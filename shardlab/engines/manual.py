@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils._pytree import tree_map
 
 from shardlab.comm.collective import MakeCollective
 from shardlab.comm.object_collectives import subgroup
+from shardlab.core.torch_private import tree_map
 from shardlab.engines.base import EngineSetup, Fill
 from shardlab.engines.flat import (
     SHARD,

@@ -7,10 +7,10 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from shardlab.comm.background import Running
 from shardlab.comm.collective import Attachable
+from shardlab.core.torch_private import tree_leaves
 from shardlab.models.units import UnitPlan
 
 _MOST_VECTORS = 2

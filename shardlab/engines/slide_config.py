@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from shardlab.config.strategy import Strategy, parse_strategy
 from shardlab.core.document import AS_TUPLE, Document, validate
 from shardlab.core.errors import UserError
+from shardlab.core.torch_private import is_compiled
 from shardlab.engines.base import Optimization
 from shardlab.models.parts import transformer_blocks
 
@@ -109,8 +110,7 @@ def check_model(model: nn.Module) -> None:
         UserError: in one line.
     """
     parameters = dict(model.named_parameters())
-    # private attributes: of torch.compile(model), and of a module after model.compile()
-    if hasattr(model, "_orig_mod") or any(m._compiled_call_impl for m in model.modules()):
+    if is_compiled(model):
         raise UserError("SlideFSDP: the model is compiled, for parameters that stay: do not")
     sharded = any(isinstance(parameter, DTensor) for parameter in parameters.values())
     if sharded or isinstance(model, DistributedDataParallel):

@@ -69,7 +69,8 @@ class SlideFSDP:
         """whether the last gradient was; one that is not finite is left out, on all ranks"""
         if not dist.is_initialized():
             _init_process_group()
-        self._group = dist.distributed_c10d._get_default_group()
+        assert dist.group.WORLD is not None, "initialised"
+        self._group = dist.group.WORLD
         # checkpoints may take longer than a rank waits for another in a step
         self._patient = gloo_group(self._group, timedelta(minutes=30))
         self._names = parameter_names(model).values()

@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping
 from typing import ParamSpec
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from shardlab.comm.background import Background, Running, drain_all
 from shardlab.comm.collective import Collective
 from shardlab.comm.ledger import Account, Ledger
+from shardlab.core import torch_private
 from shardlab.core.device import accelerator_of
 from shardlab.core.errors import UserError
 from shardlab.engines.scheduling import VectorPool
@@ -145,7 +145,7 @@ class Prefetcher:
             UserError: ranks use different layers.
         """
         events = torch.empty(self._world_size, dtype=torch.int64)
-        dist.all_gather_single(events, torch.tensor([event]), group=self._groups.order)
+        torch_private.all_gather_single(events, torch.tensor([event]), group=self._groups.order)
         if bool((events != event).any()):
             raise UserError(
                 "slide: ranks use different layers, or in another order, and with param_transfer: "

@@ -228,7 +228,7 @@ class Measured(Costs):
     def among(self, ranks: int, apart: int = 1) -> Costs:  # noqa: D102
         some = copy(self)
         some.world_size = ranks
-        some._together = max(1, self._together // apart)
+        some._together = max(1, self._together // apart)  # noqa: SLF001 - a copy of this
         return some
 
     def _leaving(self, operation: Operation) -> float:

@@ -5,12 +5,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from shardlab.config.strategy import CanonicalStrategy
 from shardlab.config.timing_record import UnitSize
+from shardlab.core import torch_private
 from shardlab.core.errors import UserError
 from shardlab.models.names import by_layer, plain
 from shardlab.models.parts import model_parts, transformer_blocks
@@ -40,10 +40,7 @@ _PRODUCTS = [
     _aten.addmm.default,
     _aten.bmm.default,
     _aten.baddbmm.default,
-    _aten._scaled_dot_product_flash_attention_for_cpu.default,
-    _aten._scaled_dot_product_flash_attention.default,
-    _aten._scaled_dot_product_efficient_attention.default,
-    _aten._scaled_dot_product_cudnn_attention.default,
+    *torch_private.ATTENTION,
 ]
 """operations whose results selective checkpointing keeps: what costs most to compute again"""
 
@@ -126,10 +123,9 @@ def unit_sizes(
 def _bucket_sizes(model: nn.Module, bucket_mb: float) -> list[UnitSize]:
     backwards: list[torch.Tensor] = list(reversed([*model.parameters()]))
     limit = int(bucket_mb * 2**20)
-    places, _ = dist._compute_bucket_assignment_by_size(backwards, [limit])
     return [
         _unit_size(f"bucket{number}", [backwards[index] for index in bucket])
-        for number, bucket in enumerate(places)
+        for number, bucket in enumerate(torch_private.assign_buckets(backwards, [limit]))
     ]
 
 

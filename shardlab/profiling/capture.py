@@ -8,11 +8,11 @@ from types import TracebackType
 from typing import Self
 
 import torch
-from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from shardlab.core.errors import StorageError
 from shardlab.core.files import temporary
+from shardlab.core.torch_private import ProfilerConfig
 
 _WARM_UP_STEPS = 1
 
@@ -42,7 +42,7 @@ class Capture:
             activities=activities,
             schedule=schedule(wait=0, warmup=_WARM_UP_STEPS, active=steps, repeat=1),
             # overlapped communication runs in separate threads
-            experimental_config=_ExperimentalConfig(profile_all_threads=True),
+            experimental_config=ProfilerConfig(profile_all_threads=True),
         )
 
     def __enter__(self) -> Self:

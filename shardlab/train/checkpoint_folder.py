@@ -146,7 +146,7 @@ class Manifest(Document):
         Raises:
             UserError: it cannot; says what differs.
         """
-        saved, wanted = self._meaning(), run._meaning()
+        saved, wanted = self.meaning(), run.meaning()
         differ = [key for key in {**saved, **wanted} if saved.get(key) != wanted.get(key)]
         fixed = [key for key in differ if key.partition(".")[0] not in ("train", "strategy")]
         if not (fixed if elastic else differ):
@@ -165,7 +165,7 @@ class Manifest(Document):
             f"{json.dumps(wanted.get(key))}: {fix}"
         )
 
-    def _meaning(self) -> dict[str, Any]:
+    def meaning(self) -> dict[str, Any]:
         """Return the values that identify a run, by dotted keys."""
         named = {"model", "model_files", "seed", "tokens", "strategy"}
         plain = self.model_dump(mode="json", include=named)

@@ -28,6 +28,7 @@ from tests.comm.wrapped_models import (
     fsdp1,
     fsdp2,
     gradients_after,
+    needs_torch_2_13,
     network,
 )
 from tests.ranks import on_ranks
@@ -154,6 +155,7 @@ class Gated(nn.Module):
         return self.sometimes(x) if self.used else x
 
 
+@needs_torch_2_13
 @on_ranks(2)
 def test_errors_of_a_backward_pass_name_the_setting_that_helps(group):
     for codec in ("none", "int8", "powersgd"):
@@ -339,6 +341,7 @@ def test_other_arguments_on_another_rank_are_refused_at_the_first_message(group,
         assert option.split(" of ")[0] in str(e.value)
 
 
+@needs_torch_2_13
 @on_ranks(2)
 def test_overlap_on_one_rank_alone_is_refused(group):
     with pytest.raises(UserError, match=r"overlap is \[True, False\] on the ranks"):

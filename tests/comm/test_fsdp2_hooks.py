@@ -7,7 +7,15 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import shardlab
 from tests.comm.wire import is_same_everywhere
-from tests.comm.wrapped_models import backward, fsdp2, full, gradients_after, hsdp, network
+from tests.comm.wrapped_models import (
+    backward,
+    fsdp2,
+    full,
+    gradients_after,
+    hsdp,
+    needs_torch_2_13,
+    network,
+)
 from tests.ranks import on_ranks
 
 W, S = 4, 2
@@ -28,6 +36,7 @@ def computed_in_another_type(group):
     return fully_shard(network(), mp_policy=policy)
 
 
+@needs_torch_2_13
 @pytest.mark.parametrize("codec", ["none", "int8:group=64"])
 @pytest.mark.parametrize(
     "make", [fsdp2, two_dimensions, reduced_in_another_type, computed_in_another_type]

@@ -4,14 +4,24 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.fsdp import (
+    FSDPModule,
+    FullyShardedDataParallel,
+    ShardingStrategy,
+    fully_shard,
+)
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
+
+needs_torch_2_13 = pytest.mark.skipif(
+    not hasattr(FSDPModule, "set_separate_reduce_scatter_group"), reason="fully_shard of torch 2.13"
+)
 
 
 def network() -> nn.Module:

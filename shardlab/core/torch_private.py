@@ -1,0 +1,263 @@
+"""Private names of torch that attach, engines and models use, and a check of torch's version.
+
+Each has no public counterpart, and another minor of torch may rename it. The rest of the library
+uses public names, and private ones that torch's users rely on everywhere (`extend-ignore-names` in
+`pyproject.toml`). Importing this module warns of a minor that is not in `TRIED`.
+"""
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd import Variable
+
+from shardlab.core.errors import UserError
+
+TRIED = ("2.12", "2.13", "2.14")
+"""minors with which tests/comm, tests/engines and tests/examples passed; the first is the lowest
+that `pyproject.toml` allows, without overlapped communication of `fully_shard`"""
+
+
+def check_version(version: str) -> None:
+    """Warn of a torch of another minor than those tried, on the first rank of a launcher.
+
+    Raises:
+        UserError: it is older than all that work.
+    """
+    major, minor = version.split(".")[:2]
+    if (int(major), int(minor)) < tuple(map(int, TRIED[0].split("."))):
+        raise UserError(f"torch {version} is too old: pip install 'torch>={TRIED[0]}'")
+    if f"{major}.{minor}" not in TRIED and os.environ.get("RANK", "0") == "0":
+        warnings.warn(
+            f"shardlab was tried with torch {', '.join(TRIED)}, not with {version}, whose private "
+            "names may differ: compare a few steps with those of torch alone, and report in an "
+            "issue what you find, with the output of python -m torch.utils.collect_env",
+            stacklevel=2,
+        )
+
+
+# before the private modules below, which another torch may lack
+check_version(torch.__version__)
+
+from torch._C._profiler import _ExperimentalConfig
+from torch.distributed.fsdp import (
+    FlatParameter,
+    FSDPModule,
+    FullyShardedDataParallel,
+    ShardingStrategy,
+    _flat_param,
+)
+from torch.distributed.fsdp._common_utils import HandleTrainingState
+from torch.distributed.fsdp._fully_shard import (
+    _fsdp_api,
+    _fsdp_common,
+    _fsdp_param,
+    _fsdp_param_group,
+)
+from torch.distributed.tensor import DTensor, _utils
+from torch.utils import _pytree
+
+# FSDP2
+
+AllGather = _fsdp_api.AllGather
+"""base class of what `set_custom_all_gather` takes"""
+ReduceScatter = _fsdp_api.ReduceScatter
+"""base class of what `set_custom_reduce_scatter` takes"""
+FSDPParamGroup = _fsdp_param_group.FSDPParamGroup
+"""parameters that a unit gathers and reduces together; `mesh_info` may be replaced"""
+FSDPMeshInfo = _fsdp_common.FSDPMeshInfo
+"""mesh over which a group is sharded"""
+DDPMeshInfo = _fsdp_common.DDPMeshInfo
+"""mesh with replicas, whose process group torch reduces gradients over"""
+
+
+def parameter_groups(module: FSDPModule) -> list[FSDPParamGroup]:
+    """Return the groups of a unit."""
+    return module._get_fsdp_state()._fsdp_param_groups
+
+
+def shard_group(group: FSDPParamGroup) -> dist.ProcessGroup:
+    """Return the ranks that the gradients of a group are reduce-scattered over."""
+    return group._reduce_scatter_process_group
+
+
+def collectives(group: FSDPParamGroup) -> tuple[ReduceScatter, AllGather]:
+    """Return what `set_custom_reduce_scatter` and `set_custom_all_gather` replace."""
+    return group._reduce_scatter_comm, group._all_gather_comm
+
+
+def all_reduce_hook(group: FSDPParamGroup) -> Callable[[Tensor], None] | None:
+    """Return what `set_all_reduce_hook` has set."""
+    return group._all_reduce_hook
+
+
+def original_dtype(group: FSDPParamGroup) -> torch.dtype | None:
+    """Return the type of the sharded parameters of a group, to which gradients are converted."""
+    return group._orig_dtype
+
+
+def origin(parameter: _fsdp_param.FSDPParam) -> tuple[nn.Module, str, torch.Size]:
+    """Return the module of a sharded parameter, its name there, and its size as a whole."""
+    info = parameter._module_info
+    return info.module, info.param_name, parameter._orig_size
+
+
+def gather_asynchronously(module: FSDPModule, on: bool) -> None:
+    """Let the gathers of a unit, and of those inside it, return before they end."""
+    module._set_unshard_async_op(on)
+
+
+# autograd
+
+
+def has_accumulation_hooks(parameter: Tensor) -> bool:
+    """Return whether `register_post_accumulate_grad_hook` was called."""
+    return bool(parameter._post_accumulate_grad_hooks)
+
+
+def call_after_backward(function: Callable[[], None]) -> None:
+    """Call `function` at the end of the backward pass that is running."""
+    Variable._execution_engine.queue_callback(function)
+
+
+# FSDP1
+
+HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
+"""strategies for which torch takes no communication hook"""
+FlatParamHandle = _flat_param.FlatParamHandle
+"""what shards and gathers the flat parameter of a unit"""
+
+
+def flat_parameter(unit: FullyShardedDataParallel) -> FlatParameter | None:
+    """Return the flat parameter of a unit; None of one without parameters."""
+    return unit._flat_param
+
+
+def handle_of(unit: FullyShardedDataParallel) -> FlatParamHandle | None:
+    """Return the handle of a unit; None of one without parameters."""
+    return unit._handle
+
+
+def set_hook_state(unit: FullyShardedDataParallel, state: object) -> None:
+    """Set what this unit alone passes to its hook: `register_comm_hook` takes one for all."""
+    unit._comm_hook_state = state
+
+
+def set_gather(handle: FlatParamHandle, gather: Callable[[Tensor], Tensor]) -> None:
+    """Replace the gather of parameters, which fills a padded flat tensor and returns it."""
+    handle._all_gather_flat_param = gather  # type: ignore[method-assign, assignment]
+
+
+def restore_fsdp1(unit: FullyShardedDataParallel) -> None:
+    """Let torch reduce and gather again, without a hook or what `set_gather` has set."""
+    unit._comm_hook = None
+    unit._comm_hook_state = None
+    if unit._handle is not None:
+        vars(unit._handle).pop("_all_gather_flat_param", None)
+
+
+def gather_by_torch(handle: FlatParamHandle, whole: Tensor) -> Tensor:
+    """Gather as if `set_gather` had not been called."""
+    return FlatParamHandle._all_gather_flat_param(handle, whole)
+
+
+def is_summoned(handle: FlatParamHandle) -> bool:
+    """Return whether parameters are gathered for `summon_full_params` or a state dict."""
+    return handle._training_state == HandleTrainingState.SUMMON_FULL_PARAMS
+
+
+def is_offloaded(handle: FlatParamHandle) -> bool:
+    """Return whether the shard is in host memory outside of computation."""
+    return handle._offload_params
+
+
+def flat_names(flat: FlatParameter) -> Sequence[str]:
+    """Return the names of the parameters in the unit."""
+    return flat._fqns
+
+
+def flat_shapes(flat: FlatParameter) -> Sequence[torch.Size]:
+    """Return the shapes of the parameters."""
+    return flat._shapes
+
+
+def flat_views(flat: FlatParameter) -> Sequence[Tensor]:
+    """Return the parameters that `use_orig_params` keeps, while they are gathered."""
+    return flat._params or ()
+
+
+def flat_parts(flat: FlatParameter) -> list[tuple[int, bool]]:
+    """Return the elements of each part, in order, and whether it is padding for alignment."""
+    return list(zip(flat._numels_with_padding, flat._is_padding_mask, strict=True))
+
+
+def flat_numel(flat: FlatParameter) -> int:
+    """Return the elements of all parts, without the padding of the last shards."""
+    return flat._unpadded_unsharded_size.numel()
+
+
+# DistributedDataParallel
+
+FIRST_BUCKET_BYTES = dist._DEFAULT_FIRST_BUCKET_BYTES
+"""limit of the first bucket where the user sets none"""
+
+
+def assign_buckets(parameters: list[Tensor], limits: list[int]) -> list[list[int]]:
+    """Return the indices of the parameters of each bucket, which has one dtype and device.
+
+    Args:
+        limits: in bytes, of the first buckets; the last is that of all others.
+    """
+    buckets, _ = dist._compute_bucket_assignment_by_size(parameters, limits)
+    return buckets
+
+
+# process groups and DTensor
+
+# torch 2.12 has them under names that later ones deprecate
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""all-gather of one tensor"""
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""reduce-scatter of one tensor"""
+
+
+def backend_timeout(group: dist.ProcessGroup, device: torch.device) -> timedelta:
+    """Return how long the backend of a group for a device waits for other ranks."""
+    timeout: timedelta = group._get_backend(device).options._timeout
+    return timeout
+
+
+def local_shape_and_offset(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shape of this rank's part, and where it begins in each dimension."""
+    return _utils.compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+
+
+# trees, torch.compile, operators and the profiler
+
+tree_leaves = _pytree.tree_leaves
+"""the tensors and other values in nested tuples, lists and dicts"""
+tree_map = _pytree.tree_map
+"""the nested values with a function applied to each"""
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Return whether it comes from `torch.compile(model)` or has a module that is compiled."""
+    return hasattr(model, "_orig_mod") or any(m._compiled_call_impl for m in model.modules())
+
+
+_aten = torch.ops.aten
+ATTENTION = [
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    _aten._scaled_dot_product_flash_attention.default,
+    _aten._scaled_dot_product_efficient_attention.default,
+    _aten._scaled_dot_product_cudnn_attention.default,
+]
+"""operators that `torch.nn.functional.scaled_dot_product_attention` calls"""
+ProfilerConfig = _ExperimentalConfig
+"""what `experimental_config` of `torch.profiler.profile` takes"""
