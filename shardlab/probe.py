@@ -36,7 +36,7 @@ from shardlab.comm.object_collectives import (
 )
 from shardlab.comm.transport import Transport
 from shardlab.config.compression import Compression
-from shardlab.config.model_and_data import PRESETS, Model
+from shardlab.config.model_and_data import GPT2_VOCABULARY, PRESETS, Model
 from shardlab.core.document import validate
 from shardlab.core.errors import RunFailed, UserError
 from shardlab.core.host import describe_host
@@ -52,7 +52,6 @@ from shardlab.forecast.lookup import (
     share,
     steps_between,
 )
-from shardlab.models.shapes import GPT2_VOCABULARY
 from shardlab.train.launch import launch
 
 try:

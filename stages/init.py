@@ -112,7 +112,7 @@ def _parameters(answers: dict[str, str], start_s: float) -> tuple[dict[str, Any]
     ranks = validate(Ranks, answers["ranks"], "--ranks")
     minutes = validate(Minutes, answers["minutes"], "--minutes")
     rate = answers["link"]
-    link = None if rate == "none" else validate(Link, {"rate": rate}, "--link")
+    link = None if rate == "none" else validate(Link, rate, "--link")
     step_s, count = _step(validate(Model, model, "--model"))
     step_s *= max(1.0, ranks / len(os.sched_getaffinity(0)))
     # what a ring sends of float32 gradients
@@ -136,8 +136,8 @@ def _parameters(answers: dict[str, str], start_s: float) -> tuple[dict[str, Any]
     timings = {"loopback": timing(step_s)}
     agent: dict[str, Any] = {"trial_timeout_s": round(_RACE * left_s)}
     if link:
-        timings["link"] = timing(step_s + link_s, link={"rate": rate})
-        agent = {"link": {"rate": rate}, **agent}
+        timings["link"] = timing(step_s + link_s, link=rate)
+        agent = {"link": rate, **agent}
     tree = {
         "inputs": inputs,
         "data": data,

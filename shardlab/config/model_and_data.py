@@ -71,7 +71,7 @@ class Data(Document):
 
 
 _VOCABULARY = 2048
-_GPT2_VOCABULARY = 50257
+GPT2_VOCABULARY = 50257
 
 
 class Tokenize(Document):
@@ -98,7 +98,7 @@ class Tokenize(Document):
     @property
     def tokens(self) -> int | None:
         """Size of the vocabulary; None where a file of a tokenizer says it."""
-        return _GPT2_VOCABULARY if self.tokenizer == "gpt2" else self.vocabulary
+        return GPT2_VOCABULARY if self.tokenizer == "gpt2" else self.vocabulary
 
     def for_model(self, model: "Model") -> Self:
         """Return the options with the tokenizer and the vocabulary size that null stands for.
@@ -127,15 +127,6 @@ class Shape(NamedTuple):
     layers: int
     width: int
     heads: int
-
-    def parameters(self, vocabulary: int, positions: int) -> int:
-        """Return the number of parameters; the head shares the weight of the token embedding.
-
-        A block has two normalisations, four matrices (attention's 3 w^2 and w^2, the feed-forward
-        layer's two of 4 w^2) and their biases.
-        """
-        block = 12 * self.width**2 + 13 * self.width
-        return (vocabulary + positions + 2) * self.width + self.layers * block
 
 
 PRESETS = {

@@ -20,6 +20,7 @@ from shardlab.config.strategy import Strategy
 from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun, read_timings
 from shardlab.core.errors import UserError
 from shardlab.core.host import describe_host
+from shardlab.models.shapes import decoder_of, gpt2_config, read_decoder
 
 _NAMED = 6
 """strategies at most that are named in a line"""
@@ -81,8 +82,9 @@ def announcement(
         left_out = params.strategies[run].gradients.left_out(params.train.steps)
         lines += [f"warning: {run}: {left_out}"] if left_out else []
     if size is not None:
-        tokens = f"{params.tokenize.for_model(params.model).tokens:,} tokens"
-        lines.insert(0, f"model {params.model.name}: {_million(size)} parameters with {tokens}")
+        tokens = params.tokenize.for_model(params.model).tokens if params.model.shape else None
+        words = f" with {tokens:,} tokens" if tokens else ""
+        lines.insert(0, f"model {params.model.name}: {_million(size)} parameters{words}")
         runs = len(jobs.get("train", ()))
         if runs:
             models = _count(runs, "trained model")
@@ -91,11 +93,16 @@ def announcement(
 
 
 def _parameters(params: Params) -> int | None:
-    """Return the number of parameters; None where files say it, or the tokenizer's."""
-    shape, vocabulary = params.model.shape, params.tokenize.for_model(params.model).tokens
-    if shape is None or vocabulary is None:
+    """Return the number of parameters; None where it takes transformers or a tokenizer's file."""
+    model, vocabulary = params.model, params.tokenize.for_model(params.model).tokens
+    if model.shape is None:
+        decoder = read_decoder(model.pretrained or model.config or "")
+    elif vocabulary is None:
         return None
-    return shape.parameters(vocabulary, params.train.sequence_length)
+    else:
+        sizes = {"vocab_size": vocabulary, "n_positions": params.train.sequence_length}
+        decoder = decoder_of(gpt2_config(*model.shape, **sizes), "model")
+    return decoder.parameters if decoder else None
 
 
 def _steps(params: Params, jobs: Jobs) -> Iterator[_Steps]:

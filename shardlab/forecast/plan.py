@@ -10,7 +10,7 @@ import sys
 from typing import NamedTuple, NoReturn
 
 from shardlab.config.machine import bits_per_second
-from shardlab.config.model_and_data import PRESETS, Model
+from shardlab.config.model_and_data import GPT2_VOCABULARY, PRESETS, Model
 from shardlab.config.schema import Train
 from shardlab.core.errors import UserError
 from shardlab.core.progress import say
@@ -24,12 +24,7 @@ from shardlab.forecast.devices import (
     inside_rate,
 )
 from shardlab.forecast.planner import Job, Shapes
-from shardlab.models.shapes import (
-    GPT2_VOCABULARY,
-    PUBLISHED,
-    DecoderShapes,
-    read_decoder,
-)
+from shardlab.models.shapes import PUBLISHED, DecoderShapes, read_decoder
 
 _SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
 
@@ -179,13 +174,19 @@ def _whole(text: str) -> int:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; see --help")
+        raise UserError(f"{message}; see {self.prog} --help")
 
 
 def _parser() -> _Parser:
     about = (__doc__ or "").partition("\n")[0]
     example = "shardlab plan llama-3-8b --nodes 2x8 --device a100-80g --link 10gbit"
-    parser = _Parser("shardlab plan", description=about, epilog=f"example: {example}")
+    as_it_is = argparse.RawDescriptionHelpFormatter  # an example may not be broken at a hyphen
+    parser = _Parser(
+        "shardlab plan",
+        description=about,
+        epilog=f"example: {example}",
+        formatter_class=as_it_is,
+    )
     add = parser.add_argument
     add(
         "model", metavar="MODEL", help=f"one of {', '.join([*PRESETS, *PUBLISHED])}; or config.json"

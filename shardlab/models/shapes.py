@@ -8,16 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardlab.config.model_and_data import PRESETS
+from shardlab.config.model_and_data import GPT2_VOCABULARY, PRESETS
 from shardlab.config.schema import Train
 from shardlab.config.strategy import CanonicalStrategy
 from shardlab.config.timing_record import UnitSize
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
 from shardlab.models.memory import Sizes, UnitShape
-
-GPT2_VOCABULARY = 50257
-"""tokens of a preset by default"""
 
 
 def gpt2_config(layers: int, width: int, heads: int, **others: Any) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What an experiment takes is said before it runs, as far as it is known."""
 
+import json
 from pathlib import Path
 
 from shardlab.config.experiment import Params
@@ -7,6 +8,7 @@ from shardlab.config.parameters import Parameters
 from shardlab.config.run_record import write_records
 from shardlab.config.timing_record import NO_COMMUNICATION, write_timings
 from shardlab.forecast.announcement import announcement
+from shardlab.models.shapes import PUBLISHED
 from tests.record_factory import HOST, make_records
 from tests.timed_run_factory import make_timed
 
@@ -37,7 +39,7 @@ def test_a_first_run_says_what_follows_from_the_parameters(tmp_path: Path) -> No
 
 def test_steps_are_those_of_earlier_results_with_the_same_model_and_samples(tmp_path: Path) -> None:
     params = quick("train.batch_size=8", "train.sequence_length=64", "train.steps=996")
-    size = params.model.shape.parameters(512, 64)
+    size = PARAMETERS + 32 * 96  # more positions
     records = make_records(["fsdp2", "fsdp2-int8"], seeds=1)
     own = {"model": "tiny", "parameters": size, "step_ms_mean": 500.0}
     write_records(tmp_path / "results.jsonl", [r.model_copy(update=own) for r in records])
@@ -71,6 +73,13 @@ def test_runs_too_short_for_their_codec_are_named(tmp_path: Path) -> None:
     assert not any(
         "warning" in each for each in announced(quick(codec, "train.steps=20"), tmp_path)
     )
+
+
+def test_a_configuration_says_how_many_parameters_there_are(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(PUBLISHED["gpt2"]))
+    first = announced(quick(f"model={{config: {config}}}"), tmp_path)[0]
+    assert first == f"model {config}: 124 million parameters"
 
 
 def test_jobs_without_steps_are_counted(tmp_path: Path) -> None:

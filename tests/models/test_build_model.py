@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from pydantic import ValidationError
-from transformers import AutoModelForCausalLM, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM
 
-from shardlab.config.model_and_data import PRESETS, Model
+from shardlab.config.model_and_data import GPT2_VOCABULARY, PRESETS, Model
 from shardlab.core.errors import UserError
-from shardlab.models.build import build_model, shape_config
+from shardlab.models.build import build_model
 from tests.families import FAMILIES, POSITIONS, VOCABULARY, config_of
 
-GPT2_VOCABULARY = 50257
 TOKENS = torch.arange(POSITIONS)[None]
 
 
@@ -29,23 +28,17 @@ def refusal(model, **fit):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("name", PRESETS)
-@pytest.mark.parametrize("vocabulary", [64, GPT2_VOCABULARY])
-def test_parameters_of_a_shape_are_those_of_its_model(name, vocabulary):
-    with torch.device("meta"):
-        model = GPT2LMHeadModel(shape_config(PRESETS[name], vocabulary, 1024, 0))
-    size = sum(parameter.numel() for parameter in model.parameters())
-    assert Model(preset=name).shape.parameters(vocabulary, 1024) == size
-
-
 def test_sizes_in_the_documents_are_those_of_the_presets():
     page = Path(__file__).parents[2].joinpath("docs/how-to/models.md").read_text()
     rows = re.findall(
         r"^\| `([^`]+)`[^|]*\| (\d+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", page, re.M
     )
     sizes = {
-        name: [f"{shape.parameters(v, 128) / 1e6:.1f}" for v in (2048, 4096, GPT2_VOCABULARY)]
-        for name, shape in PRESETS.items()
+        name: [
+            f"{build(Model(preset=name), v, 128).module.num_parameters() / 1e6:.1f}"
+            for v in (2048, 4096, GPT2_VOCABULARY)
+        ]
+        for name in PRESETS
     }
     assert {name: [*row] for name, _, *row in rows} == sizes
     assert all(PRESETS[name].heads == int(heads) for name, heads, *_ in rows)

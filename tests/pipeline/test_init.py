@@ -59,8 +59,8 @@ def test_an_experiment_is_complete_and_stays(folder: Path) -> None:
         (["mine", "--ranks", "1"], "--ranks: input should be greater than or equal to 2"),
         (["mine", "--link", "100"], "--link.rate: link rate '100': write a number and its unit"),
         pytest.param(
-            ["mine", "--model", "18m", "--minutes", "1"],
-            "--minutes 1: 8 runs of 18m with steps of ",
+            ["mine", "--model", "6x256", "--minutes", "1"],
+            "--minutes 1: 8 runs of 6x256 with steps of ",
             marks=pytest.mark.long,
         ),
         (["."], "FOLDER: not empty, and no experiment: name a new folder"),
