@@ -18,8 +18,9 @@ from torch.autograd import Variable
 from shardlab.core.errors import UserError
 
 TRIED = ("2.12", "2.13", "2.14")
-"""minors with which the tests of attach, engines and LayerAdam passed; the first, the lowest that
-`pyproject.toml` allows, cannot overlap communication of `fully_shard`"""
+"""minors with which the tests of attach and LayerAdam passed, and but for the first those of the
+engines, too. That is the lowest that `pyproject.toml` allows, and cannot overlap communication of
+`fully_shard`"""
 
 
 def check_version(version: str) -> None:
