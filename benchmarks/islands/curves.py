@@ -19,7 +19,6 @@ from benchmarks.islands.methods import (
     timed_as,
 )
 from benchmarks.islands.timing import NODES, timing_path, timings
-from shardlab.config.strategy import parse_strategy
 from shardlab.config.timing_record import NO_COMMUNICATION, read_timings
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
@@ -82,7 +81,7 @@ def records_of(name: str) -> list[dict[str, Any]]:
     records = []
     for path in sorted((FOLDER / "runs" / name).glob("*.json")):
         records.append(read_json(path, "remove it"))
-        if parse_strategy(records[-1]["strategy"]).hash() != strategy.hash():
+        if records[-1]["strategy_hash"] != strategy.hash():
             raise UserError(f"{path}: of another strategy than params/islands.yaml: train again")
     return records
 

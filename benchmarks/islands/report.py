@@ -229,18 +229,14 @@ def write_report() -> None:
     )
     rows = rows_of(curves)
     two, four = ([r for r in rows if METHODS[r.name].world_size in (1, n)] for n in (2, 4))
-    publish(
-        __doc__,
-        FOLDER / "islands.md",
-        lookup_table(two, links, curves),
-        pays_table(two, links),
-        times_table(two, links),
-        utilisation_table(slowest, curves),
-        "# Two nodes of two ranks\n",
-        lookup_table(four, nodes, curves),
-        times_table(four, nodes),
-        "# Quality\n",
-        quality_table(curves),
-    )
+    parts: list[Table | str] = []
+    if links:
+        parts += [lookup_table(two, links, curves), pays_table(two, links), times_table(two, links)]
+    if slowest:
+        parts.append(utilisation_table(slowest, curves))
+    if nodes:
+        parts.append("# Two nodes of two ranks\n")
+        parts += [lookup_table(four, nodes, curves), times_table(four, nodes)]
+    publish(__doc__, FOLDER / "islands.md", *parts, quality_table(curves))
     if links:
         plots.save(gain_plot(two, links), FOLDER / "gain.svg", "svg")

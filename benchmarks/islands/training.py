@@ -110,7 +110,8 @@ def train(params: Parameters, run: Run) -> float:
     record = {
         "key": key,
         **run._asdict(),
-        "strategy": plan.strategy.canonical().model_dump(mode="json", exclude_defaults=True),
+        "strategy": plan.strategy.label(),
+        "strategy_hash": plan.strategy.hash(),
         "world_size": settings.world_size,
         "tokens_per_step": settings.batch_size * settings.sequence_length * settings.world_size,
         "parameters": metrics["parameters"],
