@@ -1,4 +1,4 @@
-"""Tables and plot of the comparison, from the records that are there.
+"""Time to one loss on slow links, from the records that are there.
 
 Time to a loss is steps to it times the mean step. Steps: each method is trained with several
 lengths, each with its own end of the learning rate; the length that ends at the loss of 2,000
