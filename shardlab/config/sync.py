@@ -1,5 +1,6 @@
 """Settings of rare synchronisation: replicas that train alone between exchanges."""
 
+from collections.abc import Sequence
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -77,3 +78,14 @@ class Sync(Document):
         if self.momentum is not None:
             return self.momentum
         return 0.0 if self.every < _FEW else 0.5
+
+
+def repetition_steps(syncs: Sequence[Sync | None]) -> list[int]:
+    """Return the steps of a repetition of each of several runs that are timed together.
+
+    It is a round between exchanges, and of runs that reduce gradients in every step the shortest of
+    these rounds: a single step between those of other runs finds its data in no cache, and would be
+    compared with rounds of many steps, of which one does.
+    """
+    shortest = min((sync.every for sync in syncs if sync is not None), default=1)
+    return [shortest if sync is None else sync.every for sync in syncs]

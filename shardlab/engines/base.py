@@ -216,8 +216,9 @@ def _attach(module: nn.Module, strategy: CanonicalStrategy, seed: int, **more: A
     if strategy.sync is not None:
         outer = {name: getattr(strategy.sync, name) for name in Sync.model_fields}
         more |= {"sync_every": outer.pop("every"), "outer": outer}
-    # of elements that are never sent: an experiment knows its steps, and says it before they run
-    with warnings.catch_warnings(action="ignore", category=UserWarning):
+    with warnings.catch_warnings():
+        # an experiment knows its steps, and says before they run what they never send
+        warnings.filterwarnings("ignore", "attach: .* drops what it does not send")
         return attach(
             module,
             gradients.codec,

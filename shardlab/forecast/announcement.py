@@ -1,4 +1,4 @@
-"""What an experiment takes, said before it runs: parameters of the model, time, bytes on disk.
+"""Announcement of an experiment before it runs: parameters of the model, time, bytes on disk.
 
 Only what is known is said. Time is steps times the seconds of such steps in results of before, with
 the same model, samples, ranks and link. Where there are none, an uncompressed step takes at least
@@ -17,6 +17,7 @@ from shardlab.config.experiment import Params
 from shardlab.config.machine import LOOPBACK, Link
 from shardlab.config.run_record import Record, read_records
 from shardlab.config.strategy import Strategy
+from shardlab.config.sync import repetition_steps
 from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun, read_timings
 from shardlab.core.errors import UserError
 from shardlab.core.host import describe_host
@@ -113,14 +114,11 @@ def _steps(params: Params, jobs: Jobs) -> Iterator[_Steps]:
         yield _Steps(run, count, strategies[run], train.world_size, train.link)
     for job in jobs.get("timing", ()):
         for part in params.timings[job["timing"]].parts(job["timing"]).values():
-            syncs = {run: strategies[run].sync for run in part.runs}
-            # a repetition is a round between exchanges, of others the shortest one
-            shortest = min((sync.every for sync in syncs.values() if sync), default=1)
-            count = part.repetitions * shortest
-            yield _Steps(NO_COMMUNICATION, count, None, part.world_size, part.link)
-            for run, sync in syncs.items():
-                count = part.repetitions * (sync.every if sync else shortest)
-                yield _Steps(run, count, strategies[run], part.world_size, part.link)
+            timed = {NO_COMMUNICATION: None, **{run: strategies[run] for run in part.runs}}
+            rounds = repetition_steps([each.sync if each else None for each in timed.values()])
+            for (run, strategy), steps in zip(timed.items(), rounds, strict=True):
+                count = part.repetitions * steps
+                yield _Steps(run, count, strategy, part.world_size, part.link)
 
 
 def _earlier(

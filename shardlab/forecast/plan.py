@@ -30,7 +30,7 @@ _SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
 
 
 class _Facts(NamedTuple):
-    """What a plan depends on of a model."""
+    """Sizes of a model that a plan depends on."""
 
     shapes: Shapes
     parameters: int

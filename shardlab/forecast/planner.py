@@ -144,7 +144,7 @@ class Range(Document):
 
 
 class Outcome(Document):
-    """What a strategy needs and how long it takes; bytes and seconds."""
+    """Memory and step of a strategy, in bytes and seconds."""
 
     name: str
     lossy: bool

@@ -55,7 +55,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What to use on one link."""
+    """Recommendation for one link."""
 
     timing: pd.DataFrame
     """rows of `timing_table`"""

@@ -20,6 +20,7 @@ from shardlab.config.machine import Link
 from shardlab.config.schema import Agent
 from shardlab.config.schema import Space as SpaceParameters
 from shardlab.config.strategy import CanonicalStrategy
+from shardlab.config.sync import repetition_steps
 from shardlab.config.timing_record import TimedRun
 from shardlab.forecast.machine import fit_machine
 from shardlab.forecast.model import Estimate, Workload, fit_model, strategy_of, unpredictable
@@ -193,13 +194,10 @@ def with_limits(
     known = {r.strategy_hash: fmean(r.step_ms) for r in runs if (r.link, r.world_size) == here}
     steps = [known.get(arm.hash, arm.prediction.step_ms) for arm in proposal.arms]
     longest = max((step for step in steps if step is not None), default=0.0)
-    syncs = [arm.strategy.sync for arm in proposal.arms]
-    # a repetition is a round between exchanges, of others the shortest one
-    shortest = min((sync.every for sync in syncs if sync), default=1)
-    rounds = [sync.every if sync else shortest for sync in syncs]
+    *rounds, alone = repetition_steps([*(arm.strategy.sync for arm in proposal.arms), None])
     arms_ms = [n * (longest if ms is None else ms) for ms, n in zip(steps, rounds, strict=True)]
     # steps without communication take no longer; no look comes in the second half of a limit
-    race_s = 2 * agent.repetitions * (sum(arms_ms) + shortest * longest) / 1e3
+    race_s = 2 * agent.repetitions * (sum(arms_ms) + alone * longest) / 1e3
     start_s = sum(run.steps * run.step_ms_mean for run in proposal.reference) / 1e3
     limits = {"race_limit_s": race_s, "training_limit_s": 4 * start_s}
     return proposal.model_copy(update={key: max(s, _LEAST_S) for key, s in limits.items()})

@@ -14,6 +14,7 @@ from shardlab.comm.object_collectives import device_of, gather_values
 from shardlab.config.contention import Contention
 from shardlab.config.machine import connection_name
 from shardlab.config.run_record import Breakdown
+from shardlab.config.sync import repetition_steps
 from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun
 from shardlab.core.files import temporary
 from shardlab.core.host import describe_host, git_revision
@@ -45,10 +46,9 @@ class Runner:
         alone, sync = run == NO_COMMUNICATION, self.strategy.sync
         # steps of a warm-up are those of another strategy
         timed = self.strategy.after_warmup()
-        rounds = [each.sync.every for each in plan.runs.values() if each.sync is not None]
-        self._round = min(rounds, default=1) if sync is None else sync.every
-        """steps of a repetition. Where others' have rounds, this run's have several steps, too: of
-        a single step between those of other runs no data is in a cache"""
+        rounds = repetition_steps([strategy.sync for strategy in plan.runs.values()])
+        self._round = rounds[[*plan.runs].index(run)]
+        """steps of a repetition"""
         self._built = build_loop(
             plan.model, timed, plan.train, split, _SEED, link.throttle, group, alone
         )

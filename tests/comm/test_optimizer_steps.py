@@ -1,4 +1,4 @@
-"""When a step of a replica counts, and replicas whose numbers of steps differ."""
+"""Steps of a replica that count, and replicas whose numbers of steps differ."""
 
 import pytest
 import torch
