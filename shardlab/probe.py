@@ -283,7 +283,7 @@ def _advice(
             f"  {codec} exchanges take 5 % of the time with sync_every={few}, 10 % with {fewer}",
             f"  {'enough' if enough else 'not enough, but nearest'} for {GOAL * 100:.0f} % of the "
             f"step: {best.use}",
-            f"  handle = shardlab.attach(model{best.arguments})",
+            f"  handle = {best.attach or 'shardlab.attach(model)'}",
         ]
     )
 
@@ -342,7 +342,7 @@ def probe(options: argparse.Namespace, world: dist.ProcessGroup) -> None:
         # a node is a replica
         what = "step of a node, with its own all-reduce"
         island = Times(*map(sum, zip(step, near.sync(STOCK, nbytes), strict=True)))
-        table = lookup_table(options.codec, between_nodes=True)
+        table = lookup_table(options.codec, size // local)
         advice.append(_advice(far, part, what, island, table))
     show("\n".join([*advice, _LEGEND]))
 

@@ -236,5 +236,7 @@ def lines(plan: Plan) -> list[str]:
             text += f", {_between(cost.hours)} hours"
         if cost.price:
             text += f", price {_between(cost.price)}"
-        found += _TEXT.wrap(f"{text}; {cost.attach}" if cost.attach else text)
+        found += _TEXT.wrap(text)
+        if cost.attach:
+            found.append(f"  {cost.attach}")
     return [*found, *(line for each in plan.assumptions for line in _TEXT.wrap(each))]

@@ -5,7 +5,10 @@ Plain arithmetic of speed, from measured ratios. Nothing overlaps in it, and it 
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from shardlab.config.attach_line import attach_line
+from shardlab.config.strategy import parse_strategy
 
 GOAL = 0.1
 """share of a step that synchronisation may take"""
@@ -21,31 +24,39 @@ class Row(NamedTuple):
     """of what is sent, or `STOCK`"""
     every: int
     """steps from one synchronisation to the next"""
-    arguments: str
-    """of `shardlab.attach`, after the model"""
+    document: Mapping[str, Any]
+    """strategy, as in params.yaml"""
+
+    @property
+    def attach(self) -> str | None:
+        """The call for a script; None where torch does it alone."""
+        return attach_line(parse_strategy(self.document, self.use).canonical())
 
 
-def lookup_table(codec: str = "int4", between_nodes: bool = False) -> list[Row]:
+def lookup_table(codec: str = "int4", nodes: int = 1, feedback: bool = True) -> list[Row]:
     """Return the ways to synchronise, the ones that change least of training first.
 
     Args:
         codec: the strongest compression.
-        between_nodes: whether replicas are nodes, which shard the model inside.
+        nodes: replicas, each of which shards the model inside; 1: each rank is a replica.
+        feedback: whether the strongest compression of every step has error feedback.
     """
-    key = "between_nodes" if between_nodes else "gradients"
-    feedback = "" if between_nodes else ", error_feedback=True"
-    outer = f'outer={{"codec": "{codec}"}}, optimizer=optimizer'
-    rare = (
-        Row(f"{codec} every {every} steps", codec, every, f", sync_every={every}, {outer}")
-        for every in (8, 32, 128)
-    )
-    mild = [Row("int8 gradients", "int8", 1, f', {key}="int8"')] if codec != "int8" else []
-    return [
-        Row("stock data parallel", STOCK, 1, ""),
-        *mild,
-        Row(f"{codec} gradients", codec, 1, f', {key}="{codec}"{feedback}'),
-        *rare,
+    base: dict[str, Any] = {"engine": "ddp"}
+    mild, strong = {"codec": "int8"}, {"codec": codec, "error_feedback": feedback}
+    if nodes > 1:
+        base = {"sharding": "hybrid_shard", "replicas": nodes}
+        mild, strong = {"between_nodes": "int8"}, {"between_nodes": codec}
+    rows = [
+        Row("stock data parallel", STOCK, 1, base),
+        Row("int8 gradients", "int8", 1, {**base, "gradients": mild}),
+        Row(f"{codec} gradients", codec, 1, {**base, "gradients": strong}),
     ]
+    if codec == "int8":
+        del rows[1]
+    for every in (8, 32, 128):
+        sync = {"every": every, "codec": codec}
+        rows.append(Row(f"{codec} every {every} steps", codec, every, {**base, "sync": sync}))
+    return rows
 
 
 def share(ratio: float) -> float:

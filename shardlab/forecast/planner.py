@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
+from shardlab.config.attach_line import attach_line
 from shardlab.config.calibration_record import UPDATE_BYTES
 from shardlab.config.codec_options import CodecSpec
 from shardlab.config.codec_table import codec_text
@@ -22,7 +23,7 @@ from shardlab.forecast.clusters import Cluster
 from shardlab.forecast.coding import codings, outer_coding
 from shardlab.forecast.costs import OnCluster
 from shardlab.forecast.devices import Device, Efficiency, between_rate
-from shardlab.forecast.lookup import Row, lookup_table
+from shardlab.forecast.lookup import lookup_table
 from shardlab.forecast.machine import CodecLines, Kind, Line, Machine
 from shardlab.forecast.step import OUTER_COPIES, Compute, Work, step_seconds
 from shardlab.models.memory import Sizes, device_memory, host_memory
@@ -90,8 +91,6 @@ class Candidate(NamedTuple):
 
     name: str
     document: Mapping[str, Any]
-    arguments: str = ""
-    """of `shardlab.attach`, after the model"""
     lossy: bool = False
 
 
@@ -108,31 +107,20 @@ def candidates(nodes: int, per_node: int, feedback: bool = True) -> list[Candida
     if nodes * per_node == 1:
         return [Candidate("plain", {"engine": "ddp"}), slide]
     found = [Candidate("ddp", {"engine": "ddp"}), Candidate("fsdp2", {"engine": "fsdp2"})]
-    islands, base = nodes > 1 and per_node > 1, found[0]
+    islands = nodes > 1 and per_node > 1
+    stock, *rows = lookup_table("int4", nodes if islands else 1, feedback)
     if islands:
-        base = Candidate("hsdp", {"sharding": "hybrid_shard", "replicas": nodes})
-        found.append(base)
+        found.append(Candidate("hsdp", stock.document))
     # to exchange in two levels sends less between nodes than to exchange among all
-    key = "between_nodes" if islands else "gradients"
     for codec in _CODE_BYTES:
         coded = {"between_nodes" if islands else "codec": codec}
         document = {"gradients": coded, "weights": {"codec": codec}}
-        arguments = f', {key}="{codec}", weights="{codec}"'
-        found.append(Candidate(f"fsdp2, {codec} both ways", document, arguments, lossy=True))
-    rows = lookup_table("int4", between_nodes=islands)[1:]
-    return [*found, slide, *(_compressed(base, row, islands, feedback) for row in rows)]
-
-
-def _compressed(base: Candidate, row: Row, islands: bool, feedback: bool) -> Candidate:
-    """Return what a row of the lookup table makes of copies of the model."""
-    document: dict[str, Any] = {"sync": {"every": row.every, "codec": row.codec}}
-    if row.every == 1 and islands:
-        document = {"gradients": {"between_nodes": row.codec}}
-    elif row.every == 1:
-        kept = feedback and "error_feedback" in row.arguments
-        document = {"gradients": {"codec": row.codec, "error_feedback": kept}}
-    name = f"{base.name}, {row.use.removesuffix(' gradients')}"
-    return Candidate(name, {**base.document, **document}, row.arguments, lossy=True)
+        found.append(Candidate(f"fsdp2, {codec} both ways", document, lossy=True))
+    found.append(slide)
+    for row in rows:
+        name = f"{'hsdp' if islands else 'ddp'}, {row.use.removesuffix(' gradients')}"
+        found.append(Candidate(name, row.document, lossy=True))
+    return found
 
 
 class Range(Document):
@@ -216,7 +204,7 @@ def outcome(job: Job, candidate: Candidate, tokens: int) -> Outcome:
     return Outcome(
         name=candidate.name,
         lossy=candidate.lossy,
-        attach=f"shardlab.attach(model{candidate.arguments})" if candidate.arguments else None,
+        attach=attach_line(best),
         nodes=job.nodes,
         devices=job.world_size,
         checkpointing=best.activation_checkpointing,

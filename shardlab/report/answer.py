@@ -1,18 +1,15 @@
 """Answer of the report: a line for each link that claims no more than intervals show, and what to
 paste."""
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import yaml
 
-from shardlab.config.codec_table import codec_text
-from shardlab.config.compression import written
+from shardlab.config.attach_line import attach_line
 from shardlab.config.strategy import CanonicalStrategy
 from shardlab.report.aggregate import verdict
 from shardlab.report.evidence import Evidence
@@ -20,7 +17,7 @@ from shardlab.report.sections.scaling import share
 from shardlab.report.tables import estimate, figure, fixed, percent, plural, signed, within
 from shardlab.report.timings import place
 from shardlab.report.verdict import Choice, Verdict, verdicts
-from shardlab.search.experiment import written as written_strategy
+from shardlab.search.experiment import written
 from shardlab.search.history import History
 
 
@@ -169,28 +166,10 @@ _IN_SCRIPTS = {
 
 def snippet(name: str, strategy: CanonicalStrategy) -> str:
     """Return a strategy as an entry of params.yaml, and as a line of Python for a script."""
-    entry = yaml.safe_dump({"strategies": {name: written_strategy(strategy)}}, sort_keys=False)
+    entry = yaml.safe_dump({"strategies": {name: written(strategy)}}, sort_keys=False)
     nearest = f"fully_shard, which differs in time: {strategy.engine} is of the pipeline alone"
     script = f"# in a script: {_IN_SCRIPTS.get(strategy.engine, nearest)}\n"
-    arguments = attach_arguments(strategy)
-    if arguments != "model":
-        script += f"handle = shardlab.attach({arguments})\n"
+    line = attach_line(strategy)
+    if line:
+        script += f"handle = {line}\n"
     return f"# in params.yaml\n{entry}{script}"
-
-
-def attach_arguments(strategy: CanonicalStrategy) -> str:
-    """Return the arguments of `shardlab.attach` for the codecs and exchanges of a strategy."""
-    gradients, sync = written(strategy.gradients), strategy.sync
-    given: dict[str, Any] = {"gradients": gradients.pop("codec"), **gradients}
-    if strategy.gradients.plain():
-        given = gradients if strategy.traits.native_route else {}
-    if strategy.weights is not None:
-        weights = written(strategy.weights)
-        given["weights"] = weights.pop("codec")
-        given |= {f"weights_{key}": value for key, value in weights.items()}
-    if sync is not None:
-        outer = sync.model_dump(mode="json", exclude_defaults=True, exclude={"every"})
-        coded = {"codec": codec_text(sync.codec)} if "codec" in outer else {}
-        given |= {"sync_every": sync.every, "outer": outer | coded}
-    texts = {key: json.dumps(v) if isinstance(v, str) else repr(v) for key, v in given.items()}
-    return ", ".join(["model", *(f"{key}={text}" for key, text in texts.items())])

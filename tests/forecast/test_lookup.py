@@ -1,4 +1,4 @@
-"""The lookup table: known answers, and arguments that `attach` takes as they are printed."""
+"""The lookup table: known answers, and lines of a script that run as they are printed."""
 
 import os
 from unittest.mock import patch
@@ -72,7 +72,7 @@ def linear():
 def trained(model, row):
     """Gradients in the ledger after as many steps as the row has between two exchanges."""
     names = {"model": model, "optimizer": torch.optim.SGD(model.parameters())}
-    exec(f"handle = attach(model{row.arguments})", {"attach": shardlab.attach}, names)
+    exec(f"handle = {row.attach or 'shardlab.attach(model)'}", {"shardlab": shardlab}, names)
     for _ in range(row.every):
         model(torch.ones(1, 64)).sum().backward()
         names["optimizer"].step()
@@ -80,7 +80,7 @@ def trained(model, row):
 
 
 @on_ranks(2)
-def test_attach_takes_the_arguments_as_they_are_printed(group):
+def test_attach_takes_the_line_as_it_is_printed(group):
     for row in lookup_table("int4:group=32")[:4]:
         found = trained(DistributedDataParallel(linear()), row)
         assert found["bytes_raw"] > 0 and found["compression_ratio"] >= exact(row)
@@ -88,11 +88,11 @@ def test_attach_takes_the_arguments_as_they_are_printed(group):
 
 @pytest.mark.long
 @on_ranks(4)
-def test_attach_takes_the_arguments_between_nodes(group):
+def test_attach_takes_the_line_between_nodes(group):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("nodes", "ranks"))
     sent = {}
     with patch.dict(os.environ, LOCAL_WORLD_SIZE="2"):
-        for row in lookup_table("int4:group=32", between_nodes=True)[:4]:
+        for row in lookup_table("int4:group=32", nodes=2)[:4]:
             found = trained(fully_shard(linear(), mesh=mesh), row)
             sent[row.use] = found["bytes_wire"] / row.every
     stock = sent.pop("stock data parallel")

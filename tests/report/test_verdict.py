@@ -1,16 +1,12 @@
 """The verdict recommends nothing that is not shown, and says what one device alone does."""
 
-import ast
-import inspect
-
 import pytest
 import yaml
 
-import shardlab
-from shardlab.codecs.registry import spec_of
+from shardlab.config.attach_line import attach_line
 from shardlab.config.strategy import parse_strategy
 from shardlab.config.timing_record import NO_COMMUNICATION, Race
-from shardlab.report.answer import answer, attach_arguments, snippet
+from shardlab.report.answer import answer, snippet
 from shardlab.search.records import Measured
 from tests.evidence_factory import make_evidence
 from tests.record_factory import STRATEGIES, make_history, make_record
@@ -186,38 +182,8 @@ def test_a_search_that_raced_nothing_is_named_on_top():
     ]
 
 
-@pytest.mark.parametrize(
-    ("document", "expected"),
-    [
-        ({"engine": "ddp"}, "model"),
-        (STRATEGIES["fsdp2-exchange"], 'model, route="exchange"'),
-        ({"engine": "manual"}, "model"),
-        (STRATEGIES["fsdp2-int4"], 'model, gradients="int4:group=128", error_feedback=True'),
-        (
-            {
-                "engine": "fsdp2",
-                "gradients": {"codec": "int8", "between_nodes": "int4", "exclude": ["*.bias"]},
-                "weights": {"codec": "int8:group=64", "minimum_size": 8},
-            },
-            'model, gradients="int8:group=128", between_nodes="int4:group=128", '
-            "exclude=['*.bias'], weights=\"int8:group=64\", weights_minimum_size=8",
-        ),
-        (
-            {"engine": "ddp", "sync": {"every": 8, "codec": "int4", "error_feedback": True}},
-            "model, sync_every=8, outer={'momentum': 0.0, 'codec': 'int4:group=128', "
-            "'error_feedback': True}",
-        ),
-    ],
-)
-def test_the_line_to_paste_has_arguments_of_attach(document, expected):
-    strategy = parse_strategy(document).canonical()
-    arguments = attach_arguments(strategy)
-    assert arguments == expected
-    call = ast.parse(f"f({arguments})", mode="eval").body
-    given = {each.arg: ast.literal_eval(each.value) for each in call.keywords}
-    inspect.signature(shardlab.attach).bind("model", **given)
-    for key in ("gradients", "weights", "between_nodes"):
-        assert spec_of(given.get(key, "none"))
-    text = snippet("a", strategy)
-    entry = yaml.safe_load(text.partition("# in a script")[0])
-    assert parse_strategy(entry["strategies"]["a"]).hash() == strategy.hash()
+def test_what_is_to_be_pasted_is_the_strategy():
+    strategy = parse_strategy(STRATEGIES["fsdp2-int4"]).canonical()
+    entry, _, script = snippet("a", strategy).partition("# in a script")
+    assert parse_strategy(yaml.safe_load(entry)["strategies"]["a"]).hash() == strategy.hash()
+    assert attach_line(strategy) in script

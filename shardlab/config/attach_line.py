@@ -1,0 +1,43 @@
+"""Strategies as lines of a training script."""
+
+import json
+from typing import Any
+
+from shardlab.config.codec_table import codec_text
+from shardlab.config.compression import written
+from shardlab.config.strategy import CanonicalStrategy
+from shardlab.config.sync import Sync
+
+
+def attach_line(strategy: CanonicalStrategy) -> str | None:
+    """Return the call of `shardlab.attach` for the codecs and exchanges of a strategy; None where
+    it has none."""
+    gradients, weights, sync = strategy.gradients, strategy.weights, strategy.sync
+    given: dict[str, Any] = {}
+    if not gradients.plain():
+        settings = written(gradients)
+        given = {"gradients": settings.pop("codec"), **settings}
+    elif strategy.traits.native_route and strategy.traits.residency != "streamed":
+        given = written(gradients)
+        del given["codec"]
+    if weights is not None:
+        settings = written(weights)
+        given["weights"] = settings.pop("codec")
+        given |= {f"weights_{key}": value for key, value in settings.items()}
+    texts = {key: _text(value) for key, value in given.items()}
+    if sync is not None:
+        default = Sync(every=sync.every).canonical()
+        changed = {key for key, value in sync if value != getattr(default, key)}
+        outer = sync.model_dump(mode="json", include=changed)
+        coded = {"codec": codec_text(sync.codec)} if "codec" in outer else {}
+        texts["sync_every"] = str(sync.every)
+        if outer:
+            texts["outer"] = repr(outer | coded)
+        texts["optimizer"] = "optimizer"
+    if not texts:
+        return None
+    return f"shardlab.attach(model, {', '.join(f'{key}={text}' for key, text in texts.items())})"
+
+
+def _text(value: object) -> str:
+    return json.dumps(value) if isinstance(value, str) else repr(value)
