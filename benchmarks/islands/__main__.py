@@ -9,7 +9,7 @@ trained once, on loopback; steps are timed on each link, interleaved; the report
 
 import argparse
 
-from benchmarks.islands.methods import parameters
+from benchmarks.islands.methods import METHODS, parameters
 from benchmarks.islands.report import write_report
 from benchmarks.islands.texts import tokenize
 from benchmarks.islands.timing import LINKS, NODES, SLOWEST, time_link
@@ -26,13 +26,22 @@ def main() -> None:
     parser.add_argument(
         "--links", nargs="+", default=links, choices=links, metavar="LINK", help=", ".join(links)
     )
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        default=METHODS,
+        choices=METHODS,
+        metavar="METHOD",
+        help="to train: " + ", ".join(METHODS),
+    )
+    parser.add_argument("--seeds", type=int, default=3, help="per method (3)")
     given = parser.parse_args()
     params = parameters()
     for step in given.steps or _STEPS:
         if step == "text":
             tokenize()
         elif step == "train":
-            train_all(params)
+            train_all(params, given.methods, given.seeds)
         elif step == "time":
             for link in given.links:
                 time_link(params, link)

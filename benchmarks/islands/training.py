@@ -5,7 +5,7 @@ on. It stays valid as long as its strategy, text, model and training settings ar
 params/islands.yaml, whatever else changes; it names the revision that made it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -34,7 +34,7 @@ _LENGTHS = (125, 175, 250, 350, 500, 700, 1000, 1400, 2000, 2800, 4000, 5600, 80
 between those of two"""
 _FARTHEST = 2
 """lengths, up or down, that are tried"""
-_SEEDS = (0, 1, 2)
+_FIRST_SEED = 0
 _MEANING = (
     *("world_size", "steps", "batch_size", "sequence_length", "learning_rate", "warmup_steps"),
     *("decay", "weight_decay", "clip"),
@@ -160,20 +160,19 @@ def rate_of(params: Parameters, name: str) -> float:
     """Return the learning rate of a method, whose tuning runs are trained unless they are there."""
     own = METHODS[name].tuned_as or name
     steps = METHODS[own].steps
-    return tuned_rate(own, lambda rate: train(params, Run(own, steps, _SEEDS[0], rate)))
+    return tuned_rate(own, lambda rate: train(params, Run(own, steps, _FIRST_SEED, rate)))
 
 
-def train_all(params: Parameters) -> None:
-    """Tune every method and try its lengths with the first seed, then train the other seeds."""
-    first, *others = _SEEDS
-    target = Run(TARGET, TARGET_STEPS, first, rate_of(params, TARGET))
-    for name, method in METHODS.items():
+def train_all(params: Parameters, names: Sequence[str], seeds: int) -> None:
+    """Tune methods and try their lengths with the first seed, then train the other seeds."""
+    target = Run(TARGET, TARGET_STEPS, _FIRST_SEED, rate_of(params, TARGET))
+    for name in names:
         rate = rate_of(params, name)
 
         def loss_at(steps: int, name: str = name, rate: float = rate) -> float:
-            return train(params, Run(name, steps, first, rate))
+            return train(params, Run(name, steps, _FIRST_SEED, rate))
 
-        lengths_around(method.steps, train(params, target), loss_at)
-    for name, method in METHODS.items():
-        for seed in others:
-            train(params, Run(name, method.steps, seed, rate_of(params, name)))
+        lengths_around(METHODS[name].steps, train(params, target), loss_at)
+    for name in names:
+        for seed in range(_FIRST_SEED + 1, seeds):
+            train(params, Run(name, METHODS[name].steps, seed, rate_of(params, name)))
