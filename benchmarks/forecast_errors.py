@@ -30,7 +30,9 @@ _RUNS = (
     *("fsdp1", "ddp-bf16", "ddp-int8", "ddp-int4", "fsdp2-int8", "fsdp2-topk", "manual-int8"),
     *("manual-fp8", "fsdp2-int8-w8", "slide-int4"),
 )
-_CODECS = {
+_RARE = ("ddp", "ddp-every8", "ddp-every8-int4", "ddp-every32-int4")
+_NODES = ("hsdp", "hsdp-int8", "hsdp-every8-int4")
+_CODECS: dict[str, dict[str, object]] = {
     "bf16": {"codec": "bf16"},
     "int8": {"codec": "int8:group=128"},
     "int4": {"codec": "int4:group=128", "error_feedback": True},
@@ -49,8 +51,10 @@ _TRAIN = Train(batch_size=8, sequence_length=64, timeout_s=300)
 def timings(repetitions: int) -> Timing:
     """Return the timing of all: the plain engines on one rank, and all runs elsewhere."""
 
-    def part(world_size: int, rate: str | None = None, runs: Sequence[str] = _RUNS) -> object:
-        link = None if rate is None else {"rate": rate}
+    def part(
+        world_size: int, rate: str | None = None, runs: Sequence[str] = _RUNS, **tiers: int
+    ) -> object:
+        link = None if rate is None else {"rate": rate, **tiers}
         return {"runs": runs, "world_size": world_size, "link": link, "repetitions": repetitions}
 
     others = {
@@ -58,16 +62,31 @@ def timings(repetitions: int) -> Timing:
         **{rate: part(2, rate) for rate in _LINKS},
         "four-ranks": part(4),
         **{f"four-ranks-{rate}": part(4, rate) for rate in ("300mbit", "100mbit")},
+        **{f"rare-{rate}": part(2, rate, _RARE) for rate in ("300mbit", "100mbit")},
+        **{
+            f"nodes-{rate}": part(4, rate, _NODES, ranks_per_node=2)
+            for rate in ("300mbit", "100mbit")
+        },
     }
     return Timing.model_validate({"runs": _RUNS, "repetitions": repetitions, "interleaved": others})
 
 
 def _document(run: str) -> dict[str, object]:
-    """Return the strategy of a run by its name: ENGINE-GRADIENTS-WEIGHTS."""
-    engine, *coded = run.split("-")
-    weights = {"weights": {"codec": "int8:group=128"}} if "w8" in coded else {}
-    gradients = {"gradients": _CODECS[coded[0]]} if coded else {}
-    return {"engine": engine, **gradients, **weights}
+    """Return the strategy of a run by its name: ENGINE[-everyN][-CODEC][-w8]."""
+    engine, *words = run.split("-")
+    coded = [_CODECS[word] for word in words if word in _CODECS]
+    document: dict[str, object] = {"engine": engine}
+    if engine == "hsdp":
+        document = {"sharding": "hybrid_shard", "replicas": 2}
+    if words and words[0].startswith("every"):
+        every = int(words[0].removeprefix("every"))
+        return {**document, "sync": {"every": every, **(coded[0] if coded else {})}}
+    if coded:
+        between = {"between_nodes": coded[0]["codec"]}
+        document["gradients"] = between if engine == "hsdp" else coded[0]
+    if "w8" in words:
+        document["weights"] = {"codec": "int8:group=128"}
+    return document
 
 
 def main() -> None:
@@ -82,7 +101,13 @@ def main() -> None:
         name: held_out(name, args.repetitions, args.data, args.work / f"forecast_{name}.jsonl")
         for name in args.models
     }
-    everything = {**checks, "all": [check for of_model in checks.values() for check in of_model]}
+    both = [check for of_model in checks.values() for check in of_model]
+    everything = {
+        **checks,
+        "all": both,
+        "of these, rare exchanges": [check for check in both if "every" in check.run],
+        "of these, two nodes of two ranks": [c for c in both if c.timing.startswith("nodes")],
+    }
     rows = [[name, *_summary(of_model)] for name, of_model in everything.items()]
     headings = ["model", "held out", "median, %", "worst, %", "of", "inside, %", "interval, ± %"]
     table = text_table("Predicted over measured step, minus 1", headings, rows)
@@ -92,8 +117,8 @@ def main() -> None:
 
 def held_out(model: str, repetitions: int, data: Path, output: Path) -> list[Check]:
     """Calibrate, time and predict; return what was predicted of held-out runs."""
-    documents = {run: _document(run) for run in _RUNS}
-    named = {run: parse_strategy(documents[run]) for run in _RUNS}
+    runs = dict.fromkeys((*_RUNS, *_RARE, *_NODES))
+    named = {run: parse_strategy(_document(run)) for run in runs}
     canonical = [each.canonical() for each in named.values()]
     memory = dict.fromkeys(op for strategy in canonical for op in memory_operations(strategy))
     calibration = calibrate(
