@@ -11,8 +11,13 @@ from shardlab.core.progress import say
 from stages.common import require, run
 from stages.summary import summarize
 
-BEGIN = "<!-- headline:begin -->"
-END = "<!-- headline:end -->"
+
+def markers(name: str) -> tuple[str, str]:
+    """Return the lines before and after a block."""
+    return f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+
+
+BEGIN, END = markers("headline")
 
 
 def main(params: Parameters) -> None:
@@ -27,18 +32,19 @@ def main(params: Parameters) -> None:
     say("readme: the headline table in README.md is up to date")
 
 
-def block(headline: str) -> str:
-    """Return the headline between its markers.
+def block(text: str, name: str = "headline") -> str:
+    """Return a text between the markers of a block.
 
     Raises:
-        UserError: the headline holds a marker itself.
+        UserError: the text holds a marker itself.
     """
-    if BEGIN in headline or END in headline:
-        raise UserError("headline: holds a marker of the README's block: write the report again")
-    return f"{BEGIN}\n{headline.strip()}\n{END}"
+    begin, end = markers(name)
+    if begin in text or end in text:
+        raise UserError(f"{name}: holds a marker of the README's block: write the report again")
+    return f"{begin}\n{text.strip()}\n{end}"
 
 
-def replace_block(path: Path, headline: str) -> None:
+def replace_block(path: Path, content: str, name: str = "headline") -> None:
     """Replace the block between the markers of a text file; the rest stays byte for byte.
 
     A file that already holds it is not written.
@@ -46,19 +52,19 @@ def replace_block(path: Path, headline: str) -> None:
     Raises:
         UserError: no such file, or its markers are not there exactly once and in order.
     """
-    new = block(headline)
+    new, (begin, end) = block(content, name), markers(name)
     try:
         # bytes, because reading as text would change the line endings
         text = path.read_bytes().decode()
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file: add it, with {BEGIN} and {END} in it") from None
-    start, end = text.find(BEGIN), text.find(END)
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or end < start:
+        raise UserError(f"{path}: no such file: add it, with {begin} and {end} in it") from None
+    first, last = text.find(begin), text.find(end)
+    if text.count(begin) != 1 or text.count(end) != 1 or last < first:
         raise UserError(
-            f"{path}: expected {BEGIN} and, below it, {END}, each once: "
-            "add the two lines where the headline table belongs"
+            f"{path}: expected {begin} and, below it, {end}, each once: "
+            f"add the two lines where the {name} belongs"
         )
-    changed = text[:start] + new + text[end + len(END) :]
+    changed = text[:first] + new + text[last + len(end) :]
     if changed != text:
         write_text(path, changed)
 

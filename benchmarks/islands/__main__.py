@@ -32,7 +32,7 @@ def main() -> None:
         default=METHODS,
         choices=METHODS,
         metavar="METHOD",
-        help="to train: " + ", ".join(METHODS),
+        help="to train and to time: " + ", ".join(METHODS),
     )
     parser.add_argument("--seeds", type=int, default=3, help="per method (3)")
     given = parser.parse_args()
@@ -44,7 +44,7 @@ def main() -> None:
             train_all(params, given.methods, given.seeds)
         elif step == "time":
             for link in given.links:
-                time_link(params, link)
+                time_link(params, given.methods, link)
         elif step == "report":
             write_report()
         else:

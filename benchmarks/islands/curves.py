@@ -13,12 +13,11 @@ from benchmarks.islands.methods import (
     STOCK,
     TARGET,
     TARGET_STEPS,
-    parameters,
     strategies,
     sync_of,
     timed_as,
 )
-from benchmarks.islands.timing import NODES, timing_path, timings
+from benchmarks.islands.timing import NODES, timing_name, timing_path
 from shardlab.config.timing_record import NO_COMMUNICATION, read_timings
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
@@ -177,11 +176,31 @@ class LinkTimes:
 
     def step(self, strategy: str, accumulation: int) -> Mean:
         """Return the mean step, ms."""
-        timed = timings(parameters(), self.name)
-        name = next(each.name for each in timed if each.accumulation == accumulation)
-        run = self._runs[name, strategy]
-        # not a number where the machine paused
-        return mean_of([math.log(ms) for ms in run.measured_ms() if math.isfinite(ms)])
+        logs = self._logs(strategy, accumulation)
+        return mean_of([log for log in logs if math.isfinite(log)])
+
+    def _logs(self, strategy: str, accumulation: int) -> list[float]:
+        """Return the logarithms of the steps; not a number where the machine paused."""
+        return [
+            math.log(ms) for ms in self._runs[timing_name(accumulation), strategy].measured_ms()
+        ]
+
+    def over_stock(self, strategy: str) -> Ratio:
+        """Return the step over that of stock torch in the same repetitions."""
+        pairs = zip(self._logs(strategy, 1), self._logs(self.stock, 1), strict=True)
+        return mean_of([one - other for one, other in pairs if math.isfinite(one - other)]).ratio
+
+    def strategies(self) -> list[str]:
+        """Return the strategies whose steps of one micro-batch were timed."""
+        return [run for timing, run in self._runs if timing == timing_name(1)]
+
+    def has(self, row: Row) -> bool:
+        """Return whether the steps of a method were timed."""
+        method = METHODS[row.name]
+        if method.world_size == 1:
+            return True
+        strategy = timed_as(row.engine or method.strategy)
+        return (timing_name(method.accumulation), strategy) in self._runs
 
     def of(self, row: Row) -> Mean:
         """Return the mean step of a method that trains until the loss, ms."""

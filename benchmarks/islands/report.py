@@ -11,17 +11,19 @@ one seed have none.
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.common import publish, text_table
 from benchmarks.islands.curves import Curve, LinkTimes, Row
-from benchmarks.islands.methods import FOLDER, METHODS, STOCK, TARGET, parameters, sync_of
+from benchmarks.islands.methods import FOLDER, METHODS, STOCK, TARGET, sync_of
 from benchmarks.islands.timing import LINKS, NODES, SLOWEST, rarest, timing_path
 from shardlab.core.errors import UserError
 from shardlab.report import plots
 from shardlab.report.tables import ABSENT, Table, figure, percent, within
+from stages.readme import replace_block
 
 _ALONE = "one-device"
 _FAMILIES = {
@@ -152,11 +154,31 @@ def _gain(link: LinkTimes, best: Row, other: Row | None) -> str:
     return f"{within(*link.gain(best, other), 2)} of {other.title}"
 
 
+def steps_table(links: Sequence[LinkTimes]) -> Table:
+    """Return the steps of all strategies over those of stock torch on each link."""
+    headings = (
+        "strategy",
+        *(f"{link.name}, synchronisation / computation {figure(link.ratio, 2)}" for link in links),
+    )
+    names = dict.fromkeys(name for link in links for name in link.strategies())
+    cells = [
+        [
+            name,
+            *(
+                within(*link.over_stock(name), 3) if name in link.strategies() else ABSENT
+                for link in links
+            ),
+        ]
+        for name in names
+    ]
+    return text_table("Step over that of stock torch", headings, cells)
+
+
 def utilisation_table(links: Sequence[LinkTimes], curves: Mapping[str, Curve]) -> Table:
     """Return the share of the step that computes where an exchange takes hundreds of steps."""
     cells = []
     for link in links:
-        for strategy, every in rarest(parameters()).items():
+        for strategy, every in rarest([*METHODS]).items():
             step = link.step(strategy, 1)
             waits = every * (step.over(link.compute).ratio.ratio - 1)
             curve = curves.get(strategy)
@@ -219,7 +241,7 @@ def gain_plot(rows: Sequence[Row], links: Sequence[LinkTimes]) -> Figure:
 
 
 def write_report() -> None:
-    """Write islands.md and gain.svg of the experiment."""
+    """Write islands.md, gain.svg and the block of README.md."""
     curves = {name: Curve(name) for name in METHODS if (FOLDER / "runs" / name).is_dir()}
     if TARGET not in curves:
         raise UserError(f"{FOLDER}: no run of {TARGET} yet: run python -m benchmarks.islands")
@@ -227,16 +249,26 @@ def write_report() -> None:
         [LinkTimes(name) for name in names if timing_path(name).is_file()]
         for names in (LINKS, SLOWEST, NODES)
     )
-    rows = rows_of(curves)
-    two, four = ([r for r in rows if METHODS[r.name].world_size in (1, n)] for n in (2, 4))
+    two, four = (
+        [
+            row
+            for row in rows_of(curves)
+            if METHODS[row.name].world_size in (1, ranks) and all(link.has(row) for link in timed)
+        ]
+        for ranks, timed in ((2, links), (4, nodes))
+    )
     parts: list[Table | str] = []
     if links:
-        parts += [lookup_table(two, links, curves), pays_table(two, links), times_table(two, links)]
+        lookup = lookup_table(two, links, curves)
+        parts += [lookup, pays_table(two, links), times_table(two, links)]
+        plots.save(gain_plot(two, links), FOLDER / "gain.svg", "svg")
+        plot = f"![gain over one device by the ratio]({FOLDER}/gain.svg)"
+        replace_block(Path("README.md"), f"{plot}\n\n{lookup.markdown()}", "islands")
     if slowest:
         parts.append(utilisation_table(slowest, curves))
     if nodes:
         parts.append("# Two nodes of two ranks\n")
-        parts += [lookup_table(four, nodes, curves), times_table(four, nodes)]
+        parts.append(steps_table(nodes))
+        if any(METHODS[row.name].world_size == 4 for row in four):
+            parts += [lookup_table(four, nodes, curves), times_table(four, nodes)]
     publish(__doc__, FOLDER / "islands.md", *parts, quality_table(curves))
-    if links:
-        plots.save(gain_plot(two, links), FOLDER / "gain.svg", "svg")

@@ -1,20 +1,19 @@
 """Interleaved timings of the methods' steps on each link."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from benchmarks.islands.methods import FOLDER, STOCK, strategies, timed_as
+from benchmarks.islands.methods import FOLDER, METHODS, STOCK, TARGET, strategies, timed_as
 from shardlab.config.machine import Link
 from shardlab.config.parameters import Parameters
 from shardlab.config.schema import Repetitions
-from shardlab.config.strategy import Strategy
 from shardlab.config.timing_record import read_timings
 from shardlab.train.interleaved import time_strategies
 from shardlab.train.plans import TimingPlan
 
 LINKS: dict[str, Link | None] = {
     "loopback": None,
-    **{rate: Link(rate=rate) for rate in ("1gbit", "300mbit", "100mbit", "50mbit")},
+    **{rate: Link(rate=rate) for rate in ("1gbit", "300mbit", "100mbit", "30mbit")},
 }
 SLOWEST = {rate: Link(rate=rate) for rate in ("2300kbit", "540kbit")}
 """on which an uncompressed exchange takes hundreds of steps: those that exchange most rarely are
@@ -23,60 +22,56 @@ NODES = {
     f"{rate}-nodes": Link(rate=rate, ranks_per_node=2) for rate in ("1gbit", "300mbit", "100mbit")
 }
 """between two nodes of two ranks"""
-_ON_NODES = ("ddp-int4", "hsdp", "hsdp-int8", "hsdp32-warm")
+_REPETITIONS = {1: 6, 4: 8, 8: 6, 32: 3}
+"""by micro-batches: fewer where steps are long"""
 
 
-class Timed(NamedTuple):
-    """Strategies whose steps are timed in the same repetitions."""
-
-    name: str
-    runs: tuple[str, ...]
-    repetitions: int
-    """fewer where one of them is long"""
-    accumulation: int = 1
-    world_size: int = 2
+def timing_name(accumulation: int) -> str:
+    """Return the name of the timing of steps with so many micro-batches."""
+    return f"{accumulation} micro-batches" if accumulation > 1 else "one micro-batch"
 
 
-def timings(params: Parameters, link: str) -> list[Timed]:
-    """Return what is timed on a link."""
+def timings(names: Sequence[str], link: str) -> dict[int, list[str]]:
+    """Return the strategies of methods whose steps are timed on a link, by micro-batches."""
     if link in SLOWEST:
-        return [Timed("one micro-batch", tuple(rarest(params)), 2)]
-    if link in NODES:
-        return [Timed("one micro-batch", _ON_NODES, 6, world_size=4)]
-    runs = tuple(dict.fromkeys(map(timed_as, params("strategies"))))
-    return [
-        Timed("one micro-batch", runs, 6),
-        *(Timed(f"{n} micro-batches", STOCK, most, n) for n, most in ((4, 8), (8, 6), (32, 3))),
-    ]
+        return {1: [*rarest(names)]}
+    ranks = 4 if link in NODES else 2
+    found: dict[int, list[str]] = {1: [*STOCK] if ranks == 2 else []}
+    for method in (METHODS[name] for name in names):
+        if method.world_size == ranks:
+            runs = [timed_as(method.strategy)]
+            if method.strategy == METHODS[TARGET].strategy:
+                runs = [*STOCK]
+            found.setdefault(method.accumulation, []).extend(runs)
+    return {count: [*dict.fromkeys(runs)] for count, runs in found.items()}
 
 
-def rarest(params: Parameters) -> dict[str, int]:
-    """Return the strategies that exchange most rarely, and the steps between."""
-    named: dict[str, Strategy] = params("strategies")
-    timed = {name: named[name].sync for name in map(timed_as, named)}
-    rounds = {name: sync.every for name, sync in timed.items() if sync is not None}
+def rarest(names: Sequence[str]) -> dict[str, int]:
+    """Return the strategies of methods that exchange most rarely, and the steps between."""
+    timed = dict.fromkeys(timed_as(METHODS[name].strategy) for name in names)
+    rounds = {name: sync.every for name in timed if (sync := strategies()[name].sync) is not None}
     return {name: every for name, every in rounds.items() if every == max(rounds.values())}
 
 
-def time_link(params: Parameters, name: str) -> None:
-    """Time steps on a link, interleaved, unless its file has those of these strategies."""
+def time_link(params: Parameters, names: Sequence[str], name: str) -> None:
+    """Time steps of methods on a link, interleaved, unless its file has those of their
+    strategies."""
     output, link = timing_path(name), (LINKS | SLOWEST | NODES)[name]
-    train = params("train")
     plans = [
         TimingPlan(
-            timed.name,
+            timing_name(count),
             Repetitions(
-                runs=timed.runs,
-                world_size=timed.world_size,
+                runs=tuple(runs),
+                world_size=4 if name in NODES else 2,
                 link=link,
-                repetitions=timed.repetitions,
+                repetitions=2 if name in SLOWEST else _REPETITIONS[count],
             ),
             strategies(),
-            train.model_copy(update={"accumulation": timed.accumulation}),
+            params("train").model_copy(update={"accumulation": count}),
             params("model"),
             FOLDER / "data",
         )
-        for timed in timings(params, name)
+        for count, runs in timings(names, name).items()
     ]
     wanted = {
         (each.name, run): each.strategies[run].hash() for each in plans for run in each.timing.runs
