@@ -239,4 +239,4 @@ def write_report() -> None:
         parts += [lookup_table(four, nodes, curves), times_table(four, nodes)]
     publish(__doc__, FOLDER / "islands.md", *parts, quality_table(curves))
     if links:
-        plots.save(gain_plot(two, links), FOLDER / "gain.svg", "svg")
+        plots.save(gain_plot(two, links), FOLDER / "gain.svg")

@@ -55,11 +55,11 @@ _TOP = 112
 """upper end of its panels, %"""
 
 
-def save(figure: Figure, path: Path, kind: str) -> None:
-    """Write a figure as svg or png; equal figures give equal bytes."""
-    unstamped = ("Date", "Creator", "Format", "Type") if kind == "svg" else ("Software",)
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure as SVG; equal figures give equal bytes."""
+    unstamped = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with mpl.rc_context(STYLE):
-        figure.savefig(path, format=kind, dpi=160, metadata=dict.fromkeys(unstamped))
+        figure.savefig(path, format="svg", metadata=unstamped)
 
 
 def line_styles(runs: Iterable[str], baseline: str) -> dict[str, dict[str, Any]]:

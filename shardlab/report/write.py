@@ -73,9 +73,8 @@ def write_report(evidence: Evidence, folder: Path, builders: Sequence[Builder] =
     """
     sections, found = report_sections(evidence, builders), answer(evidence)
     for figure in (crossover(evidence), *figures_of(sections)):
-        for kind in ("svg", "png"):
-            with atomic(folder / "plots" / f"{figure.name}.{kind}") as temporary:
-                save(figure.drawing, temporary, kind)
+        with atomic(folder / "plots" / f"{figure.name}.svg") as temporary:
+            save(figure.drawing, temporary)
     _write_csv(evidence.compared.reset_index(), folder / "comparison.csv")
     _write_csv(loss_curves(evidence.losses), folder / "loss.csv")
     _write_csv(evidence.timing_rows, folder / "timings.csv")

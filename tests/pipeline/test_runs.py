@@ -150,7 +150,7 @@ def test_the_tools_show_the_results(workspace: Path) -> None:
 
     run(workspace, "dvc", "plots", "show")
     page = (workspace / "dvc_plots/index.html").read_text()
-    assert all(f"{name}.png" in page for name in ("loss", "crossover", "bytes_quality"))
+    assert all(f"{name}.svg" in page for name in ("loss", "crossover", "bytes_quality"))
     drawn = "Training loss, mean over seeds", "Step time of the comparison", "Bytes on the wire"
     assert all(title in page for title in drawn)
 

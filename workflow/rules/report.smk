@@ -29,11 +29,11 @@ rule report:
         "results/report/summary.json",
         "results/report/timings.csv",
         report(
-            expand("results/report/plots/{plot}.svg", plot=PLOTS),
+            directory("results/report/plots"),
+            patterns=["{plot}.svg"],
             caption="../report/plots.rst",
             category="Plots",
         ),
-        expand("results/report/plots/{plot}.png", plot=PLOTS),
     log:
         "logs/report.log",
     params:
