@@ -39,10 +39,7 @@ EXAMPLES = {
     "json": (f"[{','.join((_LINES % 3).splitlines())}]", "text is not text"),
     "jsonl": (_LINES % 3, "text is not text"),
     "huggingface": (_LINES % '" ", "title": "x"', "empty text"),
-    "mediawiki": (
-        f"<mediawiki>{''.join(map(_PAGE.format, ['one', '', 'two']))}</mediawiki>",
-        "no text",
-    ),
+    "mediawiki": (_DUMP, "no text"),
 }
 """of sources that read files: two documents around a bad record, and what is bad about it"""
 
