@@ -17,6 +17,8 @@ _OPTIONS = {
     "streaming": ("huggingface",),
 }
 """sources that an option of `Data` is for"""
+WITHOUT_PATH = ("wikipedia", "synthetic")
+"""sources that read no file of the user"""
 
 
 class Data(Document):
@@ -54,7 +56,7 @@ class Data(Document):
 
     @model_validator(mode="after")
     def _path_fits_source(self) -> Self:
-        generated = self.source in ("wikipedia", "synthetic")
+        generated = self.source in WITHOUT_PATH
         if generated and self.path is not None:
             raise ValueError(f"source {self.source!r} needs no path: remove it")
         if not generated and self.path is None:

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import yaml
 
-from shardlab.config.codec_table import BUILT_IN
 from shardlab.config.parameters import Parameters
 from shardlab.config.schema import each_timing
 from shardlab.config.strategy import Strategy
@@ -43,12 +42,6 @@ def test_all_but_what_dvc_interpolates_has_a_default(tmp_path: Path) -> None:
         rest = {key: value for key, value in tree.items() if key != name}
         with pytest.raises(UserError, match=f"{name}: missing from"):
             Parameters(write(path, rest)).complete()
-
-
-def test_experiment_on_all_codecs_runs_every_built_in_codec() -> None:
-    strategies = Parameters(ROOT / "params/codecs.yaml")("strategies")
-    missing = set(BUILT_IN) - {strategy.gradients.codec.name for strategy in strategies.values()}
-    assert not missing, f"params/codecs.yaml: add a strategy with {sorted(missing)}"
 
 
 def refusal(*overrides: str) -> str:

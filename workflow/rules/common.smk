@@ -25,7 +25,6 @@ TOKENS = [
 ]
 TOKENIZER = ["data/tokenizer.json", "data/tokenizer_config.json"]
 DATASET = ["data/source.json", *TOKENIZER, *TOKENS]
-PLOTS = ["loss", "bytes_quality", "breakdown", "scaling", "crossover", "forecast"]
 
 # parameters of train that give the size of a step
 SAMPLES = ["train.batch_size", "train.accumulation", "train.sequence_length"]

@@ -29,11 +29,12 @@ rule report:
         "results/report/summary.json",
         "results/report/timings.csv",
         report(
-            expand("results/report/plots/{plot}.svg", plot=PLOTS),
+            directory("results/report/plots/svg"),
+            patterns=["{plot}.svg"],
             caption="../report/plots.rst",
             category="Plots",
         ),
-        expand("results/report/plots/{plot}.png", plot=PLOTS),
+        directory("results/report/plots/png"),
     log:
         "logs/report.log",
     params:
