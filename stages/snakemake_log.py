@@ -24,6 +24,9 @@ from stages.summary import DONE, ENTRY, LOGS, job_name
 _LINES = 10
 """of the log of a job that failed"""
 _TICK_S = 1.0
+_UP_TO_DATE = "Nothing to be done"
+_OF_JOBS = "CalledProcessError", "Exiting because a job execution failed"
+"""errors of Snakemake that only repeat that a job failed"""
 _UNTIMED = "{percentage:3.0f}%|{bar}| {desc} [{elapsed}]"
 _TIMED = "{percentage:3.0f}%|{bar}| {desc} [{elapsed}<{remaining}]"
 
@@ -39,9 +42,16 @@ class Job:
     begin: int = 0
     """bytes of the log that were there before"""
     ended: bool = False
+    failed: bool = False
+
+    @property
+    def runs(self) -> bool:
+        """Whether it was started and is not over."""
+        return self.started is not None and not self.ended and not self.failed
 
     def start(self) -> None:
         """Remember the time and the end of the log."""
+        self.failed = False  # a former attempt
         self.started = time.monotonic()
         self.begin = self.log.stat().st_size if self.log.exists() else 0
 
@@ -67,7 +77,6 @@ class JobLines(logging.Handler):
         super().__init__()
         self._plain = plain
         self._jobs: dict[int, Job] = {}
-        self._failed: set[int] = set()
         self._bar: Any = None
         self._over = Event()
 
@@ -99,7 +108,7 @@ class JobLines(logging.Handler):
                 self._end(job)
             case LogEvent.JOB_ERROR if job := self._jobs.get(record.jobid):  # type: ignore[attr-defined]
                 self._fail(job)
-            case None | LogEvent.ERROR if record.levelno >= logging.WARNING or _nothing(record):
+            case None | LogEvent.ERROR if _matters(record):
                 with tqdm.external_write_mode(sys.stderr):
                     self._plain.handle(record)
 
@@ -115,7 +124,7 @@ class JobLines(logging.Handler):
         entries = [text for _, text in ENTRY.findall(job.said())]
         if entries:  # `snakemake --touch` runs nothing
             results = [entry for entry in entries if not DONE.fullmatch(entry)]
-            result = results[-1] if results else f"{job_name(job.log)}:"
+            result = results[-1] if results else job_name(job.log)
             ended = sum(each.ended for each in self._jobs.values())
             place = f"[{ended}/{len(self._jobs)}] " if self._bar.disable else ""
             _show(f"{place}{result}, {tqdm.format_interval(job.ran())}")
@@ -123,9 +132,9 @@ class JobLines(logging.Handler):
 
     def _fail(self, job: Job) -> None:
         """Show the end of the log; Snakemake reports some failures twice."""
-        if job.ended:
+        if job.failed:
             return
-        job.ended = True
+        job.failed = True
         lines = job.said().splitlines()[-_LINES:]
         _show(f"failed: {job_name(job.log)}, {tqdm.format_interval(job.ran())}; log: {job.log}")
         _show("\n".join(f"    {line}" for line in lines))
@@ -136,13 +145,15 @@ class JobLines(logging.Handler):
 
     def _draw(self) -> None:
         jobs = self._jobs.values()
-        running = [job for job in jobs if job.started is not None and not job.ended]
+        running = [job for job in jobs if job.runs]
         self._bar.n = sum(self._weight(job) for job in jobs if job.ended)
         if self._timed:
             self._bar.n += sum(min(job.ran(), self._weight(job)) for job in running)
         names = ", ".join(job_name(job.log) for job in running)
         ended = sum(job.ended for job in jobs)
-        self._bar.set_description_str(f"{ended} of {len(jobs)} jobs, now {names or 'none'}")
+        failed = sum(job.failed for job in jobs)
+        words = f"{ended} of {len(jobs)} jobs" + (f", {failed} failed" if failed else "")
+        self._bar.set_description_str(words + (f", now {names}" if names else ""))
 
     def _tick(self) -> None:
         while not self._over.wait(_TICK_S):
@@ -165,8 +176,10 @@ def _show(lines: str) -> None:
     sys.stderr.flush()
 
 
-def _nothing(record: logging.LogRecord) -> bool:
-    return record.getMessage().startswith("Nothing to be done")
+def _matters(record: logging.LogRecord) -> bool:
+    message = record.getMessage()
+    said = any(words in message for words in _OF_JOBS)
+    return (record.levelno >= logging.WARNING and not said) or message.startswith(_UP_TO_DATE)
 
 
 def _recall(jobs: Iterable[Job]) -> None:
