@@ -39,8 +39,8 @@ class Job:
     seconds: float | None = None
     """that it took before, or others of its stage did"""
     started: float | None = None
-    begin: int = 0
-    """bytes of the log that were there before"""
+    before: tuple[int, ...] | None = None
+    """state of the log at the start"""
     ended: bool = False
     failed: bool = False
 
@@ -50,20 +50,27 @@ class Job:
         return self.started is not None and not self.ended and not self.failed
 
     def start(self) -> None:
-        """Remember the time and the end of the log."""
+        """Remember the time and the state of the log."""
         self.failed = False  # a former attempt
         self.started = time.monotonic()
-        self.begin = self.log.stat().st_size if self.log.exists() else 0
+        self.before = self._state()
 
     def ran(self) -> float:
         """Return the seconds since the start."""
         return time.monotonic() - (self.started or 0.0)
 
     def said(self) -> str:
-        """Return what the job has added to its log."""
-        if not self.log.exists():
+        """Return the log, but nothing of a former job, whose log Snakemake removes."""
+        state = self._state()
+        if state in (None, self.before):
             return ""
-        return self.log.read_bytes()[self.begin :].decode("utf-8", "replace").strip()
+        return self.log.read_text(encoding="utf-8", errors="replace").strip()
+
+    def _state(self) -> tuple[int, ...] | None:
+        if not self.log.exists():
+            return None
+        found = self.log.stat()
+        return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 class JobLines(logging.Handler):
@@ -148,7 +155,8 @@ class JobLines(logging.Handler):
         running = [job for job in jobs if job.runs]
         self._bar.n = sum(self._weight(job) for job in jobs if job.ended)
         if self._timed:
-            self._bar.n += sum(min(job.ran(), self._weight(job)) for job in running)
+            # nearly: one that takes longer than before is not over
+            self._bar.n += sum(min(job.ran(), 0.95 * self._weight(job)) for job in running)
         names = ", ".join(job_name(job.log) for job in running)
         ended = sum(job.ended for job in jobs)
         failed = sum(job.failed for job in jobs)

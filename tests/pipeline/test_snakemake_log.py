@@ -66,6 +66,7 @@ def test_a_job_that_ended_is_one_line_with_its_result(
     lines, say = started(shown, monkeypatch)
     say("Select jobs to execute...")
     say("Rule: train", event=LogEvent.JOB_INFO, jobid=0)
+    LOGS[0].unlink()  # by Snakemake
     results = "link: emulated", "train fsdp2 seed 0: 41.2 ms/step, loss 4.31", "done in 3.0 s"
     write(LOGS[0], *(f"{TIME} {entry}" for entry in results), "UserWarning: of some package")
     say("Finished", event=LogEvent.JOB_FINISHED, job_id=0)
@@ -88,6 +89,7 @@ def test_a_failure_is_shown_once_with_the_end_of_its_log(
     write(LOGS[0], "of before")
     lines, say = started(shown, monkeypatch)
     say("Rule: train", event=LogEvent.JOB_INFO, jobid=0)
+    LOGS[0].unlink()
     write(LOGS[0], *(f"line {number}" for number in range(50)), "ValueError: x")
     code = "RuleException:\nCalledProcessError in file train.smk, line 40:\nCommand ..."
     say(code, logging.ERROR, event=LogEvent.ERROR)
@@ -101,6 +103,17 @@ def test_a_failure_is_shown_once_with_the_end_of_its_log(
     assert re.fullmatch(r"failed: train fsdp2 0, \d\d:\d\d; log: logs/train/fsdp2/0\.log", first)
     assert end == [*(f"    line {number}" for number in range(41, 50)), "    ValueError: x"]
     assert (warning, error) == ("the disk is nearly full", "no rule makes this")
+
+
+def test_a_job_of_which_only_files_are_touched_is_no_line(
+    shown: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(LOGS[0], f"{TIME} train fsdp2 seed 0: of before", f"{TIME} done in 3.0 s")
+    lines, say = started(shown, monkeypatch)
+    say("Rule: train", event=LogEvent.JOB_INFO, jobid=0)
+    say("Finished", event=LogEvent.JOB_FINISHED, job_id=0)
+    lines.close()
+    assert text(shown) == []
 
 
 @pytest.mark.parametrize("shown", [Terminal], indirect=True)
