@@ -4,6 +4,9 @@ import json
 import os
 import shutil
 import struct
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from shardlab.data.loader import Batches, blocks
 from shardlab.data.sources import generate, prepare
 from shardlab.data.statistics import describe_tokens
 from shardlab.data.tokenize import build_tokens
+from shardlab.data.tokenizer import load_tokenizer
 from shardlab.data.tokens import open_split, read_manifest
 from tests.foreign_tokens import (
     DOCUMENTS,
@@ -28,6 +32,7 @@ from tests.foreign_tokens import (
     saved_dataset,
 )
 
+EXAMPLE = Path(__file__).parents[2] / "examples/datatrove_tokens.py"
 NUMBERS = Tokenize(vocabulary=400, end_of_text=0)
 
 
@@ -99,6 +104,26 @@ def test_files_of_the_packages_are_as_the_layouts_say(tmp_path, write, written):
     train, validation = splits(tmp_path / "out")
     assert [*documents(train), *documents(validation)] == DOCUMENTS
     assert (train.documents, validation.documents) == (2, 1)
+
+
+@pytest.mark.long
+def test_the_example_tokenizes_a_folder_by_datatrove(own, tmp_path):
+    """The command of docs/how-to/tokens.md."""
+    pytest.importorskip("datatrove")
+    (tmp_path / "texts").mkdir()
+    texts = [[document.text for document in generate(3, seed)] for seed in range(2)]
+    for number, part in enumerate(texts):
+        lines = (json.dumps({"text": text, "id": str(i)}) for i, text in enumerate(part))
+        (tmp_path / f"texts/{number}.jsonl").write_text("\n".join(lines))
+    shutil.copy(own / "tokenizer.json", tmp_path)
+    arguments = ["texts", "tokenizer.json", "my-tokens"]
+    subprocess.run([sys.executable, EXAMPLE, *arguments], cwd=tmp_path, check=True)
+    link(tmp_path / "my-tokens", tmp_path / "out", Tokenize(tokenizer=str(own)), documents=6)
+    tokenizer = load_tokenizer(own / "tokenizer.json")
+    found = [
+        tokenizer.decode(ids[:-1]) for split in splits(tmp_path / "out") for ids in documents(split)
+    ]
+    assert sorted(found) == sorted(texts[0] + texts[1])
 
 
 def test_files_of_a_folder_follow_each_other_by_name_whatever_their_types(tmp_path):
