@@ -27,8 +27,8 @@ OF_CI = ["make test", "make lint", "make test-pipeline"]
 SEARCH = " ".join(["shardlab search", *COMMAND[3:], "--minutes", "10"])
 DATATROVE = "python examples/datatrove_tokens.py texts tokenizer.json my-tokens"
 TESTED_ELSEWHERE = ["make run", *OF_CI, "make test-long", SEARCH, DATATROVE]
-"""by the pipeline that these tests begin with, by CI, of fewer strategies by another test, and by one
-that needs datatrove"""
+"""by the pipeline that these tests begin with, by CI, and by tests of fewer strategies and of what
+datatrove writes"""
 TREE = re.compile(r"^## What is where\n+```\n(.*?)^```$", re.DOTALL | re.M)
 
 
