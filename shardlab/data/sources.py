@@ -21,6 +21,7 @@ from shardlab.data.huggingface import read_huggingface
 from shardlab.data.local_files import SEPARATOR, read_json_array, read_json_lines, read_text
 from shardlab.data.mediawiki import read_dump, read_mediawiki
 from shardlab.data.source_records import Fields, Tally, to_documents
+from shardlab.data.token_files import Identity, find_token_files
 
 _PINS = Path(__file__).with_name("wheels.txt")
 # one target platform, so that every machine fetches the same file
@@ -76,7 +77,8 @@ _SYNTHETIC_DOCUMENTS = 2000
 
 
 def prepare(data: Data, corpus: Path, work: Path) -> dict[str, Any]:
-    """Write the corpus file and return its description: source, licence, counts.
+    """Write the corpus file and return its description: source, licence, counts; of tokens, whose
+    text nobody gives, an empty one, and the files with their identity.
 
     Args:
         work: folder for downloads.
@@ -85,6 +87,11 @@ def prepare(data: Data, corpus: Path, work: Path) -> dict[str, Any]:
         UserError: the source cannot be read, holds no documents, or a bad record where those are
             refused; the corpus file is then as it was.
     """
+    if data.source == "tokens":
+        files = track(find_token_files(data), "files", unit=" files")
+        found = {str(file): Identity.of(file).model_dump() for file in files}
+        write_corpus(corpus, ())
+        return {**describe(data), "files": found}
     tally = Tally(data.bad_records, data.path or data.source)
     # every source is a generator, whose files are to be closed also after an error
     source_documents = cast(Generator[Document], read_documents(data, work, tally))

@@ -81,6 +81,22 @@ def refusal(*overrides: str) -> str:
         ("comparison=two-rank", "comparison: 'two-rank' is no timing; did you mean 'two-ranks'?"),
         ("seeds=[0, 0]", "seeds: a seed is named twice"),
         (
+            "data={source: tokens, path: a}",
+            "tokenize.tokenizer: name the one that the tokens were made with, or give "
+            "tokenize.vocabulary and tokenize.end_of_text, the id that ends documents",
+        ),
+        ("tokenize.end_of_text=0", "tokenize.end_of_text: is for data.source tokens: remove it"),
+        (
+            "tokenize.end_of_text=2048",
+            "tokenize: end_of_text is for tokens whose tokenizer is not named: give it with a "
+            "larger vocabulary, and tokenizer null",
+        ),
+        (
+            "tokenize.vocabulary=65",
+            "tokenize: vocabulary: a trained tokenizer has at least 257 tokens",
+        ),
+        ("data.ids_column=ids", "data: ids_column is for source tokens: remove it"),
+        (
             "seeds=[010]",
             "--set seeds: line 1: 010 is one number by YAML 1.1 and another by YAML 1.2, as DVC "
             "reads it: write it without leading zeros and colons",

@@ -25,8 +25,10 @@ from tests.saved_model_factory import write_saved_model
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OF_CI = ["make test", "make lint", "make test-pipeline"]
 SEARCH = " ".join(["shardlab search", *COMMAND[3:], "--minutes", "10"])
-TESTED_ELSEWHERE = ["make run", *OF_CI, "make test-long", SEARCH]
-"""by the pipeline that these tests begin with, by CI, and of fewer strategies by another test"""
+DATATROVE = "python examples/datatrove_tokens.py texts tokenizer.json my-tokens"
+TESTED_ELSEWHERE = ["make run", *OF_CI, "make test-long", SEARCH, DATATROVE]
+"""by the pipeline that these tests begin with, by CI, and by tests of fewer strategies and of what
+datatrove writes"""
 TREE = re.compile(r"^## What is where\n+```\n(.*?)^```$", re.DOTALL | re.M)
 
 

@@ -47,8 +47,7 @@ rule validate:
         every_seed("results/train/{run}/seed{seed}/final_model/tokenizer.json"),
         every_seed("results/train/{run}/seed{seed}/final_model/tokenizer_config.json"),
         every_seed("results/train/{run}/seed{seed}/metrics.json"),
-        "data/tokens/validation.bin",
-        "data/tokens/manifest.json",
+        TOKENS,
     output:
         every_seed("results/validate/{run}/seed{seed}.json"),
     log:
