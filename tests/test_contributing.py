@@ -226,7 +226,8 @@ PLACES: dict[str, list[Place]] = {
 NAMES = {
     "codec": [*BUILT_IN],
     "engine": [*{*ENGINES} | {*get_args(EngineName)}],
-    "data source": [*{*SOURCES} | {*READERS}],
+    # tokens that exist are no text: shardlab/data/token_files.py maps them
+    "data source": [*({*SOURCES} | {*READERS}) - {"tokens"}],
     # the chart above the sections is the answer's
     "figure": [n for n in vars(plots) if n.endswith("_plot") and n != "crossover_plot"],
 }

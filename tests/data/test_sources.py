@@ -285,7 +285,7 @@ def test_text_is_split_wherever_reads_end(tmp_path_factory, parts, separator, be
             r"no heading; .*data\.title_column to one of its keys \(body, headline\)",
         ),
         ("text", ".", {}, r"a folder without \.txt or \.md files; name files so, or give one file"),
-        ("text", "x", {"split": "test"}, "split is for source huggingface: remove it"),
+        ("text", "x", {"split": "test"}, "split is for source huggingface or tokens: remove it"),
         ("huggingface", "params.yaml", {}, r"expected one of .* set data\.source to text"),
     ],
 )
