@@ -8,7 +8,7 @@ Snakefile is read, so that clones and images would need a second distribution.
 import logging
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -78,11 +78,13 @@ class JobLines(logging.Handler):
 
     Args:
         plain: the handler that shows warnings and errors.
+        executes: whether jobs are asked for; what `--lint` or `--unlock` say is shown as it is.
     """
 
-    def __init__(self, plain: logging.Handler) -> None:
+    def __init__(self, plain: logging.Handler, executes: Callable[[], bool]) -> None:
         super().__init__()
         self._plain = plain
+        self._executes = executes
         self._jobs: dict[int, Job] = {}
         self._bar: Any = None
         self._over = Event()
@@ -115,7 +117,7 @@ class JobLines(logging.Handler):
                 self._end(job)
             case LogEvent.JOB_ERROR if job := self._jobs.get(record.jobid):  # type: ignore[attr-defined]
                 self._fail(job)
-            case None | LogEvent.ERROR if _matters(record):
+            case None | LogEvent.ERROR if _matters(record) or not self._executes():
                 with tqdm.external_write_mode(sys.stderr):
                     self._plain.handle(record)
 
@@ -169,12 +171,12 @@ class JobLines(logging.Handler):
                 self._draw()
 
 
-def show_jobs() -> JobLines | None:
+def show_jobs(executes: Callable[[], bool]) -> JobLines | None:
     """Put the handler in the place of Snakemake's, unless a plugin of the user's is there."""
     for plain in logger.handlers:
         if plain.name == "DefaultStreamHandler":
             logger.removeHandler(plain)
-            logger.addHandler(shown := JobLines(plain))
+            logger.addHandler(shown := JobLines(plain, executes))
             return shown
     return None
 

@@ -41,7 +41,7 @@ def write(path: Path, *entries: str) -> None:
 def started(shown: io.StringIO, patch: pytest.MonkeyPatch) -> tuple[JobLines, Say]:
     """A run of both jobs, and a function that makes records of it."""
     patch.setattr(sys, "stderr", shown)
-    lines = JobLines(logging.StreamHandler(shown))
+    lines = JobLines(logging.StreamHandler(shown), lambda: True)
     lines.begin({number: Job(path) for number, path in enumerate(LOGS)})
 
     def say(message: str, level: int = logging.INFO, **extra: object) -> None:

@@ -10,7 +10,7 @@ asked = workflow.output_settings
 CALM = workflow.is_main_process and not (
     asked.dryrun or asked.quiet or asked.verbose or asked.printshellcmds or asked.debug_dag
 )
-SHOWN = show_jobs() if CALM else None
+SHOWN = show_jobs(lambda: workflow.execution_settings is not None) if CALM else None
 
 
 def show_announcement():
