@@ -1,6 +1,6 @@
 # Every target sets up what it needs. The first call installs the pinned packages into .venv.
-.PHONY: always run test test-long test-pipeline test-cluster test-gpu bench-gpu container lint docs lock rivals \
-  clean
+.PHONY: always run test test-long test-pipeline test-docs test-cluster test-gpu bench-gpu container lint docs lock \
+  rivals clean
 .DELETE_ON_ERROR:
 
 # the stages call `python`: the environment comes first on the path
@@ -42,14 +42,18 @@ always:
 test: .venv/.project
 	@pytest -n 2 --dist loadfile -m "not long and not gpu and not cluster"
 
-# all tests that take more than about two seconds
+# all tests that take more than about two seconds, and less than minutes
 test-long: .venv/.project
-	@pytest -n 2 --dist worksteal -m long
+	@pytest -n 2 --dist worksteal -m "long and not minutes"
 
 # of these what CI runs: both tools from nothing, processes that are killed, every command of the
 # documents
 test-pipeline: .venv/.project
-	@pytest -n 2 --dist worksteal -m long tests/pipeline
+	@pytest -n 2 --dist worksteal -m "long and not minutes" tests/pipeline
+
+# commands of the documents that take over a minute
+test-docs: .venv/.project
+	@pytest -m minutes tests/pipeline/test_docs.py
 
 # the quick pipeline through a SLURM of three nodes, which ends with the tests: needs root, for
 # namespaces and Debian's packages of SLURM, which it installs

@@ -53,7 +53,7 @@ def main() -> None:
         optimizer.zero_grad()
         say(f"step {step}: loss {loss.item():.3f}")
 
-    say(json.dumps(handle.ledger.summary()))  # <- shardlab
+    say(f"{handle}\n{json.dumps(handle.ledger.summary())}")  # <- shardlab
     dist.destroy_process_group()
 
 

@@ -56,7 +56,7 @@ def main() -> None:
 
     handle.synchronize()  # <- shardlab
     if rank == 0:
-        print(json.dumps(handle.ledger.summary()))  # <- shardlab
+        print(f"{handle}\n{json.dumps(handle.ledger.summary())}")  # <- shardlab
     dist.destroy_process_group()
 
 

@@ -291,7 +291,7 @@ def _advice(
 _LEGEND = """
 of step: share of synchronisation without overlap; backward may hide some of it
 gain: samples per second over those of one replica alone
-Quality is not judged here: docs/how-to/your-own-model.md says what rare exchanges change."""
+Quality is not judged here: experiments/islands/islands.md has steps to one loss of two replicas."""
 
 
 def probe(options: argparse.Namespace, world: dist.ProcessGroup) -> None:

@@ -3,7 +3,7 @@
 A stage depends on every module of the library that it imports, directly or not, with the packages
 around each, found by grimp. Python is compared by its syntax tree without docstrings and comments.
 What no import shows is added: data files of these packages, the C++ sources behind the kernels,
-the modules of codecs, and the machine where a stage measures time.
+the modules of codecs and engines, and the machine where a stage measures time.
 """
 
 import ast
@@ -32,6 +32,7 @@ STAGES = (
 _ENCODING = ("timing", "calibrate", "estimate", "trial")
 """stages that make codecs of any strategy: those of users are part of their keys"""
 _BUILDER = "shardlab.engines.build"
+"""loads the engine of a strategy"""
 _KERNELS = "shardlab.codecs.native"
 """loads the library that is built of csrc/"""
 
@@ -40,15 +41,17 @@ def code_keys(params: Parameters) -> dict[str, Any]:
     """Return the key of each stage, of `train` by run, and `machine` for stages that measure it."""
     graph = _graph()
     users = params("codecs")
-    factories = {name: _module(spec.factory) for name, spec in BUILT_IN.items()}
+    codecs = [_module(spec.factory) for spec in BUILT_IN.values()]
+    engines = [_module(traits.factory) for traits in ENGINES.values()]
     keys: dict[str, Any] = {}
     for stage in STAGES:
         encoding = stage in _ENCODING
-        modules = [f"stages.{stage}", *(factories.values() if encoding else ())]
+        modules = [f"stages.{stage}", *(codecs if encoding else ())]
+        if _BUILDER in imported(graph, modules):
+            modules += engines
         keys[stage] = _digest(graph, modules, users if encoding else ())
-    engines = _cut_engines(graph)
     keys["train"] = {
-        run: _digest(graph, *_of_run(strategy, engines, users))
+        run: _digest(graph, *_of_run(strategy, users))
         for run, strategy in params("strategies").items()
     }
     return {**keys, "machine": machine_name(describe_host(), torch_version())}
@@ -76,30 +79,13 @@ def _graph() -> grimp.ImportGraph:
     )
 
 
-def _cut_engines(graph: grimp.ImportGraph) -> dict[str, str]:
-    """Remove the imports of engines by the module that makes the one of a strategy.
-
-    Returns:
-        modules by engine; an engine that others derive from is none of its own.
-    """
-    modules = {name: f"shardlab.engines.{name}" for name in ENGINES}
-    cut: dict[str, str] = {
-        name: module for name, module in modules.items() if module in graph.modules
-    }
-    for module in cut.values():
-        graph.remove_import(importer=_BUILDER, imported=module)
-    return cut
-
-
-def _of_run(
-    strategy: Strategy, engines: dict[str, str], users: tuple[str, ...]
-) -> tuple[list[str], tuple[str, ...]]:
+def _of_run(strategy: Strategy, users: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
     """Return the modules that training by a strategy imports, and the modules of users' codecs."""
     full = strategy.canonical()
     factories = [_module(type(codec).factory) for codec in _codecs(full)]
     own = [name for name in factories if name.startswith("shardlab.")]
-    engine = [engines[full.engine]] if full.engine in engines else []
-    return ["stages.train", *engine, *own], users if len(own) < len(factories) else ()
+    modules = ["stages.train", _module(full.traits.factory), *own]
+    return modules, users if len(own) < len(factories) else ()
 
 
 def _codecs(value: Any) -> Iterator[CodecSpec]:
@@ -112,7 +98,7 @@ def _codecs(value: Any) -> Iterator[CodecSpec]:
 
 
 def _module(factory: Any) -> str:
-    """Return the module of a codec's factory, a class or `module:Class`."""
+    """Return the module of a factory, a class or `module:Class`."""
     name = factory if isinstance(factory, str) else factory.__module__
     return str(name.partition(":")[0])
 

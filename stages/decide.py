@@ -28,8 +28,8 @@ def main(params: Parameters, number: str) -> None:
     history.to_file(f"{folder}/history.json")
     last = history.rounds[-1]
     for warning in last.warnings:
-        say(f"round {number}: warning: {warning}")
-    say(f"round {number}: {last.decision}: {last.reason}")
+        say(f"decide {number}: warning: {warning}")
+    say(f"decide {number}: {last.decision}: {last.reason}")
 
 
 if __name__ == "__main__":

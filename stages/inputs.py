@@ -90,7 +90,7 @@ def main(params: Parameters, name: str) -> None:
     if name not in params("inputs"):
         raise UserError(f"inputs.{name}: missing from params.yaml")
     content_of(params, name).to_file(FOLDER / f"{name}.json")
-    say(f"inputs: {name}: {params('inputs')[name]}")
+    say(f"inputs {name}: {params('inputs')[name]}")
 
 
 if __name__ == "__main__":

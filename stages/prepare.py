@@ -17,6 +17,10 @@ def main(params: Parameters) -> None:
     data = params("data").model_copy(update=unsplit)
     source = prepare(data, Path("data/corpus.json"), Path(".work"))
     write_json("data/source.json", {**source, "parameters": source_parameters(params)})
+    if data.source == "tokens":
+        size = sum(file["size"] for file in source["files"].values())
+        say(f"prepare: {len(source['files'])} files of tokens, {size / 1e6:.2f} MB, as they lie")
+        return
     say(
         f"prepare: {source['documents']} documents, {source['bytes'] / 1e6:.2f} MB of text "
         f"from {source['name']}, {source['bad_records']['count']} bad records"

@@ -33,7 +33,7 @@ def _break_down_run(run: str, seed: int) -> None:
     write_rows(output / f"{folder.name}.csv", steps)
     mean.to_file(output / f"{folder.name}.json")
     say(
-        f"{run} seed {seed}: step {mean.profiled_step_ms:.1f} ms, "
+        f"profile {run} seed {seed}: step {mean.profiled_step_ms:.1f} ms, "
         f"communication {mean.comm_share:.0%} of it, {mean.overlap:.0%} overlapped"
     )
 

@@ -60,9 +60,8 @@ def main(params: Parameters, number: str) -> None:
     )
     proposal = with_limits(proposal, agent, history, timed)
     proposal.to_file(Path("results/rounds", number, "proposal.json"))
-    if proposal.space is not None:
-        say(f"round {number}: {proposal.space.predicted} strategies predicted")
-    say(f"round {number}: {proposal.verdict.judge}: {proposal.verdict.reason}")
+    predicted = "" if proposal.space is None else f"{proposal.space.predicted} predicted; "
+    say(f"propose {number}: {predicted}{proposal.verdict.judge}: {proposal.verdict.reason}")
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def snakemake(folder: Path, *arguments: str) -> None:
     """
     if find_spec("snakemake") is None:
         raise ModuleNotFoundError("Snakemake is not installed", name="snakemake")
-    command = [sys.executable, "-m", "snakemake", "--quiet", "rules", "--cores", "all", *arguments]
+    command = [sys.executable, "-m", "snakemake", "--cores", "all", *arguments]
     # the stages call `python`
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     with subprocess.Popen(command, cwd=folder, env={**os.environ, "PATH": path}) as process:

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from shardlab.config.parameters import Parameters
-from shardlab.core.files import write_json
+from shardlab.core.files import read_json, write_json
 from shardlab.core.progress import say
+from shardlab.data.linked_tokens import link_tokens
 from shardlab.data.statistics import describe_tokens
 from shardlab.data.tokenize import build_tokens
 from shardlab.data.tokens import open_split
@@ -17,22 +18,24 @@ def main(params: Parameters) -> None:
     out = Path("data")
     require(out / "corpus.json", "prepare")
     refuse_other_source(params)
-    build_tokens(
-        out / "corpus.json",
-        validation_share=data.validation_share,
-        options=options.for_model(model),
-        work=Path(".work"),
-        out=out,
-        parameters=token_parameters(params),
-    )
+    options, work, parameters = options.for_model(model), Path(".work"), token_parameters(params)
+    lengths = None
+    if data.source == "tokens":
+        files = read_json(out / "source.json")["files"]
+        lengths = link_tokens(data, options, files, work, out, parameters)
+    else:
+        share = data.validation_share
+        build_tokens(out / "corpus.json", share, options, work, out, parameters)
     statistics = describe_tokens(
-        open_split(out / "tokens", "train"), open_split(out / "tokens", "validation")
+        open_split(out / "tokens", "train"), open_split(out / "tokens", "validation"), lengths
     )
     write_json(out / "statistics.json", statistics)
     train, validation = statistics["train"], statistics["validation"]
+    ratio = train["bytes_per_token"]
+    density = "" if ratio is None else f"{ratio:.2f} bytes per token, "
     say(
         f"tokenize: {train['tokens']} tokens for training, {validation['tokens']} for validation, "
-        f"{train['bytes_per_token']:.2f} bytes per token, vocabulary {statistics['vocabulary']}"
+        f"{density}vocabulary {statistics['vocabulary']}"
     )
     if altered := statistics["altered_documents"]:
         say(

@@ -125,7 +125,7 @@ def main(
     trial = Trial(round=count, race=raced, trained=trained, seconds=elapsed())
     trial.to_file(folder / "trial.json")
     reason = raced.reason if raced else f"nothing was raced: {proposal.verdict.reason}"
-    say(f"round {number}: {reason}")
+    say(f"trial {number}: {reason}")
 
 
 def _start(command: list[str], number: str, step: Step) -> None:

@@ -25,7 +25,8 @@ def main(params: Parameters, run: str) -> None:
             crash.to_file(output)
             continue
         validate_run(folder / "final_model", output, train, model, seed, Path("data"))
-        say(f"{run} seed {seed}: {_change(Validation.from_file(output, 'validate again'), model)}")
+        found = Validation.from_file(output, "validate again")
+        say(f"validate {run} seed {seed}: {_change(found, model)}")
 
 
 def _change(found: Validation, model: Model) -> str:

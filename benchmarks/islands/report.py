@@ -261,7 +261,7 @@ def write_report() -> None:
     if links:
         lookup = lookup_table(two, links, curves)
         parts += [lookup, pays_table(two, links), times_table(two, links)]
-        plots.save(gain_plot(two, links), FOLDER / "gain.svg", "svg")
+        plots.save(gain_plot(two, links), FOLDER / "gain.svg")
         plot = f"![gain over one device by the ratio]({FOLDER}/gain.svg)"
         replace_block(Path("README.md"), f"{plot}\n\n{lookup.markdown()}", "islands")
     if slowest:

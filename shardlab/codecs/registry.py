@@ -1,7 +1,7 @@
 """Codecs made from their specifications in `shardlab.config.codec_table`."""
 
 from collections.abc import Mapping
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
 
 from pydantic import BaseModel
@@ -82,8 +82,4 @@ def _checked(spec: str | Mapping[str, Any] | BaseModel) -> CodecSpec:
 
 
 def _factory(spec: type[CodecSpec]) -> Any:
-    factory = spec.factory
-    if not isinstance(factory, str):
-        return factory
-    module, _, name = factory.partition(":")
-    return getattr(import_module(module), name)
+    return resolve_name(spec.factory) if isinstance(spec.factory, str) else spec.factory

@@ -2,7 +2,7 @@
 
 This table is the one place that tells engines apart without importing them, so that parameters are
 read without torch. Validation, canonical form, label, memory model, forecast and search ask it for
-a trait and never for a name. A new engine is a row here and a class in `shardlab.engines.build`.
+a trait and never for a name. A new engine is a row here and the class that it names.
 """
 
 from collections.abc import Mapping
@@ -18,6 +18,11 @@ EngineName = Literal["ddp", "fsdp1", "fsdp2", "manual", "slide"]
 @dataclass(frozen=True, kw_only=True)
 class EngineTraits:
     """Facts about one engine that hold for every strategy."""
+
+    factory: str
+    """`"module:Class"`, imported when the first engine is built"""
+    in_scripts: str | None = None
+    """what a training script uses in its place; None: an engine of the pipeline alone"""
 
     # settings
     settings: frozenset[str]
@@ -82,6 +87,8 @@ _SHARDED_DEFAULTS = {"sharding": "full_shard", "wrap": "block", "reshard_after_f
 ENGINES: Mapping[EngineName, EngineTraits] = MappingProxyType(
     {
         "ddp": EngineTraits(
+            factory="shardlab.engines.autograd:DDPEngine",
+            in_scripts="DistributedDataParallel",
             settings=frozenset({"bucket_mb", "sync"}),
             defaults={"bucket_mb": 25.0},
             residency="replicated",
@@ -90,6 +97,8 @@ ENGINES: Mapping[EngineName, EngineTraits] = MappingProxyType(
             gradients_stay=True,
         ),
         "fsdp1": EngineTraits(
+            factory="shardlab.engines.fsdp1:FSDP1Engine",
+            in_scripts="FullyShardedDataParallel",
             settings=_SHARDED | {"limit_all_gathers", "use_orig_params", "offload"},
             defaults=_SHARDED_DEFAULTS,
             prefetch_backward=1,
@@ -101,6 +110,8 @@ ENGINES: Mapping[EngineName, EngineTraits] = MappingProxyType(
             flat_gradients=True,
         ),
         "fsdp2": EngineTraits(
+            factory="shardlab.engines.fsdp2:FSDP2Engine",
+            in_scripts="fully_shard",
             settings=_SHARDED | {"placement", "async_unshard", "output_dtype", "offload", "sync"},
             defaults=_SHARDED_DEFAULTS | {"placement": "dim0"},
             unit_overrides=True,
@@ -113,6 +124,7 @@ ENGINES: Mapping[EngineName, EngineTraits] = MappingProxyType(
             implicit_prefetch_backward=1,
         ),
         "manual": EngineTraits(
+            factory="shardlab.engines.manual:ManualEngine",
             settings=_SHARDED | {"sync"},
             defaults=_SHARDED_DEFAULTS,
             native_route=False,
@@ -126,6 +138,8 @@ ENGINES: Mapping[EngineName, EngineTraits] = MappingProxyType(
             last_unit_stays=True,
         ),
         "slide": EngineTraits(
+            factory="shardlab.engines.slide:SlideEngine",
+            in_scripts="shardlab.SlideFSDP; or fully_shard, which differs in time",
             settings=_UNITS | {"window", "param_transfer", "grad_sync", "moment_dtype"},
             defaults={
                 "wrap": "block",
@@ -148,6 +162,12 @@ def inapplicable(engine: EngineName) -> frozenset[str]:
     return frozenset().union(*(each.settings for each in ENGINES.values())) - (
         ENGINES[engine].settings
     )
+
+
+def engines_with(setting: str) -> str:
+    """Return the engines that have a setting, as in `ddp, fsdp2 or manual`."""
+    *others, last = [name for name, traits in ENGINES.items() if setting in traits.settings]
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def accepts_codec(engine: EngineName, codec: str) -> bool:

@@ -141,9 +141,21 @@ class Params(Document):
         yield from self._in_timings()
         yield from self._in_links()
         yield from _said(self.tokenize.for_model, self.model)
+        yield from self._in_tokens()
         if len(set(self.seeds)) < len(self.seeds):
             yield "seeds: a seed is named twice"
         yield from self._in_rounds()
+
+    def _in_tokens(self) -> Iterator[str]:
+        given, numbered = self.data.source == "tokens", self.tokenize.end_of_text is not None
+        if numbered and not given:
+            yield "tokenize.end_of_text: is for data.source tokens: remove it"
+        named = (self.tokenize.tokenizer or self.model.pretrained or "train") != "train"
+        if given and not numbered and not named:
+            yield (
+                "tokenize.tokenizer: name the one that the tokens were made with, or give "
+                "tokenize.vocabulary and tokenize.end_of_text, the id that ends documents"
+            )
 
     def _in_strategies(self) -> Iterator[str]:
         if self.baseline:

@@ -188,7 +188,7 @@ class Validation(Document):
     val_ppl: Finite
     """exp(val_loss)"""
     val_bits_per_byte: Finite
-    """null where the tokenizer lost some of the text"""
+    """null where the tokenizer lost some of the text, or nobody knows its bytes"""
     val_tokens: int
     untrained_ppl: Finite
     """perplexity of the same model before its first step: untrained, or as it was pretrained"""

@@ -6,7 +6,7 @@ or where it changes nothing. Each rule yields the setting, the reason and the fi
 
 from collections.abc import Iterator
 
-from shardlab.config.engine_traits import accepts_codec, inapplicable
+from shardlab.config.engine_traits import accepts_codec, engines_with, inapplicable
 from shardlab.config.settings import SETTINGS, Settings, canonical_overrides
 from shardlab.core.errors import UserError
 
@@ -52,7 +52,7 @@ def _inapplicable(strategy: Settings) -> Iterator[str]:
             if key == "reduce_dtype":
                 fix += ", or cast gradients by `gradients: {codec: bf16}`"
             if key == "sync":
-                fix += ", or take ddp, fsdp2 or manual, whose copies can train alone"
+                fix += f", or take {engines_with(key)}, whose copies can train alone"
             yield f"{key} does not apply to engine {strategy.engine!r}: {fix}"
 
 

@@ -1,5 +1,6 @@
 """Progress for a person: a bar on a terminal, an occasional line elsewhere, and the log of both."""
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -14,6 +15,8 @@ T = TypeVar("T")
 
 _log_path: Path | None = None
 """that of this process and of those that it forks"""
+_shows = True
+"""whether stderr is no log"""
 
 
 class _Bar(tqdm):  # type: ignore[type-arg]
@@ -43,20 +46,25 @@ def track(
 
 
 def say(message: str) -> None:
-    """Print one line on stderr, above any bar, and keep it in the log."""
+    """Print one line on stderr, above any bar, and keep it in the log.
+
+    Where stderr leads into the log, as in jobs of Snakemake, the line is there once.
+    """
     log(message)
     _show(message)  # the last line, also where there is no log
 
 
 def _show(message: str) -> None:
-    tqdm.write(message, file=sys.stderr)
-    sys.stderr.flush()
+    if _shows:
+        tqdm.write(message, file=sys.stderr)
+        sys.stderr.flush()
 
 
 def log_to(path: Path) -> None:
     """Keep in a file, from now on, what is said."""
-    global _log_path
+    global _log_path, _shows
     _log_path = path
+    _shows = not (path.is_file() and os.path.samestat(path.stat(), os.fstat(2)))
 
 
 def log(message: str) -> None:

@@ -6,7 +6,7 @@ import random
 import subprocess
 import sys
 import zipfile
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from itertools import accumulate, chain, islice
 from pathlib import Path
@@ -21,6 +21,7 @@ from shardlab.data.huggingface import read_huggingface
 from shardlab.data.local_files import SEPARATOR, read_json_array, read_json_lines, read_text
 from shardlab.data.mediawiki import read_dump, read_mediawiki
 from shardlab.data.source_records import Fields, Tally, to_documents
+from shardlab.data.token_files import Identity, find_token_files
 
 _PINS = Path(__file__).with_name("wheels.txt")
 # one target platform, so that every machine fetches the same file
@@ -76,7 +77,8 @@ _SYNTHETIC_DOCUMENTS = 2000
 
 
 def prepare(data: Data, corpus: Path, work: Path) -> dict[str, Any]:
-    """Write the corpus file and return its description: source, licence, counts.
+    """Write the corpus file and return its description: source, licence, counts; of tokens, whose
+    text nobody gives, an empty one, and the files with their identity.
 
     Args:
         work: folder for downloads.
@@ -85,6 +87,11 @@ def prepare(data: Data, corpus: Path, work: Path) -> dict[str, Any]:
         UserError: the source cannot be read, holds no documents, or a bad record where those are
             refused; the corpus file is then as it was.
     """
+    if data.source == "tokens":
+        files = track(find_token_files(data), "files", unit=" files")
+        found = {str(file): Identity.of(file).model_dump() for file in files}
+        write_corpus(corpus, ())
+        return {**describe(data), "files": found}
     tally = Tally(data.bad_records, data.path or data.source)
     # every source is a generator, whose files are to be closed also after an error
     source_documents = cast(Generator[Document], read_documents(data, work, tally))
@@ -100,24 +107,18 @@ def prepare(data: Data, corpus: Path, work: Path) -> dict[str, Any]:
 
 def read_documents(data: Data, work: Path, tally: Tally) -> Iterator[Document]:
     """Yield the documents of a source in order, in constant memory."""
-    if data.source == "wikipedia":
-        return read_wikipedia(work, tally)
-    if data.source == "synthetic":
-        return generate(data.documents or _SYNTHETIC_DOCUMENTS)
-    assert data.path is not None  # ensured by the schema
-    fields = Fields(data.text_column, data.title_column)
-    if data.source == "huggingface":
-        return to_documents(read_huggingface(data, fields), tally, fields)
-    path = Path(data.path)
+    return READERS[data.source](data, work, tally)
+
+
+def _fields(data: Data) -> Fields:
+    return Fields(data.text_column, data.title_column)
+
+
+def _file(data: Data) -> Path:
+    path = Path(data.path or "")
     if not (path.is_file() or (path.is_dir() and data.source == "text")):
         raise UserError(f"data.path {data.path!r}: {_no_file(path, data.source)}")
-    if data.source == "text":
-        return to_documents(read_text(path, data.separator or SEPARATOR, tally), tally)
-    if data.source == "json":
-        return to_documents(read_json_array(path, tally), tally, fields)
-    if data.source == "jsonl":
-        return to_documents(read_json_lines(path, tally), tally, fields)
-    return read_mediawiki(path, tally)
+    return path
 
 
 def _no_file(path: Path, source: str) -> str:
@@ -224,3 +225,23 @@ def _invent(draw: random.Random) -> list[str]:
     while len(words) < _WORDS:
         words["".join(draw.choices(_SYLLABLES, k=draw.randrange(1, 5)))] = None
     return list(words)
+
+
+READERS: Mapping[str, Callable[[Data, Path, Tally], Iterator[Document]]] = {
+    "wikipedia": lambda data, work, tally: read_wikipedia(work, tally),
+    "text": lambda data, work, tally: to_documents(
+        read_text(_file(data), data.separator or SEPARATOR, tally), tally
+    ),
+    "json": lambda data, work, tally: to_documents(
+        read_json_array(_file(data), tally), tally, _fields(data)
+    ),
+    "jsonl": lambda data, work, tally: to_documents(
+        read_json_lines(_file(data), tally), tally, _fields(data)
+    ),
+    "huggingface": lambda data, work, tally: to_documents(
+        read_huggingface(data, _fields(data)), tally, _fields(data)
+    ),
+    "mediawiki": lambda data, work, tally: read_mediawiki(_file(data), tally),
+    "synthetic": lambda data, work, tally: generate(data.documents or _SYNTHETIC_DOCUMENTS),
+}
+"""by `data.source`: its documents, from a folder for downloads or from `data.path`"""

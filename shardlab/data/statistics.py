@@ -9,7 +9,13 @@ from shardlab.data.tokens import TokenSplit
 _PADDED_BATCH = 8
 
 
-def describe_tokens(train: TokenSplit, validation: TokenSplit) -> dict[str, Any]:
+_CHUNK = 1 << 24
+"""tokens that are counted at once, each of which takes 8 bytes meanwhile"""
+
+
+def describe_tokens(
+    train: TokenSplit, validation: TokenSplit, lengths: np.ndarray | None = None
+) -> dict[str, Any]:
     """Return counts of both splits, and the shape of the training split.
 
     - `altered_documents`: those of both splits whose text the tokens do not give back.
@@ -19,8 +25,12 @@ def describe_tokens(train: TokenSplit, validation: TokenSplit) -> dict[str, Any]
       to the longest of them, ends included.
     - `entropy_bits`: Shannon entropy of the token frequencies, in bits per token: the loss of a
       model that knows the frequencies only.
+
+    Args:
+        lengths: of the training documents, where more than the end-of-text token tells them.
     """
-    lengths = np.concatenate([_lengths(part, train.end_of_text) for part in train.arrays()])
+    if lengths is None:
+        lengths = np.concatenate([_lengths(part, train.end_of_text) for part in train.arrays()])
     return {
         "vocabulary": train.vocabulary,
         "train": _size(train),
@@ -44,7 +54,7 @@ def _size(split: TokenSplit) -> dict[str, Any]:
         "documents": split.documents,
         "tokens": len(split),
         "bytes": split.text_bytes,
-        "bytes_per_token": split.text_bytes / len(split),
+        "bytes_per_token": None if split.text_bytes is None else split.text_bytes / len(split),
     }
 
 
@@ -65,6 +75,7 @@ def _pad_ratio(lengths: np.ndarray) -> float:
 def _entropy(split: TokenSplit) -> float:
     counts = np.zeros(split.vocabulary, np.int64)
     for part in split.arrays():
-        counts += np.bincount(part, minlength=split.vocabulary)
+        for start in range(0, len(part), _CHUNK):
+            counts += np.bincount(part[start : start + _CHUNK], minlength=split.vocabulary)
     share = counts[counts > 0] / counts.sum()
     return float(-(share * np.log2(share)).sum())

@@ -105,7 +105,7 @@ def build_tokens(
         parameters={**(parameters or {})},
     )
     tokenizer.save(out)
-    _publish(job, manifest, out)
+    publish(manifest, out, folder)
     shutil.rmtree(work / "tokenize")
     return manifest
 
@@ -214,13 +214,15 @@ def _ids(tokenizer: TextTokenizer, batch: list[Document], encoded: list[list[int
     return tokens
 
 
-def _publish(job: Job, manifest: Manifest, out: Path) -> None:
-    """Move everything into place, the manifest last: without one nothing looks finished."""
+def publish(manifest: Manifest, out: Path, folder: Path | None = None) -> None:
+    """Move the shards of a folder, if there are any, and the manifest into `out/tokens`; the
+    manifest last: without one nothing looks finished."""
     tokens = out / "tokens"
     tokens.mkdir(parents=True, exist_ok=True)
     (tokens / MANIFEST).unlink(missing_ok=True)
     for stale in tokens.glob("*.bin"):
         stale.unlink()
     for shard in [*manifest.train, *manifest.validation]:
-        shutil.move(job.folder / shard.file, tokens / shard.file)
+        if folder is not None and isinstance(shard, Shard):
+            shutil.move(folder / shard.file, tokens / shard.file)
     manifest.to_file(tokens / MANIFEST)

@@ -71,6 +71,11 @@ class TextTokenizer:
         return max(set(ids) - unused | {self.end_of_text_id, *self.added_ids}) + 1
 
     @property
+    def rows(self) -> int:
+        """Embedding rows of all tokens, special ones included."""
+        return max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    @property
     def sha256(self) -> str:
         """SHA-256 of its tokenizer.json."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
@@ -177,6 +182,17 @@ def given_tokenizer(choice: str, work: Path) -> TextTokenizer:
     path = _given_path(choice)
     tokenizer, config = _open(path), _configuration(path.parent)
     return TextTokenizer(tokenizer, _end(tokenizer, config, path.parent), config)
+
+
+NUMBERS = "numbers"
+"""key of tokenizer_config.json: texts are numbers, since nobody named a tokenizer"""
+
+
+def number_tokenizer(vocabulary: int, end: int) -> TextTokenizer:
+    """Return a tokenizer whose texts are ids, such as `17 4`: for tokens whose own nobody named."""
+    tokenizer = Tokenizer(models.WordLevel({str(number): number for number in range(vocabulary)}))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return TextTokenizer(tokenizer, str(end), {NUMBERS: True})
 
 
 def _given_path(choice: str) -> Path:

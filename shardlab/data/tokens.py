@@ -10,8 +10,8 @@ from pydantic import Field, StringConstraints
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
 from shardlab.core.files import refuse_damage
+from shardlab.data.token_files import Sha256, TokenFile
 
-Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 MANIFEST = "manifest.json"
 
 
@@ -29,10 +29,11 @@ class Shard(Document):
 
 
 class Manifest(Document):
-    """Shards of both splits, in the order of the corpus."""
+    """Shards of both splits, in the order of the corpus; or parts of files of other programs."""
 
     format: Literal[1] = 1
-    dtype: Literal["uint16", "uint32"]
+    dtype: Literal["uint16", "uint32"] | None
+    """of shards; None: files of other programs have their own"""
     vocabulary: int = Field(ge=1, le=2**31)
     """embedding rows needed"""
     end_of_text: int = Field(ge=0)
@@ -40,8 +41,8 @@ class Manifest(Document):
     end_of_text_token: str
     corpus_sha256: Sha256
     tokenizer_sha256: Sha256
-    train: list[Shard]
-    validation: list[Shard]
+    train: list[Shard] | list[TokenFile]
+    validation: list[Shard] | list[TokenFile]
     parameters: dict[str, Any] = {}
     """dotted keys of params.yaml that the tokens were made by, with their values"""
 
@@ -68,16 +69,18 @@ class TokenSplit:
         """id of the token between documents"""
         self.tokenizer_sha256 = manifest.tokenizer_sha256
         self._folder = folder
-        self._dtype = np.dtype(manifest.dtype).newbyteorder("<")
-        self._shards: list[Shard] = getattr(manifest, split)
+        self._dtype = np.dtype(manifest.dtype or "uint16").newbyteorder("<")
+        self._shards: list[Shard] | list[TokenFile] = getattr(manifest, split)
         self.documents = sum(shard.documents for shard in self._shards)
-        self.text_bytes = sum(shard.bytes for shard in self._shards)
-        """UTF-8 bytes of all documents, titles included: the divisor of bits per byte"""
+        sizes = [shard.bytes for shard in self._shards if shard.bytes is not None]
+        self.text_bytes = sum(sizes) if len(sizes) == len(self._shards) else None
+        """UTF-8 bytes of all documents, titles included: the divisor of bits per byte; None where
+        another program read the text"""
         self.altered = sum(shard.altered for shard in self._shards)
         """documents whose text the tokens do not give back, since the tokenizer lacks or changes
         characters; their bytes are not what a model predicts"""
-        self._arrays = [self._open(shard) for shard in self._shards]
-        self._starts = np.cumsum([0, *(shard.tokens for shard in self._shards)])
+        self._arrays = [array for shard in self._shards for array in self._open(shard)]
+        self._starts = np.cumsum([0, *map(len, self._arrays)])
         self._verify(share)
 
     def __len__(self) -> int:
@@ -104,19 +107,24 @@ class TokenSplit:
         return out
 
     def arrays(self) -> Iterator[np.ndarray]:
-        """Yield the shards as stored, little-endian uint16 or uint32."""
+        """Yield the shards, or the stretches of files, as stored: little-endian whole numbers."""
         yield from self._arrays
 
     def _verify(self, share: slice) -> None:
-        """Compare the checksums of some shards, and their largest token with the vocabulary."""
-        expected = {shard.file: shard.sha256 for shard in self._shards[share]}
-        refuse_damage(self._folder, expected, _fix(self._folder))
-        for shard, array in zip(self._shards[share], self._arrays[share], strict=True):
-            largest = int(array.max(initial=0))
+        """Compare the checksums of some shards, and their largest token with the vocabulary; of
+        files of other programs, whose tokens were compared once, what they were."""
+        for shard in self._shards[share]:
+            if isinstance(shard, TokenFile):
+                shard.identity.refuse_change(Path(shard.path))
+                continue
+            refuse_damage(self._folder, {shard.file: shard.sha256}, _fix(self._folder))
+            largest = max(int(array.max(initial=0)) for array in self._open(shard))
             if largest >= self.vocabulary:
                 raise self._damaged(shard, f"token {largest} of {self.vocabulary}")
 
-    def _open(self, shard: Shard) -> np.ndarray:
+    def _open(self, shard: Shard | TokenFile) -> list[np.ndarray]:
+        if isinstance(shard, TokenFile):
+            return shard.arrays()
         path = self._folder / shard.file
         expected = shard.tokens * self._dtype.itemsize
         size = path.stat().st_size if path.is_file() else None
@@ -125,8 +133,8 @@ class TokenSplit:
         if size != expected:
             raise self._damaged(shard, f"{size} bytes where the manifest says {expected}")
         if not size:
-            return np.empty(0, self._dtype)  # an empty file cannot be mapped
-        return np.memmap(path, self._dtype, mode="r")
+            return [np.empty(0, self._dtype)]  # an empty file cannot be mapped
+        return [np.memmap(path, self._dtype, mode="r")]
 
     def _damaged(self, shard: Shard, reason: str) -> UserError:
         return UserError(f"{self._folder / shard.file}: damaged ({reason}): {_fix(self._folder)}")
@@ -135,7 +143,7 @@ class TokenSplit:
 def open_split(
     folder: str | Path, split: Literal["train", "validation"], share: slice = slice(None)
 ) -> TokenSplit:
-    """Open a split of a folder that `build_tokens` wrote, and verify it.
+    """Open a split of a folder that `build_tokens` or `link_tokens` wrote, and verify it.
 
     Args:
         share: of the shards, whose checksums are compared, so that ranks can do it together.

@@ -1,6 +1,6 @@
 """Construction of the engine that a strategy names."""
 
-from collections.abc import Callable
+from pkgutil import resolve_name
 
 import torch
 import torch.distributed as dist
@@ -11,23 +11,11 @@ from shardlab.config.strategy import CanonicalStrategy, Strategy
 from shardlab.config.validation import check_fits
 from shardlab.core.device import accelerator_of
 from shardlab.core.errors import UserError
-from shardlab.engines.autograd import DDPEngine
 from shardlab.engines.base import Engine, EngineSetup, Fill, Optimization
-from shardlab.engines.fsdp1 import FSDP1Engine
-from shardlab.engines.fsdp2 import FSDP2Engine
-from shardlab.engines.manual import ManualEngine
-from shardlab.engines.slide import SlideEngine
 from shardlab.models.units import prepare, uses_fp16
 from shardlab.models.weights import Weights
 
 _CPU = torch.device("cpu")
-_ENGINES: dict[str, Callable[..., Engine]] = {
-    "ddp": DDPEngine,
-    "fsdp1": FSDP1Engine,
-    "fsdp2": FSDP2Engine,
-    "manual": ManualEngine,
-    "slide": SlideEngine,
-}
 
 
 def build_engine(
@@ -67,7 +55,7 @@ def build_engine(
         device=device,
         fill=fill,
     )
-    engine = _ENGINES[full.engine](model, setup)
+    engine: Engine = resolve_name(full.traits.factory)(model, setup)
     engine.ledger.traffic.throttle = throttle
     return engine
 

@@ -18,13 +18,10 @@ from shardlab.config.machine import LOOPBACK, Link
 from shardlab.config.run_record import Record, read_records
 from shardlab.config.strategy import Strategy
 from shardlab.config.sync import repetition_steps
-from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun, read_timings
+from shardlab.config.timing_record import TimedRun, read_timings
 from shardlab.core.errors import UserError
 from shardlab.core.host import describe_host
 from shardlab.models.shapes import decoder_of, gpt2_config, read_decoder
-
-_NAMED = 6
-"""strategies at most that are named in a line"""
 
 Jobs = Mapping[str, Sequence[Mapping[str, str]]]
 """wildcards of the jobs that are about to run, by rule"""
@@ -34,7 +31,6 @@ _Key = tuple[str | None, int, str]
 class _Steps(NamedTuple):
     """Steps of one strategy."""
 
-    run: str
     steps: int
     strategy: Strategy | None
     """None: without communication"""
@@ -111,14 +107,14 @@ def _steps(params: Params, jobs: Jobs) -> Iterator[_Steps]:
     count = train.steps + train.audit_steps + train.profiled_steps
     for job in jobs.get("train", ()):
         run = job["run"]
-        yield _Steps(run, count, strategies[run], train.world_size, train.link)
+        yield _Steps(count, strategies[run], train.world_size, train.link)
     for job in jobs.get("timing", ()):
         for part in params.timings[job["timing"]].parts(job["timing"]).values():
-            timed = {NO_COMMUNICATION: None, **{run: strategies[run] for run in part.runs}}
-            rounds = repetition_steps([each.sync if each else None for each in timed.values()])
-            for (run, strategy), steps in zip(timed.items(), rounds, strict=True):
+            timed = [None, *(strategies[run] for run in part.runs)]
+            rounds = repetition_steps([each.sync if each else None for each in timed])
+            for strategy, steps in zip(timed, rounds, strict=True):
                 count = part.repetitions * steps
-                yield _Steps(run, count, strategy, part.world_size, part.link)
+                yield _Steps(count, strategy, part.world_size, part.link)
 
 
 def _earlier(
@@ -156,16 +152,10 @@ def _time_lines(
     measured = [each.steps * known[each.key] for each in steps if each.key in known]
     if measured:
         yield f"{_duration(sum(measured))} of steps, as in earlier results of this machine"
-    others = [each for each in steps if each.key not in known]
-    least = [each.steps * _least_s(each, size) for each in others]
-    if sum(least):
-        time = _duration(sum(least))
+    least = sum(each.steps * _least_s(each, size) for each in steps if each.key not in known)
+    if least:
+        time = _duration(least)
         yield f"at least {time} of steps, by the bytes of uncompressed gradients over their link"
-    unknown = [each.run for each, s in zip(others, least, strict=True) if each.strategy and not s]
-    if unknown:
-        names = [*dict.fromkeys(unknown)]
-        few = ", ".join(names) if len(names) <= _NAMED else f"{len(names)} strategies"
-        yield f"not known before they ran: steps of {few}"
 
 
 def _least_s(steps: _Steps, size: int | None) -> float:

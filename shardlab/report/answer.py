@@ -156,19 +156,11 @@ def _alternative(lossless: Choice | None) -> str:
     return f"{lossless.name}, {within(gain, low, high, 2)} times as fast as one device alone"
 
 
-_IN_SCRIPTS = {
-    "ddp": "DistributedDataParallel",
-    "fsdp1": "FullyShardedDataParallel",
-    "fsdp2": "fully_shard",
-    "slide": "shardlab.SlideFSDP; or fully_shard, which differs in time",
-}
-
-
 def snippet(name: str, strategy: CanonicalStrategy) -> str:
     """Return a strategy as an entry of params.yaml, and as a line of Python for a script."""
     entry = yaml.safe_dump({"strategies": {name: written(strategy)}}, sort_keys=False)
     nearest = f"fully_shard, which differs in time: {strategy.engine} is of the pipeline alone"
-    script = f"# in a script: {_IN_SCRIPTS.get(strategy.engine, nearest)}\n"
+    script = f"# in a script: {strategy.traits.in_scripts or nearest}\n"
     line = attach_line(strategy)
     if line:
         script += f"handle = {line}\n"

@@ -55,7 +55,7 @@ _TOP = 112
 """upper end of its panels, %"""
 
 
-def save(figure: Figure, path: Path, kind: str) -> None:
+def save(figure: Figure, path: Path, kind: str = "svg") -> None:
     """Write a figure as svg or png; equal figures give equal bytes."""
     unstamped = ("Date", "Creator", "Format", "Type") if kind == "svg" else ("Software",)
     with mpl.rc_context(STYLE):
@@ -208,11 +208,13 @@ def breakdown_plot(rows: pd.DataFrame) -> Figure:
             continue  # ranks on the CPU have none
         axes.barh(ordered.index, ordered[name], left=left, height=0.65, color=colour, label=label)
         left += ordered[name]
-    share = traced["exposed_share"]
-    axes.set_title(
-        f"Exposed communication takes up to\n{percent(share.max(), 0)} of a step ({share.idxmax()})"
+    share, worst = percent(traced["exposed_share"].max(), 0), traced["exposed_share"].idxmax()
+    # not over the axes alone, which long names of runs leave narrow
+    figure.suptitle(
+        f"Exposed communication takes up to\n{share} of a step ({worst})",
+        **{"x": 0.01, "ha": "left", "size": 10.5, "weight": "bold"},
     )
-    axes.set_xlabel("ms per traced step, mean over ranks")
+    axes.set_xlabel("ms per traced step, mean over ranks", x=1, ha="right")
     _legend(figure, axes)
     return figure
 

@@ -319,7 +319,7 @@ class Section:
         if self.items:
             parts.append("\n".join(f"- {escape(item)}" for item in self.items))
         parts += [
-            f"![{escape(f.caption)}](plots/{f.name}.svg)" for f in self.figures if not f.empty
+            f"![{escape(f.caption)}](plots/svg/{f.name}.svg)" for f in self.figures if not f.empty
         ]
         for table in self.tables:
             if not table.rows:

@@ -74,7 +74,7 @@ def write_report(evidence: Evidence, folder: Path, builders: Sequence[Builder] =
     sections, found = report_sections(evidence, builders), answer(evidence)
     for figure in (crossover(evidence), *figures_of(sections)):
         for kind in ("svg", "png"):
-            with atomic(folder / "plots" / f"{figure.name}.{kind}") as temporary:
+            with atomic(folder / "plots" / kind / f"{figure.name}.{kind}") as temporary:
                 save(figure.drawing, temporary, kind)
     _write_csv(evidence.compared.reset_index(), folder / "comparison.csv")
     _write_csv(loss_curves(evidence.losses), folder / "loss.csv")
@@ -83,7 +83,7 @@ def write_report(evidence: Evidence, folder: Path, builders: Sequence[Builder] =
     write_json(folder / "summary.json", summary(evidence))
     write_text(folder / "headline.md", headline_markdown(evidence, found))
     write_text(folder / "tables.md", _markdown(found, sections))
-    write_text(folder / "report.html", _page(evidence, found, sections, folder / "plots"))
+    write_text(folder / "report.html", _page(evidence, found, sections, folder / "plots/svg"))
 
 
 def headline_markdown(evidence: Evidence, found: Answer) -> str:

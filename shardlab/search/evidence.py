@@ -69,9 +69,11 @@ def machine_facts(hardware: Hardware) -> str:
 def data_facts(statistics: Mapping[str, Any]) -> str:
     """Return size and shape of the corpus, by the statistics that tokenize wrote."""
     train, length = statistics["train"], statistics["length"]
+    ratio = train["bytes_per_token"]
+    density = "" if ratio is None else f"{ratio:.2f} bytes per token, "
     return (
         f"Data: {train['tokens']} training tokens of {train['documents']} documents, "
-        f"{train['bytes_per_token']:.2f} bytes per token, vocabulary {statistics['vocabulary']}; "
+        f"{density}vocabulary {statistics['vocabulary']}; "
         f"tokens per document p50 {length['p50']:.0f}, p90 {length['p90']:.0f}, "
         f"p99 {length['p99']:.0f}; padding {100 * statistics['pad_ratio']:.0f} %; entropy of "
         f"token frequencies {statistics['entropy_bits']:.2f} bits."

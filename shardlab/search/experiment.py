@@ -157,6 +157,10 @@ def written(strategy: CanonicalStrategy) -> dict[str, Any]:
         own = getattr(strategy, key)
         if own != getattr(default, key):
             document[key] = compression.written(own) if key in ("gradients", "weights") else value
+    if parse_strategy(document).hash() != strategy.hash():
+        # the route that this codec takes elsewhere is not the one that this engine chooses
+        route = {"route": strategy.gradients.route}
+        document["gradients"] = {**compression.written(strategy.gradients), **route}
     return document
 
 

@@ -27,6 +27,7 @@ from shardlab.core.document import Document
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
 from shardlab.core.progress import say
+from shardlab.data.tokenizer import NUMBERS
 
 _UNBOUNDED = 1 << 20
 """positions of a model that does not say how many it has"""
@@ -235,6 +236,11 @@ def _load(folder: Path) -> tuple[Any, Any]:
             f"{folder}: no causal language model with tokenizer and safetensors files: "
             f"{_line(error)}"
         ) from None
+    if tokenizer.init_kwargs.get(NUMBERS):
+        raise UserError(
+            f"{folder}: trained on tokens whose tokenizer nobody named: set tokenize.tokenizer and "
+            "run it again, or copy its tokenizer.json and tokenizer_config.json there"
+        )
     return tokenizer, model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -86,7 +86,7 @@ class Quality(NamedTuple):
     tokens: int
     bits_per_byte: float | None
     """all nats over the bytes of the text; comparable across tokenizers; None where the tokenizer
-    lost some of the text"""
+    lost some of the text, or nobody knows its bytes"""
 
     @property
     def perplexity(self) -> float:
@@ -116,8 +116,8 @@ def evaluate(model: nn.Module, split: TokenSplit, sequence_length: int, batch: i
         targets = window[:, 1:].flatten()
         nats += float(F.cross_entropy(logits.flatten(0, 1), targets, reduction="sum"))
         tokens += targets.numel()
-    bits = None if split.altered else nats / (math.log(2) * split.text_bytes)
-    return Quality(nats / tokens, tokens, bits)
+    size = None if split.altered else split.text_bytes
+    return Quality(nats / tokens, tokens, size and nats / (math.log(2) * size))
 
 
 def _refuse_looking_ahead(model: nn.Module, tokens: Tensor) -> None:

@@ -320,7 +320,7 @@ def _work(
     timed = whole.timed(mark)
     if timed:
         write_timings(output, timed)
-        say(f"{plan.name}: {len(timed)} runs of {plan.timing.repetitions} repetitions")
+        say(f"timing {plan.name}: {len(timed)} runs of {plan.timing.repetitions} repetitions")
     dist.barrier(group)
     if own is not None:
         next(own, None)  # ends the last turn

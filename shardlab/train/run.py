@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,6 @@ from shardlab.train.loop import (
     Loop,
     StepEvent,
     build_loop,
-    divergence_step,
     has_diverged,
     traced_steps,
     write_trace_of,
@@ -181,7 +180,18 @@ def _write(
     if logs is not None:
         write_traces(logs, traces)
     # last: a run without it is not finished
-    write_json(folder / "metrics.json", {**setting, **summarize(plan, events, ranks)})
+    metrics = summarize(plan, events, ranks)
+    write_json(folder / "metrics.json", {**setting, **metrics})
+    say(f"train {plan.run} seed {plan.seed}: {_outcome(metrics, plan.train.steps)}")
+
+
+def _outcome(metrics: Mapping[str, Any], steps: int) -> str:
+    if (diverged := metrics["diverged_at"]) is None:
+        return f"{metrics['step_ms_mean']:.1f} ms/step, loss {metrics['train_loss']:.2f}"
+    return (
+        f"diverged at step {diverged}: loss or gradient not finite; stopped after "
+        f"{metrics['steps']} of {steps} steps: lower train.learning_rate, or change the strategy"
+    )
 
 
 def _open_data(data: Path) -> tuple[str, TokenSplit]:
@@ -265,18 +275,7 @@ def _timed_steps(
     engine.ledger.settle()  # the events' times in collectives, before they are shown
     if telemetry is not None:
         telemetry.close()
-        say(f"{plan.run} seed {plan.seed}: {_outcome(events, train.steps)}")
     return events, cpu_times
-
-
-def _outcome(events: Sequence[StepEvent], steps: int) -> str:
-    diverged = divergence_step([vars(event) for event in events], steps)
-    if diverged is None:
-        return f"loss {events[-1].loss:.3f} after {steps} steps"
-    return (
-        f"diverged at step {diverged}: loss or gradient not finite; stopped after {len(events)} of "
-        f"{steps} steps: lower train.learning_rate, or change the strategy"
-    )
 
 
 def build_missing_tokens(tokens: Path, rank: int, build: Callable[[], object]) -> None:

@@ -16,7 +16,6 @@ from shardlab.codecs.registry import make_codec, make_method, spec_of
 from shardlab.config.codec_options import CodecSpec
 from shardlab.config.codec_table import BUILT_IN, CODECS, register
 from shardlab.core.errors import UserError
-from tests.pipeline.workspace import ROOT
 
 every_name = pytest.mark.parametrize("name", BUILT_IN)
 
@@ -89,20 +88,6 @@ def test_a_specification_and_its_class_agree_in_traits_and_defaults(name):
     assert by_class.keys() == fields.keys()
     for key, field in fields.items():
         assert field.is_required() or by_class[key] == field.default, key
-
-
-@every_name
-def test_every_codec_is_documented(name):
-    text = (ROOT / "docs/codecs.md").read_text()
-    assert f"| `{name}` |" in text, f"docs/codecs.md: no table has a row for `{name}`"
-    text = (ROOT / "docs/wire-formats.md").read_text()
-    multi_phase = BUILT_IN[name].multi_phase
-    assert multi_phase or re.search(rf"^\| `{name}[`:]", text, re.M), (
-        f"docs/wire-formats.md: the table of payloads lacks a row for `{name}`"
-    )
-    assert re.search(rf"^\*\*{name}\*?\*?[.: ]|`{name}`", text, re.M), (
-        f"docs/wire-formats.md: add a paragraph that begins with **{name}.** and gives the bytes"
-    )
 
 
 @pytest.mark.parametrize("spec", ["powersgd:rank=2", "sketch", "gradiveq:slice=64,components=8"])

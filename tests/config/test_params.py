@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import yaml
 
-from shardlab.config.codec_table import BUILT_IN
 from shardlab.config.parameters import Parameters
 from shardlab.config.schema import each_timing
 from shardlab.config.strategy import Strategy
@@ -45,12 +44,6 @@ def test_all_but_what_dvc_interpolates_has_a_default(tmp_path: Path) -> None:
             Parameters(write(path, rest)).complete()
 
 
-def test_experiment_on_all_codecs_runs_every_built_in_codec() -> None:
-    strategies = Parameters(ROOT / "params/codecs.yaml")("strategies")
-    missing = set(BUILT_IN) - {strategy.gradients.codec.name for strategy in strategies.values()}
-    assert not missing, f"params/codecs.yaml: add a strategy with {sorted(missing)}"
-
-
 def refusal(*overrides: str) -> str:
     """Return the first line of the error about params.yaml with these overrides."""
     with pytest.raises(UserError) as error:
@@ -87,6 +80,22 @@ def refusal(*overrides: str) -> str:
         ),
         ("comparison=two-rank", "comparison: 'two-rank' is no timing; did you mean 'two-ranks'?"),
         ("seeds=[0, 0]", "seeds: a seed is named twice"),
+        (
+            "data={source: tokens, path: a}",
+            "tokenize.tokenizer: name the one that the tokens were made with, or give "
+            "tokenize.vocabulary and tokenize.end_of_text, the id that ends documents",
+        ),
+        ("tokenize.end_of_text=0", "tokenize.end_of_text: is for data.source tokens: remove it"),
+        (
+            "tokenize.end_of_text=2048",
+            "tokenize: end_of_text is for tokens whose tokenizer is not named: give it with a "
+            "larger vocabulary, and tokenizer null",
+        ),
+        (
+            "tokenize.vocabulary=65",
+            "tokenize: vocabulary: a trained tokenizer has at least 257 tokens",
+        ),
+        ("data.ids_column=ids", "data: ids_column is for source tokens: remove it"),
         (
             "seeds=[010]",
             "--set seeds: line 1: 010 is one number by YAML 1.1 and another by YAML 1.2, as DVC "

@@ -4,9 +4,12 @@ from typing import Any
 
 import pytest
 
+from shardlab.config.engine_traits import ENGINES
 from shardlab.config.strategy import parse_strategy
 from shardlab.config.validation import check_fits
 from shardlab.core.errors import UserError
+
+NAMES = [f"'{name}'" for name in ENGINES]
 
 
 @pytest.mark.parametrize(
@@ -14,7 +17,7 @@ from shardlab.core.errors import UserError
     [
         (
             {"engine": "dpp"},
-            "strategy.engine: input should be 'ddp', 'fsdp1', 'fsdp2', 'manual' or 'slide' (found "
+            f"strategy.engine: input should be {', '.join(NAMES[:-1])} or {NAMES[-1]} (found "
             "'dpp')",
         ),
         (

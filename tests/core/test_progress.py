@@ -2,6 +2,7 @@
 
 import io
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -21,6 +22,17 @@ def test_what_is_said_is_kept(
     progress.log("done\n")
     assert capsys.readouterr().err == "before\nstep 1\n"
     assert [line.partition(" ")[2] for line in path.read_text().splitlines()] == ["step 1", "done"]
+
+
+def test_nothing_is_kept_twice_where_stderr_leads_into_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    program = (
+        "import sys; from pathlib import Path; from shardlab.core import progress\n"
+        "progress.log_to(Path(sys.argv[1])); progress.say('step 1')"
+    )
+    with log.open("a") as stderr:
+        subprocess.run([sys.executable, "-c", program, log], stderr=stderr, check=True)
+    assert [line.partition(" ")[2] for line in log.read_text().splitlines()] == ["step 1"]
 
 
 class Terminal(io.StringIO):

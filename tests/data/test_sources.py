@@ -31,6 +31,17 @@ BAD = {
     '{"title": "a", "text": " "}': "empty text",
     '{"text": 3}': "text is not text",
 }
+_LINES = '{"text": "one"}\n{"text": %s}\n{"text": "two"}'
+_PAGE = "<page><title>x</title><revision><text>{}</text></revision></page>"
+_DUMP = f"<mediawiki>{''.join(map(_PAGE.format, ['one', '', 'two']))}</mediawiki>"
+EXAMPLES = {
+    "text": ("one<|endoftext|>\xff<|endoftext|>two", "not UTF-8"),
+    "json": (f"[{','.join((_LINES % 3).splitlines())}]", "text is not text"),
+    "jsonl": (_LINES % 3, "text is not text"),
+    "huggingface": (_LINES % '" ", "title": "x"', "empty text"),
+    "mediawiki": (_DUMP, "no text"),
+}
+"""of sources that read files: two documents around a bad record, and what is bad about it"""
 
 
 def read(tmp_path, source, path, **options):
@@ -72,6 +83,19 @@ def test_records_pass_unchanged(tmp_path, kind):
     assert summary["documents"] == 5
     assert summary["bytes"] == sum(len(f"{r['title']}\n{r['text']}".encode()) for r in RECORDS)
     assert read(tmp_path, source, path, documents=2)[0] == documents[:2]
+
+
+@pytest.mark.parametrize("source", EXAMPLES)
+def test_a_bad_record_of_any_source_is_counted_and_named_or_refused(tmp_path, source):
+    content, kind = EXAMPLES[source]
+    path = tmp_path / ("in.jsonl" if source == "huggingface" else "in")
+    path.write_bytes(content.encode("latin-1"))
+    documents, summary = read(tmp_path, source, path, bad_records="skip")
+    assert [document.text for document in documents] == ["one", "two"]
+    assert [*summary["bad_records"]["kinds"].values()] == [1]
+    with pytest.raises(UserError, match=rf"{kind}.*set data\.bad_records to skip") as caught:
+        read(tmp_path, source, path)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("source", ["json", "jsonl"])
@@ -261,7 +285,7 @@ def test_text_is_split_wherever_reads_end(tmp_path_factory, parts, separator, be
             r"no heading; .*data\.title_column to one of its keys \(body, headline\)",
         ),
         ("text", ".", {}, r"a folder without \.txt or \.md files; name files so, or give one file"),
-        ("text", "x", {"split": "test"}, "split is for source huggingface: remove it"),
+        ("text", "x", {"split": "test"}, "split is for source huggingface or tokens: remove it"),
         ("huggingface", "params.yaml", {}, r"expected one of .* set data\.source to text"),
     ],
 )

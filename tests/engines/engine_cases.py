@@ -1,10 +1,11 @@
-"""Strategies of all engines, and a small experiment that trains them."""
+"""Strategies of all engines, each by its name and with a codec, and of their settings."""
 
 import functools
 
 import torch
 import torch.distributed as dist
 
+from shardlab.config.engine_traits import ENGINES
 from shardlab.config.model_and_data import Model
 from shardlab.config.strategy import parse_strategy
 from shardlab.engines.base import Optimization
@@ -16,10 +17,9 @@ from tests.ranks import run_ranks
 VOCABULARY, LENGTH, BATCH = 300, 16, 4
 CPU = torch.device("cpu")
 STRATEGIES = {
-    "ddp": {"engine": "ddp"},
+    **{engine: {"engine": engine} for engine in ENGINES},
     "ddp-buckets": {"engine": "ddp", "bucket_mb": 0.1},
     "ddp-exchange": {"engine": "ddp", "gradients": {"route": "exchange"}},
-    "fsdp2": {"engine": "fsdp2"},
     "fsdp2-root": {"engine": "fsdp2", "wrap": "root"},
     "fsdp2-kept": {"engine": "fsdp2", "reshard_after_forward": False},
     "fsdp2-exchange": {"engine": "fsdp2", "gradients": {"route": "exchange"}},
@@ -41,13 +41,11 @@ STRATEGIES = {
         ],
     },
     "fsdp2-selective": {"engine": "fsdp2", "activation_checkpointing": "selective"},
-    "fsdp1": {"engine": "fsdp1"},
     "fsdp1-kept": {"engine": "fsdp1", "sharding": "shard_grad_op", "prefetch": 1},
     "fsdp1-replicated": {"engine": "fsdp1", "sharding": "no_shard"},
     "fsdp1-by-size": {"engine": "fsdp1", "wrap": "size", "wrap_size": 50_000},
     "fsdp1-root": {"engine": "fsdp1", "wrap": "root", "limit_all_gathers": False},
     "fsdp1-original": {"engine": "fsdp1", "use_orig_params": True, "prefetch_backward": 0},
-    "manual": {"engine": "manual"},
     "manual-native": {"engine": "manual", "gradients": {"route": "native"}, "prefetch": 0},
     "manual-root": {"engine": "manual", "wrap": "root"},
     "manual-kept": {"engine": "manual", "reshard_after_forward": False},
@@ -72,6 +70,7 @@ SLIDE = {
     }
     for transfer in ("full", "shard")
     for sync in ("cpu_reduce", "gpu_reduce")
+    if (transfer, sync) != ("full", "cpu_reduce")  # which `slide` is
 }
 SLIDE["slide-window"] = {"engine": "slide", "window": 3, "activation_checkpointing": "selective"}
 SLIDE["slide-two-blocks"] = {"engine": "slide", "wrap_size": 2, "param_transfer": "shard"}
@@ -91,8 +90,7 @@ def lossy(engine, codec, **more):
 
 TOPK, POWERSGD, INT8 = "topk:density=0.1", "powersgd:rank=4", {"codec": "int8:group=64"}
 LOSSY = {
-    "ddp-int8": lossy("ddp", "int8"),
-    "fsdp1-int8": lossy("fsdp1", "int8"),
+    **{f"{engine}-int8": lossy(engine, "int8") for engine in ENGINES},
     "ddp-topk": lossy("ddp", TOPK),
     "ddp-powersgd": lossy("ddp", POWERSGD),
     "fsdp2-topk": lossy("fsdp2", TOPK),
@@ -102,7 +100,6 @@ LOSSY = {
     "slide-topk": lossy(
         "slide", TOPK, param_transfer="shard", grad_sync="gpu_reduce", weights=INT8
     ),
-    "slide-int8": lossy("slide", "int8"),
     "fsdp2-everything": {
         "engine": "fsdp2",
         "gradients": {

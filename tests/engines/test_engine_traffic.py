@@ -3,12 +3,13 @@
 import pytest
 import torch
 
+from shardlab.config.engine_traits import ENGINES
 from tests.engines.engine_cases import LOSSY, STRATEGIES, losses_of, make, train
 from tests.ranks import on_ranks, run_ranks
 from tests.whole_parameters import whole_parameters
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp2", "fsdp2-ahead", "manual", "slide-full-cpu"])
+@pytest.mark.parametrize("name", [*ENGINES, "fsdp2-ahead"])
 @on_ranks(2)
 def test_gradients_are_reduced_once_per_step(group, name) -> None:
     counts = []

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 import shardlab
+from shardlab.config.engine_traits import ENGINES
 from shardlab.config.model_and_data import Model
 from shardlab.config.strategy import parse_strategy
 from shardlab.core.errors import UserError
@@ -37,7 +38,7 @@ def test_engines_agree_on_two_ranks(name):
     torch.testing.assert_close(losses_of(name, 2), losses_of("ddp", 2), rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp2", "manual", "slide-full-cpu"])
+@pytest.mark.parametrize("name", ENGINES)
 def test_two_ranks_equal_two_micro_batches_of_one(name):
     def on_rank(group):
         engine = make(group, STRATEGIES[name])
@@ -69,9 +70,9 @@ def test_copies_of_a_model_agree_on_four_ranks(name, micro):
 @pytest.mark.parametrize(
     "name",
     [
-        *("fsdp1", "fsdp1-replicated", "fsdp1-original", "fsdp2", "fsdp2-ahead"),
-        *("fsdp2-overrides", "manual", "manual-overrides"),
-        *("slide-full-cpu", "slide-shard-gpu"),
+        *(name for name in ENGINES if name != "ddp"),
+        *("fsdp1-replicated", "fsdp1-original", "fsdp2-ahead", "fsdp2-overrides"),
+        *("manual-overrides", "slide-shard-gpu"),
     ],
 )
 def test_accumulation_agrees_between_engines(name):
@@ -103,7 +104,7 @@ def test_compiled_blocks_compute_the_same(engine, backend):
     torch.testing.assert_close(losses, losses_of("ddp", 2), rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("engine", ["ddp", "fsdp1", "fsdp2", "manual", "slide"])
+@pytest.mark.parametrize("engine", ENGINES)
 @on_ranks(1)
 def test_evaluation_mode_reaches_the_model_which_is_attached_once(group, engine) -> None:
     model = build_model(Model(preset="tiny"), VOCABULARY, LENGTH, 0, seed=1).whole()
@@ -119,8 +120,9 @@ def test_evaluation_mode_reaches_the_model_which_is_attached_once(group, engine)
 @pytest.mark.parametrize(
     "name",
     [
-        *("ddp", "ddp-int8", "ddp-topk", "ddp-powersgd", "fsdp2", "fsdp2-topk", "fsdp2-powersgd"),
-        *("fsdp2-everything", "fsdp2-ahead-topk", "manual-topk", "slide-full-cpu", "slide-topk"),
+        *(each for engine in ENGINES for each in (engine, f"{engine}-int8")),
+        *("ddp-topk", "ddp-powersgd", "fsdp2-topk", "fsdp2-powersgd", "fsdp2-everything"),
+        *("fsdp2-ahead-topk", "manual-topk", "slide-topk"),
     ],
 )
 @on_ranks(2)
@@ -147,8 +149,8 @@ def clone(tree):
 @pytest.mark.parametrize(
     "name",
     [
-        *("ddp", "fsdp2", "ddp-int8", "fsdp1-int8", "fsdp2-powersgd", "fsdp2-everything"),
-        *("manual-topk", "slide-full-cpu", "slide-topk", "slide-int8"),
+        *(each for engine in ENGINES for each in (engine, f"{engine}-int8")),
+        *("fsdp2-powersgd", "fsdp2-everything", "manual-topk", "slide-topk"),
     ],
 )
 @on_ranks(2)

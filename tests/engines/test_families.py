@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from shardlab.config.engine_traits import ENGINES
 from shardlab.config.model_and_data import Model
 from shardlab.config.strategy import parse_strategy
 from shardlab.engines.base import Optimization
@@ -17,7 +18,7 @@ from tests.ranks import on_ranks, run_ranks
 
 ENDS = [{"module": "embedding"}, {"module": "head"}]
 STRATEGIES = {
-    "fsdp1": {"engine": "fsdp1"},
+    **{engine: {"engine": engine} for engine in ENGINES if engine != "ddp"},
     "fsdp2": {"engine": "fsdp2", "prefetch": 1, "overrides": ENDS},
     "slide": {"engine": "slide", "param_transfer": "shard", "window": 3},
     "manual": {"engine": "manual", "activation_checkpointing": "full", "overrides": ENDS},

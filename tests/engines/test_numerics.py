@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from shardlab.config.engine_traits import ENGINES
 from shardlab.config.strategy import parse_strategy
 from shardlab.core.errors import UserError
 from shardlab.engines.base import Optimization
@@ -19,14 +20,14 @@ from tests.ranks import on_ranks, run_ranks
 from tests.whole_parameters import whole_parameters
 
 AUTO = {"param_dtype": "auto"}
-SHARDED = ("fsdp1", "fsdp2", "manual")
+SHARDED = [name for name, traits in ENGINES.items() if traits.residency == "sharded"]
 BF16 = {"param_dtype": "bf16"}
 REDUCED = {**BF16, "reduce_dtype": "bf16"}
 MIXED = {**BF16, "overrides": [{"layers": 1, "param_dtype": "fp32"}]}
 INT8 = {"gradients": {"codec": "int8:group=64"}, "weights": {"codec": "int8:group=64"}}
 SLIDE = {"engine": "slide", "param_transfer": "shard"}
 NARROW = {
-    **{f"{engine}-bf16": {"engine": engine, **BF16} for engine in ("ddp", *SHARDED)},
+    **{f"{engine}-bf16": {"engine": engine, **BF16} for engine in ENGINES},
     "fsdp2-fp16": {"engine": "fsdp2", "param_dtype": "fp16"},
     "slide-fp16": {**SLIDE, "param_dtype": "fp16"},
     "slide-reduced": {**SLIDE, **REDUCED, "grad_sync": "gpu_reduce"},

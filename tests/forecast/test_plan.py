@@ -23,7 +23,7 @@ def printed(capsys, *arguments: str) -> str:
 
 
 def test_the_page_shows_what_its_first_command_prints(capsys):
-    page = (Path(__file__).parents[2] / "docs/how-to/plan.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/tutorials/plan.md").read_text()
     command, output = re.findall(r"^```(?:sh)?\n(.*?)^```$", page, re.DOTALL | re.M)[:2]
     assert printed(capsys, *shlex.split(command)[2:]) == output
 

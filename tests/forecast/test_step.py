@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from shardlab.config.engine_traits import ENGINES
 from shardlab.config.model_and_data import Model
 from shardlab.config.strategy import parse_strategy
 from shardlab.core.document import validate
@@ -298,7 +299,7 @@ PHASES = {
 }
 
 
-@pytest.mark.parametrize("engine", ["ddp", "fsdp1", "fsdp2", "manual", "slide"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_multi_phase_methods_save_bytes_on_slow_links(engine):
     machine = MACHINE._replace(phased={(SHARED, False): PHASES})
     known = MODEL._replace(machine=machine)

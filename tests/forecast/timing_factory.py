@@ -11,6 +11,7 @@ from shardlab.config.calibration_record import (
     Transfer,
     wire_bytes,
 )
+from shardlab.config.engine_traits import ENGINES
 from shardlab.config.machine import bits_per_second
 from shardlab.config.strategy import parse_strategy
 from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun, UnitSize
@@ -23,9 +24,7 @@ from tests.timed_run_factory import timed_facts
 
 INT8 = "int8:group=128"
 STRATEGIES: dict[str, dict[str, Any]] = {
-    "ddp": {"engine": "ddp"},
-    "fsdp1": {"engine": "fsdp1"},
-    "fsdp2": {"engine": "fsdp2"},
+    **{engine: {"engine": engine} for engine in ENGINES},
     "fsdp2-exchange": {"engine": "fsdp2", "gradients": {"codec": "none", "route": "exchange"}},
     "fsdp2-ahead": {
         "engine": "fsdp2",
@@ -34,13 +33,11 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     },
     "fsdp2-kept": {"engine": "fsdp2", "reshard_after_forward": False},
     "fsdp2-int8": {"engine": "fsdp2", "gradients": {"codec": INT8}},
-    "manual": {"engine": "manual"},
     "manual-int8": {
         "engine": "manual",
         "gradients": {"codec": INT8},
         "weights": {"codec": INT8},
     },
-    "slide": {"engine": "slide"},
     "slide-reduced": {"engine": "slide", "param_transfer": "shard", "grad_sync": "gpu_reduce"},
 }
 UNITS = [203_000, 112_000, 112_000]
@@ -60,7 +57,13 @@ MODEL = Model(
     machine=MACHINE,
     cores=2.0,
     compute={1: _ALONE, 2: _ALONE.scaled(1.15)},
-    launch_s={"ddp": 5e-5, "fsdp1": 4e-4, "fsdp2": 3e-4, "manual": 1e-4, "slide": 2e-5},
+    launch_s={
+        **dict.fromkeys(ENGINES, 1e-4),
+        "ddp": 5e-5,
+        "fsdp1": 4e-4,
+        "fsdp2": 3e-4,
+        "slide": 2e-5,
+    },
     wait_s=1.8e-3,
 )
 
@@ -72,7 +75,8 @@ def made_run(
     bound = run == NO_COMMUNICATION
     strategy = None if bound else parse_strategy(STRATEGIES[run])
     bits = None if rate is None else bits_per_second(rate)
-    sizes = [sum(UNITS)] if run == "ddp" else UNITS
+    has_units = strategy is None or "wrap" in strategy.traits.settings
+    sizes = UNITS if has_units else [sum(UNITS)]
     facts: dict[str, Any] = {
         **timed_facts(timing, run, world_size, bits, strategy),
         "parameters": sum(UNITS),

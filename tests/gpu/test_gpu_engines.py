@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from shardlab.config.engine_traits import ENGINES
 from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Train
 from shardlab.config.strategy import parse_strategy
@@ -25,8 +26,8 @@ from tests.ranks import on_ranks, run_ranks
 ON_GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 on_devices = pytest.mark.parametrize("device", ["cpu", ON_GPU])
 CASES = {**STRATEGIES, **LOSSY, "fsdp2-offload": {"engine": "fsdp2", "offload": True}}
-ENGINES = ["ddp", "fsdp1", "fsdp2", "fsdp2-ahead", "fsdp2-offload", "manual", "manual-kept"]
-SLIDING = [name for name in STRATEGIES if name.startswith("slide")]
+SLIDING = [name for name in STRATEGIES if name.startswith("slide-")]
+NAMES = [*ENGINES, "fsdp2-ahead", "fsdp2-offload", "manual-kept", *SLIDING]
 COMPRESSED = ["ddp-int8", "fsdp2-ahead-topk", "manual-topk", "slide-topk"]
 
 
@@ -53,7 +54,7 @@ def mean_losses(name: str, device: str, world_size: int) -> torch.Tensor:
 
 
 @on_devices
-@pytest.mark.parametrize("name", [*ENGINES, *SLIDING])
+@pytest.mark.parametrize("name", NAMES)
 def test_an_engine_computes_the_losses_of_a_cpu(name: str, device: str) -> None:
     expected = losses_of("ddp", 1)
     torch.testing.assert_close(mean_losses(name, device, 1), expected, rtol=1e-4, atol=0)
@@ -67,7 +68,7 @@ def test_an_engine_computes_the_losses_of_a_cpu(name: str, device: str) -> None:
         *(pytest.param(name, "cuda", marks=pytest.mark.gpu) for name in ("ddp", "ddp-int8")),
         *(
             pytest.param(name, "cuda", marks=pytest.mark.gpu(count=2))
-            for name in [*ENGINES, *SLIDING, *COMPRESSED]
+            for name in [*NAMES, *COMPRESSED]
         ),
     ],
 )
@@ -97,7 +98,7 @@ def test_activations_elsewhere_change_no_bit(group, storage, device, tmp_path, m
 
 
 @on_devices
-@pytest.mark.parametrize("name", ["ddp", "fsdp2", "manual", "slide-full-cpu", *COMPRESSED])
+@pytest.mark.parametrize("name", [*ENGINES, *COMPRESSED])
 @pytest.mark.fresh_ranks
 @on_ranks(1)
 def test_deterministic_runs_repeat_every_bit(group, name: str, device: str) -> None:

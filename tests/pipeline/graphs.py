@@ -146,7 +146,8 @@ def _read_snakemake(force: bool, targets: bool = False) -> list[dict[str, Any]]:
         return [
             {
                 "name": job.rule.name,
-                "command": " ".join(shlex.split(job.shellcmd or "")),
+                # jobs of Snakemake write into their logs, stages of DVC on the terminal
+                "command": " ".join(shlex.split(job.shellcmd or "")).partition(" &>> ")[0],
                 "inputs": sorted(
                     p for p in map(str, job.input) if not p.startswith((*_FOLDERS, "/"))
                 ),

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable
 from contextlib import chdir
 from pathlib import Path
@@ -23,10 +24,14 @@ from tests.ranks import on_ranks
 from tests.saved_model_factory import write_saved_model
 
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+WORKFLOWS = sorted((ROOT / ".github/workflows").iterdir())
 OF_CI = ["make test", "make lint", "make test-pipeline"]
 SEARCH = " ".join(["shardlab search", *COMMAND[3:], "--minutes", "10"])
-TESTED_ELSEWHERE = ["make run", *OF_CI, "make test-long", SEARCH]
-"""by the pipeline that these tests begin with, by CI, and of fewer strategies by another test"""
+DATATROVE = "python examples/datatrove_tokens.py texts tokenizer.json my-tokens"
+TESTED_ELSEWHERE = ["make run", *OF_CI, "make test-docs", "make test-long", DATATROVE]
+"""by the pipeline that these tests begin with, by CI, and by a test of what datatrove writes"""
+SLOW = [SEARCH, "cd ../mine && shardlab run"]
+"""over a minute each"""
 TREE = re.compile(r"^## What is where\n+```\n(.*?)^```$", re.DOTALL | re.M)
 
 
@@ -42,7 +47,8 @@ def commands(documents: Iterable[Path] = DOCUMENTS) -> list[str]:
     return list(dict.fromkeys(line for line in typed if line))
 
 
-WITH_COMMANDS = [path for path in DOCUMENTS if set(commands([path])) - {*TESTED_ELSEWHERE}]
+WITH_COMMANDS = [path for path in DOCUMENTS if {*commands([path])} - {*TESTED_ELSEWHERE, *SLOW}]
+WITH_SLOW_COMMANDS = [path for path in DOCUMENTS if {*commands([path])} & {*SLOW}]
 
 
 def headings(text: str) -> list[str]:
@@ -82,8 +88,8 @@ def test_files_that_a_page_names_exist(path: Path) -> None:
 def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs/README.md").read_text()
     pages = (path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md"))
-    # benchmarks write pages of figures, which docs/benchmarks.md names
-    listed = [str(page) for page in pages if page.parts[0] != "figures"]
+    # docs/benchmarks.md names the pages of figures that benchmarks write, strategies.md the engines
+    listed = [str(page) for page in pages if page.parts[0] not in ("figures", "engines")]
     assert [page for page in listed if f"({page})" not in index] == ["README.md"]
 
 
@@ -98,8 +104,24 @@ def test_the_tree_of_the_readme_is_that_of_the_repository() -> None:
     assert set(re.findall(r"^  (\w+/)", tree, re.M)) == packages
 
 
+def test_the_citation_is_of_this_version() -> None:
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert [cited[key] for key in ("title", "version", "license")] == [
+        project[key] for key in ("name", "version", "license")
+    ]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_hosted_ci_may_read_alone_and_names_versions(path: Path) -> None:
+    workflow = yaml.safe_load(path.read_text())
+    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
+    assert workflow["permissions"] == {"contents": "read"}
+    assert all(re.search(r"@v\d+$", step["uses"]) for step in steps if "uses" in step)
+
+
 def test_commands_tested_elsewhere_are_documented_ones() -> None:
-    assert set(TESTED_ELSEWHERE) <= set(commands())
+    assert {*TESTED_ELSEWHERE, *SLOW} <= {*commands()}
     ci = (ROOT / ".ci/run").read_text()
     assert all(command in ci for command in OF_CI)
 
@@ -108,8 +130,20 @@ def test_commands_tested_elsewhere_are_documented_ones() -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("path", WITH_COMMANDS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_of_a_page_work_in_their_order(path: Path, workspace: Path) -> None:
+    type_commands(path, workspace, left_out=[*TESTED_ELSEWHERE, *SLOW])
+
+
+@pytest.mark.long
+@pytest.mark.minutes
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("path", WITH_SLOW_COMMANDS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_slow_commands_of_a_page_work_after_those_before(path: Path, workspace: Path) -> None:
+    type_commands(path, workspace, left_out=TESTED_ELSEWHERE)
+
+
+def type_commands(path: Path, workspace: Path, left_out: list[str]) -> None:
     (workspace / ".venv").symlink_to(sys.prefix)
-    typed = [command for command in commands([path]) if command not in TESTED_ELSEWHERE]
+    typed = [command for command in commands([path]) if command not in left_out]
     for command in typed:
         if command.startswith("tensorboard"):
             serve(workspace, *command.split(), "--port", "0")

@@ -1,11 +1,13 @@
 """Snakefile and dvc.yaml describe one pipeline."""
 
+import re
 from pathlib import Path
 
+import networkx
 import pytest
 
 from tests.pipeline.graphs import differences, dvc_jobs, snakemake_jobs, wanted
-from tests.pipeline.workspace import ROOT, copy_project
+from tests.pipeline.workspace import ROOT, copy_project, run
 
 
 @pytest.mark.long
@@ -35,3 +37,21 @@ def test_a_drift_of_either_description_is_reported(tmp_path: Path) -> None:
     reported = "\n".join(differences(dvc_jobs(root), snakemake))
     for words in ("collect: inputs", "collect: parameters", "report: code", "only in dvc.yaml"):
         assert words in reported
+
+
+@pytest.mark.long
+def test_the_figure_of_the_stages_is_that_of_dvc() -> None:
+    """Without the edges that follow from others, and with the next round of the search apart."""
+    drawn = run(ROOT, "dvc", "dag", "--collapse-foreach-matrix", "--mermaid").stdout
+    names = dict(re.findall(r'(node\d+)\["(\w+)"\]', drawn))
+    found = re.findall(r"(node\d+)-->(node\d+)", drawn)
+    edges = {(names[first], names[last]) for first, last in found}
+    rounds = {("decide", "decide"), ("decide", "propose")}
+    assert rounds < edges
+    least = networkx.transitive_reduction(networkx.DiGraph(edges - rounds))
+    page = (ROOT / "docs/architecture.md").read_text()
+    figure = page.partition("## Stages")[2].partition("## ")[0]
+    arrows = re.findall(r"^    ([\w &]+) --> ([\w &]+)$", figure, re.MULTILINE)
+    shown = {(a, b) for one, other in arrows for a in one.split(" & ") for b in other.split(" & ")}
+    assert shown == set(least.edges)
+    assert "decide -. next round .-> propose" in figure

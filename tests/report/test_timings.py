@@ -166,7 +166,7 @@ def test_report_accepts_a_single_timing(without_png, tmp_path, timing):
     runs = [make_timed(timing, run) for run in ("ddp", NO_COMMUNICATION)]
     write_report(make_evidence(make_records(["fsdp2", "ddp"]), timed=runs), tmp_path)
     assert "What takes the time?" in (tmp_path / "report.html").read_text()
-    assert (tmp_path / "plots/crossover.png").exists()
+    assert (tmp_path / "plots/svg/crossover.svg").exists()
 
 
 @pytest.mark.parametrize(

@@ -85,8 +85,11 @@ def test_machine_and_data_are_facts_without_names_of_files():
     )
     train = {"documents": 90, "tokens": 9000, "bytes_per_token": 3.3}
     shape = {"length": {"p50": 80.0, "p90": 151.0, "p99": 400.0}, "pad_ratio": 0.0}
-    data = data_facts({"vocabulary": 300, "train": train, "entropy_bits": 6.789, **shape})
+    facts = {"vocabulary": 300, "entropy_bits": 6.789, **shape}
+    data = data_facts({"train": train, **facts})
     assert data.startswith("Data: 9000 training tokens of 90 documents, 3.30 bytes per token, vo")
     assert data.endswith("p99 400; padding 0 %; entropy of token frequencies 6.79 bits.")
+    unknown = data_facts({"train": train | {"bytes_per_token": None}, **facts})
+    assert unknown == data.replace("3.30 bytes per token, ", "")
     lines = describe(begin(), AGENT, LIMIT, (machine, data)).splitlines()
     assert lines[1:3] == [machine, data]

@@ -6,6 +6,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 
+from shardlab.config.engine_traits import ENGINES
 from shardlab.config.experiment import Params
 from shardlab.config.machine import Link
 from shardlab.config.parameters import Parameters
@@ -62,7 +63,7 @@ def test_parameters_of_a_search_are_valid_and_complete(tmp_path, ranks, rate, st
     assert len(values["rounds"]) == agent.budget == 4
     coded = ["fsdp2-int8", "fsdp2-int4", "fsdp2-topk"] if link and not start else []
     assert [*values["strategies"]] == [name, *coded]
-    assert {"ddp", "fsdp1", "fsdp2", "manual", "slide"} <= {*values["forecast"].runs}
+    assert {*ENGINES} <= {*values["forecast"].runs}
 
 
 def test_models_are_presets_or_folders(tmp_path, monkeypatch):

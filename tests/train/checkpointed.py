@@ -20,7 +20,6 @@ from shardlab.train.loop import Loop, StepEvent
 from shardlab.train.plans import RunPlan
 from tests.drawn_weights import drawn_model
 
-ENGINES = ("ddp", "fsdp1", "fsdp2", "manual", "slide")
 INT4 = {"codec": "int4:group=64", "error_feedback": True}
 FORMATS = {
     "full": {"format": "full"},

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
+from shardlab.data.tokenizer import number_tokenizer
 from shardlab.train.chat import Conversation, Sampling, converse, printable
 from tests.saved_model_factory import write_saved_model
 
@@ -91,6 +92,13 @@ def test_a_tokenizer_that_ends_texts_does_not_end_the_prompt(model, tmp_path):
 
 def test_a_history_beyond_the_positions_is_answered(model):
     assert len(answers(model, *["and one more"] * 20, "word " * 500, "", tokens=4)) == 22
+
+
+def test_a_model_of_numbers_says_that_its_tokenizer_is_to_be_named(model, tmp_path):
+    shutil.copytree(model, tmp_path / "model")
+    number_tokenizer(300, 0).save(tmp_path / "model")
+    with pytest.raises(UserError, match=r"nobody named: set tokenize\.tokenizer and run it again"):
+        Conversation(tmp_path / "model", Sampling())
 
 
 def test_a_chat_template_gets_the_turns(model, tmp_path):

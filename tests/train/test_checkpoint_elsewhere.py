@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from shardlab.config.engine_traits import ENGINES
 from shardlab.core.errors import UserError
 from tests.ranks import on_ranks, run_ranks
-from tests.train.checkpointed import ENGINES, Run, differing, plan_of, strategy_of
+from tests.train.checkpointed import Run, differing, plan_of, strategy_of
 
 INT8 = {"codec": "int8:group=64", "error_feedback": True}
 

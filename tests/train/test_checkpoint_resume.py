@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from shardlab.config.engine_traits import ENGINES
 from tests.ranks import on_ranks, run_ranks
 from tests.train.checkpointed import (
-    ENGINES,
     FORMATS,
     INT4,
     Run,
@@ -25,7 +25,7 @@ def test_resumed_run_matches_uninterrupted_run(group, data, tmp_path, engine):
         plan = plan_of(data, strategy_of(engine, **gradients))
         straight[codec] = plan, Run.start(plan, tmp_path / "none", group).to(3)
     for number, (name, options) in enumerate(FORMATS.items()):
-        turn = number + ENGINES.index(engine)
+        turn = number + [*ENGINES].index(engine)
         step, (plan, expected) = 1 + turn // 2 % 2, straight[turn % 2]
         Run.start(plan, tmp_path / name, group, every=step, **options).to(step)
         resumed = Run.start(plan, tmp_path / name, group, **options)

@@ -6,6 +6,7 @@ from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from shardlab.config.engine_traits import ENGINES
 from shardlab.config.strategy import parse_strategy
 from shardlab.data.tokenizer import TextTokenizer
 from shardlab.engines.base import Optimization
@@ -51,7 +52,7 @@ def test_transformers_loads_the_model_of_every_engine(family, tied, tokenizer, t
 
     def on_rank(group):
         result = {}
-        for engine in ("ddp", "fsdp2", "manual", "slide"):
+        for engine in ENGINES:
             torch.manual_seed(0)
             model = AutoModelForCausalLM.from_config(config)
             trained = build_engine(

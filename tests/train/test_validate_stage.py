@@ -41,4 +41,4 @@ def test_perplexity_before_and_after_is_said(
     monkeypatch.setattr(validate, "validate_run", lambda model, output, *_: found.to_file(output))
     overrides = [f"model={model}", "tokenize={vocabulary: null}"]
     validate.main(Parameters(overrides=overrides), "fsdp2")
-    assert capsys.readouterr().err == f"fsdp2 seed 0: {said}\n"
+    assert capsys.readouterr().err == f"validate fsdp2 seed 0: {said}\n"

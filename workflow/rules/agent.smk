@@ -27,7 +27,7 @@ rule propose:
             "train.link",
         ),
     shell:
-        "exec python -m stages.propose {wildcards.round:q}"
+        "exec python -m stages.propose {wildcards.round:q} &>> {log:q}"
 
 
 rule trial:
@@ -46,7 +46,7 @@ rule trial:
         code=code("trial", "machine"),
         parameters=parameters("rounds.{round}", "model", "contents.model", "seeds", *TRAINING),
     shell:
-        "exec python -m stages.trial {wildcards.round:q}{resources.steps}"
+        "exec python -m stages.trial {wildcards.round:q}{resources.steps} &>> {log:q}"
 
 
 rule decide:
@@ -64,4 +64,4 @@ rule decide:
         code=code("decide"),
         parameters=parameters("rounds.{round}", "timings", "train.link"),
     shell:
-        "exec python -m stages.decide {wildcards.round:q}"
+        "exec python -m stages.decide {wildcards.round:q} &>> {log:q}"

@@ -18,14 +18,14 @@ wildcard_constraints:
     round=r"\d+",
 
 
-TOKENS = [
-    *(f"data/tokens/train-{i}.bin" for i in range(config["tokenize"]["shards"])),
-    "data/tokens/validation.bin",
-    "data/tokens/manifest.json",
-]
+# tokens that other programs made stay where they are
+LINKED = config["data"]["source"] == "tokens"
+SHARDS = (
+    [] if LINKED else [*(f"train-{i}" for i in range(config["tokenize"]["shards"])), "validation"]
+)
+TOKENS = [*(f"data/tokens/{shard}.bin" for shard in SHARDS), "data/tokens/manifest.json"]
 TOKENIZER = ["data/tokenizer.json", "data/tokenizer_config.json"]
 DATASET = ["data/source.json", *TOKENIZER, *TOKENS]
-PLOTS = ["loss", "bytes_quality", "breakdown", "scaling", "crossover", "forecast"]
 
 # parameters of train that give the size of a step
 SAMPLES = ["train.batch_size", "train.accumulation", "train.sequence_length"]

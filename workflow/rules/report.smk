@@ -29,11 +29,12 @@ rule report:
         "results/report/summary.json",
         "results/report/timings.csv",
         report(
-            expand("results/report/plots/{plot}.svg", plot=PLOTS),
+            directory("results/report/plots/svg"),
+            patterns=["{plot}.svg"],
             caption="../report/plots.rst",
             category="Plots",
         ),
-        expand("results/report/plots/{plot}.png", plot=PLOTS),
+        directory("results/report/plots/png"),
     log:
         "logs/report.log",
     params:
@@ -42,7 +43,7 @@ rule report:
             "strategies", "seeds", "baseline", "timings", "comparison", "quality", "rounds"
         ),
     shell:
-        "exec python -m stages.report"
+        "exec python -m stages.report &>> {log:q}"
 
 
 rule readme:
@@ -55,4 +56,4 @@ rule readme:
     params:
         code=code("readme"),
     shell:
-        "exec python -m stages.readme"
+        "exec python -m stages.readme &>> {log:q}"

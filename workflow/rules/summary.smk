@@ -2,26 +2,36 @@ import os
 import sys
 
 from shardlab.forecast.announcement import announcement
+from stages.snakemake_log import Job, show_jobs
 from stages.summary import summarize
+
+asked = workflow.output_settings
+# who asks Snakemake for more or less, or only what would run, gets its own words
+CALM = workflow.is_main_process and not (
+    asked.dryrun or asked.quiet or asked.verbose or asked.printshellcmds or asked.debug_dag
+)
+SHOWN = show_jobs(lambda: workflow.execution_settings is not None) if CALM else None
 
 
 def show_announcement():
-    """Say what the jobs take that are about to run."""
-    jobs = {}
+    """Say what the jobs take that are about to run, and show a bar of them."""
+    kinds, jobs = {}, {}
     for job in workflow.dag.needrun_jobs():
         if job.rule.name != "all":
-            jobs.setdefault(job.rule.name, []).append(job.wildcards_dict)
-    print(*announcement(PARAMETERS.complete(), jobs), sep="\n", file=sys.stderr)
+            kinds.setdefault(job.rule.name, []).append(job.wildcards_dict)
+            jobs[job.jobid] = Job(Path(job.log[0]))
+    print(*announcement(PARAMETERS.complete(), kinds), sep="\n", file=sys.stderr)
+    if SHOWN:
+        SHOWN.begin(jobs)
 
 
-def show_summary():
+onsuccess:
+    if SHOWN:
+        SHOWN.close()
     if lines := summarize(os.getpid()):
         print(f"\n{lines}\n", file=sys.stderr)
 
 
-onsuccess:
-    show_summary()
-
-
 onerror:
-    show_summary()
+    if SHOWN:
+        SHOWN.close()

@@ -21,7 +21,7 @@ rule train:
         code=code("train.{run}"),
         parameters=parameters("strategies.{run}", "model", "contents.model", *TRAINING),
     shell:
-        "exec {resources.start} python -m stages.train --run {wildcards.run:q} --seed {wildcards.seed:q}"
+        "exec {resources.start} python -m stages.train --run {wildcards.run:q} --seed {wildcards.seed:q} &>> {log:q}"
 
 
 rule profile:
@@ -37,7 +37,7 @@ rule profile:
         code=code("profile"),
         parameters=parameters("seeds"),
     shell:
-        "exec python -m stages.profile {wildcards.run:q}"
+        "exec python -m stages.profile {wildcards.run:q} &>> {log:q}"
 
 
 rule validate:
@@ -47,8 +47,7 @@ rule validate:
         every_seed("results/train/{run}/seed{seed}/final_model/tokenizer.json"),
         every_seed("results/train/{run}/seed{seed}/final_model/tokenizer_config.json"),
         every_seed("results/train/{run}/seed{seed}/metrics.json"),
-        "data/tokens/validation.bin",
-        "data/tokens/manifest.json",
+        TOKENS,
     output:
         every_seed("results/validate/{run}/seed{seed}.json"),
     log:
@@ -60,7 +59,7 @@ rule validate:
             "seeds", "model", "train.threads", "train.placement", "train.sequence_length"
         ),
     shell:
-        "exec python -m stages.validate {wildcards.run:q}"
+        "exec python -m stages.validate {wildcards.run:q} &>> {log:q}"
 
 
 rule timing:
@@ -91,7 +90,7 @@ rule timing:
             "train.profiled_steps",
         ),
     shell:
-        "exec {resources.start} python -m stages.timing {wildcards.timing:q}"
+        "exec {resources.start} python -m stages.timing {wildcards.timing:q} &>> {log:q}"
 
 
 rule estimate:
@@ -107,7 +106,7 @@ rule estimate:
             "strategies", "model", "contents.model", *SAMPLES, "train.world_size", "train.clip"
         ),
     shell:
-        "exec python -m stages.estimate"
+        "exec python -m stages.estimate &>> {log:q}"
 
 
 rule collect:
@@ -126,4 +125,4 @@ rule collect:
         code=code("collect"),
         parameters=parameters("strategies", "seeds", "timings"),
     shell:
-        "exec python -m stages.collect"
+        "exec python -m stages.collect &>> {log:q}"

@@ -15,8 +15,9 @@ _MANY = 4
 def data(evidence: Evidence) -> Section:
     """Show source, licence and statistics of the corpus."""
     statistics = facts_table("Statistics of the corpus", flatten(evidence.statistics))
-    # the parameters that it was made by are those of params.yaml
-    source = {key: value for key, value in evidence.source.items() if key != "parameters"}
+    # the parameters that it was made by are those of params.yaml; files may be thousands
+    left_out = ("parameters", "files")
+    source = {key: value for key, value in evidence.source.items() if key not in left_out}
     tables = [facts_table("Source", flatten(source)), statistics]
     return Section("Data", tables=tables, folded=True)
 

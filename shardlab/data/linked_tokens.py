@@ -1,0 +1,123 @@
+"""The manifest of tokens that other programs made: parts of their files, which are not copied."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shardlab.config.model_and_data import Data, Tokenize
+from shardlab.core.errors import UserError
+from shardlab.core.files import sha256_of_value
+from shardlab.core.progress import track
+from shardlab.data.token_files import Identity, Layout, TokenFile, read_layout, scan
+from shardlab.data.tokenize import publish
+from shardlab.data.tokenizer import given_tokenizer, number_tokenizer
+from shardlab.data.tokens import Manifest
+
+
+class _Counted(NamedTuple):
+    path: str
+    identity: Identity
+    layout: Layout
+    ends: np.ndarray
+
+    def part(self, first: int, last: int) -> TokenFile:
+        """Return the documents from `first` to before `last`."""
+        edges = np.append(0, self.ends)
+        start, stop = int(edges[first]), int(edges[last])
+        width = np.dtype(self.layout.dtype).itemsize
+        ranges, before = [], 0
+        for at, count in self.layout.ranges:
+            low, high = max(start - before, 0), min(stop - before, count)
+            if low < high:
+                ranges.append([at + low * width, high - low])
+            before += count
+        return TokenFile(
+            path=self.path,
+            identity=self.identity,
+            dtype=self.layout.dtype,
+            ranges=ranges,
+            documents=last - first,
+        )
+
+
+def link_tokens(
+    data: Data,
+    options: Tokenize,
+    files: Mapping[str, Any],
+    work: Path,
+    out: Path,
+    parameters: Mapping[str, Any] | None = None,
+) -> np.ndarray:
+    """Write the tokenizer in `out`, and in `out/tokens` a manifest of the parts of `files`.
+
+    The last `data.validation_share` of the documents are for validation: so both splits are
+    stretches of the files as they lie.
+
+    Args:
+        options: those for the model, `Tokenize.for_model`.
+        files: paths and identities, as `prepare` found them.
+        parameters: of the experiment, by dotted keys, for the manifest.
+
+    Returns:
+        Tokens of each training document.
+
+    Raises:
+        UserError: a file is damaged, changed or does not fit the tokenizer, or a split is empty.
+    """
+    if options.end_of_text is None:
+        tokenizer = given_tokenizer(str(options.tokenizer), work)
+    else:
+        tokenizer = number_tokenizer(options.vocabulary or 0, options.end_of_text)
+    end, largest, counted = tokenizer.end_of_text_id, 0, []
+    for path, facts in track(files.items(), "tokens", len(files), " files"):
+        identity = Identity(**facts)
+        identity.refuse_change(Path(path))
+        layout = read_layout(Path(path), data.ids_column, tokenizer.rows)
+        high, ends = scan(Path(path), layout, tokenizer.rows, end)
+        largest = max(largest, high)
+        counted.append(_Counted(path, identity, layout, ends))
+    train, validation, lengths = _split(data, counted, end)
+    manifest = Manifest(
+        dtype=None,
+        vocabulary=max(tokenizer.vocabulary, largest + 1),
+        end_of_text=end,
+        end_of_text_token=tokenizer.end_of_text,
+        corpus_sha256=sha256_of_value([each.identity.sha256 for each in counted]),
+        tokenizer_sha256=tokenizer.sha256,
+        train=train,
+        validation=validation,
+        parameters={**(parameters or {})},
+    )
+    tokenizer.save(out)
+    publish(manifest, out)
+    return lengths
+
+
+def _split(
+    data: Data, counted: list[_Counted], end: int
+) -> tuple[list[TokenFile], list[TokenFile], np.ndarray]:
+    """Return the parts for training, those for validation, and the lengths of the former."""
+    total = sum(len(each.ends) for each in counted)
+    total = min(total, data.documents or total)
+    if not total:
+        raise UserError(f"data.path {data.path!r}: no tokens")
+    edge = total - round(total * data.validation_share)
+    if edge in (0, total):
+        split, change = ("validation", "raise") if edge else ("training", "lower")
+        raise UserError(
+            f"data.path {data.path!r}: none of the {total} documents falls into the {split} split "
+            f"at data.validation_share {data.validation_share}; {change} it, or give more "
+            f"documents, which end with token {end} where no index says so"
+        )
+    parts: tuple[list[TokenFile], list[TokenFile]] = [], []
+    lengths, before = [], 0
+    for each in counted:
+        middle, last = (min(max(at - before, 0), len(each.ends)) for at in (edge, total))
+        for chosen, (first, stop) in zip(parts, ((0, middle), (middle, last)), strict=True):
+            if first < stop:
+                chosen.append(each.part(first, stop))
+        lengths.append(np.diff(each.ends[:middle], prepend=0))
+        before += len(each.ends)
+    return *parts, np.concatenate(lengths)

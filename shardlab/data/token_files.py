@@ -1,0 +1,289 @@
+"""Token files of other programs, mapped where they lie: nanoGPT's and llm.c's .bin, Megatron's .bin
+with .idx, datatrove's .ds, and folders that `datasets` saved."""
+
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+import numpy as np
+from pydantic import Field, StringConstraints
+
+from shardlab.config.model_and_data import Data
+from shardlab.core.document import Document
+from shardlab.core.errors import UserError
+from shardlab.core.files import read_json, sha256_of_file
+
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+_SUFFIXES = (".bin", ".ds", ".arrow")
+_LLM_C = {(20240520, 1): "uint16", (20240801, 7): "uint32"}
+"""types by magic number and version: dev/data/data_common.py of karpathy/llm.c"""
+_MEGATRON = struct.Struct("<9sQBQQ")
+"""megatron/core/datasets/indexed_dataset.py: magic, version, type, sequences, ends of documents"""
+_MEGATRON_TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
+_CHUNK = 1 << 24
+"""tokens that are looked at at once"""
+_AGAIN = "run python -m stages.prepare, then python -m stages.tokenize"
+
+
+class Identity(Document):
+    """What a file was when its tokens were counted."""
+
+    size: int = Field(ge=0)
+    mtime_ns: int
+    """while size and time are the same, the file is not read again"""
+    sha256: Sha256
+
+    @classmethod
+    def of(cls, path: Path) -> "Identity":
+        """Return that of a file as it is now."""
+        stat = path.stat()
+        return cls(size=stat.st_size, mtime_ns=stat.st_mtime_ns, sha256=sha256_of_file(path))
+
+    def refuse_change(self, path: Path, content: bool = True) -> None:
+        """Check that a file is still what it was.
+
+        Args:
+            content: whether to read it, where it has another date.
+
+        Raises:
+            UserError: it is not, or there is none.
+        """
+        if not path.is_file():
+            raise UserError(f"{path}: no such file: set data.path to where it is, and {_AGAIN}")
+        stat = path.stat()
+        same = stat.st_size == self.size
+        if same and content and stat.st_mtime_ns != self.mtime_ns:
+            same = sha256_of_file(path) == self.sha256
+        if not same:
+            raise UserError(f"{path}: changed since its tokens were counted: {_AGAIN}")
+
+
+class TokenFile(Document):
+    """A part of a file of another program: whole documents."""
+
+    path: str
+    identity: Identity
+    dtype: Annotated[str, StringConstraints(pattern=r"^u?int(8|16|32|64)$")]
+    """of its tokens, little-endian"""
+    ranges: list[list[int]]
+    """byte offset and number of tokens of each stretch"""
+    documents: int = Field(ge=0)
+    bytes: ClassVar[None] = None
+    """those of the text are not known"""
+    altered: ClassVar[int] = 0
+
+    def arrays(self) -> list[np.ndarray]:
+        """Map the stretches.
+
+        Raises:
+            UserError: the file is missing or has another size.
+        """
+        self.identity.refuse_change(Path(self.path), content=False)
+        return map_ranges(self.path, self.dtype, self.ranges)
+
+
+class Layout(NamedTuple):
+    """Where the tokens of a file are."""
+
+    dtype: str
+    ranges: list[list[int]]
+    ends: np.ndarray | None
+    """of documents, in tokens; None: where the end-of-text token says"""
+
+
+def map_ranges(path: str | Path, dtype: str, ranges: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    """Map stretches of a file, given by byte offset and number of tokens."""
+    if not ranges:  # an empty file cannot be mapped
+        return []
+    kind = np.dtype(dtype).newbyteorder("<")
+    raw = np.asarray(np.memmap(path, np.uint8, mode="r"))
+    return [raw[at : at + count * kind.itemsize].view(kind) for at, count in ranges]
+
+
+def find_token_files(data: Data) -> list[Path]:
+    """Return the files of `data.path` with tokens, those of a folder in the order of their names.
+
+    Raises:
+        UserError: there are none.
+    """
+    path = Path(str(data.path))
+    if path.is_file() and path.suffix in _SUFFIXES:
+        return [path]
+    if not path.exists():
+        raise UserError(f"data.path {data.path!r}: no such file or folder")
+    if (path / "dataset_dict.json").is_file():
+        names = sorted(read_json(path / "dataset_dict.json")["splits"])
+        split = data.split or "train"
+        if split not in names:
+            has = f"it has {', '.join(names)}"
+            raise UserError(f"data.path {data.path!r}: no split {split!r} ({has}): set data.split")
+        path = path / split
+    if (path / "state.json").is_file():
+        files = read_json(path / "state.json")["_data_files"]
+        return [path / file["filename"] for file in files]
+    below = [path] if path.is_file() else sorted(path.rglob("*"))
+    if found := [file for file in below if file.suffix in _SUFFIXES and file.is_file()]:
+        return found
+    if packed := [file for file in below if file.suffix == ".parquet"]:
+        raise UserError(
+            f"{packed[0]}: Parquet is packed and cannot be mapped: unpack it once, "
+            "datasets.load_dataset('parquet', data_files=FILES)['train'].save_to_disk(FOLDER)"
+        )
+    raise UserError(f"data.path {data.path!r}: no .bin, .ds or .arrow file there")
+
+
+def read_layout(path: Path, column: str, vocabulary: int) -> Layout:
+    """Return where the tokens of a file are, by its header, its index or its columns.
+
+    Args:
+        column: of a file that `datasets` saved.
+        vocabulary: says how wide tokens are in a file that does not: 16 bits where they suffice.
+
+    Raises:
+        UserError: the file is none of these, or damaged.
+    """
+    if path.suffix == ".arrow":
+        return _arrow(path, column)
+    if (index := path.with_suffix(".idx")).is_file() and path.suffix == ".bin":
+        return _megatron(path, index)
+    if (index := path.with_name(f"{path.name}.index")).is_file():
+        return _datatrove(path, index)
+    return _plain(path, "uint16" if vocabulary <= 1 << 16 else "uint32")
+
+
+def scan(path: Path, layout: Layout, vocabulary: int, end: int) -> tuple[int, np.ndarray]:
+    """Read all tokens once; return the largest, and the ends of the documents in tokens.
+
+    The end-of-text token stands behind each document, or before each in a file that begins but
+    does not end with one.
+
+    Raises:
+        UserError: a token is not in the vocabulary.
+    """
+    largest, before = 0, 0
+    found = [np.empty(0, np.int64)]
+    for array in map_ranges(path, layout.dtype, layout.ranges):
+        for start in range(0, len(array), _CHUNK):
+            part = array[start : start + _CHUNK]
+            low, high = int(part.min()), int(part.max())
+            if low < 0 or high >= vocabulary:
+                raise UserError(
+                    f"{path}: token {low if low < 0 else high}, where the vocabulary has "
+                    f"{vocabulary}: set tokenize.tokenizer (or tokenize.vocabulary) to that which "
+                    "the tokens were made with"
+                )
+            largest = max(largest, high)
+            if layout.ends is None:
+                found.append(np.flatnonzero(part == end) + before)
+            before += len(part)
+    if layout.ends is not None:
+        return largest, layout.ends
+    at = np.concatenate(found)
+    begins = len(at) > 0 and at[0] == 0 and at[-1] != before - 1
+    ends = at[1:] if begins else at + 1
+    open_end = before > 0 and (not len(ends) or ends[-1] != before)
+    return largest, np.append(ends, before) if open_end else ends
+
+
+def _plain(path: Path, dtype: str) -> Layout:
+    size = path.stat().st_size
+    head = tuple(np.fromfile(path, "<i4", 3).tolist())
+    start = 0
+    if head[:2] in _LLM_C and len(head) == 3:
+        start, dtype = 1024, _LLM_C[head[:2]]
+        if start + head[2] * np.dtype(dtype).itemsize != size:
+            raise UserError(f"{path}: damaged: its header says {head[2]} tokens of {dtype}")
+    count, rest = divmod(size - start, np.dtype(dtype).itemsize)
+    if rest:
+        raise UserError(f"{path}: damaged: {size} bytes are no whole number of {dtype} tokens")
+    return Layout(dtype, [[start, count]] if count else [], None)
+
+
+def _megatron(path: Path, index: Path) -> Layout:
+    raw = index.read_bytes()
+    head = _MEGATRON.unpack_from(raw) if len(raw) >= _MEGATRON.size else (b"",) * 5
+    magic, version, code, sequences, documents = head
+    dtype = _MEGATRON_TYPES.get(code)
+    if (magic, version) != (b"MMIDIDX\x00\x00", 1) or dtype is None:
+        raise _mismatch(path, index)
+    at = _MEGATRON.size + 12 * sequences
+    if len(raw) - at - 8 * documents not in (0, sequences):  # a byte each where there are modes
+        raise _mismatch(path, index)
+    lengths = np.frombuffer(raw, "<i4", sequences, _MEGATRON.size)
+    pointers = np.frombuffer(raw, "<i8", sequences, _MEGATRON.size + 4 * sequences)
+    bounds = np.frombuffer(raw, "<i8", documents, at)
+    edges = np.append(0, np.cumsum(lengths, dtype=np.int64))
+    size = np.dtype(dtype).itemsize
+    if not (
+        edges[-1] * size == path.stat().st_size
+        and np.array_equal(pointers, edges[:-1] * size)
+        and len(bounds)
+        and bounds[0] == 0
+        and bounds[-1] == sequences
+        and (np.diff(bounds) >= 0).all()
+    ):
+        raise _mismatch(path, index)
+    return Layout(dtype, [[0, int(edges[-1])]] if edges[-1] else [], edges[bounds[1:]])
+
+
+def _datatrove(path: Path, index: Path) -> Layout:
+    ends, size = np.fromfile(index, "<i8"), path.stat().st_size
+    count = int(ends[-1]) if len(ends) else 0
+    width = size / count if count else 2 + size
+    if width not in (2, 4) or (np.diff(ends, prepend=0) < 0).any():
+        raise _mismatch(path, index)
+    return Layout(f"uint{int(8 * width)}", [[0, count]] if count else [], ends)
+
+
+def _mismatch(path: Path, index: Path) -> UserError:
+    return UserError(
+        f"{index}: does not match {path.name}: give both as they were written, of whole numbers"
+    )
+
+
+def _arrow(path: Path, column: str) -> Layout:
+    """Return the stretches that the record batches hold; a row is a document."""
+    try:
+        import pyarrow as pa
+    except ImportError:
+        raise UserError(
+            f"{path}: needs the datasets package: pip install 'shardlab[datasets]'"
+        ) from None
+    whole = pa.memory_map(str(path)).read_buffer()
+    dtype, ranges, lengths = "int64", [], [np.empty(0, np.int64)]
+    try:
+        for batch in pa.ipc.open_stream(whole):
+            names = batch.schema.names
+            if column not in names:
+                has = f"it has {', '.join(names)[:200]}"
+                raise UserError(f"{path}: no column {column!r} ({has}): set data.ids_column")
+            rows = batch.column(column)
+            values = _ids(path, column, rows)
+            dtype = str(np.dtype(values.type.to_pandas_dtype()))
+            start = values.buffers()[1].address - whole.address
+            if not 0 <= start <= whole.size:
+                raise UserError(f"{path}: packed record batches cannot be mapped: save it again")
+            ranges.append([start + values.offset * values.type.bit_width // 8, len(values)])
+            lengths.append(rows.value_lengths().to_numpy(zero_copy_only=False))
+    except pa.ArrowInvalid as error:
+        reason = " ".join(str(error).split())[:100]
+        raise UserError(f"{path}: not a file that datasets saved ({reason})") from None
+    return Layout(dtype, [each for each in ranges if each[1]], np.cumsum(np.concatenate(lengths)))
+
+
+def _ids(path: Path, column: str, rows: Any) -> Any:
+    """Return the ids of a column of lists, one after another, without a copy."""
+    import pyarrow.types as kinds
+
+    lists = kinds.is_list, kinds.is_large_list, kinds.is_fixed_size_list
+    if not any(each(rows.type) for each in lists) or not kinds.is_integer(rows.type.value_type):
+        raise UserError(
+            f"{path}: column {column!r} holds {rows.type}, no lists of ids: set data.ids_column"
+        )
+    values = rows.flatten()
+    if rows.null_count or values.null_count:
+        raise UserError(
+            f"{path}: column {column!r}: a row without ids, or an id that is null: leave it out"
+        )
+    return values

@@ -1,0 +1,300 @@
+"""Tokens of other programs: the same batches as those of shardlab's own shards, without a copy."""
+
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shardlab.config.model_and_data import Data, Tokenize
+from shardlab.core.errors import UserError
+from shardlab.data.corpus_file import read_corpus, write_corpus
+from shardlab.data.linked_tokens import link_tokens
+from shardlab.data.loader import Batches, blocks
+from shardlab.data.sources import generate, prepare
+from shardlab.data.statistics import describe_tokens
+from shardlab.data.tokenize import build_tokens
+from shardlab.data.tokenizer import load_tokenizer
+from shardlab.data.tokens import open_split, read_manifest
+from tests.foreign_tokens import (
+    DOCUMENTS,
+    GOLDEN,
+    WRITERS,
+    datatrove,
+    flat,
+    megatron,
+    nanogpt,
+    saved_dataset,
+)
+
+EXAMPLE = Path(__file__).parents[2] / "examples/datatrove_tokens.py"
+NUMBERS = Tokenize(vocabulary=400, end_of_text=0)
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """Tokens of a corpus in shards of this project."""
+    folder = tmp_path_factory.mktemp("own")
+    write_corpus(folder / "corpus.json", generate(60))
+    options = Tokenize(tokenizer="train", vocabulary=400, shards=2)
+    build_tokens(folder / "corpus.json", 0.2, options, folder / ".work", folder)
+    return folder
+
+
+def splits(folder):
+    return [open_split(folder / "tokens", name) for name in ("train", "validation")]
+
+
+def documents(split):
+    tokens = split.read(0, len(split))
+    return [part.tolist() for part in np.split(tokens, np.flatnonzero(tokens == 0) + 1)[:-1]]
+
+
+def link(path, out, options=NUMBERS, share=0.34, **more):
+    """Prepare and link tokens as the stages do; returns the lengths of training documents."""
+    data = Data(source="tokens", path=str(path), validation_share=share, **more)
+    source = prepare(data, out / "corpus.json", out / ".work")
+    return link_tokens(data, options, source["files"], out / ".work", out)
+
+
+@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
+def test_tokens_of_another_program_give_the_batches_of_own_shards(own, tmp_path, write):
+    train, validation = splits(own)
+    path = write(tmp_path, documents(train) + documents(validation))
+    options = Tokenize(tokenizer=str(own))
+    share = validation.documents / (train.documents + validation.documents)
+    lengths = link(path, tmp_path / "out", options, share)
+    linked, held_out = splits(tmp_path / "out")
+    assert (linked.documents, held_out.documents) == (train.documents, validation.documents)
+    assert (linked.vocabulary, linked.end_of_text) == (train.vocabulary, train.end_of_text)
+    assert linked.tokenizer_sha256 == train.tokenizer_sha256
+    ours, theirs = Batches(train, 32, seed=3), Batches(linked, 32, seed=3)
+    assert theirs.samples_per_epoch == ours.samples_per_epoch
+    for first in range(0, 2 * ours.samples_per_epoch, 7):
+        assert theirs.batch(first, 7).equal(ours.batch(first, 7))
+    pairs = zip(blocks(validation, 32, 4), blocks(held_out, 32, 4), strict=True)
+    assert all(mine.equal(other) for mine, other in pairs)
+    known, found = describe_tokens(train, validation), describe_tokens(linked, held_out, lengths)
+    assert {key: found[key] for key in ("length", "entropy_bits", "vocabulary")} == {
+        key: known[key] for key in ("length", "entropy_bits", "vocabulary")
+    }
+    # of the text nothing is known, and nothing is said
+    assert found["train"]["bytes"] is found["train"]["bytes_per_token"] is None
+    assert (linked.text_bytes, [*read_corpus(tmp_path / "out/corpus.json")]) == (None, [])
+    # no copy: what is written does not grow with the tokens
+    assert [file.name for file in (tmp_path / "out/tokens").iterdir()] == ["manifest.json"]
+
+
+@pytest.mark.parametrize(
+    ("write", "written"),
+    [(megatron, ["golden.bin", "golden.idx"]), (datatrove, ["golden.ds", "golden.ds.index"])],
+)
+def test_files_of_the_packages_are_as_the_layouts_say(tmp_path, write, written):
+    """What Megatron and datatrove wrote, byte for byte."""
+    made = write(tmp_path, DOCUMENTS)
+    for name in written:
+        mine = made.with_name(made.stem + name.removeprefix("golden"))
+        assert mine.read_bytes() == (GOLDEN / name).read_bytes()
+    link(GOLDEN / written[0], tmp_path / "out")
+    train, validation = splits(tmp_path / "out")
+    assert [*documents(train), *documents(validation)] == DOCUMENTS
+    assert (train.documents, validation.documents) == (2, 1)
+
+
+@pytest.mark.long
+def test_the_example_tokenizes_a_folder_by_datatrove(own, tmp_path):
+    """The command of docs/how-to/tokens.md."""
+    pytest.importorskip("datatrove")
+    (tmp_path / "texts").mkdir()
+    texts = [[document.text for document in generate(3, seed)] for seed in range(2)]
+    for number, part in enumerate(texts):
+        lines = (json.dumps({"text": text, "id": str(i)}) for i, text in enumerate(part))
+        (tmp_path / f"texts/{number}.jsonl").write_text("\n".join(lines))
+    shutil.copy(own / "tokenizer.json", tmp_path)
+    arguments = ["texts", "tokenizer.json", "my-tokens"]
+    subprocess.run([sys.executable, EXAMPLE, *arguments], cwd=tmp_path, check=True)
+    link(tmp_path / "my-tokens", tmp_path / "out", Tokenize(tokenizer=str(own)), documents=6)
+    tokenizer = load_tokenizer(own / "tokenizer.json")
+    found = [
+        tokenizer.decode(ids[:-1]) for split in splits(tmp_path / "out") for ids in documents(split)
+    ]
+    assert sorted(found) == sorted(texts[0] + texts[1])
+
+
+def test_files_of_a_folder_follow_each_other_by_name_whatever_their_types(tmp_path):
+    folder = tmp_path / "mixed"
+    (folder / "deep").mkdir(parents=True)
+    nanogpt(folder, [[1, 2, 0], [3, 0]]).rename(folder / "a.bin")
+    megatron(folder, [[4, 5, 6, 0]], "int32")
+    datatrove(folder / "deep", [[7, 0], [8, 9, 0]], "uint32")
+    (folder / "z.bin").touch()  # a rank without documents
+    (folder / "readme.txt").write_text("no tokens")
+    assert link(folder, tmp_path / "out", share=0.4).tolist() == [3, 2, 2]
+    train, validation = splits(tmp_path / "out")
+    assert train.read(0, len(train)).tolist() == [1, 2, 0, 3, 0, 7, 0]
+    assert validation.read(0, len(validation)).tolist() == [8, 9, 0, 4, 5, 6, 0]
+    link(folder, tmp_path / "out", share=0.34, documents=3)
+    assert [len(split) for split in splits(tmp_path / "out")] == [5, 2]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "lengths"), [([0, 1, 2, 0, 3, 0, 4], [3, 2]), ([1, 2, 0, 3, 0, 4], [3, 2])]
+)
+def test_an_end_of_text_may_begin_documents_and_the_last_may_have_none(tmp_path, tokens, lengths):
+    assert link(nanogpt(tmp_path, [tokens]), tmp_path / "out").tolist() == lengths
+    train, validation = splits(tmp_path / "out")
+    assert len(train) + len(validation) == len(tokens)
+
+
+def test_rows_and_indexed_documents_need_no_end_of_text(tmp_path):
+    for number, write in enumerate([saved_dataset, megatron, datatrove]):
+        (folder := tmp_path / str(number)).mkdir()
+        lengths = link(write(folder, [[1, 2, 3], [4], [5, 6]]), folder / "out")
+        assert lengths.tolist() == [3, 1]
+        assert len(splits(folder / "out")[1]) == 2
+
+
+def test_a_column_and_a_split_of_a_dataset_are_named(tmp_path):
+    import datasets
+
+    rows = datasets.Dataset.from_dict({"ids": [[1, 2, 0], [3, 0], [4, 0]]})
+    fixed = datasets.List(datasets.Value("uint16"), length=2)
+    pairs = datasets.Dataset.from_dict({"ids": [[1, 0]] * 4}).cast_column("ids", fixed)
+    datasets.DatasetDict({"train": pairs, "test": rows}).save_to_disk(str(tmp_path / "saved"))
+    link(tmp_path / "saved", tmp_path / "out", ids_column="ids")
+    assert len(splits(tmp_path / "out")[0]) == 6
+    link(tmp_path / "saved", tmp_path / "out", ids_column="ids", split="test")
+    assert len(splits(tmp_path / "out")[0]) == 5
+    with pytest.raises(UserError, match=r"no column 'input_ids' \(it has ids\).*data.ids_column"):
+        link(tmp_path / "saved", tmp_path / "out")
+    with pytest.raises(UserError, match=r"no split 'other' \(it has test, train\).*data\.split"):
+        link(tmp_path / "saved", tmp_path / "out", split="other")
+
+
+def test_the_largest_special_token_that_the_tokens_hold_needs_a_row(tmp_path, own):
+    """Special tokens that no text brings need none, but others may have put them there."""
+    tokenizer = json.loads((own / "tokenizer.json").read_text())
+    special = {"content": "<turn>", "special": True, "normalized": False, "single_word": False}
+    tokenizer["added_tokens"].append({"id": 400, "lstrip": False, "rstrip": False, **special})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    options = Tokenize(tokenizer=str(tmp_path))
+    for token, vocabulary in ((399, 400), (400, 401)):
+        link(nanogpt(tmp_path, [[1, token, 0], [2, 0]]), tmp_path / "out", options, share=0.5)
+        assert read_manifest(tmp_path / "out/tokens").vocabulary == vocabulary
+    with pytest.raises(UserError, match=r"token 401, .* 401: .*tokenize\.tokenizer"):
+        link(nanogpt(tmp_path, [[1, 401, 0], [2, 0]]), tmp_path / "out", options)
+
+
+def damaged(write, suffix, change):
+    """A writer whose file with this suffix is changed."""
+
+    def writer(folder):
+        path = write(folder, DOCUMENTS)
+        file = next(each for each in folder.iterdir() if each.name.endswith(suffix))
+        file.write_bytes(change(file.read_bytes()))
+        return path
+
+    return writer
+
+
+def rows(*values):
+    def writer(folder):
+        import datasets
+
+        path = folder / "saved"
+        datasets.Dataset.from_dict({"input_ids": list(values)}).save_to_disk(str(path))
+        return path
+
+    return writer
+
+
+def parquet(folder):
+    import datasets
+
+    datasets.Dataset.from_dict({"input_ids": DOCUMENTS}).to_parquet(str(folder / "a.parquet"))
+    return folder
+
+
+def swapped(raw):
+    return raw[:34] + struct.pack("<3i", 2, 4, 6) + raw[46:]
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (damaged(nanogpt, ".bin", lambda raw: raw[:-1]), "23 bytes are no whole number of uint16"),
+        (damaged(nanogpt, ".bin", lambda raw: b""), "no tokens"),
+        (damaged(nanogpt, ".bin", lambda raw: b"\xff\xff" + raw), r"token 65535, .* 400: "),
+        (damaged(WRITERS["llmc"], ".bin", lambda raw: raw[:-2]), "header says 12 tokens"),
+        (damaged(megatron, ".bin", lambda raw: raw[:-2]), r"does not match .*\.bin"),
+        (damaged(megatron, ".idx", lambda raw: raw[:-8]), r"does not match .*\.bin"),
+        (damaged(megatron, ".idx", lambda raw: raw[:17] + b"\x07" + raw[18:]), "does not match"),
+        (damaged(megatron, ".idx", swapped), "does not match"),
+        (damaged(megatron, ".idx", lambda raw: b"index"), "does not match"),
+        (damaged(datatrove, ".index", lambda raw: raw[:8]), r"does not match .*\.ds"),
+        (damaged(datatrove, ".index", lambda raw: raw[8:16] + raw[:8] + raw[16:]), "not match"),
+        (rows([1, 2, 0], [1, -1]), r"token -1, .* 400: "),
+        (rows([1, 2, 0], [1, None]), "a row without ids, or an id that is null"),
+        (rows([1, 2, 0], None), "a row without ids, or an id that is null"),
+        (rows([1.5], [2.5]), "column 'input_ids' holds .*double.*, no lists of ids"),
+        (rows(1, 2), r"column 'input_ids' holds int\d+, no lists of ids"),
+        (parquet, r"a\.parquet: .*cannot be mapped.*save_to_disk"),
+        (lambda folder: folder, r"no \.bin, \.ds or \.arrow file"),
+        (lambda folder: folder / "no.bin", "no such file or folder"),
+    ],
+)
+def test_what_is_no_token_file_is_refused_in_a_line_with_its_name(tmp_path, write, message):
+    (tmp_path / "in").mkdir()
+    path = write(tmp_path / "in")
+    with pytest.raises(UserError, match=message) as refused:
+        link(path, tmp_path / "out")
+    assert str(tmp_path / "in") in str(refused.value) and "\n" not in str(refused.value)
+    assert not (tmp_path / "out/tokens").exists()
+
+
+@pytest.mark.parametrize(
+    ("share", "message"),
+    [(0.01, "3 documents.*validation.*raise it"), (0.99, "3 documents.*training.*lower it")],
+)
+def test_a_split_without_documents_is_refused_with_the_fix(tmp_path, share, message):
+    with pytest.raises(UserError, match=message):
+        link(nanogpt(tmp_path, DOCUMENTS), tmp_path / "out", share=share)
+
+
+def test_tokens_are_those_that_were_counted_wherever_their_file_got_its_date(tmp_path):
+    path = nanogpt(tmp_path, DOCUMENTS)
+    link(path, tmp_path / "out")
+    os.utime(path, (1, 1))
+    assert len(splits(tmp_path / "out")[0]) == 6
+    raw = path.read_bytes()
+    path.write_bytes(raw[:-2] + b"\x01\x00")
+    with pytest.raises(UserError, match=r"train\.bin: changed .*stages\.prepare"):
+        splits(tmp_path / "out")
+    path.write_bytes(raw[:-2])
+    with pytest.raises(UserError, match=r"train\.bin: changed .*stages\.prepare"):
+        splits(tmp_path / "out")
+    path.rename(tmp_path / "moved.bin")
+    with pytest.raises(UserError, match=r"train\.bin: no such file.*data\.path"):
+        splits(tmp_path / "out")
+
+
+def test_tokens_that_change_between_the_stages_are_refused(tmp_path):
+    path = nanogpt(tmp_path, DOCUMENTS)
+    os.utime(path, (1, 1))
+    data = Data(source="tokens", path=str(path), validation_share=0.34)
+    files = prepare(data, tmp_path / "corpus.json", tmp_path)["files"]
+    np.array(flat(reversed(DOCUMENTS)), np.uint16).tofile(path)
+    with pytest.raises(UserError, match=r"train\.bin: changed .*stages\.prepare"):
+        link_tokens(data, NUMBERS, files, tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_links_replace_shards_of_a_text(own, tmp_path):
+    shutil.copytree(own, tmp_path / "out")
+    link(nanogpt(tmp_path, DOCUMENTS), tmp_path / "out")
+    assert [file.name for file in (tmp_path / "out/tokens").iterdir()] == ["manifest.json"]
