@@ -233,7 +233,7 @@ def gain_plot(rows: Sequence[Row], links: Sequence[LinkTimes]) -> Figure:
     """Plot the gain over one device by the ratio of synchronisation to computation."""
     alone = next((row for row in rows if row.name == _ALONE), None)
     ordered = sorted(links, key=lambda link: link.ratio)
-    drawing = Figure((plots.WIDTH, 3.4))
+    drawing = Figure((plots.WIDTH, 3.4), layout="constrained")
     axes = drawing.subplots()
     for number, (family, names) in enumerate(_FAMILIES.items()):
         best = [fastest(rows, names, link) for link in ordered]
@@ -247,9 +247,12 @@ def gain_plot(rows: Sequence[Row], links: Sequence[LinkTimes]) -> Figure:
         x, y = [at for at, _ in gains], [gain.ratio for _, gain in gains]
         colour = plots.BASELINE_COLOUR if family == "one device" else plots.COLOURS[number - 1]
         axes.plot(x, y, label=family, color=colour, marker=plots.MARKERS[number])
-    axes.set(xscale="log", yscale="log")
+    axes.set(xscale="log", ylim=(0, None))
+    ticks = [f"{figure(link.ratio, 2)}\n{link.name}" for link in ordered]
+    axes.set_xticks([link.ratio for link in ordered], ticks)
+    axes.set_xticks([], minor=True)
     axes.set_xlabel("synchronisation of stock FSDP2 / computation")
-    axes.set_ylabel("gain over one device, time to the loss")
+    axes.set_ylabel("times as fast to the loss as one device")
     axes.legend()
     return drawing
 
