@@ -37,6 +37,7 @@ from shardlab.comm.object_collectives import (
 from shardlab.comm.transport import Transport
 from shardlab.config.compression import Compression
 from shardlab.config.model_and_data import GPT2_VOCABULARY, PRESETS, Model
+from shardlab.config.strategy import parse_strategy
 from shardlab.core.document import validate
 from shardlab.core.errors import RunFailed, UserError
 from shardlab.core.host import describe_host
@@ -372,8 +373,10 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     if options.batch < 1 or min(options.seq, options.vocabulary or 2) < 2:
         parser.error("--batch is at least 1, --seq and --vocabulary at least 2")
-    # both uses of the codec in the lookup table, before anything is measured
+    # all uses of the codec in the lookup tables, before anything is measured
     validate(Compression, {"codec": spec_of(options.codec), "error_feedback": True}, "--codec")
+    for row in (*lookup_table(options.codec), *lookup_table(options.codec, nodes=2)):
+        parse_strategy(row.document, f"--codec {options.codec}")
     if make_codec(options.codec).votes:
         parser.error(f"--codec {options.codec} votes, and exchanges need means: choose another")
     return options

@@ -64,7 +64,8 @@ def run(main: Callable[..., None], log: Sequence[str] | None = None, lock: bool 
         _show_log(path)
         sys.exit(2 if isinstance(error, UserError) else 1)
     except BaseException:
-        progress.log(traceback.format_exc())
+        if not progress.logs_stderr():
+            progress.log(traceback.format_exc())
         _show_log(path)
         raise
     progress.log(f"done in {elapsed():.1f} s")

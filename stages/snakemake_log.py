@@ -1,8 +1,8 @@
 """What Snakemake shows: a bar on a terminal, a line for each job that ended, warnings and errors.
 
 Everything else is in the logs of the jobs. The Snakefile puts this handler in the place of
-Snakemake's own, which is no plugin: those are looked for among installed packages before a
-Snakefile is read, so that clones and images would need a second distribution.
+Snakemake's own. It is not a plugin: Snakemake finds plugins only as installed packages, so that
+clones and images would need a second distribution.
 """
 
 import logging
@@ -27,6 +27,10 @@ _TICK_S = 1.0
 _UP_TO_DATE = "Nothing to be done"
 _OF_JOBS = "CalledProcessError", "Exiting because a job execution failed"
 """errors of Snakemake that only repeat that a job failed"""
+_SIGNAL = "died with <Signals"
+"""in such an error where a signal ended the job, which its log does not tell"""
+_WARNINGS = "warning: ", "crashed: "
+"""of the entries of a job that ended, those that are shown"""
 _UNTIMED = "{percentage:3.0f}%|{bar}| {desc} [{elapsed}]"
 _TIMED = "{percentage:3.0f}%|{bar}| {desc} [{elapsed}<{remaining}]"
 
@@ -116,7 +120,7 @@ class JobLines(logging.Handler):
             case LogEvent.JOB_FINISHED if job := self._jobs.get(record.job_id):  # type: ignore[attr-defined]
                 self._end(job)
             case LogEvent.JOB_ERROR if job := self._jobs.get(record.jobid):  # type: ignore[attr-defined]
-                self._fail(job)
+                self._fail(job, record)
             case None | LogEvent.ERROR if _matters(record) or not self._executes():
                 with tqdm.external_write_mode(sys.stderr):
                     self._plain.handle(record)
@@ -125,7 +129,8 @@ class JobLines(logging.Handler):
         """Remove the bar."""
         self._over.set()
         if self._bar is not None:
-            self._bar.close()
+            with self.lock:  # type: ignore[union-attr]
+                self._bar.close()
         super().close()
 
     def _end(self, job: Job) -> None:
@@ -133,20 +138,28 @@ class JobLines(logging.Handler):
         entries = [text for _, text in ENTRY.findall(job.said())]
         if entries:  # `snakemake --touch` runs nothing
             results = [entry for entry in entries if not DONE.fullmatch(entry)]
-            result = results[-1] if results else job_name(job.log)
+            result = results.pop() if results else job_name(job.log)
+            for entry in results:
+                if any(word in entry for word in _WARNINGS):
+                    _show(entry)
             ended = sum(each.ended for each in self._jobs.values())
             place = f"[{ended}/{len(self._jobs)}] " if self._bar.disable else ""
             _show(f"{place}{result}, {tqdm.format_interval(job.ran())}")
         self._draw()
 
-    def _fail(self, job: Job) -> None:
-        """Show the end of the log; Snakemake reports some failures twice."""
+    def _fail(self, job: Job, record: logging.LogRecord) -> None:
+        """Show the end of the log; Snakemake reports some failures twice.
+
+        Executors such as that of SLURM give a reason, and a log of their own.
+        """
         if job.failed:
             return
         job.failed = True
-        lines = job.said().splitlines()[-_LINES:]
-        _show(f"failed: {job_name(job.log)}, {tqdm.format_interval(job.ran())}; log: {job.log}")
-        _show("\n".join(f"    {line}" for line in lines))
+        reason = getattr(record, "rule_msg", None)
+        logs = ", ".join(map(str, getattr(record, "log", None) or [job.log]))
+        _show(f"failed: {job_name(job.log)}, {tqdm.format_interval(job.ran())}; log: {logs}")
+        for line in [*job.said().splitlines()[-_LINES:], *([str(reason)] if reason else ())]:
+            _show(f"    {line}")
         self._draw()
 
     def _weight(self, job: Job) -> float:
@@ -188,7 +201,7 @@ def _show(lines: str) -> None:
 
 def _matters(record: logging.LogRecord) -> bool:
     message = record.getMessage()
-    said = any(words in message for words in _OF_JOBS)
+    said = any(words in message for words in _OF_JOBS) and _SIGNAL not in message
     return (record.levelno >= logging.WARNING and not said) or message.startswith(_UP_TO_DATE)
 
 

@@ -10,21 +10,18 @@ import numpy as np
 from benchmarks.islands.methods import (
     FOLDER,
     METHODS,
-    STOCK,
     TARGET,
     TARGET_STEPS,
+    parameters,
     strategies,
     sync_of,
     timed_as,
 )
-from benchmarks.islands.timing import NODES, timing_name, timing_path
-from shardlab.config.timing_record import NO_COMMUNICATION, read_timings
+from benchmarks.islands.timing import stock_of, valid_timings, warm_step
+from shardlab.config.timing_record import NO_COMMUNICATION
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
 from shardlab.core.interval import Ratio, interval_factor
-
-_WARM_STEP = "ddp-int4"
-"""method whose step is that of a warm-up"""
 
 
 class Mean(NamedTuple):
@@ -51,8 +48,10 @@ def mean_of(logs: Sequence[float]) -> Mean:
 
 
 class Length(NamedTuple):
-    """Logarithm of the steps of the run that would end at a loss, and of it per nat."""
+    """Logarithm of the steps of a run that ends at a loss, and its change per nat."""
 
+    shorter: int
+    """steps of the shorter of the two runs that have the loss between them"""
     log: float
     per_nat: float
 
@@ -66,7 +65,7 @@ def length_at(loss: float, losses: Mapping[int, float]) -> Length | None:
     for (steps, above), (more, below) in itertools.pairwise(sorted(losses.items())):
         if above >= loss >= below and above > below:
             per_nat = math.log(more / steps) / (above - below)
-            return Length(math.log(steps) + (above - loss) * per_nat, per_nat)
+            return Length(steps, math.log(steps) + (above - loss) * per_nat, per_nat)
     return None
 
 
@@ -90,11 +89,11 @@ class Curve:
 
     def __init__(self, name: str) -> None:
         self.name, self.method = name, METHODS[name]
-        tuned = records_of(self.method.tuned_as or name)
+        own = self.method.tuned_as or name
         self.tuning = {
             record["learning_rate"]: record["val_loss"]
-            for record in tuned
-            if (record["steps"], record["seed"]) == (self.method.steps, 0)
+            for record in records_of(own)
+            if (record["steps"], record["seed"]) == (METHODS[own].steps, 0)
         }
         """losses of the first seed by the learning rates that were tried"""
         self.rate = min(self.tuning, key=self.tuning.__getitem__)
@@ -114,20 +113,24 @@ class Curve:
             np.mean([r["bytes_wire"] for at in self.records.values() for r in at.values()])
         )
 
-    def mean_steps_to(self, target: "Curve") -> Mean | None:
-        """Return the mean steps to the target's loss, seed by seed; None where no seed has any."""
-        reached, loss = target.loss(0, TARGET_STEPS), self.loss(0, self.method.steps)
+    def steps_to(self, target: "Curve") -> dict[int, float]:
+        """Return the logarithm of the steps to the target's loss by seed; of other seeds than the
+        first by what the loss of one length differs by. Empty where no two lengths have it between
+        them."""
+        if self.name == target.name:
+            return dict.fromkeys(self.records, math.log(TARGET_STEPS))
+        reached = target.loss(0, TARGET_STEPS)
         losses = {steps: record["val_loss"] for steps, record in self.records.get(0, {}).items()}
         length = None if reached is None else length_at(reached, losses)
-        if reached is None or loss is None or length is None:
-            return None
-        logs = []
+        if reached is None or length is None:
+            return {}
+        found = {}
         for seed in self.records:
-            other, own = target.loss(seed, TARGET_STEPS), self.loss(seed, self.method.steps)
+            other, own = target.loss(seed, TARGET_STEPS), self.loss(seed, length.shorter)
             if other is not None and own is not None:
-                worse = (own - other) - (loss - reached)
-                logs.append(length.log + worse * length.per_nat)
-        return mean_of(logs)
+                worse = (own - other) - (losses[length.shorter] - reached)
+                found[seed] = length.log + worse * length.per_nat
+        return found
 
     def perplexity_over(self, target: "Curve") -> Ratio | None:
         """Return the perplexity after the target's tokens over the target's; None if unknown."""
@@ -148,7 +151,13 @@ class Row(NamedTuple):
 
     name: str
     engine: str | None
-    steps: Mean
+    logs: Mapping[int, float]
+    """logarithm of the steps by seed"""
+
+    @property
+    def steps(self) -> Mean:
+        """Mean steps."""
+        return mean_of([*self.logs.values()])
 
     @property
     def title(self) -> str:
@@ -162,11 +171,8 @@ class LinkTimes:
     """Step times on one link, ms, repetition by repetition."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
-        self.stock = "hsdp" if name in NODES else STOCK[0]
-        """strategy whose synchronisation is compared with computation"""
-        runs = read_timings(timing_path(name), "python -m benchmarks.islands time")
-        self._runs = {(run.timing, run.run): run for run in runs}
+        self.name, self.stock = name, stock_of(name)
+        self._runs = valid_timings(parameters(), name)
         self.compute = self.step(NO_COMMUNICATION, 1)
 
     @property
@@ -181,9 +187,7 @@ class LinkTimes:
 
     def _logs(self, strategy: str, accumulation: int) -> list[float]:
         """Return the logarithms of the steps; not a number where the machine paused."""
-        return [
-            math.log(ms) for ms in self._runs[timing_name(accumulation), strategy].measured_ms()
-        ]
+        return [math.log(ms) for ms in self._runs[accumulation, strategy].measured_ms()]
 
     def over_stock(self, strategy: str) -> Ratio:
         """Return the step over that of stock torch in the same repetitions."""
@@ -192,15 +196,18 @@ class LinkTimes:
 
     def strategies(self) -> list[str]:
         """Return the strategies whose steps of one micro-batch were timed."""
-        return [run for timing, run in self._runs if timing == timing_name(1)]
+        return [run for accumulation, run in self._runs if accumulation == 1]
 
     def has(self, row: Row) -> bool:
         """Return whether the steps of a method were timed."""
         method = METHODS[row.name]
         if method.world_size == 1:
             return True
-        strategy = timed_as(row.engine or method.strategy)
-        return (timing_name(method.accumulation), strategy) in self._runs
+        needed = [(method.accumulation, timed_as(row.engine or method.strategy))]
+        sync = sync_of(row.name)
+        if sync is not None and sync.warmup_steps:
+            needed.append((1, warm_step(self.name)))
+        return all(each in self._runs for each in needed)
 
     def of(self, row: Row) -> Mean:
         """Return the mean step of a method that trains until the loss, ms."""
@@ -212,7 +219,7 @@ class LinkTimes:
         sync = sync_of(row.name)
         if sync is None or not sync.warmup_steps:
             return later
-        first = self.step("hsdp-int8" if self.name in NODES else _WARM_STEP, 1)
+        first = self.step(warm_step(self.name), 1)
         steps = row.steps.ratio.ratio
         warm = sync.warmup_steps / steps * math.exp(first.log)
         rest = (1 - sync.warmup_steps / steps) * math.exp(later.log)
@@ -224,6 +231,10 @@ class LinkTimes:
         return math.exp(row.steps.log + self.of(row).log) / 1e3
 
     def gain(self, row: Row, other: Row) -> Ratio:
-        """Return the time to the loss of another method over that of a method."""
-        step, steps = self.of(other).over(self.of(row)), other.steps.over(row.steps)
+        """Return the time to the loss of another method over that of a method: steps in pairs of
+        seeds."""
+        step = self.of(other).over(self.of(row))
+        steps = mean_of(
+            [other.logs[seed] - row.logs[seed] for seed in row.logs if seed in other.logs]
+        )
         return Mean(step.log + steps.log, math.hypot(step.half, steps.half)).ratio

@@ -3,7 +3,8 @@
 Time to a loss is steps to it times the mean step. Steps: each method is trained with several
 lengths, each with its own end of the learning rate; the length that ends at the loss of 2,000
 steps of stock torch is interpolated in log steps for the first seed. With the other seeds each
-method is trained with one length: what its loss differs by moves the length along the same slope.
+method is trained with the shorter of the two lengths around it: what its loss differs by moves the
+length along the same slope.
 Ratios have 95 % intervals, of the seeds and of the repetitions of the timing together; ratios of
 one seed have none.
 """
@@ -17,9 +18,18 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.common import publish, text_table
-from benchmarks.islands.curves import Curve, LinkTimes, Row
-from benchmarks.islands.methods import FOLDER, METHODS, STOCK, TARGET, sync_of
-from benchmarks.islands.timing import LINKS, NODES, SLOWEST, rarest, timing_path
+from benchmarks.islands.curves import Curve, LinkTimes, Row, mean_of
+from benchmarks.islands.methods import (
+    FOLDER,
+    METHODS,
+    STOCK,
+    TARGET,
+    parameters,
+    strategies,
+    sync_of,
+)
+from benchmarks.islands.timing import LINKS, NODES, SLOWEST, valid_timings
+from shardlab.config.timing_record import NO_COMMUNICATION
 from shardlab.core.errors import UserError
 from shardlab.report import plots
 from shardlab.report.tables import ABSENT, Table, figure, percent, within
@@ -55,10 +65,10 @@ def rows_of(curves: Mapping[str, Curve]) -> list[Row]:
     """Return the methods that reach the loss; stock ones with each engine of torch."""
     rows = []
     for name, curve in curves.items():
-        steps = curve.mean_steps_to(curves[TARGET])
-        if steps is not None:
+        logs = curve.steps_to(curves[TARGET])
+        if logs:
             engines = STOCK if name.startswith(TARGET) else (None,)
-            rows += [Row(name, engine, steps) for engine in engines]
+            rows += [Row(name, engine, logs) for engine in engines]
     return rows
 
 
@@ -75,14 +85,14 @@ def quality_table(curves: Mapping[str, Curve]) -> Table:
         losses = [[curve.loss(seed, steps) for seed in curve.records] for steps in lengths]
         means = [_mean_known(at) for at in losses]
         shown = ", ".join(f"{n:,}: {figure(m, 4)}" for n, m in zip(lengths, means, strict=True))
-        steps, over = curve.mean_steps_to(target), curve.perplexity_over(target)
+        logs, over = curve.steps_to(target), curve.perplexity_over(target)
         rows.append(
             [
                 name,
                 str(len(curve.records)),
                 f"{curve.rate:g}",
                 shown,
-                ABSENT if steps is None else within(*steps.ratio, 0),
+                within(*mean_of([*logs.values()]).ratio, 0) if logs else ABSENT,
                 ABSENT if over is None else within(*over, 3),
                 figure(curve.mean_bytes() / 1e3),
             ]
@@ -116,7 +126,8 @@ def times_table(rows: Sequence[Row], links: Sequence[LinkTimes]) -> Table:
 
 
 def _computing(link: LinkTimes, row: Row) -> float:
-    return METHODS[row.name].accumulation * link.compute.over(link.of(row)).ratio.ratio
+    alone = link.step(NO_COMMUNICATION, METHODS[row.name].accumulation)
+    return alone.over(link.of(row)).ratio.ratio
 
 
 def lookup_table(
@@ -178,9 +189,12 @@ def utilisation_table(links: Sequence[LinkTimes], curves: Mapping[str, Curve]) -
     """Return the share of the step that computes where an exchange takes hundreds of steps."""
     cells = []
     for link in links:
-        for strategy, every in rarest([*METHODS]).items():
+        for strategy in link.strategies():
+            sync = None if strategy == NO_COMMUNICATION else strategies()[strategy].sync
+            if sync is None:
+                continue
             step = link.step(strategy, 1)
-            waits = every * (step.over(link.compute).ratio.ratio - 1)
+            waits = sync.every * (step.over(link.compute).ratio.ratio - 1)
             curve = curves.get(strategy)
             over = None if curve is None else curve.perplexity_over(curves[TARGET])
             cells.append(
@@ -217,25 +231,28 @@ def pays_table(rows: Sequence[Row], links: Sequence[LinkTimes]) -> Table:
 
 def gain_plot(rows: Sequence[Row], links: Sequence[LinkTimes]) -> Figure:
     """Plot the gain over one device by the ratio of synchronisation to computation."""
-    alone = next(row for row in rows if row.name == _ALONE)
+    alone = next((row for row in rows if row.name == _ALONE), None)
     ordered = sorted(links, key=lambda link: link.ratio)
-    drawing = Figure((plots.WIDTH, 3.4))
+    drawing = Figure((plots.WIDTH, 3.4), layout="constrained")
     axes = drawing.subplots()
     for number, (family, names) in enumerate(_FAMILIES.items()):
         best = [fastest(rows, names, link) for link in ordered]
         gains = [
             (link.ratio, link.gain(row, alone))
             for link, row in zip(ordered, best, strict=True)
-            if row
+            if row and alone
         ]
         if not gains:
             continue
         x, y = [at for at, _ in gains], [gain.ratio for _, gain in gains]
         colour = plots.BASELINE_COLOUR if family == "one device" else plots.COLOURS[number - 1]
         axes.plot(x, y, label=family, color=colour, marker=plots.MARKERS[number])
-    axes.set(xscale="log", yscale="log")
+    axes.set(xscale="log", ylim=(0, None))
+    ticks = [f"{figure(link.ratio, 2)}\n{link.name}" for link in ordered]
+    axes.set_xticks([link.ratio for link in ordered], ticks)
+    axes.set_xticks([], minor=True)
     axes.set_xlabel("synchronisation of stock FSDP2 / computation")
-    axes.set_ylabel("gain over one device, time to the loss")
+    axes.set_ylabel("times as fast to the loss as one device")
     axes.legend()
     return drawing
 
@@ -246,7 +263,7 @@ def write_report() -> None:
     if TARGET not in curves:
         raise UserError(f"{FOLDER}: no run of {TARGET} yet: run python -m benchmarks.islands")
     links, slowest, nodes = (
-        [LinkTimes(name) for name in names if timing_path(name).is_file()]
+        [LinkTimes(name) for name in names if valid_timings(parameters(), name)]
         for names in (LINKS, SLOWEST, NODES)
     )
     two, four = (

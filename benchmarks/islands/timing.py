@@ -3,11 +3,19 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.islands.methods import FOLDER, METHODS, STOCK, TARGET, strategies, timed_as
+from benchmarks.islands.methods import (
+    FOLDER,
+    METHODS,
+    STOCK,
+    TARGET,
+    strategies,
+    sync_of,
+    timed_as,
+)
 from shardlab.config.machine import Link
 from shardlab.config.parameters import Parameters
 from shardlab.config.schema import Repetitions
-from shardlab.config.timing_record import read_timings
+from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun, read_timings
 from shardlab.train.interleaved import time_strategies
 from shardlab.train.plans import TimingPlan
 
@@ -34,29 +42,53 @@ def timing_name(accumulation: int) -> str:
 def timings(names: Sequence[str], link: str) -> dict[int, list[str]]:
     """Return the strategies of methods whose steps are timed on a link, by micro-batches."""
     if link in SLOWEST:
-        return {1: [*rarest(names)]}
+        runs = rarest(names)
+        return {1: runs} if runs else {}
     ranks = 4 if link in NODES else 2
-    found: dict[int, list[str]] = {1: [*STOCK] if ranks == 2 else []}
-    for method in (METHODS[name] for name in names):
-        if method.world_size == ranks:
-            runs = [timed_as(method.strategy)]
-            if method.strategy == METHODS[TARGET].strategy:
-                runs = [*STOCK]
-            found.setdefault(method.accumulation, []).extend(runs)
+    found: dict[int, list[str]] = {}
+    for name in names:
+        method, sync = METHODS[name], sync_of(name)
+        if method.world_size != ranks:
+            continue
+        runs = [timed_as(method.strategy)]
+        if method.strategy == METHODS[TARGET].strategy:
+            runs = [*STOCK]
+        if sync is not None and sync.warmup_steps:
+            runs.append(warm_step(link))
+        found.setdefault(1, [stock_of(link)])
+        found.setdefault(method.accumulation, []).extend(runs)
     return {count: [*dict.fromkeys(runs)] for count, runs in found.items()}
 
 
-def rarest(names: Sequence[str]) -> dict[str, int]:
-    """Return the strategies of methods that exchange most rarely, and the steps between."""
+def stock_of(link: str) -> str:
+    """Return the strategy whose synchronisation is compared with computation on a link."""
+    return "hsdp" if link in NODES else STOCK[0]
+
+
+def warm_step(link: str) -> str:
+    """Return the strategy whose step is that of a warm-up on a link."""
+    return "hsdp-int8" if link in NODES else "ddp-int4"
+
+
+def rarest(names: Sequence[str]) -> list[str]:
+    """Return the strategies of methods that exchange most rarely."""
     timed = dict.fromkeys(timed_as(METHODS[name].strategy) for name in names)
     rounds = {name: sync.every for name in timed if (sync := strategies()[name].sync) is not None}
-    return {name: every for name, every in rounds.items() if every == max(rounds.values())}
+    most = max(rounds.values(), default=0)
+    return [name for name, every in rounds.items() if every == most]
 
 
 def time_link(params: Parameters, names: Sequence[str], name: str) -> None:
-    """Time steps of methods on a link, interleaved, unless its file has those of their
-    strategies."""
+    """Time steps of methods on a link, interleaved, unless its file has them; with what its file
+    has already, so that all are of the same repetitions."""
     output, link = timing_path(name), (LINKS | SLOWEST | NODES)[name]
+    before = valid_timings(params, name)
+    wanted = timings(names, name)
+    for count in {count for count, _ in before}:
+        runs = [run for at, run in before if at == count and run != NO_COMMUNICATION]
+        wanted[count] = [*dict.fromkeys([*wanted.get(count, []), *runs])]
+    if not wanted or all((n, run) in before for n, runs in wanted.items() for run in runs):
+        return
     plans = [
         TimingPlan(
             timing_name(count),
@@ -71,17 +103,25 @@ def time_link(params: Parameters, names: Sequence[str], name: str) -> None:
             params("model"),
             FOLDER / "data",
         )
-        for count, runs in timings(names, name).items()
+        for count, runs in wanted.items()
     ]
-    wanted = {
-        (each.name, run): each.strategies[run].hash() for each in plans for run in each.timing.runs
-    }
-    if output.is_file():
-        records = read_timings(output, "remove it")
-        found = {(run.timing, run.run): run.strategy_hash for run in records}
-        if wanted.items() <= found.items():
-            return
     time_strategies(plans, output)
+
+
+def valid_timings(params: Parameters, name: str) -> dict[tuple[int, str], TimedRun]:
+    """Return the timings on a link by micro-batches and strategy, without those of strategies,
+    models and batches that are not those of the parameters any more."""
+    if not timing_path(name).is_file():
+        return {}
+    train, named = params("train"), strategies()
+    found = {}
+    for run in read_timings(timing_path(name), "remove it"):
+        strategy = named.get(run.run)
+        same = run.run == NO_COMMUNICATION or (strategy and strategy.hash() == run.strategy_hash)
+        facts = run.model, run.batch_size, run.sequence_length
+        if same and facts == (params("model").name, train.batch_size, train.sequence_length):
+            found[run.accumulation, run.run] = run
+    return found
 
 
 def timing_path(link: str) -> Path:

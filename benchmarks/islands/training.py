@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
+from benchmarks.islands.curves import length_at
 from benchmarks.islands.methods import FOLDER, METHODS, TARGET, TARGET_STEPS, Method, strategies
 from shardlab.config.parameters import Parameters
 from shardlab.config.schema import Train
@@ -67,6 +68,7 @@ def train_of(params: Parameters, method: Method, steps: int, learning_rate: floa
             "learning_rate": learning_rate,
             "world_size": method.world_size,
             "batch_size": train.batch_size * method.accumulation,
+            "accumulation": 1,
             "warmup_steps": round(train.warmup_steps * steps / train.steps),
         }
     )
@@ -147,13 +149,19 @@ def tuned_rate(name: str, loss_at: Callable[[float], float]) -> float:
         best = near
 
 
-def lengths_around(first: int, loss: float, loss_at: Callable[[int], float]) -> None:
-    """Train lengths from the first one on until the loss is between those of two."""
-    at = _LENGTHS.index(first)
-    step = 1 if loss_at(first) > loss else -1
-    for steps in _LENGTHS[at + step :: step][:_FARTHEST]:
-        if (loss_at(steps) > loss) != (step > 0):
-            return
+def lengths_around(first: int, loss: float, loss_at: Callable[[int], float]) -> dict[int, float]:
+    """Train lengths from the first one on until the loss is between those of two; return the
+    losses."""
+    found = {first: loss_at(first)}
+    longer = found[first] > loss
+    others = (
+        [n for n in _LENGTHS if n > first] if longer else [n for n in _LENGTHS if n < first][::-1]
+    )
+    for steps in others[:_FARTHEST]:
+        found[steps] = loss_at(steps)
+        if (found[steps] > loss) != longer:
+            break
+    return found
 
 
 def rate_of(params: Parameters, name: str) -> float:
@@ -166,13 +174,16 @@ def rate_of(params: Parameters, name: str) -> float:
 def train_all(params: Parameters, names: Sequence[str], seeds: int) -> None:
     """Tune methods and try their lengths with the first seed, then train the other seeds."""
     target = Run(TARGET, TARGET_STEPS, _FIRST_SEED, rate_of(params, TARGET))
+    lengths = {}
     for name in names:
         rate = rate_of(params, name)
 
         def loss_at(steps: int, name: str = name, rate: float = rate) -> float:
             return train(params, Run(name, steps, _FIRST_SEED, rate))
 
-        lengths_around(METHODS[name].steps, train(params, target), loss_at)
-    for name in names:
-        for seed in range(_FIRST_SEED + 1, seeds):
-            train(params, Run(name, METHODS[name].steps, seed, rate_of(params, name)))
+        loss = train(params, target)
+        around = length_at(loss, lengths_around(METHODS[name].steps, loss, loss_at))
+        lengths[name] = around.shorter if around and name != TARGET else METHODS[name].steps
+    for seed in range(_FIRST_SEED + 1, seeds):
+        for name in names:
+            train(params, Run(name, lengths[name], seed, rate_of(params, name)))

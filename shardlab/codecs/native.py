@@ -81,7 +81,7 @@ def library() -> ctypes.CDLL | None:
         _why_reference = "no compiled kernels (no C++ compiler?)"
     except OSError as error:  # a library of another architecture, or a tree that cannot be written
         _why_reference = str(error)
-    say(f"shardlab: {_why_reference}: using the PyTorch reference, slower")
+    say(f"shardlab: warning: {_why_reference}: using the PyTorch reference, slower")
     return None
 
 

@@ -60,6 +60,11 @@ def _show(message: str) -> None:
         sys.stderr.flush()
 
 
+def logs_stderr() -> bool:
+    """Return whether stderr leads into the log."""
+    return not _shows
+
+
 def log_to(path: Path) -> None:
     """Keep in a file, from now on, what is said."""
     global _log_path, _shows

@@ -2,7 +2,7 @@
 with .idx, datatrove's .ds, and folders that `datasets` saved."""
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -108,22 +108,14 @@ def find_token_files(data: Data) -> list[Path]:
         UserError: there are none.
     """
     path = Path(str(data.path))
-    if path.is_file() and path.suffix in _SUFFIXES:
-        return [path]
     if not path.exists():
         raise UserError(f"data.path {data.path!r}: no such file or folder")
-    if (path / "dataset_dict.json").is_file():
-        names = sorted(read_json(path / "dataset_dict.json")["splits"])
-        split = data.split or "train"
-        if split not in names:
-            has = f"it has {', '.join(names)}"
-            raise UserError(f"data.path {data.path!r}: no split {split!r} ({has}): set data.split")
-        path = path / split
-    if (path / "state.json").is_file():
-        files = read_json(path / "state.json")["_data_files"]
-        return [path / file["filename"] for file in files]
-    below = [path] if path.is_file() else sorted(path.rglob("*"))
-    if found := [file for file in below if file.suffix in _SUFFIXES and file.is_file()]:
+    below = [path] if path.is_file() else [*_below(path, data)]
+    if found := [file for file in below if file.suffix in _SUFFIXES]:
+        arrow = any(file.suffix == ".arrow" for file in found)
+        for key, default in (("split", None), ("ids_column", "input_ids")):
+            if not arrow and getattr(data, key) != default:
+                raise UserError(f"data.{key}: no file that datasets saved is there: remove it")
         return found
     if packed := [file for file in below if file.suffix == ".parquet"]:
         raise UserError(
@@ -131,6 +123,26 @@ def find_token_files(data: Data) -> list[Path]:
             "datasets.load_dataset('parquet', data_files=FILES)['train'].save_to_disk(FOLDER)"
         )
     raise UserError(f"data.path {data.path!r}: no .bin, .ds or .arrow file there")
+
+
+def _below(folder: Path, data: Data) -> Iterator[Path]:
+    """Yield the files of a folder and those below it; of what `datasets` saved, its own list."""
+    if (folder / "dataset_dict.json").is_file():
+        names = sorted(read_json(folder / "dataset_dict.json")["splits"])
+        split = data.split or "train"
+        if split not in names:
+            has = f"it has {', '.join(names)}"
+            raise UserError(f"{folder}: no split {split!r} ({has}): set data.split")
+        yield from _below(folder / split, data)
+    elif (folder / "state.json").is_file():
+        for file in read_json(folder / "state.json")["_data_files"]:
+            yield folder / file["filename"]
+    else:
+        for path in sorted(folder.iterdir()):
+            if path.is_dir():
+                yield from _below(path, data)
+            else:
+                yield path
 
 
 def read_layout(path: Path, column: str, vocabulary: int) -> Layout:
@@ -197,6 +209,14 @@ def _plain(path: Path, dtype: str) -> Layout:
     count, rest = divmod(size - start, np.dtype(dtype).itemsize)
     if rest:
         raise UserError(f"{path}: damaged: {size} bytes are no whole number of {dtype} tokens")
+    if not start and dtype == "uint16" and count > 1:
+        # the upper halves of small numbers
+        uppers = np.memmap(path, "<u2", mode="r")[1:_CHUNK:2]
+        if not uppers.any():
+            raise UserError(
+                f"{path}: every second number of 16 bits is 0, so tokens have 32: write them as "
+                "uint16, or give the index or the header that says so"
+            )
     return Layout(dtype, [[start, count]] if count else [], None)
 
 

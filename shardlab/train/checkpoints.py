@@ -227,7 +227,7 @@ class Checkpoints:
         if same_strategy:
             self._engine.load_rank_state(state)
         elif self._is_chief:
-            say(f"{path}: of another strategy: error feedback starts from zero")
+            say(f"{path}: warning: of another strategy: error feedback starts from zero")
         self._engine.ledger.load_sums(ledger)
         return [StepEvent(**event) for event in events]
 

@@ -1,12 +1,18 @@
 import math
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
-from benchmarks.islands.curves import length_at
-from benchmarks.islands.methods import METHODS, strategies
-from benchmarks.islands.report import crossing
-from benchmarks.islands.training import lengths_around, tuned_rate
+from benchmarks.islands.curves import Curve, LinkTimes, length_at
+from benchmarks.islands.methods import METHODS, parameters, strategies
+from benchmarks.islands.report import crossing, rows_of
+from benchmarks.islands.timing import timing_path, timings, valid_timings
+from benchmarks.islands.training import Run, lengths_around, tuned_rate
+from shardlab.config.timing_record import NO_COMMUNICATION, write_timings
 from shardlab.core.errors import UserError
+from shardlab.core.files import write_json
+from tests.timed_run_factory import make_timed
 
 
 def test_lengths_are_interpolated_in_log_steps() -> None:
@@ -31,8 +37,9 @@ def test_lengths_are_tried_until_the_loss_is_between_two(loss: float, trained: l
         asked.append(steps)
         return losses[steps]
 
-    lengths_around(1000, loss, loss_at)
-    assert asked == trained
+    found = lengths_around(1000, loss, loss_at)
+    assert asked == trained == [*found]
+    assert found == {steps: losses[steps] for steps in trained}
 
 
 def test_learning_rates_are_tried_until_the_best_is_between_two() -> None:
@@ -52,3 +59,105 @@ def test_ratio_at_which_a_second_machine_pays_no_more() -> None:
 
 def test_every_method_has_a_strategy() -> None:
     assert {method.strategy for method in METHODS.values()} <= set(strategies())
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder of records."""
+    parameters()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def trained(method: str, losses: Mapping[tuple[int, int], float]) -> None:
+    """Write records of runs at one learning rate, by seed and steps."""
+    for (seed, steps), loss in losses.items():
+        run = Run(method, steps, seed, 0.003)
+        strategy = strategies()[METHODS[method].strategy]
+        facts = {"strategy_hash": strategy.hash(), "bytes_wire": 1.0}
+        write_json(run.path, {**run._asdict(), **facts, "val_loss": loss})
+
+
+def timed(link: str, steps_ms: Mapping[str, list[float]], **changes: object) -> None:
+    """Write the timing of steps of one micro-batch on a link."""
+    train, runs = parameters()("train"), []
+    for run, step_ms in steps_ms.items():
+        strategy = strategies().get(run)
+        facts = {
+            "strategy": strategy and strategy.canonical().model_dump(mode="json"),
+            "strategy_hash": strategy and strategy.hash(),
+            "model": parameters()("model").name,
+            "batch_size": train.batch_size,
+            "sequence_length": train.sequence_length,
+        }
+        runs.append(make_timed("one", run, step_ms=step_ms, **{**facts, **changes}))
+    write_timings(timing_path(link), runs)
+
+
+STEPS = {
+    "fsdp2": [300.0, 330.0],
+    "ddp": [200.0, 220.0],
+    "ddp-bf16": [150.0, 165.0],
+    "ddp-int4": [120.0, 132.0],
+    NO_COMMUNICATION: [100.0, 110.0],
+}
+
+
+def test_gains_are_of_steps_in_pairs_of_seeds_and_of_their_times(folder: Path) -> None:
+    # every second seed is worse by the same for all methods
+    trained("stock", {(0, 1400): 4.0, (0, 2000): 3.0, (1, 2000): 3.2})
+    trained("one-device", {(0, 4000): 3.0, (0, 5600): 2.0, (1, 4000): 3.2})
+    timed("100mbit", STEPS)
+    curves = {name: Curve(name) for name in ("stock", "one-device")}
+    rows, link = {row.title: row for row in rows_of(curves)}, LinkTimes("100mbit")
+    assert link.ratio == pytest.approx(2)
+    assert [*rows] == ["fsdp2", "ddp", "ddp-bf16", "one-device"]
+    assert rows["one-device"].logs == pytest.approx({0: math.log(4000), 1: math.log(4000)})
+    assert all(link.has(row) for row in rows.values())
+    # 4,000 steps of 100 ms against 2,000 of 200
+    gain = link.gain(rows["ddp"], rows["one-device"])
+    assert gain.ratio == pytest.approx(1) and math.isfinite(gain.low)
+    assert link.over_stock("ddp") == pytest.approx((2 / 3, 2 / 3, 2 / 3))
+
+
+def test_a_seed_with_a_higher_loss_takes_longer(folder: Path) -> None:
+    trained("stock", {(0, 1400): 4.0, (0, 2000): 3.0, (1, 2000): 3.0})
+    # between 2,000 and 2,800 a nat is a factor of 1.4
+    trained("ddp-int4", {(0, 2000): 3.5, (0, 2800): 2.5, (1, 2000): 3.7})
+    write_json(Run("stock", 2000, 0, 0.0045).path, {**_record("stock"), "val_loss": 9.0})
+    logs = Curve("ddp-int4").steps_to(Curve("stock"))
+    assert logs[0] == pytest.approx(math.log(2000) + 0.5 * math.log(1.4))
+    assert logs[1] - logs[0] == pytest.approx(0.2 * math.log(1.4))
+
+
+def _record(method: str) -> dict[str, object]:
+    """A record of another learning rate."""
+    facts = {"strategy_hash": strategies()[METHODS[method].strategy].hash(), "bytes_wire": 1.0}
+    return {**Run(method, 2000, 0, 0.0045)._asdict(), **facts}
+
+
+def test_what_was_not_timed_or_of_other_settings_does_not_count(folder: Path) -> None:
+    trained("stock", {(0, 1400): 4.0, (0, 2000): 3.0})
+    trained("diloco32", {(0, 2000): 3.5})
+    trained("diloco32-warm", {(0, 2000): 3.5, (0, 2800): 2.5})
+    curves = {name: Curve(name) for name in ("stock", "diloco32-warm")}
+    timed("100mbit", STEPS)
+    warm = rows_of(curves)[-1]
+    assert not LinkTimes("100mbit").has(warm)
+    timed("100mbit", {**STEPS, "diloco32": [100.0, 110.0]})
+    assert LinkTimes("100mbit").has(warm)
+    timed("100mbit", {**STEPS, "diloco32": [100.0, 110.0]}, batch_size=3)
+    assert valid_timings(parameters(), "100mbit") == {}
+
+
+def test_a_link_times_what_its_methods_need() -> None:
+    assert timings(["one-device"], "100mbit") == {}
+    stock = ["fsdp2", "ddp", "ddp-bf16"]
+    assert timings(["stock"], "100mbit") == {1: stock}
+    assert timings(["diloco32-warm", "stock-acc4"], "100mbit") == {
+        1: ["fsdp2", "diloco32", "ddp-int4"],
+        4: stock,
+    }
+    assert timings(["hsdp32-warm"], "300mbit-nodes") == {1: ["hsdp", "hsdp32-warm", "hsdp-int8"]}
+    assert timings(["diloco32", "diloco128-warm"], "2300kbit") == {1: ["diloco128"]}
+    assert timings(["stock"], "2300kbit") == {}

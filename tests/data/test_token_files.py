@@ -176,6 +176,40 @@ def test_a_column_and_a_split_of_a_dataset_are_named(tmp_path):
         link(tmp_path / "saved", tmp_path / "out", split="other")
 
 
+def test_a_folder_of_saved_datasets_gives_each_row_once_and_no_other_split(tmp_path):
+    import datasets
+
+    folder = tmp_path / "all"
+    rows = datasets.Dataset.from_dict({"input_ids": [[1, 0], [2, 0], [3, 0]]})
+    datasets.DatasetDict({"train": rows, "test": rows}).save_to_disk(str(folder / "a"))
+    rows.save_to_disk(str(folder / "b"))
+    # what .map and .filter leave beside the data
+    saved = next((folder / "b").glob("*.arrow"))
+    saved.with_name("cache-0123456789abcdef.arrow").write_bytes(saved.read_bytes())
+    link(folder, tmp_path / "out")
+    found = [document for split in splits(tmp_path / "out") for document in documents(split)]
+    assert found == 2 * [[1, 0], [2, 0], [3, 0]]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"split": "test"}, r"data\.split: no file that datasets saved is there: remove it"),
+        ({"ids_column": "ids"}, r"data\.ids_column: no file that datasets saved .*: remove it"),
+    ],
+)
+def test_options_of_datasets_are_refused_where_there_is_none(tmp_path, options, message):
+    with pytest.raises(UserError, match=message):
+        link(nanogpt(tmp_path, DOCUMENTS), tmp_path / "out", **options)
+
+
+def test_tokens_of_32_bits_are_not_taken_for_twice_as_many_of_16(tmp_path):
+    path = tmp_path / "train.bin"
+    np.array([1, 2, 3, 0, 4, 0], np.uint32).tofile(path)
+    with pytest.raises(UserError, match="every second number of 16 bits is 0, so tokens have 32"):
+        link(path, tmp_path / "out")
+
+
 def test_the_largest_special_token_that_the_tokens_hold_needs_a_row(tmp_path, own):
     """Special tokens that no text brings need none, but others may have put them there."""
     tokenizer = json.loads((own / "tokenizer.json").read_text())

@@ -67,7 +67,12 @@ def test_a_job_that_ended_is_one_line_with_its_result(
     say("Select jobs to execute...")
     say("Rule: train", event=LogEvent.JOB_INFO, jobid=0)
     LOGS[0].unlink()  # by Snakemake
-    results = "link: emulated", "train fsdp2 seed 0: 41.2 ms/step, loss 4.31", "done in 3.0 s"
+    results = (
+        "link: emulated",
+        "warning: slow",
+        "train fsdp2 seed 0: 41.2 ms/step, loss 4.31",
+        "done in 3.0 s",
+    )
     write(LOGS[0], *(f"{TIME} {entry}" for entry in results), "UserWarning: of some package")
     say("Finished", event=LogEvent.JOB_FINISHED, job_id=0)
     say("Rule: report", event=LogEvent.JOB_INFO, jobid=1)
@@ -80,7 +85,7 @@ def test_a_job_that_ended_is_one_line_with_its_result(
     if not shown.isatty():
         expected = [f"[{number}/2] {line}" for number, line in enumerate(expected, 1)]
         assert "\r" not in shown.getvalue()
-    assert said == expected
+    assert said == ["warning: slow", *expected]
 
 
 def test_a_failure_is_shown_once_with_the_end_of_its_log(
@@ -103,6 +108,26 @@ def test_a_failure_is_shown_once_with_the_end_of_its_log(
     assert re.fullmatch(r"failed: train fsdp2 0, \d\d:\d\d; log: logs/train/fsdp2/0\.log", first)
     assert end == [*(f"    line {number}" for number in range(41, 50)), "    ValueError: x"]
     assert (warning, error) == ("the disk is nearly full", "no rule makes this")
+
+
+def test_what_ended_a_job_is_shown_where_its_log_does_not_tell(
+    shown: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines, say = started(shown, monkeypatch)
+    say("Rule: train", event=LogEvent.JOB_INFO, jobid=0)
+    killed = (
+        "CalledProcessError in file train.smk, line 40:\nCommand died with <Signals.SIGKILL: 9>"
+    )
+    say(killed, logging.ERROR, event=LogEvent.ERROR)
+    reason = "SLURM status is: 'OUT_OF_MEMORY'"
+    logs = ["logs/train/fsdp2/0.log", "slurm/7.log"]
+    error = {"event": LogEvent.JOB_ERROR, "jobid": 0, "rule_msg": reason, "log": logs}
+    say("Error in rule train", logging.ERROR, **error)
+    lines.close()
+    *signal, failed, shown_reason = text(shown)
+    assert "died with <Signals.SIGKILL: 9>" in signal[-1]
+    assert failed.endswith("log: logs/train/fsdp2/0.log, slurm/7.log")
+    assert shown_reason == f"    {reason}"
 
 
 def test_a_job_of_which_only_files_are_touched_is_no_line(

@@ -6,7 +6,7 @@ from stages.snakemake_log import Job, show_jobs
 from stages.summary import summarize
 
 asked = workflow.output_settings
-# who asks Snakemake for more or less, or only what would run, gets its own words
+# with these options Snakemake prints its own messages
 CALM = workflow.is_main_process and not (
     asked.dryrun or asked.quiet or asked.verbose or asked.printshellcmds or asked.debug_dag
 )
