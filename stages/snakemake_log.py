@@ -92,6 +92,8 @@ class JobLines(logging.Handler):
         self._jobs: dict[int, Job] = {}
         self._bar: Any = None
         self._over = Event()
+        self._repeated = ""
+        """last line of the last error that only repeats that a job failed"""
 
     def begin(self, jobs: dict[int, Job]) -> None:
         """Show a bar of the jobs that are about to run, by their ids.
@@ -121,6 +123,10 @@ class JobLines(logging.Handler):
                 self._end(job)
             case LogEvent.JOB_ERROR if job := self._jobs.get(record.jobid):  # type: ignore[attr-defined]
                 self._fail(job, record)
+            case LogEvent.JOB_ERROR | LogEvent.GROUP_ERROR:
+                self._plain.handle(record)
+            case None | LogEvent.ERROR if _repeats(record):
+                self._repeated = record.getMessage().strip().rpartition("\n")[2]
             case None | LogEvent.ERROR if _matters(record) or not self._executes():
                 with tqdm.external_write_mode(sys.stderr):
                     self._plain.handle(record)
@@ -158,7 +164,8 @@ class JobLines(logging.Handler):
         reason = getattr(record, "rule_msg", None)
         logs = ", ".join(map(str, getattr(record, "log", None) or [job.log]))
         _show(f"failed: {job_name(job.log)}, {tqdm.format_interval(job.ran())}; log: {logs}")
-        for line in [*job.said().splitlines()[-_LINES:], *([str(reason)] if reason else ())]:
+        lines = job.said().splitlines()[-_LINES:] or [self._repeated]
+        for line in [*lines, *([str(reason)] if reason else ())]:
             _show(f"    {line}")
         self._draw()
 
@@ -199,10 +206,13 @@ def _show(lines: str) -> None:
     sys.stderr.flush()
 
 
-def _matters(record: logging.LogRecord) -> bool:
+def _repeats(record: logging.LogRecord) -> bool:
     message = record.getMessage()
-    said = any(words in message for words in _OF_JOBS) and _SIGNAL not in message
-    return (record.levelno >= logging.WARNING and not said) or message.startswith(_UP_TO_DATE)
+    return any(words in message for words in _OF_JOBS) and _SIGNAL not in message
+
+
+def _matters(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.WARNING or record.getMessage().startswith(_UP_TO_DATE)
 
 
 def _recall(jobs: Iterable[Job]) -> None:

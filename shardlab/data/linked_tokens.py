@@ -104,13 +104,22 @@ def _split(
     if not total:
         raise UserError(f"data.path {data.path!r}: no tokens")
     edge = total - round(total * data.validation_share)
-    if edge in (0, total):
-        split, change = ("validation", "raise") if edge else ("training", "lower")
+    parts, lengths = _parts(counted, edge, total)
+    sizes = [sum(count for part in split for _, count in part.ranges) for split in parts]
+    if 0 in sizes:
+        split, change = ("validation", "raise") if sizes[0] else ("training", "lower")
         raise UserError(
-            f"data.path {data.path!r}: none of the {total} documents falls into the {split} split "
-            f"at data.validation_share {data.validation_share}; {change} it, or give more "
+            f"data.path {data.path!r}: no token of the {total} documents falls into the {split} "
+            f"split at data.validation_share {data.validation_share}; {change} it, or give more "
             f"documents, which end with token {end} where no index says so"
         )
+    return *parts, lengths
+
+
+def _parts(
+    counted: list[_Counted], edge: int, total: int
+) -> tuple[tuple[list[TokenFile], list[TokenFile]], np.ndarray]:
+    """Return the documents before `edge` and those from it on, and the lengths of the former."""
     parts: tuple[list[TokenFile], list[TokenFile]] = [], []
     lengths, before = [], 0
     for each in counted:
@@ -120,4 +129,4 @@ def _split(
                 chosen.append(each.part(first, stop))
         lengths.append(np.diff(each.ends[:middle], prepend=0))
         before += len(each.ends)
-    return *parts, np.concatenate(lengths)
+    return parts, np.concatenate(lengths)

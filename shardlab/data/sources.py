@@ -88,7 +88,13 @@ def prepare(data: Data, corpus: Path, work: Path) -> dict[str, Any]:
             refused; the corpus file is then as it was.
     """
     if data.source == "tokens":
-        files = track(find_token_files(data), "files", unit=" files")
+        listed, made = find_token_files(data), (corpus.parent / "tokens").resolve()
+        if any(file.resolve().is_relative_to(made) for file in listed):
+            raise UserError(
+                f"data.path {data.path!r}: {corpus.parent / 'tokens'} is where the stages write, "
+                "and what is there is deleted: move the files elsewhere"
+            )
+        files = track(listed, "files", unit=" files")
         found = {str(file): Identity.of(file).model_dump() for file in files}
         write_corpus(corpus, ())
         return {**describe(data), "files": found}

@@ -116,6 +116,10 @@ def find_token_files(data: Data) -> list[Path]:
         for key, default in (("split", None), ("ids_column", "input_ids")):
             if not arrow and getattr(data, key) != default:
                 raise UserError(f"data.{key}: no file that datasets saved is there: remove it")
+        if missing := [file for file in found if not file.is_file()]:
+            raise UserError(
+                f"{missing[0]}: no such file: copy the whole folder, or remove the link"
+            )
         return found
     if packed := [file for file in below if file.suffix == ".parquet"]:
         raise UserError(
@@ -128,21 +132,30 @@ def find_token_files(data: Data) -> list[Path]:
 def _below(folder: Path, data: Data) -> Iterator[Path]:
     """Yield the files of a folder and those below it; of what `datasets` saved, its own list."""
     if (folder / "dataset_dict.json").is_file():
-        names = sorted(read_json(folder / "dataset_dict.json")["splits"])
+        names = sorted(_saved(folder / "dataset_dict.json", "splits"))
         split = data.split or "train"
         if split not in names:
             has = f"it has {', '.join(names)}"
             raise UserError(f"{folder}: no split {split!r} ({has}): set data.split")
         yield from _below(folder / split, data)
     elif (folder / "state.json").is_file():
-        for file in read_json(folder / "state.json")["_data_files"]:
+        for file in _saved(folder / "state.json", "_data_files"):
             yield folder / file["filename"]
     else:
         for path in sorted(folder.iterdir()):
+            if path.name.startswith("."):
+                continue
             if path.is_dir():
                 yield from _below(path, data)
             else:
                 yield path
+
+
+def _saved(path: Path, key: str) -> Any:
+    try:
+        return read_json(path)[key]
+    except (KeyError, TypeError):
+        raise UserError(f"{path}: not as datasets saves it: save the dataset again") from None
 
 
 def read_layout(path: Path, column: str, vocabulary: int) -> Layout:
@@ -157,11 +170,13 @@ def read_layout(path: Path, column: str, vocabulary: int) -> Layout:
     """
     if path.suffix == ".arrow":
         return _arrow(path, column)
-    if (index := path.with_suffix(".idx")).is_file() and path.suffix == ".bin":
-        return _megatron(path, index)
-    if (index := path.with_name(f"{path.name}.index")).is_file():
-        return _datatrove(path, index)
-    return _plain(path, "uint16" if vocabulary <= 1 << 16 else "uint32")
+    # beside a link, or beside the file that it leads to
+    for beside in (path, path.resolve()):
+        if (index := beside.with_suffix(".idx")).is_file() and path.suffix == ".bin":
+            return _megatron(path, index)
+        if (index := beside.with_name(f"{beside.name}.index")).is_file():
+            return _refuse_halves(path, _datatrove(path, index))
+    return _refuse_halves(path, _plain(path, "uint16" if vocabulary <= 1 << 16 else "uint32"))
 
 
 def scan(path: Path, layout: Layout, vocabulary: int, end: int) -> tuple[int, np.ndarray]:
@@ -200,24 +215,34 @@ def scan(path: Path, layout: Layout, vocabulary: int, end: int) -> tuple[int, np
 
 def _plain(path: Path, dtype: str) -> Layout:
     size = path.stat().st_size
-    head = tuple(np.fromfile(path, "<i4", 3).tolist())
+    head = (*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0)[:3]
     start = 0
-    if head[:2] in _LLM_C and len(head) == 3:
+    if head[0] in {magic for magic, _ in _LLM_C} and head[:2] not in _LLM_C:
+        raise UserError(
+            f"{path}: a header of llm.c of version {head[1]}, which is not known: "
+            "write it by a version that is"
+        )
+    if head[:2] in _LLM_C:
         start, dtype = 1024, _LLM_C[head[:2]]
         if start + head[2] * np.dtype(dtype).itemsize != size:
             raise UserError(f"{path}: damaged: its header says {head[2]} tokens of {dtype}")
     count, rest = divmod(size - start, np.dtype(dtype).itemsize)
     if rest:
         raise UserError(f"{path}: damaged: {size} bytes are no whole number of {dtype} tokens")
-    if not start and dtype == "uint16" and count > 1:
+    return Layout(dtype, [[start, count]] if count else [], None)
+
+
+def _refuse_halves(path: Path, layout: Layout) -> Layout:
+    """Return a layout whose width is a guess, unless it takes the halves of 32 bits for tokens."""
+    if layout.dtype == "uint16" and sum(count for _, count in layout.ranges) > 1:
         # the upper halves of small numbers
-        uppers = np.memmap(path, "<u2", mode="r")[1:_CHUNK:2]
-        if not uppers.any():
+        [first, *_] = map_ranges(path, layout.dtype, layout.ranges)
+        if not first[1:_CHUNK:2].any():
             raise UserError(
                 f"{path}: every second number of 16 bits is 0, so tokens have 32: write them as "
                 "uint16, or give the index or the header that says so"
             )
-    return Layout(dtype, [[start, count]] if count else [], None)
+    return layout
 
 
 def _megatron(path: Path, index: Path) -> Layout:
@@ -236,7 +261,8 @@ def _megatron(path: Path, index: Path) -> Layout:
     edges = np.append(0, np.cumsum(lengths, dtype=np.int64))
     size = np.dtype(dtype).itemsize
     if not (
-        edges[-1] * size == path.stat().st_size
+        (lengths >= 0).all()
+        and edges[-1] * size == path.stat().st_size
         and np.array_equal(pointers, edges[:-1] * size)
         and len(bounds)
         and bounds[0] == 0
@@ -281,15 +307,17 @@ def _arrow(path: Path, column: str) -> Layout:
             rows = batch.column(column)
             values = _ids(path, column, rows)
             dtype = str(np.dtype(values.type.to_pandas_dtype()))
+            lengths.append(rows.value_lengths().to_numpy(zero_copy_only=False))
+            if not len(values):
+                continue
             start = values.buffers()[1].address - whole.address
             if not 0 <= start <= whole.size:
                 raise UserError(f"{path}: packed record batches cannot be mapped: save it again")
             ranges.append([start + values.offset * values.type.bit_width // 8, len(values)])
-            lengths.append(rows.value_lengths().to_numpy(zero_copy_only=False))
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowInvalid, OSError) as error:
         reason = " ".join(str(error).split())[:100]
         raise UserError(f"{path}: not a file that datasets saved ({reason})") from None
-    return Layout(dtype, [each for each in ranges if each[1]], np.cumsum(np.concatenate(lengths)))
+    return Layout(dtype, ranges, np.cumsum(np.concatenate(lengths)))
 
 
 def _ids(path: Path, column: str, rows: Any) -> Any:

@@ -191,6 +191,34 @@ def test_a_folder_of_saved_datasets_gives_each_row_once_and_no_other_split(tmp_p
     assert found == 2 * [[1, 0], [2, 0], [3, 0]]
 
 
+def test_rows_without_ids_are_documents_without_tokens(tmp_path):
+    import datasets
+
+    rows = datasets.Dataset.from_dict({"input_ids": [[], [], [1, 2], [3]]})
+    rows.save_to_disk(str(tmp_path / "saved"), num_shards=2)
+    link(tmp_path / "saved", tmp_path / "out", share=0.3)
+    assert [len(split) for split in splits(tmp_path / "out")] == [2, 1]
+    with pytest.raises(UserError, match="no token of the 4 documents falls into the training"):
+        link(tmp_path / "saved", tmp_path / "out", share=0.5)
+
+
+def test_files_where_the_stages_write_are_refused_and_stay(tmp_path):
+    (folder := tmp_path / "out/tokens").mkdir(parents=True)
+    path = nanogpt(folder, DOCUMENTS)
+    for source in (path, folder, tmp_path / "out"):
+        with pytest.raises(UserError, match=r"where the stages write.*move the files elsewhere"):
+            link(source, tmp_path / "out")
+    assert path.is_file()
+
+
+def test_a_link_that_leads_nowhere_is_refused(tmp_path):
+    (folder := tmp_path / "all").mkdir()
+    nanogpt(folder, DOCUMENTS)
+    (folder / "b.bin").symlink_to(tmp_path / "gone.bin")
+    with pytest.raises(UserError, match=r"b\.bin: no such file"):
+        link(folder, tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
