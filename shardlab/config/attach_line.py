@@ -13,13 +13,12 @@ def attach_line(strategy: CanonicalStrategy) -> str | None:
     """Return the call of `shardlab.attach` for the codecs and exchanges of a strategy; None where
     it has none."""
     gradients, weights, sync = strategy.gradients, strategy.weights, strategy.sync
-    given: dict[str, Any] = {}
-    if not gradients.plain():
-        settings = written(gradients)
-        given = {"gradients": settings.pop("codec"), **settings}
-    elif strategy.traits.native_route and strategy.traits.residency != "streamed":
-        given = written(gradients)
-        del given["codec"]
+    # the route of engines with messages of their own is no choice of a script
+    chosen = strategy.traits.native_route and strategy.traits.residency != "streamed"
+    given: dict[str, Any] = written(gradients) if chosen or not gradients.plain() else {}
+    codec = given.pop("codec", "none")
+    if codec != "none":
+        given = {"gradients": codec, **given}
     if weights is not None:
         settings = written(weights)
         given["weights"] = settings.pop("codec")

@@ -42,6 +42,10 @@ def test_a_strategy_without_codecs_has_none(document):
             "sync_every=8, outer={'codec': 'int4:group=128', 'error_feedback': True}, "
             "optimizer=optimizer",
         ),
+        (
+            {"sharding": "hybrid_shard", "replicas": 2, "gradients": {"between_nodes": "int8"}},
+            'between_nodes="int8:group=128"',
+        ),
         ({"engine": "ddp", "sync": {"every": 32}}, "sync_every=32, optimizer=optimizer"),
     ],
 )
