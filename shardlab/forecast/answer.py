@@ -113,15 +113,18 @@ def _what_fits(job: Job, found: Iterable[Outcome], model: str) -> str:
     have, per_node = USABLE * job.device.memory, job.cluster.ranks_per_node
     wrong = (
         f"{model} fits on no strategy: {least.name} needs {least.device_bytes / 1e9:.3g} GB of "
-        f"{have / 1e9:.3g} GB of a device and {least.host / 1e9:.3g} GB of a node's host"
+        f"{have / 1e9:.3g} GB of a device and {least.host / 1e9:,.0f} GB of a node's host"
     )
+    if least.host > job.host_bytes:
+        wrong += f", which has {job.host_bytes / 1e9:,.0f}"
     nodes = 2 * job.nodes
     while nodes <= _MOST_NODES:
         if fits_on(job._replace(nodes=nodes)):
             link = " --link 100gbit" if job.nodes == 1 else ""
             return f"{wrong}: try --nodes {nodes}x{per_node}{link}"
         nodes *= 2
-    return f"{wrong}: more nodes do not help: halve --seq, or take a larger device"
+    smaller = "raise --host-memory" if least.device_bytes <= have else "halve --seq"
+    return f"{wrong}: more nodes do not help: {smaller}, or take a larger device"
 
 
 def _where(outcome: Outcome) -> str:

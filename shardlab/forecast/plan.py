@@ -91,7 +91,9 @@ def _device(options: argparse.Namespace) -> Device:
     if any(value is not None for value in given):
         raise UserError("--peak, --memory and --bandwidth are for --device cpu: remove them")
     if options.device not in DEVICES:
-        known = ", ".join([*DEVICES, "cpu"])
+        # a chip without its memory, as in h100
+        close = [name for name in DEVICES if name.startswith(f"{options.device}-")]
+        known = ", ".join(close or [*DEVICES, "cpu"])
         raise UserError(f"--device {options.device!r}: known are {known}")
     return DEVICES[options.device]
 

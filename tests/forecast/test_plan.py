@@ -118,7 +118,7 @@ def test_a_model_of_transformers_is_planned_as_its_closed_form(capsys, tmp_path,
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([*SMALL, "--device", "a100"], "--device 'a100': known are a100-40g, "),
+        ([*SMALL, "--device", "a100"], "--device 'a100': known are a100-40g, a100-80g"),
         ([*SMALL, "--device", "tpu"], "known are a100-40g, "),
         ([*SMALL, "--nodes", "2"], "expected nodes x devices, as in 2x8"),
         ([*SMALL, "--nodes", "2x8"], "--link"),
