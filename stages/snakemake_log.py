@@ -127,7 +127,9 @@ class JobLines(logging.Handler):
                 self._plain.handle(record)
             case None | LogEvent.ERROR if _repeats(record):
                 self._repeated = record.getMessage().strip().rpartition("\n")[2]
-            case None | LogEvent.ERROR if _matters(record) or not self._executes():
+            case None | LogEvent.ERROR if _matters(record) or not (
+                self._executes() or _precedes(record)
+            ):
                 with tqdm.external_write_mode(sys.stderr):
                     self._plain.handle(record)
 
@@ -213,6 +215,11 @@ def _repeats(record: logging.LogRecord) -> bool:
 
 def _matters(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.WARNING or record.getMessage().startswith(_UP_TO_DATE)
+
+
+def _precedes(record: logging.LogRecord) -> bool:
+    """Return whether Snakemake says this before it knows that it executes."""
+    return record.getMessage().startswith("Assuming unrestricted shared filesystem")
 
 
 def _recall(jobs: Iterable[Job]) -> None:
