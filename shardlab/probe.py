@@ -375,10 +375,10 @@ def _options() -> argparse.Namespace:
         parser.error("--batch is at least 1, --seq and --vocabulary at least 2")
     # all uses of the codec in the lookup tables, before anything is measured
     validate(Compression, {"codec": spec_of(options.codec), "error_feedback": True}, "--codec")
-    for row in (*lookup_table(options.codec), *lookup_table(options.codec, nodes=2)):
-        parse_strategy(row.document, f"--codec {options.codec}")
     if make_codec(options.codec).votes:
         parser.error(f"--codec {options.codec} votes, and exchanges need means: choose another")
+    for row in (*lookup_table(options.codec), *lookup_table(options.codec, nodes=2)):
+        parse_strategy(row.document, f"--codec {options.codec}")
     return options
 
 

@@ -87,7 +87,7 @@ def test_snakemake_reports_the_others_and_names_what_crashed(crashed: tuple[Path
     # where the job ends and in the summary; the whole error is in the log
     assert "crashed: killed seed 0: " in said and "rm -r results/train/killed/seed0" in said
     assert said.count("crashed: codec broken:group=128 in calibrate: ") == 2
-    assert "in quantize" in (root / "logs/calibrate.log").read_text()
+    assert "in quantize" in (root / "logs/train/broken/0.log").read_text()
 
 
 def test_what_crashed_is_trained_again_alone(crashed: tuple[Path, str]) -> None:
