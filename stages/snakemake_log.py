@@ -1,4 +1,4 @@
-"""What Snakemake shows: a bar on a terminal, a line for each job that ended, warnings and errors.
+"""Display of a run of Snakemake: a bar on a terminal, a line for each job that ended, and errors.
 
 Everything else is in the logs of the jobs. The Snakefile puts this handler in the place of
 Snakemake's own. It is not a plugin: Snakemake finds plugins only as installed packages, so that
@@ -50,7 +50,7 @@ class Job:
 
     @property
     def runs(self) -> bool:
-        """Whether it was started and is not over."""
+        """True from its start to its end."""
         return self.started is not None and not self.ended and not self.failed
 
     def start(self) -> None:

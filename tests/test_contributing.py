@@ -51,7 +51,7 @@ SCHEMA = json.loads(text("workflow/schemas/params.schema.json"))["$defs"]
 
 
 def made_by(factory: object, *kinds: type) -> bool:
-    """Whether a factory is a class of one of these kinds."""
+    """True for a class of one of these kinds, or the name of one."""
     try:
         found = resolve_name(factory) if isinstance(factory, str) else factory
     except (ImportError, AttributeError, ValueError):
@@ -229,12 +229,15 @@ NAMES = {
     # tokens that exist are no text: shardlab/data/token_files.py maps them
     "data source": [*({*SOURCES} | {*READERS}) - {"tokens"}],
     # the chart above the sections is the answer's
-    "figure": [n for n in vars(plots) if n.endswith("_plot") and n != "crossover_plot"],
+    "figure": sorted(
+        {n for n in vars(plots) if n.endswith("_plot") and n != "crossover_plot"}
+        | {f"{name}_plot" for name in drawn_figures()}
+    ),
 }
 
 
 def missing(kind: str, name: str) -> list[str]:
-    """What a thing lacks, a line for each place."""
+    """Return a line for each place that a thing lacks."""
     return [
         f"{kind} {name}: missing in {place.path.replace('NAME', name)}: {place.do}"
         for place in PLACES[kind]

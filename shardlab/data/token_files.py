@@ -27,7 +27,7 @@ _AGAIN = "run python -m stages.prepare, then python -m stages.tokenize"
 
 
 class Identity(Document):
-    """What a file was when its tokens were counted."""
+    """Size, date and hash of a file when its tokens were counted."""
 
     size: int = Field(ge=0)
     mtime_ns: int
@@ -84,7 +84,7 @@ class TokenFile(Document):
 
 
 class Layout(NamedTuple):
-    """Where the tokens of a file are."""
+    """Place and type of the tokens of a file."""
 
     dtype: str
     ranges: list[list[int]]

@@ -95,7 +95,7 @@ def test_tokens_of_another_program_give_the_batches_of_own_shards(own, tmp_path,
     [(megatron, ["golden.bin", "golden.idx"]), (datatrove, ["golden.ds", "golden.ds.index"])],
 )
 def test_files_of_the_packages_are_as_the_layouts_say(tmp_path, write, written):
-    """What Megatron and datatrove wrote, byte for byte."""
+    """Bytes that Megatron and datatrove wrote."""
     made = write(tmp_path, DOCUMENTS)
     for name in written:
         mine = made.with_name(made.stem + name.removeprefix("golden"))

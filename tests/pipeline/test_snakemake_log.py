@@ -1,4 +1,4 @@
-"""What is shown of a run of Snakemake: a bar, a line per job that ended, and what failed, once."""
+"""Display of a run of Snakemake: a bar, a line per job that ended, and what failed, once."""
 
 import io
 import logging
