@@ -21,3 +21,6 @@ myst_heading_anchors = 4
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 napoleon_numpy_docstring = False
+
+# output of commands is no program
+highlight_language = "none"
