@@ -2,9 +2,10 @@
 
     python -m benchmarks.islands [STEP ...]
 
-Steps: text (fetch and tokenize), train, time, report; without a name all of them. Training takes
-hours; the command can be stopped and goes on. Losses do not depend on the link, so every run is
-trained once, on loopback; steps are timed on each link, interleaved; the report joins both.
+Steps: text (fetch and tokenize), train, larger (some methods with a larger model), time, report;
+without a name all of them. Training takes hours; the command can be stopped and goes on. Losses do
+not depend on the link, so every run is trained once, on loopback; steps are timed on each link,
+interleaved; the report joins both.
 """
 
 import argparse
@@ -13,9 +14,9 @@ from benchmarks.islands.methods import METHODS, parameters
 from benchmarks.islands.report import write_report
 from benchmarks.islands.texts import tokenize
 from benchmarks.islands.timing import LINKS, NODES, SLOWEST, time_link
-from benchmarks.islands.training import train_all
+from benchmarks.islands.training import train_all, train_larger
 
-_STEPS = ("text", "train", "time", "report")
+_STEPS = ("text", "train", "larger", "time", "report")
 
 
 def main() -> None:
@@ -42,6 +43,8 @@ def main() -> None:
             tokenize()
         elif step == "train":
             train_all(params, given.methods, given.seeds)
+        elif step == "larger":
+            train_larger(given.methods)
         elif step == "time":
             for link in given.links:
                 time_link(params, given.methods, link)

@@ -13,6 +13,7 @@ from benchmarks.islands.methods import (
     TARGET,
     TARGET_STEPS,
     parameters,
+    steps_of_equal_tokens,
     strategies,
     sync_of,
     timed_as,
@@ -69,7 +70,7 @@ def length_at(loss: float, losses: Mapping[int, float]) -> Length | None:
     return None
 
 
-def records_of(name: str) -> list[dict[str, Any]]:
+def records_of(name: str, folder: str = "runs") -> list[dict[str, Any]]:
     """Return the records of the runs of a method.
 
     Raises:
@@ -77,7 +78,7 @@ def records_of(name: str) -> list[dict[str, Any]]:
     """
     strategy = strategies()[METHODS[name].strategy]
     records = []
-    for path in sorted((FOLDER / "runs" / name).glob("*.json")):
+    for path in sorted((FOLDER / folder / name).glob("*.json")):
         records.append(read_json(path, "remove it"))
         if records[-1]["strategy_hash"] != strategy.hash():
             raise UserError(f"{path}: of another strategy than params/islands.yaml: train again")
@@ -107,11 +108,13 @@ class Curve:
         record = self.records.get(seed, {}).get(steps)
         return None if record is None else record["val_loss"]
 
-    def mean_bytes(self) -> float:
-        """Return the bytes that a rank sends in a step, on average over the runs."""
-        return float(
-            np.mean([r["bytes_wire"] for at in self.records.values() for r in at.values()])
-        )
+    def mean_bytes(self, target_steps: int = TARGET_STEPS) -> float:
+        """Return the bytes that a rank sends in a step of runs of as many tokens as so many steps
+        of the target, or of all runs if there is none."""
+        steps = steps_of_equal_tokens(self.name, target_steps)
+        records = [record for at in self.records.values() for record in at.values()]
+        equal = [record for record in records if record["steps"] == steps]
+        return float(np.mean([record["bytes_wire"] for record in equal or records]))
 
     def steps_to(self, target: "Curve") -> dict[int, float]:
         """Return the logarithm of the steps to the target's loss by seed; of other seeds than the
@@ -132,16 +135,15 @@ class Curve:
                 found[seed] = length.log + worse * length.per_nat
         return found
 
-    def perplexity_over(self, target: "Curve") -> Ratio | None:
-        """Return the perplexity after the target's tokens over the target's; None if unknown."""
-        method, reference = self.method, target.method
-        tokens = reference.world_size * reference.accumulation * TARGET_STEPS
-        steps = tokens // (method.world_size * method.accumulation)
+    def perplexity_over(self, target: "Curve", target_steps: int = TARGET_STEPS) -> Ratio | None:
+        """Return the perplexity over the target's after the tokens of so many steps of the target,
+        in pairs of seeds; None if unknown."""
+        steps = steps_of_equal_tokens(self.name, target_steps)
         logs = [
             mine - other
             for seed in self.records
             if (mine := self.loss(seed, steps)) is not None
-            and (other := target.loss(seed, TARGET_STEPS)) is not None
+            and (other := target.loss(seed, target_steps)) is not None
         ]
         return mean_of(logs).ratio if logs else None
 

@@ -66,11 +66,24 @@ METHODS = {
 }
 """in the order in which they are trained: what matters most comes first"""
 
+TARGET_LENGTHS = (2800, 4000)
+"""further lengths of the target: what others lose at equal steps, by the length of the run"""
+LARGER = ("stock", "ddp-int4", "diloco32", "diloco32-warm", "manual-int4-w4", "one-device")
+"""methods whose ranking is checked with a larger model, once"""
+LARGER_STEPS = 600
+
 
 @cache
-def parameters() -> Parameters:
-    """Return the parameters of the experiment."""
-    return Parameters(str(PARAMS), [])
+def parameters(larger: bool = False) -> Parameters:
+    """Return the parameters of the experiment, or those of the check with a larger model."""
+    return Parameters(PARAMS, ["model.preset=6x256"] if larger else [])
+
+
+def steps_of_equal_tokens(name: str, target_steps: int) -> int:
+    """Return the steps in which a method sees the tokens of so many steps of the target."""
+    method, target = METHODS[name], METHODS[TARGET]
+    tokens = target.world_size * target.accumulation * target_steps
+    return tokens // (method.world_size * method.accumulation)
 
 
 def strategies() -> dict[str, Strategy]:

@@ -18,12 +18,16 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.common import publish, text_table
-from benchmarks.islands.curves import Curve, LinkTimes, Row, mean_of
+from benchmarks.islands.curves import Curve, LinkTimes, Row, mean_of, records_of
 from benchmarks.islands.methods import (
     FOLDER,
+    LARGER,
+    LARGER_STEPS,
     METHODS,
     STOCK,
     TARGET,
+    TARGET_LENGTHS,
+    TARGET_STEPS,
     parameters,
     strategies,
     sync_of,
@@ -101,7 +105,68 @@ def quality_table(curves: Mapping[str, Curve]) -> Table:
         *("method", "seeds", "learning rate", "validation loss by steps"),
         *("steps to the loss", "perplexity after equal tokens", "kB per step and rank"),
     )
-    return text_table("Quality", headings, rows)
+    return text_table("Losses and steps", headings, rows)
+
+
+def lengths_table(curves: Mapping[str, Curve]) -> Table:
+    """Return the perplexity over that of the target at equal tokens, by the length of the run."""
+    target, lengths = curves[TARGET], (TARGET_STEPS, *TARGET_LENGTHS)
+    rows = []
+    for name, curve in curves.items():
+        over = [curve.perplexity_over(target, steps) for steps in lengths]
+        if name != TARGET and any(over[1:]):
+            rows.append([name, *(ABSENT if each is None else within(*each, 3) for each in over)])
+    headings = ("method", *(f"after {steps:,} steps of {TARGET}" for steps in lengths))
+    return text_table("Perplexity over that of stock torch, by length", headings, rows)
+
+
+def larger_table(curves: Mapping[str, Curve]) -> Table | None:
+    """Return the perplexity over that of the target with the larger model, beside the small one's;
+    None if it was not trained."""
+    losses = {}
+    for name in LARGER:
+        records = records_of(name, "larger")
+        if records:
+            losses[name] = records[0]["val_loss"], records[0]["parameters"]
+    if TARGET not in losses:
+        return None
+    rows = []
+    for name, (loss, _) in losses.items():
+        small = curves[name].perplexity_over(curves[TARGET])
+        ratio = math.exp(loss - losses[TARGET][0])
+        rows.append([name, figure(loss, 4), f"{ratio:.3f}", within(*small, 3) if small else ABSENT])
+    headings = (
+        *("method", f"validation loss, tokens of {LARGER_STEPS} steps of {TARGET}"),
+        *("perplexity over that of stock", "of the small model"),
+    )
+    size = figure(losses[TARGET][1] / 1e6, 2)
+    return text_table(f"A larger model: {size} M parameters, one seed", headings, rows)
+
+
+def bytes_plot(curves: Mapping[str, Curve]) -> Figure:
+    """Plot the perplexity after equal tokens by the bytes that a rank sends in a step."""
+    drawing = Figure((1.5 * plots.WIDTH, 4.4), layout="constrained")
+    axes = drawing.subplots()
+    for number, (family, names) in enumerate(_FAMILIES.items()):
+        colour = plots.BASELINE_COLOUR if family == "one device" else plots.COLOURS[number - 1]
+        label: str | None = family
+        for name in names:
+            curve = curves.get(name)
+            over = None if curve is None else curve.perplexity_over(curves[TARGET])
+            if curve is None or over is None or METHODS[name].world_size > 2:
+                continue
+            if name == _ALONE:
+                axes.axhline(over.ratio, color=colour, linestyle="--", label=family)
+                continue
+            point = (curve.mean_bytes() / 1e3, over.ratio)
+            axes.scatter(*point, color=colour, marker=plots.MARKERS[number], label=label)
+            axes.annotate(name, point, (4, 3), textcoords="offset points", fontsize=7)
+            label = None
+    axes.set(xscale="log")
+    axes.set_xlabel("kB per step and rank, mean over the run")
+    axes.set_ylabel("perplexity over that of stock torch, equal tokens")
+    axes.legend()
+    return drawing
 
 
 def _mean_known(values: Sequence[float | None]) -> float | None:
@@ -258,7 +323,7 @@ def gain_plot(rows: Sequence[Row], links: Sequence[LinkTimes]) -> Figure:
 
 
 def write_report() -> None:
-    """Write islands.md, gain.svg and the block of README.md."""
+    """Write islands.md, its plots and the block of README.md."""
     curves = {name: Curve(name) for name in METHODS if (FOLDER / "runs" / name).is_dir()}
     if TARGET not in curves:
         raise UserError(f"{FOLDER}: no run of {TARGET} yet: run python -m benchmarks.islands")
@@ -288,4 +353,9 @@ def write_report() -> None:
         parts.append(steps_table(nodes))
         if any(METHODS[row.name].world_size == 4 for row in four):
             parts += [lookup_table(four, nodes, curves), times_table(four, nodes)]
-    publish(__doc__, FOLDER / "islands.md", *parts, quality_table(curves))
+    parts.append("# Quality, whatever the link\n")
+    parts += [quality_table(curves), lengths_table(curves)]
+    plots.save(bytes_plot(curves), FOLDER / "bytes.svg")
+    parts.append("\n![perplexity by the bytes of a step](bytes.svg)\n")
+    larger = larger_table(curves)
+    publish(__doc__, FOLDER / "islands.md", *parts, *([] if larger is None else [larger]))

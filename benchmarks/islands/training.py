@@ -13,7 +13,19 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 from benchmarks.islands.curves import length_at
-from benchmarks.islands.methods import FOLDER, METHODS, TARGET, TARGET_STEPS, Method, strategies
+from benchmarks.islands.methods import (
+    FOLDER,
+    LARGER,
+    LARGER_STEPS,
+    METHODS,
+    TARGET,
+    TARGET_LENGTHS,
+    TARGET_STEPS,
+    Method,
+    parameters,
+    steps_of_equal_tokens,
+    strategies,
+)
 from shardlab.config.parameters import Parameters
 from shardlab.config.schema import Train
 from shardlab.core.errors import UserError
@@ -50,12 +62,13 @@ class Run(NamedTuple):
     steps: int
     seed: int
     learning_rate: float
+    folder: str = "runs"
 
     @property
     def path(self) -> Path:
         """File of its record."""
         name = f"{self.steps}-steps-seed{self.seed}-rate{self.learning_rate:g}.json"
-        return FOLDER / "runs" / self.method / name
+        return FOLDER / self.folder / self.method / name
 
 
 def train_of(params: Parameters, method: Method, steps: int, learning_rate: float) -> Train:
@@ -172,7 +185,8 @@ def rate_of(params: Parameters, name: str) -> float:
 
 
 def train_all(params: Parameters, names: Sequence[str], seeds: int) -> None:
-    """Tune methods and try their lengths with the first seed, then train the other seeds."""
+    """Tune methods and try their lengths with the first seed; then train with each seed the shorter
+    of the lengths around the loss, and that which sees as many tokens as the target."""
     target = Run(TARGET, TARGET_STEPS, _FIRST_SEED, rate_of(params, TARGET))
     lengths = {}
     for name in names:
@@ -184,6 +198,19 @@ def train_all(params: Parameters, names: Sequence[str], seeds: int) -> None:
         loss = train(params, target)
         around = length_at(loss, lengths_around(METHODS[name].steps, loss, loss_at))
         lengths[name] = around.shorter if around and name != TARGET else METHODS[name].steps
-    for seed in range(_FIRST_SEED + 1, seeds):
+        for steps in TARGET_LENGTHS if name == TARGET else ():
+            loss_at(steps)
+    for seed in range(seeds):
         for name in names:
-            train(params, Run(name, lengths[name], seed, rate_of(params, name)))
+            for steps in sorted({lengths[name], steps_of_equal_tokens(name, TARGET_STEPS)}):
+                train(params, Run(name, steps, seed, rate_of(params, name)))
+
+
+def train_larger(names: Sequence[str]) -> None:
+    """Train methods with the larger model, once: learning rates are halved, as its width is twice
+    that of the model that they were tuned with."""
+    for name in names:
+        if name in LARGER:
+            steps = steps_of_equal_tokens(name, LARGER_STEPS)
+            rate = rate_of(parameters(), name) / 2
+            train(parameters(larger=True), Run(name, steps, _FIRST_SEED, rate, "larger"))

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.islands.curves import Curve, LinkTimes, length_at
-from benchmarks.islands.methods import METHODS, parameters, strategies
-from benchmarks.islands.report import crossing, rows_of
+from benchmarks.islands.methods import METHODS, parameters, steps_of_equal_tokens, strategies
+from benchmarks.islands.report import crossing, larger_table, rows_of
 from benchmarks.islands.timing import timing_path, timings, valid_timings
 from benchmarks.islands.training import Run, lengths_around, tuned_rate
 from shardlab.config.timing_record import NO_COMMUNICATION, write_timings
@@ -69,12 +69,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def trained(method: str, losses: Mapping[tuple[int, int], float]) -> None:
+def trained(method: str, losses: Mapping[tuple[int, int], float], folder: str = "runs") -> None:
     """Write records of runs at one learning rate, by seed and steps."""
     for (seed, steps), loss in losses.items():
-        run = Run(method, steps, seed, 0.003)
+        run = Run(method, steps, seed, 0.003, folder)
         strategy = strategies()[METHODS[method].strategy]
-        facts = {"strategy_hash": strategy.hash(), "bytes_wire": 1.0}
+        facts = {"strategy_hash": strategy.hash(), "bytes_wire": 1.0, "parameters": 10}
         write_json(run.path, {**run._asdict(), **facts, "val_loss": loss})
 
 
@@ -128,6 +128,30 @@ def test_a_seed_with_a_higher_loss_takes_longer(folder: Path) -> None:
     logs = Curve("ddp-int4").steps_to(Curve("stock"))
     assert logs[0] == pytest.approx(math.log(2000) + 0.5 * math.log(1.4))
     assert logs[1] - logs[0] == pytest.approx(0.2 * math.log(1.4))
+
+
+def test_quality_is_compared_at_equal_tokens_in_pairs_of_seeds(folder: Path) -> None:
+    # a step of one device sees half the tokens; four micro-batches see four times as many
+    assert steps_of_equal_tokens("one-device", 2000) == 4000
+    assert steps_of_equal_tokens("stock-acc4", 2000) == 500
+    trained("stock", {(0, 2000): 3.0, (1, 2000): 3.1, (2, 2000): 9.0, (0, 2800): 2.5})
+    trained("one-device", {(0, 4000): 3.1, (1, 4000): 3.2, (0, 5600): 2.7, (1, 5600): 2.0})
+    stock, alone = Curve("stock"), Curve("one-device")
+    assert alone.perplexity_over(stock) == pytest.approx([math.exp(0.1)] * 3)
+    longer = alone.perplexity_over(stock, 2800)
+    assert longer is not None and longer.ratio == pytest.approx(math.exp(0.2))
+    assert alone.perplexity_over(stock, 4000) is None
+
+
+def test_the_larger_model_is_compared_with_its_own_baseline(folder: Path) -> None:
+    trained("stock", {(0, 2000): 3.0})
+    trained("one-device", {(0, 4000): 3.1})
+    curves = {name: Curve(name) for name in ("stock", "one-device")}
+    assert larger_table(curves) is None
+    trained("stock", {(0, 600): 4.0}, "larger")
+    trained("one-device", {(0, 1200): 4.3}, "larger")
+    table = larger_table(curves)
+    assert table is not None and [row[2] for row in table.rows] == ["1.000", "1.350"]
 
 
 def _record(method: str) -> dict[str, object]:
