@@ -191,9 +191,9 @@ class LinkTimes:
         """Return the logarithms of the steps; not a number where the machine paused."""
         return [math.log(ms) for ms in self._runs[accumulation, strategy].measured_ms()]
 
-    def over_stock(self, strategy: str) -> Ratio:
-        """Return the step over that of stock torch in the same repetitions."""
-        pairs = zip(self._logs(strategy, 1), self._logs(self.stock, 1), strict=True)
+    def over(self, strategy: str, other: str) -> Ratio:
+        """Return the step over that of another strategy in the same repetitions."""
+        pairs = zip(self._logs(strategy, 1), self._logs(other, 1), strict=True)
         return mean_of([one - other for one, other in pairs if math.isfinite(one - other)]).ratio
 
     def strategies(self) -> list[str]:

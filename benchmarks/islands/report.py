@@ -32,7 +32,7 @@ from benchmarks.islands.methods import (
     strategies,
     sync_of,
 )
-from benchmarks.islands.timing import LINKS, NODES, SLOWEST, valid_timings
+from benchmarks.islands.timing import LINKS, NODES, RARE, valid_timings
 from shardlab.config.timing_record import NO_COMMUNICATION
 from shardlab.core.errors import UserError
 from shardlab.report import plots
@@ -241,7 +241,7 @@ def steps_table(links: Sequence[LinkTimes]) -> Table:
         [
             name,
             *(
-                within(*link.over_stock(name), 3) if name in link.strategies() else ABSENT
+                within(*link.over(name, link.stock), 3) if name in link.strategies() else ABSENT
                 for link in links
             ),
         ]
@@ -250,32 +250,33 @@ def steps_table(links: Sequence[LinkTimes]) -> Table:
     return text_table("Step over that of stock torch", headings, cells)
 
 
-def utilisation_table(links: Sequence[LinkTimes], curves: Mapping[str, Curve]) -> Table:
-    """Return the share of the step that computes where an exchange takes hundreds of steps."""
+def rare_table(links: Sequence[LinkTimes], curves: Mapping[str, Curve]) -> Table:
+    """Return the steps of rare exchanges over those without communication, and the share that
+    computes."""
     cells = []
     for link in links:
         for strategy in link.strategies():
             sync = None if strategy == NO_COMMUNICATION else strategies()[strategy].sync
             if sync is None:
                 continue
-            step = link.step(strategy, 1)
-            waits = sync.every * (step.over(link.compute).ratio.ratio - 1)
+            step = link.over(strategy, NO_COMMUNICATION)
             curve = curves.get(strategy)
             over = None if curve is None else curve.perplexity_over(curves[TARGET])
             cells.append(
                 [
                     link.name,
                     strategy,
-                    figure(waits, 3),
-                    percent(link.compute.over(step).ratio.ratio),
+                    within(*step, 3),
+                    percent(1 / step.ratio),
+                    figure(sync.every * (step.ratio - 1), 3),
                     ABSENT if over is None else within(*over, 3),
                 ]
             )
     headings = (
-        *("link", "method", "exchange, in steps of computation", "computing"),
-        "perplexity after equal tokens",
+        *("link", "method", "step over one without communication", "computing"),
+        *("exchange, in steps of computation", "perplexity after equal tokens"),
     )
-    return text_table("On the slowest links", headings, cells)
+    return text_table("Rare exchanges on the slowest links", headings, cells)
 
 
 def pays_table(rows: Sequence[Row], links: Sequence[LinkTimes]) -> Table:
@@ -327,9 +328,9 @@ def write_report() -> None:
     curves = {name: Curve(name) for name in METHODS if (FOLDER / "runs" / name).is_dir()}
     if TARGET not in curves:
         raise UserError(f"{FOLDER}: no run of {TARGET} yet: run python -m benchmarks.islands")
-    links, slowest, nodes = (
+    links, rare, nodes = (
         [LinkTimes(name) for name in names if valid_timings(parameters(), name)]
-        for names in (LINKS, SLOWEST, NODES)
+        for names in (LINKS, RARE, NODES)
     )
     two, four = (
         [
@@ -346,8 +347,8 @@ def write_report() -> None:
         plots.save(gain_plot(two, links), FOLDER / "gain.svg")
         plot = f"![gain over one device by the ratio]({FOLDER}/gain.svg)"
         replace_block(Path("README.md"), f"{plot}\n\n{lookup.markdown()}", "islands")
-    if slowest:
-        parts.append(utilisation_table(slowest, curves))
+    if rare:
+        parts.append(rare_table(rare, curves))
     if nodes:
         parts.append("# Two nodes of two ranks\n")
         parts.append(steps_table(nodes))

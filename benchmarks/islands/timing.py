@@ -23,9 +23,14 @@ LINKS: dict[str, Link | None] = {
     "loopback": None,
     **{rate: Link(rate=rate) for rate in ("1gbit", "300mbit", "100mbit", "30mbit")},
 }
-SLOWEST = {rate: Link(rate=rate) for rate in ("2300kbit", "540kbit")}
-"""on which an uncompressed exchange takes hundreds of steps: those that exchange most rarely are
-timed there"""
+RARE = {
+    "30mbit-rare": Link(rate="30mbit"),
+    **{rate: Link(rate=rate) for rate in ("2300kbit", "540kbit")},
+}
+"""on which only rare exchanges are timed; on the slowest two an uncompressed one takes hundreds of
+steps"""
+_RARE_TIMED = {"30mbit-rare": (32, 20), "2300kbit": (128, 4), "540kbit": (128, 3)}
+"""steps between the exchanges of what is timed there, and repetitions"""
 NODES = {
     f"{rate}-nodes": Link(rate=rate, ranks_per_node=2) for rate in ("1gbit", "300mbit", "100mbit")
 }
@@ -41,8 +46,8 @@ def timing_name(accumulation: int) -> str:
 
 def timings(names: Sequence[str], link: str) -> dict[int, list[str]]:
     """Return the strategies of methods whose steps are timed on a link, by micro-batches."""
-    if link in SLOWEST:
-        runs = rarest(names)
+    if link in RARE:
+        runs = exchanging_every(_RARE_TIMED[link][0], names)
         return {1: runs} if runs else {}
     ranks = 4 if link in NODES else 2
     found: dict[int, list[str]] = {}
@@ -70,18 +75,19 @@ def warm_step(link: str) -> str:
     return "hsdp-int8" if link in NODES else "ddp-int4"
 
 
-def rarest(names: Sequence[str]) -> list[str]:
-    """Return the strategies of methods that exchange most rarely."""
-    timed = dict.fromkeys(timed_as(METHODS[name].strategy) for name in names)
-    rounds = {name: sync.every for name in timed if (sync := strategies()[name].sync) is not None}
-    most = max(rounds.values(), default=0)
-    return [name for name, every in rounds.items() if every == most]
+def exchanging_every(steps: int, names: Sequence[str]) -> list[str]:
+    """Return the strategies of methods of two ranks that exchange every so many steps."""
+    timed = dict.fromkeys(
+        timed_as(METHODS[name].strategy) for name in names if METHODS[name].world_size == 2
+    )
+    syncs = {name: strategies()[name].sync for name in timed}
+    return [name for name, sync in syncs.items() if sync is not None and sync.every == steps]
 
 
 def time_link(params: Parameters, names: Sequence[str], name: str) -> None:
     """Time steps of methods on a link, interleaved, unless its file has them; with what its file
     has already, so that all are of the same repetitions."""
-    output, link = timing_path(name), (LINKS | SLOWEST | NODES)[name]
+    output, link = timing_path(name), (LINKS | RARE | NODES)[name]
     before = valid_timings(params, name)
     wanted = timings(names, name)
     for count in {count for count, _ in before}:
@@ -96,7 +102,7 @@ def time_link(params: Parameters, names: Sequence[str], name: str) -> None:
                 runs=tuple(runs),
                 world_size=4 if name in NODES else 2,
                 link=link,
-                repetitions=2 if name in SLOWEST else _REPETITIONS[count],
+                repetitions=_RARE_TIMED[name][1] if name in RARE else _REPETITIONS[count],
             ),
             strategies(),
             params("train").model_copy(update={"accumulation": count}),

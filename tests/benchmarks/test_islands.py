@@ -117,7 +117,7 @@ def test_gains_are_of_steps_in_pairs_of_seeds_and_of_their_times(folder: Path) -
     # 4,000 steps of 100 ms against 2,000 of 200
     gain = link.gain(rows["ddp"], rows["one-device"])
     assert gain.ratio == pytest.approx(1) and math.isfinite(gain.low)
-    assert link.over_stock("ddp") == pytest.approx((2 / 3, 2 / 3, 2 / 3))
+    assert link.over("ddp", "fsdp2") == pytest.approx((2 / 3, 2 / 3, 2 / 3))
 
 
 def test_a_seed_with_a_higher_loss_takes_longer(folder: Path) -> None:
@@ -185,3 +185,4 @@ def test_a_link_times_what_its_methods_need() -> None:
     assert timings(["hsdp32-warm"], "300mbit-nodes") == {1: ["hsdp", "hsdp32-warm", "hsdp-int8"]}
     assert timings(["diloco32", "diloco128-warm"], "2300kbit") == {1: ["diloco128"]}
     assert timings(["stock"], "2300kbit") == {}
+    assert timings(["diloco32", "diloco128-warm"], "30mbit-rare") == {1: ["diloco32"]}
