@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -143,8 +144,9 @@ def larger_table(curves: Mapping[str, Curve]) -> Table | None:
     return text_table(f"A larger model: {size} M parameters, one seed", headings, rows)
 
 
+@mpl.rc_context(plots.STYLE)
 def bytes_plot(curves: Mapping[str, Curve]) -> Figure:
-    """Plot the perplexity after equal tokens by the bytes that a rank sends in a step."""
+    """Plot the perplexity after equal tokens by the bytes that a rank sends for a micro-batch."""
     drawing = Figure((1.5 * plots.WIDTH, 4.4), layout="constrained")
     axes = drawing.subplots()
     for number, (family, names) in enumerate(_FAMILIES.items()):
@@ -158,12 +160,13 @@ def bytes_plot(curves: Mapping[str, Curve]) -> Figure:
             if name == _ALONE:
                 axes.axhline(over.ratio, color=colour, linestyle="--", label=family)
                 continue
-            point = (curve.mean_bytes() / 1e3, over.ratio)
+            point = (curve.mean_bytes() / 1e3 / METHODS[name].accumulation, over.ratio)
             axes.scatter(*point, color=colour, marker=plots.MARKERS[number], label=label)
             axes.annotate(name, point, (4, 3), textcoords="offset points", fontsize=7)
             label = None
     axes.set(xscale="log")
-    axes.set_xlabel("kB per step and rank, mean over the run")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.set_xlabel("kB per micro-batch and rank, mean over the run")
     axes.set_ylabel("perplexity over that of stock torch, equal tokens")
     axes.legend()
     return drawing
@@ -295,6 +298,7 @@ def pays_table(rows: Sequence[Row], links: Sequence[LinkTimes]) -> Table:
     return text_table("Where a second machine pays", ("family", "up to the ratio"), cells)
 
 
+@mpl.rc_context(plots.STYLE)
 def gain_plot(rows: Sequence[Row], links: Sequence[LinkTimes]) -> Figure:
     """Plot the gain over one device by the ratio of synchronisation to computation."""
     alone = next((row for row in rows if row.name == _ALONE), None)
