@@ -73,7 +73,7 @@ def test_mistakes_are_one_line(arguments, error, tmp_path):
 @pytest.mark.parametrize(
     "name, package, extra",
     [
-        ("trace", "pandas", "lab"),
+        ("report", "pandas", "lab"),
         pytest.param("chat", "transformers", "hf", marks=pytest.mark.long),
     ],
 )

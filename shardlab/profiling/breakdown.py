@@ -28,17 +28,18 @@ their clocks is added to one of the two and taken from the other: keep it below 
 (NTP: about a millisecond, PTP: microseconds).
 """
 
+import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from shardlab.config.run_record import Breakdown
 from shardlab.core.errors import UserError
-from shardlab.profiling.events import read_events
+from shardlab.profiling.events import EventTable, groups, read_events
 from shardlab.profiling.intervals import (
     EMPTY,
     Intervals,
@@ -57,8 +58,6 @@ from shardlab.profiling.trace_file import refusing
 OTHER = "other"
 """collectives that belong to no unit, such as that of the gradient norm"""
 _PARTS = ("forward", "backward", "update")
-_KIND = ["step", "name", "unit"]
-"""of a collective"""
 
 
 @dataclass(frozen=True)
@@ -145,12 +144,13 @@ def step_times(ranks: Mapping[int, Trace]) -> list[StepTimes]:
 
 def summarize(times: Sequence[StepTimes]) -> Breakdown:
     """Return means over steps and ranks; shares are shares of the summed times."""
-    table = pd.DataFrame([vars(step) for step in times])
-    names = [name for name in table if name in Breakdown.model_fields]
+    columns = {name: [getattr(step, name) for step in times] for name in vars(times[0])}
     values: dict[str, Any] = {
-        name: means_by_kind(table[name]) if "_by_" in name else table[name].mean() for name in names
+        name: means_by_kind(column) if "_by_" in name else mean_known(column)
+        for name, column in columns.items()
+        if name in Breakdown.model_fields
     }
-    comm, step = table["comm_ms"].mean(), table["step_ms"].mean()
+    comm, step = mean_known(columns["comm_ms"]), mean_known(columns["step_ms"])
     backward = values["backward_ms"]
     return Breakdown(
         profiled_step_ms=step,
@@ -164,7 +164,15 @@ def summarize(times: Sequence[StepTimes]) -> Breakdown:
 
 def means_by_kind(times: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean of each kind; where it is missing, it counts as 0."""
-    return dict(pd.DataFrame([*times]).fillna(0.0).mean().sort_index())
+    steps = [*times]
+    kinds = sorted({kind for step in steps for kind in step})
+    return {kind: mean_known([step.get(kind, 0.0) for step in steps]) for kind in kinds}
+
+
+def mean_known(times: Iterable[float | None]) -> float:
+    """Return the mean of the times that are known; not a number where none is."""
+    known = [time for time in times if time is not None]
+    return float(np.mean(known)) if known else math.nan
 
 
 def _within(rank: int, number: int, trace: Trace, waits: tuple[Intervals, Intervals]) -> StepTimes:
@@ -198,11 +206,11 @@ def _within(rank: int, number: int, trace: Trace, waits: tuple[Intervals, Interv
     return result
 
 
-def _by(work: pd.DataFrame, column: str, window: Intervals) -> dict[str, float]:
+def _by(work: EventTable, column: str, window: Intervals) -> dict[str, float]:
     """Return times within a window by a property."""
     by_kind = {
-        str(kind) or OTHER: intersection(merge(times_of(of_kind)), window)
-        for kind, of_kind in work.groupby(column)
+        kind or OTHER: intersection(merge(times_of(of_kind)), window)
+        for kind, of_kind in groups(work, work[column]).items()
     }
     return {kind: _ms(within) for kind, within in by_kind.items() if len(within)}
 
@@ -273,26 +281,31 @@ def _phases(ranks: Mapping[int, Trace]) -> dict[int, tuple[Intervals, Intervals]
     Those of a kind that the ranks have not equally often in a step are matched with none, nor is
     what began outside of the steps.
     """
-    all_ranks = pd.concat(
-        [_in_steps(trace).assign(rank=rank) for rank, trace in ranks.items()], ignore_index=True
-    )
-    ordinal = all_ranks.groupby(["rank", *_KIND]).cumcount()
-    same = all_ranks.assign(ordinal=ordinal).groupby([*_KIND, "ordinal"])["start"]
-    everywhere = (same.transform("size") == len(ranks)).rename("everywhere")
-    matched = everywhere.groupby([all_ranks[name] for name in _KIND]).transform("all").astype(bool)
-    begun = same.transform("max").clip(all_ranks["start"], all_ranks["end"])
+    waiting: dict[int, list[Intervals]] = {rank: [EMPTY] for rank in ranks}
+    transfer: dict[int, list[Intervals]] = {rank: [EMPTY] for rank in ranks}
+    kinds: dict[tuple[int, str, str], dict[int, EventTable]] = defaultdict(dict)
+    for rank, trace in ranks.items():
+        for kind, of_kind in _by_kind(trace).items():
+            kinds[kind][rank] = of_kind
+    for of_ranks in kinds.values():
+        if len(of_ranks) == len(ranks) and len({*map(len, of_ranks.values())}) == 1:
+            last = np.max([events["start"] for events in of_ranks.values()], axis=0)
+            for rank, events in of_ranks.items():
+                begun = np.clip(last, events["start"], events["end"])
+                waiting[rank].append(times_of(events))
+                transfer[rank].append(np.column_stack([begun, events["end"]]))
     phases = {}
     for rank in ranks:
-        of_rank = all_ranks.assign(begun=begun)[matched & (all_ranks["rank"] == rank)]
-        transfer = merge(of_rank[["begun", "end"]].to_numpy())
-        phases[rank] = difference(merge(times_of(of_rank)), transfer), transfer
+        moving = merge(np.concatenate(transfer[rank]))
+        phases[rank] = difference(merge(np.concatenate(waiting[rank])), moving), moving
     return phases
 
 
-def _in_steps(trace: Trace) -> pd.DataFrame:
-    """Return the collectives that began in a step, with its number."""
-    start = trace.collectives["start"].to_numpy()
-    step_of = np.full(len(start), -1)
+def _by_kind(trace: Trace) -> dict[tuple[int, str, str], EventTable]:
+    """Return the collectives that began in a step by its number, operation and unit."""
+    sent = trace.collectives
+    step_of = np.full(len(sent), -1)
     for number, step in trace.steps.items():
-        step_of[covers(step, start)] = number
-    return trace.collectives.assign(step=step_of)[step_of >= 0]
+        step_of[covers(step, sent["start"])] = number
+    sent, numbers = sent[step_of >= 0], step_of[step_of >= 0].tolist()
+    return groups(sent, zip(numbers, sent["name"], sent["unit"], strict=True))

@@ -1,4 +1,4 @@
-"""Events of a trace as a table: role of each by its category and name, start and end.
+"""Events of a trace as a structured array: role of each by its category and name, start and end.
 
 | role | event |
 |---|---|
@@ -21,13 +21,30 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
+from numpy.typing import NDArray
 
 from shardlab.core.errors import UserError
 from shardlab.profiling.intervals import merge, times_of
 from shardlab.profiling.labels import BACKWARD, FORWARD, LINK, unit_of
 from shardlab.profiling.trace_file import Event, load_trace, refusing
 
+EventTable = NDArray[np.void]
+"""of dtype EVENT"""
+EVENT = np.dtype(
+    [
+        ("rank", int),
+        ("role", object),
+        ("name", object),  # of a copy its direction, of NCCL the collective
+        ("thread", object),  # or stream
+        ("start", float),  # us
+        ("end", float),
+        ("correlation", object),  # of a launch with what it launched
+        ("reported", bool),  # whether the record says which collective it is
+        ("launched", float),  # when, and by which thread
+        ("caller", object),
+        ("unit", object),  # whose values a collective moves
+    ]
+)
 STEP = "ProfilerStep#"
 GLOO_OPERATIONS = {
     "c10d::allreduce_": "gloo:all_reduce",
@@ -132,9 +149,9 @@ _LONGEST_US = 1e12
 class Events(NamedTuple):
     """Timed events of a trace, and its clock."""
 
-    table: pd.DataFrame
-    """rank, role, name (of a copy its direction, of NCCL the collective), thread or stream, start
-    and end in us since the first event, correlation of a launch with what it launched"""
+    table: EventTable
+    """in the order of the file, times since the first event; launched by its own thread when it
+    starts, and of no unit, as long as nothing else is known"""
     threads: dict[tuple[Any, str], str]
     """`worker` or `engine`, by rank and thread"""
     base_ns: int
@@ -165,7 +182,7 @@ def read_events(path: str | Path) -> Events:
         if not of_process:
             _refuse_several_processes(path, events)
         first = next((float(event["ts"]) for event in events if event["ph"] == "X"), 0.0)
-        table = _table(_rows(events, rank_of, first))
+        table = np.fromiter(_rows(events, rank_of, first), EVENT)
         _refuse_joined_traces(path, table)
         unread = _unread(found)
         for rank in sorted(set(of_process.values()) or {alone}):
@@ -185,6 +202,18 @@ def read_events(path: str | Path) -> Events:
             world_size=max(0, *(int(job.get("world_size", 0)) for job in jobs)),
             unread=unread,
         )
+
+
+def groups(events: EventTable, keys: Iterable[Any]) -> dict[Any, EventTable]:
+    """Return the events of each key, by key.
+
+    Args:
+        keys: of each event.
+    """
+    rows = defaultdict(list)
+    for row, key in enumerate(keys):
+        rows[key].append(row)
+    return {key: events[rows[key]] for key in sorted(rows)}
 
 
 def list_unread(unread: Mapping[str, int]) -> str:
@@ -230,8 +259,9 @@ def _refuse_several_processes(path: str | Path, events: Iterable[Event]) -> None
         )
 
 
-def _refuse_joined_traces(path: str | Path, table: pd.DataFrame) -> None:
-    for (_, _, name), step in table[table["role"] == "step"].groupby(["rank", "thread", "name"]):
+def _refuse_joined_traces(path: str | Path, table: EventTable) -> None:
+    steps = table[table["role"] == "step"]
+    for (_, _, name), step in groups(steps, steps[["rank", "thread", "name"]].tolist()).items():
         if len(merge(times_of(step))) > 1:
             raise UserError(
                 f"{path}: {name} occurs twice on one thread, as in two traces joined to one: give "
@@ -255,20 +285,11 @@ def _rows(
             role = _role_on_cpu(category, name)
         # large floating-point numbers have no digits left for nanoseconds; Ascend writes text
         start, thread = float(event["ts"]) - first, str(event["tid"])
+        end = start + float(event["dur"])
+        if not -_LONGEST_US < start <= end < _LONGEST_US:
+            raise ValueError(f"an event from {start} to {end} us")
         correlation, sure = args.get("correlation"), operation_of(reported) is not None
-        yield rank, role, name, thread, start, event["dur"], correlation, sure
-
-
-def _table(rows: Iterable[tuple[Any, ...]]) -> pd.DataFrame:
-    columns = ["rank", "role", "name", "thread", "start", "end", "correlation", "reported"]
-    table = pd.DataFrame(list(rows), columns=columns)
-    start = table["start"].to_numpy(dtype=float)
-    end = start + table["end"].to_numpy(dtype=float)
-    valid = (start > -_LONGEST_US) & (start <= end) & (end < _LONGEST_US)
-    if not valid.all():
-        number = np.argmin(valid)
-        raise ValueError(f"an event from {start[number]} to {end[number]} us")
-    return table.assign(start=start, end=end)
+        yield rank, role, name, thread, start, end, correlation, sure, start, thread, ""
 
 
 def _threads(
@@ -318,6 +339,7 @@ def _role_on_device(category: str, name: str, reported: str | None) -> tuple[str
     return "nccl", f"{library}:{found or reported or 'unknown'}"
 
 
+@cache
 def operation_of(name: str | None) -> str | None:
     """Return the collective that a record, a range or a kernel names, in the words of
     torch.distributed; None where it names none, as `coalesced`."""

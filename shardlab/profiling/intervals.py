@@ -7,7 +7,6 @@ dropped and touching ones are one.
 from collections.abc import Callable
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 Intervals = NDArray[np.float64]
@@ -18,9 +17,9 @@ RESOLUTION_US = 2e-3
 """times are rounded to nanoseconds, and large floating-point numbers lose some more"""
 
 
-def times_of(events: pd.DataFrame) -> Intervals:
+def times_of(events: NDArray[np.void]) -> Intervals:
     """Return start and end of events, overlapping and in their order."""
-    return np.column_stack([events["start"].to_numpy(float), events["end"].to_numpy(float)])
+    return np.column_stack([events["start"], events["end"]])
 
 
 def merge(raw: Intervals) -> Intervals:

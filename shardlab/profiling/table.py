@@ -1,16 +1,16 @@
 """Breakdown of a job as text and as a page: a line per rank, then the kinds of communication and of
 copies, and what follows from them in a sentence."""
 
+import csv
 import json
+import math
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-import pandas as pd
-
 from shardlab.core.errors import shorten
 from shardlab.core.files import atomic
-from shardlab.profiling.breakdown import StepTimes, means_by_kind
+from shardlab.profiling.breakdown import StepTimes, mean_known, means_by_kind
 from shardlab.profiling.job import Job
 
 _PARTS = ["compute", "exposed comm", "exposed copy", "idle"]
@@ -42,11 +42,14 @@ _Rows = list[list[str]]
 
 def write_rows(path: Path, steps: Sequence[StepTimes]) -> None:
     """Write one row per step and rank as CSV; times by operation and by unit as JSON text."""
-    table = pd.DataFrame([vars(step) for step in steps])
-    for name in table.filter(like="_by_"):
-        table[name] = [json.dumps(times, sort_keys=True) for times in table[name]]
-    with atomic(path) as temporary:
-        table.to_csv(temporary, index=False)
+    rows = [
+        {name: json.dumps(v, sort_keys=True) if "_by_" in name else v for name, v in of_step}
+        for of_step in (vars(step).items() for step in steps)
+    ]
+    with atomic(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, [*rows[0]], lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
 
 
 def render(job: Job) -> Iterator[str]:
@@ -68,15 +71,10 @@ def render(job: Job) -> Iterator[str]:
 def page(job: Job) -> str:
     """Return the breakdown as one HTML page, whose heading is the conclusion; every text of a trace
     is escaped."""
-    with pd.option_context("display.max_colwidth", None):
-        tables = [
-            pd.DataFrame(rows, columns=headings).to_html(index=False, border=0)
-            for headings, *rows in _tables(job)
-        ]
     return _PAGE.format(
         title=escape(conclude(job)),
         caption=_CAPTION,
-        tables="\n".join(f"<div>{table}</div>" for table in tables),
+        tables="\n".join(map(_html, _tables(job))),
         notes="".join(f"<li>{escape(shorten(note))}" for note in job.notes),
     )
 
@@ -84,9 +82,9 @@ def page(job: Job) -> str:
 def conclude(job: Job) -> str:
     """Return in a sentence which share of a step is exposed communication, and the largest speedup
     that hiding all of it can give."""
-    steps = pd.DataFrame([vars(step) for step in job.steps])
     step, comm, exposed = (
-        float(steps[name].sum()) for name in ("step_ms", "comm_ms", "exposed_comm_ms")
+        sum(getattr(step, name) for step in job.steps)
+        for name in ("step_ms", "comm_ms", "exposed_comm_ms")
     )
     if not comm:
         return "There is no communication in these traces."
@@ -128,30 +126,40 @@ def _tables(job: Job) -> Iterator[_Rows]:
 
 
 def _of_ranks(job: Job) -> _Rows:
-    steps = pd.DataFrame([vars(step) for step in job.steps]).drop(columns="step")
-    steps = steps.rename(columns=lambda name: name.removesuffix("_ms").replace("_", " "))
-    counts = steps.groupby("rank").size()
-    # of the steps in which a time is known
-    means = steps[["rank", "step", *_PARTS, *_TIMES]].astype(float).groupby("rank").mean()
-    shares = means[_PARTS].div(means["step"], axis=0)
-    shares["overlap"] = 1 - means["exposed comm"] / means["comm"].where(means["comm"] > 0)
     headings = ["rank", "steps", "step", *(f"{part}, %" for part in _PARTS), *_TIMES, "overlap, %"]
-    rows = [
-        [
-            str(rank),
-            str(counts[rank]),
-            _text(times["step"]),
-            *(_text(100 * share, 1) for share in shares.loc[rank, _PARTS]),
-            *(_text(time) for time in times[_TIMES]),
-            _text(100 * shares.loc[rank, "overlap"], 1),
-        ]
-        for rank, times in means.rename(index=int).iterrows()
+    ranks = sorted({step.rank for step in job.steps})
+    return [headings, *(_of_rank([s for s in job.steps if s.rank == rank]) for rank in ranks)]
+
+
+def _of_rank(steps: Sequence[StepTimes]) -> list[str]:
+    # of the steps in which a time is known
+    means = {
+        name: mean_known(getattr(step, f"{name.replace(' ', '_')}_ms") for step in steps)
+        for name in ("step", *_PARTS, *_TIMES)
+    }
+    return [
+        str(steps[0].rank),
+        str(len(steps)),
+        _text(means["step"]),
+        *(_text(100 * _share(means[part], means["step"]), 1) for part in _PARTS),
+        *(_text(means[name]) for name in _TIMES),
+        _text(100 * (1 - _share(means["exposed comm"], means["comm"])), 1),
     ]
-    return [headings, *rows]
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan
 
 
 def _text(number: float, places: int = 3) -> str:
-    return UNKNOWN if pd.isna(number) else f"{number:.{places}f}"
+    return UNKNOWN if math.isnan(number) else f"{number:.{places}f}"
+
+
+def _html(rows: _Rows) -> str:
+    headings, *others = ([escape(cell) for cell in row] for row in rows)
+    head = "".join(f"<th>{cell}" for cell in headings)
+    body = "\n".join("<tr>" + "".join(f"<td>{cell}" for cell in row) for row in others)
+    return f"<div><table>\n<tr>{head}\n{body}\n</table></div>"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:

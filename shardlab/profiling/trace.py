@@ -7,11 +7,11 @@ operation is matched to the i-th that runs. Two workers may begin two collective
 than they were called, then these two exchange their units.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from shardlab.profiling.events import (
@@ -20,6 +20,8 @@ from shardlab.profiling.events import (
     STEP,
     WORK,
     Events,
+    EventTable,
+    groups,
     operation_of,
 )
 from shardlab.profiling.intervals import (
@@ -34,7 +36,6 @@ from shardlab.profiling.intervals import (
 from shardlab.profiling.labels import BACKWARD, FORWARD, unit_of
 
 EVER = np.array([[-np.inf, np.inf]])
-_COLUMNS = ["start", "end", "launched", "name"]
 
 
 @dataclass(frozen=True)
@@ -65,21 +66,19 @@ class Clues:
 class Trace:
     """Trace of one rank; times are microseconds from the same origin on all ranks of a trace.
 
-    Work is a table of start, end, launched (time of the launch by the CPU; of gloo's workers the
-    time of the call; where the trace does not say, -inf if it was before the trace, otherwise the
-    event's own start) and name (of a copy its direction); collectives have the unit, too, which is
-    empty where the trace does not say.
+    Work is launched when the CPU launched it, that of gloo's workers when it was called; where the
+    trace does not say, at -inf if it was before the trace, otherwise at its own start.
     """
 
     steps: dict[int, Intervals]
     forward: Intervals
     """of all steps, on the CPU"""
     backward: Intervals
-    kernels: pd.DataFrame
+    kernels: EventTable
     """kernels except NCCL's"""
-    copies: pd.DataFrame
+    copies: EventTable
     """copies to, from and on devices, fills included"""
-    collectives: pd.DataFrame
+    collectives: EventTable
     """communication between ranks, in the order of its start"""
     on_cpu: Intervals
     """when operators on the CPU computed, outside of gloo's threads"""
@@ -104,7 +103,7 @@ class Trace:
         )
 
     @property
-    def work(self) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    def work(self) -> tuple[EventTable, EventTable, EventTable]:
         """All events on devices, and all collectives."""
         return self.kernels, self.copies, self.collectives
 
@@ -118,9 +117,9 @@ class Trace:
         return intersection(merge(times_of(self.collectives)), window)
 
 
-def launched_during(work: pd.DataFrame, window: Intervals) -> Intervals:
+def launched_during(work: EventTable, window: Intervals) -> Intervals:
     """Return the time of work that was launched within `window`."""
-    return merge(times_of(work[covers(window, work["launched"].to_numpy())]))
+    return merge(times_of(work[covers(window, work["launched"])]))
 
 
 def traces_of(events: Events, shift_us: float = 0.0) -> dict[int, Trace]:
@@ -129,51 +128,52 @@ def traces_of(events: Events, shift_us: float = 0.0) -> dict[int, Trace]:
     Args:
         shift_us: is added to all times.
     """
-    table = events.table
-    table = table.assign(start=table["start"] + shift_us, end=table["end"] + shift_us)
     # of events that start together, the one that holds the others is first
-    table = table.sort_values(["start", "end"], ascending=[True, False], kind="stable")
+    table = events.table[np.lexsort((-events.table["end"], events.table["start"]))]
+    for column in ("start", "end", "launched"):
+        table[column] += shift_us
 
     def threads(rank: int, kind: str) -> list[str]:
         return [tid for (of, tid), this in events.threads.items() if (of, this) == (rank, kind)]
 
     return {
         rank: _trace(of_rank, threads(rank, "worker"), threads(rank, "engine"))
-        for rank, of_rank in table.groupby("rank")
+        for rank, of_rank in groups(table, table["rank"].tolist()).items()
     }
 
 
-def _trace(events: pd.DataFrame, workers: list[str], engine_threads: list[str]) -> Trace:
-    roles = {str(role): of_role for role, of_role in events.groupby("role")}
+def _trace(events: EventTable, workers: list[str], engine_threads: list[str]) -> Trace:
     none = events[:0]
-    on_cpu = events[~events["role"].isin(ON_DEVICES)]
+    roles = defaultdict(lambda: none, groups(events, events["role"]))
+    on_cpu = events[~np.isin(events["role"], ON_DEVICES)]
     compute = {
-        str(thread): computing(times_of(of_thread), of_thread["role"].to_numpy() == "compute")
-        for thread, of_thread in on_cpu.groupby("thread")
+        thread: computing(times_of(of_thread), of_thread["role"] == "compute")
+        for thread, of_thread in groups(on_cpu, on_cpu["thread"]).items()
     }
-    work = _launched(events[events["role"].isin(WORK)], roles.get("launch", none))
-    labels = roles.get("label", none)
-    sent = _called(roles.get("collective", none), roles.get("call", none), workers)
-    on_device = _named(work[work["role"] == "nccl"], roles.get("named", none))
-    sent = pd.concat([sent, on_device]).sort_values("start", kind="stable")
-    passes, steps = roles.get("pass", none), roles.get("step", none)
-    numbers = steps["name"].str.removeprefix(STEP).astype(int)
+    work = _launched(events[np.isin(events["role"], WORK)], roles["launch"])
+    sent = _called(roles["collective"], roles["call"], workers)
+    on_device = _named(work[work["role"] == "nccl"], roles["named"])
+    sent = np.concatenate([sent, on_device])
+    sent = sent[np.argsort(sent["start"], kind="stable")]
+    sent["unit"] = [unit_of(label) or "" for label in _innermost(roles["label"], sent)]
+    passes, steps = roles["pass"], roles["step"]
+    numbers = [int(name.removeprefix(STEP)) for name in steps["name"]]
     kernels = work[work["role"] == "kernel"]
     return Trace(
-        steps={int(number): merge(times_of(of)) for number, of in steps.groupby(numbers)},
+        steps={number: merge(times_of(step)) for number, step in groups(steps, numbers).items()},
         forward=merge(times_of(passes[passes["name"] == FORWARD])),
         backward=merge(times_of(passes[passes["name"] == BACKWARD])),
-        kernels=kernels[_COLUMNS],
-        copies=work.loc[work["role"] == "copy", _COLUMNS],
-        collectives=sent[_COLUMNS].assign(unit=_units(labels, sent)),
+        kernels=kernels,
+        copies=work[work["role"] == "copy"],
+        collectives=sent,
         on_device=len(kernels) > 0,
         on_cpu=merge(np.concatenate([EMPTY, *(t for i, t in compute.items() if i not in workers)])),
         clues=replace(
             _clues(roles, compute, workers, engine_threads),
             whole=np.array([[events["start"].min(), events["end"].max()]]),
-            calls=len(roles.get("call", none)),
-            launches=len(roles.get("launch", none)),
-            unlaunched=int(work["caller"].isna().sum()),
+            calls=len(roles["call"]),
+            launches=len(roles["launch"]),
+            unlaunched=sum(caller is None for caller in work["caller"]),
             earlier=int(np.isneginf(work["launched"]).sum()),
         ),
     )
@@ -196,87 +196,84 @@ def computing(times: Intervals, computes: NDArray[np.bool_]) -> Intervals:
     return merge(operators[first_end[later] > operators[:, 1] + RESOLUTION_US])
 
 
-def _launched(work: pd.DataFrame, launches: pd.DataFrame) -> pd.DataFrame:
-    """Add time and thread of the launch of work on devices.
+def _launched(work: EventTable, launches: EventTable) -> EventTable:
+    """Set time and thread of the launch of work on devices.
 
     A stream runs in the order of launches. So what ran on it without a known launch, before
     anything with one, was launched before the trace began.
     """
-    known = launches.dropna(subset="correlation").drop_duplicates("correlation")
-    known = known.set_index("correlation")
-    launched = work["correlation"].map(known["start"]).astype(float)
-    first = work["start"].where(launched.notna()).groupby(work["thread"]).transform("min")
-    otherwise = work["start"].mask(work["start"] < first, -np.inf)
-    caller = work["correlation"].map(known["thread"])
-    return work.assign(launched=launched.fillna(otherwise), caller=caller)
+    # of launches with one number the first counts
+    row_of = dict(zip(launches["correlation"][::-1], range(len(launches))[::-1], strict=True))
+    row_of.pop(None, None)
+    rows = np.array([row_of.get(number, -1) for number in work["correlation"]], dtype=int)
+    known = rows >= 0
+    # by stream, as work is in the order of its start
+    first = dict(zip(work["thread"][known][::-1], work["start"][known][::-1], strict=True))
+    earlier = [
+        start < first.get(stream, start)
+        for stream, start in zip(work["thread"], work["start"], strict=True)
+    ]
+    work["launched"][earlier] = -np.inf
+    work["launched"][known] = launches["start"][rows[known]]
+    work["caller"] = None
+    work["caller"][known] = launches["thread"][rows[known]]
+    return work
 
 
-def _called(sent: pd.DataFrame, calls: pd.DataFrame, workers: list[str]) -> pd.DataFrame:
-    """Add time and thread of the call of collectives on the CPU: where they are not as many as the
+def _called(sent: EventTable, calls: EventTable, workers: list[str]) -> EventTable:
+    """Set time and thread of the call of collectives on the CPU: where they are not as many as the
     calls of their operation, they cannot be matched and have their own."""
-    sent = sent.assign(launched=sent["start"], caller=sent["thread"])
-    operations = calls["name"].map(GLOO_OPERATIONS)
-    for operation, run in sent[sent["thread"].isin(workers)].groupby("name"):
-        called = calls[operations == operation]
-        if len(called) == len(run):
-            sent.loc[run.index, "launched"] = called["start"].to_numpy()
-            sent.loc[run.index, "caller"] = called["thread"].to_numpy()
+    by_worker = np.isin(sent["thread"], workers)
+    operations = [GLOO_OPERATIONS[name] for name in calls["name"]]
+    for operation, called in groups(calls, operations).items():
+        run = by_worker & (sent["name"] == operation)
+        if run.sum() == len(called):
+            sent["launched"][run] = called["start"]
+            sent["caller"][run] = called["thread"]
     return sent
 
 
-def _named(sent: pd.DataFrame, ranges: pd.DataFrame) -> pd.DataFrame:
+def _named(sent: EventTable, ranges: EventTable) -> EventTable:
     """Name collectives whose record does not say which they are by the range around their launch:
     the kernel's own name may be that of another operation (SendRecv of an all-to-all)."""
-    around = _innermost(ranges, sent[~sent["reported"].astype(bool)]).map(operation_of).dropna()
-    library = sent.loc[around.index, "name"].str.split(":").str[0]
-    named = sent["name"].copy()
-    named[around.index] = library + ":" + around
-    return sent.assign(name=named)
+    unsure = np.flatnonzero(~sent["reported"])
+    for row, around in zip(unsure, _innermost(ranges, sent[unsure]), strict=True):
+        operation = operation_of(around)
+        if operation is not None:
+            sent["name"][row] = f"{sent['name'][row].partition(':')[0]}:{operation}"
+    return sent
 
 
-def _units(labels: pd.DataFrame, sent: pd.DataFrame) -> list[str]:
-    """Return the unit of each collective: that of the innermost label around its call."""
-    units = _innermost(labels, sent).map(unit_of)
-    return [*units.reindex(sent.index, fill_value="")]
-
-
-def _innermost(ranges: pd.DataFrame, called: pd.DataFrame) -> "pd.Series[str]":
-    """Return the name of the innermost range around the call of each event, without those that
-    have none."""
-    by_thread = {str(thread): of_thread for thread, of_thread in ranges.groupby("thread")}
-    names = {}
-    for thread, of_caller in called.groupby("caller"):
-        if thread in by_thread:
-            outer = by_thread[str(thread)]["name"].tolist()
-            start, end = times_of(by_thread[str(thread)]).T
-            for index, time in of_caller["launched"].items():
-                around = np.flatnonzero((start <= time + RESOLUTION_US) & (end >= time))
-                if len(around):
-                    names[index] = outer[around[-1]]
-    return pd.Series([*names.values()], index=pd.Index(names, dtype=int), dtype=object)
+def _innermost(ranges: EventTable, called: EventTable) -> list[str]:
+    """Return the name of the innermost range around the call of each event, empty where none is."""
+    by_thread = groups(ranges, ranges["thread"])
+    names = []
+    for thread, time in zip(called["caller"], called["launched"], strict=True):
+        outer = by_thread.get(thread, ranges[:0])
+        reached = outer["start"] <= time + RESOLUTION_US
+        around = np.flatnonzero(reached & (outer["end"] >= time))
+        names.append(outer["name"][around[-1]] if len(around) else "")
+    return names
 
 
 def _clues(
-    roles: Mapping[str, pd.DataFrame],
+    roles: Mapping[str, EventTable],
     compute: Mapping[str, Intervals],
     workers: list[str],
     engine_threads: list[str],
 ) -> Clues:
-    def times(role: str) -> Intervals:
-        return merge(times_of(roles[role])) if role in roles else EMPTY
-
     by_engine = [compute[tid] for tid in engine_threads if tid in compute]
     others = [times for tid, times in compute.items() if tid not in (*workers, *engine_threads)]
     # steps are run by the thread that annotates them, otherwise, as where ranges bear other numbers
     # than operators, by the busiest
     host = max(others, key=len, default=EMPTY)
     for role in ("optimizer", "step"):
-        if role in roles and len(own := compute[roles[role]["thread"].iloc[0]]):
-            host = own
-    calls = roles["optimizer"].groupby("name") if "optimizer" in roles else ()
+        for thread in roles[role]["thread"][:1]:
+            host = compute[thread] if len(compute[thread]) else host
+    nodes, calls = roles["engine"], roles["optimizer"]
     return Clues(
-        engine=times("engine") if "engine" in roles else merge(np.concatenate([EMPTY, *by_engine])),
-        aside=times("aside"),
-        optimizer={str(name): merge(times_of(of_name)) for name, of_name in calls},
+        engine=merge(times_of(nodes) if len(nodes) else np.concatenate([EMPTY, *by_engine])),
+        aside=merge(times_of(roles["aside"])),
+        optimizer={name: merge(times_of(of)) for name, of in groups(calls, calls["name"]).items()},
         host=host,
     )

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import orjson
-
 from shardlab.core.errors import UserError
 
 Event = dict[str, Any]
@@ -40,7 +38,9 @@ def load_trace(path: str | Path) -> TraceFile:
     """
     with refusing(path):
         data = Path(path).read_bytes()
-        header = _parse(gzip.decompress(data) if data[:2] == _GZIP else data)
+        text = gzip.decompress(data) if data[:2] == _GZIP else data
+        # torch writes names as they are, with line breaks and bytes that are no UTF-8
+        header = json.loads(text.decode("utf-8-sig", errors="replace"), strict=False)
         # Chrome also opens a list of events
         if isinstance(header, list):
             return TraceFile({}, header)
@@ -65,24 +65,16 @@ def is_trace(path: Path) -> bool:
         return True  # reading all of it says what is wrong
 
 
-def _parse(data: bytes) -> Any:
-    try:
-        return orjson.loads(data)
-    except ValueError:
-        # torch writes names as they are, with line breaks and bytes that are no UTF-8, and NaN
-        return json.loads(data.decode("utf-8-sig", errors="replace"), strict=False)
-
-
 def write_trace(path: Path, header: Mapping[str, Any], events: Iterable[Event]) -> None:
     """Write one compressed JSON object: the header first, then one line per event."""
+    encode = json.JSONEncoder(separators=(",", ":")).encode
     # without name and time in the header of gzip, so that equal traces are equal files
     with path.open("wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:
-        head = orjson.dumps(header, option=orjson.OPT_NON_STR_KEYS)
-        file.write(head[:-1] + b', "traceEvents": [')
-        separator = b"\n"
+        file.write(f'{encode(header)[:-1]}, "traceEvents": ['.encode())
+        separator = "\n"
         for event in events:
-            file.write(separator + orjson.dumps(event))
-            separator = b",\n"
+            file.write((separator + encode(event)).encode())
+            separator = ",\n"
         file.write(b"\n]}\n")
 
 

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from shardlab.profiling.intervals import (
@@ -119,11 +118,11 @@ def _with_waits(trace: Trace, outside: Intervals, steps: Steps, backward: Interv
     """Extend backward passes on the CPU by the wait for collectives that they have started."""
     if trace.on_device or len(backward) == 0:
         return backward
-    launched = trace.collectives["launched"].to_numpy()
+    launched = trace.collectives["launched"]
     of_pass = np.searchsorted(backward[:, 0], launched, side="right") - 1
     inside = (of_pass >= 0) & (launched <= backward[of_pass, 1])
     ends = backward[:, 1].copy()
-    np.maximum.at(ends, of_pass[inside], trace.collectives["end"].to_numpy()[inside])
+    np.maximum.at(ends, of_pass[inside], trace.collectives["end"][inside])
     waits = np.bincount(of_pass[inside], minlength=len(ends)) > 0
     beyond = [backward[:, 0], trace.clues.aside[:, 0], *(step[:, 1] for step in steps.values())]
     beyond += [calls[:, 0] for calls in trace.clues.optimizer.values()]
@@ -160,8 +159,9 @@ def _forward(clues: Clues, outside: Intervals, steps: Steps, backward: Intervals
 
 def _on_device(trace: Trace, steps: Steps) -> Steps:
     """Return when a device ran the steps; without those for which it had no time of their own."""
-    work = pd.concat(trace.work).sort_values("launched")
-    done = np.append(-np.inf, work["end"].cummax())
+    work = np.concatenate(trace.work)
+    work = work[np.argsort(work["launched"])]
+    done = np.append(-np.inf, np.maximum.accumulate(work["end"]))
     bounds = {
         number: np.maximum(step, done[np.searchsorted(work["launched"], step)])
         for number, step in steps.items()
@@ -187,7 +187,7 @@ def _missing(trace: Trace) -> Iterator[str]:
             "compute: of the CPU alone: work was launched on devices, but the trace holds none of "
             "it: trace with ProfilerActivity.CUDA"
         )
-    if clues.calls and trace.collectives.empty:
+    if clues.calls and not len(trace.collectives):
         yield (
             f"communication: unknown: {clues.calls} calls of collectives, but the trace holds none "
             "of their executions"

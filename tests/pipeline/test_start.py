@@ -12,7 +12,8 @@ HEAVY = {"matplotlib", "pandas", "scipy.optimize", "scipy.stats", "torch", "tran
 NEEDS = {
     "prepare": set(),
     "tokenize": set(),
-    "profile": {"pandas"},
+    "profile": set(),
+    "trace": set(),
     "collect": {"pandas"},
     "decide": set(),
     "readme": set(),

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardlab.profiling.breakdown import step_times
+from shardlab.profiling.events import EVENT
 from shardlab.profiling.intervals import merge
 from shardlab.profiling.trace import Trace
 
@@ -24,10 +24,11 @@ def times(pieces):
 @st.composite
 def work(draw):
     start, end = times(draw(PIECES)).T
-    names = [draw(st.sampled_from("ab")) for _ in start]
-    launched = start - draw(st.integers(0, 100))
-    columns = {"start": start, "end": end, "launched": launched, "name": names, "unit": names}
-    return pd.DataFrame(columns).astype({"name": str, "unit": str})
+    events = np.zeros(len(start), EVENT)
+    events["start"], events["end"] = start, end
+    events["launched"] = start - draw(st.integers(0, 100))
+    events["name"] = events["unit"] = [draw(st.sampled_from("ab")) for _ in start]
+    return events
 
 
 @st.composite
@@ -72,7 +73,8 @@ def test_skew_and_transfer_are_parts_of_communication_in_any_order_of_ranks(rank
 @given(traces(), st.integers(0, 50))
 def test_skew_and_transfer_sum_to_communication_if_all_collectives_match(trace, delay):
     inside = trace.collectives[trace.collectives["start"] < 240]
-    late = inside.assign(start=np.minimum(inside["start"] + delay, inside["end"]))
+    late = inside.copy()
+    late["start"] = np.minimum(inside["start"] + delay, inside["end"])
     ranks = [replace(trace, collectives=moved) for moved in (inside, late)]
     for t in step_times(dict(enumerate(ranks))):
         assert t.comm_skew_ms + t.comm_transfer_ms == pytest.approx(t.comm_ms)
