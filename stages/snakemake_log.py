@@ -98,9 +98,8 @@ class JobLines(logging.Handler):
     def begin(self, jobs: dict[int, Job]) -> None:
         """Show a bar of the jobs that are about to run, by their ids.
 
-        It is by time where earlier logs know that of each, else by the number of jobs.
+        It is by time where that of each is known, else by the number of jobs.
         """
-        _recall(jobs.values())
         self._jobs = jobs
         self._timed = all(job.seconds is not None for job in jobs.values())
         self._bar = tqdm(
@@ -222,7 +221,7 @@ def _precedes(record: logging.LogRecord) -> bool:
     return record.getMessage().startswith("Assuming unrestricted shared filesystem")
 
 
-def _recall(jobs: Iterable[Job]) -> None:
+def recall(jobs: Iterable[Job]) -> None:
     """Fill in what jobs took before, by their logs."""
     took: dict[str, dict[Path, float]] = {}
     for path in LOGS.rglob("*.log"):
