@@ -143,7 +143,7 @@ class TokenSplit:
 def open_split(
     folder: str | Path, split: Literal["train", "validation"], share: slice = slice(None)
 ) -> TokenSplit:
-    """Open a split of a folder that `build_tokens` or `link_tokens` wrote, and verify it.
+    """Open a split of a folder that `build_tokens` or `map_tokens` wrote, and verify it.
 
     Args:
         share: of the shards, whose checksums are compared, so that ranks can do it together.

@@ -42,7 +42,7 @@ class _Counted(NamedTuple):
         )
 
 
-def link_tokens(
+def map_tokens(
     data: Data,
     options: Tokenize,
     files: Mapping[str, Any],
