@@ -5,7 +5,7 @@ from textwrap import TextWrapper
 
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
-from shardlab.forecast.planner import CODEC_SHARES, USABLE, Job, Outcome, fits_on, outcomes
+from shardlab.forecast.planner import USABLE, Job, Outcome, fits_on, outcomes
 
 _TEXT = TextWrapper(width=100, break_on_hyphens=False)
 _DAY = 86_400
@@ -15,9 +15,9 @@ _ENOUGH = 0.95
 """share of the highest speed that is enough to be named, for what changes training less"""
 _MOST_NODES = 4096
 _TRIED = (
-    "Validated: plans for 2 CPU ranks on emulated links of 100 Mbit/s to 1 Gbit/s; errors are in "
-    "docs/how-to/plan.md, beside those on public GPU runs. Not validated: our engines and codecs "
-    "on GPUs, slow real networks."
+    "Validated: 2 CPU ranks on emulated links, and public GPU runs without codecs on fast links. "
+    "Not validated: our engines and codecs on GPUs, slow real networks. docs/how-to/plan.md has "
+    "the errors and what is assumed."
 )
 
 
@@ -52,7 +52,6 @@ class Plan(Document):
     best: list[Cost]
     """fastest without loss, on fewer devices where more are not faster; then the first that changes
     training and is about as fast as the fastest of all, where that is faster"""
-    assumptions: list[str]
 
 
 def _speed(outcome: Outcome) -> float:
@@ -103,7 +102,6 @@ def make_plan(job: Job, model: str, setup: str, tokens: int, goal: float, price:
         one_node=one_node,
         one_device=one_device,
         best=[_cost(each, goal, price) for each in chosen],
-        assumptions=_assumptions(job),
     )
 
 
@@ -162,23 +160,6 @@ def _cost(best: Outcome, goal: float, price: float) -> Cost:
     )
 
 
-def _assumptions(job: Job) -> list[str]:
-    share, codecs = job.efficiency, [100 * each for each in CODEC_SHARES]
-    return [
-        f"Assumed: computation reaches {100 * share.low:.0f} to {100 * share.high:.0f} % of the "
-        f"{job.dtype} peak ({share.basis}), codecs {codecs[0]:.0f} to {codecs[1]:.0f} % of the "
-        "memory bandwidth (public fp8 kernels; nobody timed ours on a GPU). Steps are the middle, "
-        "brackets both ends.",
-        f"Assumed: collectives at the full rate of idle links; {100 * USABLE:.0f} % of a device's "
-        "memory is for what is counted; checkpointing and micro-batches are the fastest that fit; "
-        "selective checkpointing repeats nothing that counts on a GPU.",
-        _TRIED,
-        "* changes training. How many more steps it needs to a loss was measured at 1 M parameters "
-        "only (experiments/islands/islands.md); that is in no ranking here, which is by tokens per "
-        "second.",
-    ]
-
-
 def number(value: float) -> str:
     """Return three digits and a unit, as in 8.03 G."""
     for size, unit in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
@@ -190,7 +171,8 @@ def number(value: float) -> str:
 def _seconds(outcome: Outcome) -> str:
     step = outcome.step_s
     text = f"{step.middle:.3g} s ({step.low:.3g} to {step.high:.3g}) per step"
-    return text + (f", {outcome.host / 1e9:.0f} GB of host memory" if outcome.host else "")
+    rare = " (rare)" * outcome.host_rare
+    return text + (f", {outcome.host / 1e9:.0f} GB of host memory{rare}" if outcome.host else "")
 
 
 def _between(ends: tuple[float, float]) -> str:
@@ -230,6 +212,7 @@ def lines(plan: Plan) -> list[str]:
         *(_row(each, scale) for each in plan.strategies),
         "device GB: states+activations+window; checkp.: checkpointing /micro-batches; expos.: step",
         "beyond computation; %: computation in it; link: Gbit/s of a node where that is 50/75/90 %",
+        "*: changes training; how many more steps it needs to a loss is in no ranking",
     ]
     for alone in (plan.one_node, plan.one_device):
         if alone is not None:
@@ -243,4 +226,4 @@ def lines(plan: Plan) -> list[str]:
         found += _TEXT.wrap(text)
         if cost.attach:
             found.append(f"  {cost.attach}")
-    return [*found, *(line for each in plan.assumptions for line in _TEXT.wrap(each))]
+    return [*found, *_TEXT.wrap(_TRIED)]
