@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from shardlab.config.experiment import Params
+from shardlab.core.numbers import number, plural
 from shardlab.models.shapes import decoder_of, gpt2_config, read_decoder
 
 _NAMES = {"train": "training run", "timing": "timing", "trial": "race"}
@@ -18,15 +19,19 @@ def announcement(
         jobs: their number, by rule.
         seconds: what each took before, or others of its stage did; None: no such job ran yet.
     """
-    counts = [f"{_count(jobs[rule], name)}" for rule, name in _NAMES.items() if rule in jobs]
-    lines = [", ".join([_count(sum(jobs.values()), "job"), *counts]), _time(seconds)]
+    counts = [plural(jobs[rule], name) for rule, name in _NAMES.items() if rule in jobs]
+    lines = [", ".join([plural(sum(jobs.values()), "job"), *counts]), _time(seconds)]
     runs, size = jobs.get("train", 0), _parameters(params)
     if not runs or size is None:
         return lines
     tokens = params.tokenize.for_model(params.model).tokens if params.model.shape else None
     words = f" with {tokens:,} tokens" if tokens else ""
-    model = f"model {params.model.name}: {_million(size)} parameters{words}"
-    return [model, *lines, f"{_count(runs, 'trained model')}: {_bytes(4 * size * runs)} on disk"]
+    model = f"model {params.model.name}: {number(size)} parameters{words}"
+    return [
+        model,
+        *lines,
+        f"{plural(runs, 'trained model')}: {number(4 * size * runs, 'B')} on disk",
+    ]
 
 
 def _time(seconds: Sequence[float | None]) -> str:
@@ -37,7 +42,7 @@ def _time(seconds: Sequence[float | None]) -> str:
     text = f"{total:.2g} s" if total < 99 else f"{total / 60:,.0f} minutes"
     text += ", as such jobs took before"
     new = len(seconds) - len(known)
-    return f"more than {text}; new: {_count(new, 'job')}" if new else f"about {text}"
+    return f"more than {text}; new: {plural(new, 'job')}" if new else f"about {text}"
 
 
 def _parameters(params: Params) -> int | None:
@@ -51,15 +56,3 @@ def _parameters(params: Params) -> int | None:
         sizes = {"vocab_size": vocabulary, "n_positions": params.train.sequence_length}
         decoder = decoder_of(gpt2_config(*model.shape, **sizes), "model")
     return decoder.parameters if decoder else None
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' if number != 1 else ''}"
-
-
-def _million(count: int) -> str:
-    return f"{count / 1e6:,.2g} million" if count < 1e7 else f"{count / 1e6:,.0f} million"
-
-
-def _bytes(count: int) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:,.0f} MB"

@@ -5,6 +5,7 @@ from textwrap import TextWrapper
 
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
+from shardlab.core.numbers import number, rough
 from shardlab.forecast.planner import USABLE, Job, Outcome, fits_on, outcomes
 
 _TEXT = TextWrapper(width=100, break_on_hyphens=False)
@@ -136,14 +137,14 @@ def _answer(chosen: Sequence[Outcome], lossless: Outcome, alone: Sequence[Outcom
     text += "computing"
     if where:
         ratio = _speed(lossless) / _speed(best)
-        text += f"; all {lossless.devices} devices without loss reach {_two(ratio)} x its tokens/s"
+        text += f"; all {lossless.devices} devices without loss reach {rough(ratio)} x its tokens/s"
     else:
-        gains = (f", {_two(_speed(best) / _speed(each))} x {_where(each)} alone" for each in alone)
+        gains = (f", {rough(_speed(best) / _speed(each))} x {_where(each)} alone" for each in alone)
         text += "".join(gains)
     if not others:
         return f"{text}; nothing that changes training is faster."
     gain = _speed(others[0]) / _speed(best)
-    return f"{text}; {others[0].name}, which changes training, is {_two(gain)} x as fast."
+    return f"{text}; {others[0].name}, which changes training, is {rough(gain)} x as fast."
 
 
 def _cost(best: Outcome, goal: float, price: float) -> Cost:
@@ -158,14 +159,6 @@ def _cost(best: Outcome, goal: float, price: float) -> Cost:
         hours=hours,
         price=(hours[0] * of_hour, hours[1] * of_hour) if hours and price else None,
     )
-
-
-def number(value: float) -> str:
-    """Return three digits and a unit, as in 8.03 G."""
-    for size, unit in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if value >= size:
-            return f"{value / size:.3g}{unit}"
-    return f"{value:.3g}"
 
 
 def _seconds(outcome: Outcome) -> str:
@@ -188,14 +181,12 @@ def _row(each: Outcome, scale: float) -> str:
     if not each.fits:
         return f"{row} does not fit"
     middle, low, high = (scale * s for s in (each.step_s.middle, each.step_s.low, each.step_s.high))
-    rates = "/".join("-" if r is None else _two(r / 1e9) for r in each.link_rates.values())
-    step, exposed = f"{middle:.3g} ({_two(low)}-{_two(high)})", _two(scale * each.exposed_s)
+    rates = "/".join("-" if r is None else rough(r / 1e9) for r in each.link_rates.values())
+    step, exposed = (
+        f"{middle:.3g} ({rough(low)}-{rough(high)})",
+        rough(scale * each.exposed_s),
+    )
     return f"{row} {step:>18} {exposed:>6} {100 * each.utilisation:3.0f} {rates}".rstrip()
-
-
-def _two(value: float) -> str:
-    """Return two digits, without an exponent."""
-    return f"{float(f'{value:.2g}'):.6g}"
 
 
 def lines(plan: Plan) -> list[str]:

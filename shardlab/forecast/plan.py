@@ -13,8 +13,9 @@ from shardlab.config.machine import bits_per_second
 from shardlab.config.model_and_data import GPT2_VOCABULARY, PRESETS, Model
 from shardlab.config.schema import Train
 from shardlab.core.errors import UserError
+from shardlab.core.numbers import number
 from shardlab.core.progress import say
-from shardlab.forecast.answer import lines, make_plan, number
+from shardlab.forecast.answer import lines, make_plan
 from shardlab.forecast.devices import (
     DEVICES,
     Device,

@@ -20,10 +20,10 @@ def quick(*overrides: str) -> Params:
 def test_a_first_run_says_what_follows_from_the_parameters() -> None:
     jobs = {"train": 2, "timing": 1, "report": 1}
     assert announcement(quick(), jobs, [None] * 4) == [
-        "model tiny: 0.28 million parameters with 512 tokens",
+        "model tiny: 276 k parameters with 512 tokens",
         "4 jobs, 2 training runs, 1 timing",
         "time unknown before a first run",
-        "2 trained models: 2 MB on disk",
+        "2 trained models: 2.21 MB on disk",
     ]
 
 
@@ -42,5 +42,5 @@ def test_a_configuration_says_how_many_parameters_there_are(tmp_path: Path) -> N
     config = tmp_path / "config.json"
     config.write_text(json.dumps(PUBLISHED["gpt2"]))
     lines = announcement(quick(f"model={{config: {config}}}"), {"train": 1}, [None])
-    assert lines[0] == f"model {config}: 124 million parameters"
+    assert lines[0] == f"model {config}: 124 M parameters"
     assert lines[-1] == "1 trained model: 498 MB on disk"
