@@ -32,8 +32,8 @@ from shardlab.comm.attach import make_collective
 from shardlab.comm.codec_collective import Route
 from shardlab.comm.ledger import Ledger
 from shardlab.config.codec_table import CODECS, load_codecs
+from shardlab.core.numbers import figure
 from shardlab.core.progress import say, stopwatch
-from shardlab.report.tables import figure
 
 SPECS = (
     *("none", "bf16", "fp16", "natural", "fp8", "fp8:group=512", "fp8:format=e5m2"),

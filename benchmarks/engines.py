@@ -22,11 +22,12 @@ from shardlab.config.model_and_data import Model
 from shardlab.config.strategy import parse_strategy
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
+from shardlab.core.numbers import figure
 from shardlab.core.progress import say
 from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
 from shardlab.models.build import build_model
-from shardlab.report.tables import Table, figure
+from shardlab.report.tables import Table
 from shardlab.train.utilization import peak_memory
 
 _EXCHANGE = {"route": "exchange"}

@@ -17,10 +17,10 @@ from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Forecast, Space, Timing, Train
 from shardlab.config.strategy import parse_strategy
 from shardlab.config.timing_record import read_timings
+from shardlab.core.numbers import fixed
 from shardlab.forecast.calibrate import calibrate
 from shardlab.forecast.codec_costs import codecs_of
 from shardlab.forecast.results import Check, predict, summarize
-from shardlab.report.tables import fixed
 from shardlab.train.interleaved import time_strategies
 from shardlab.train.plans import TimingPlan
 

@@ -21,7 +21,7 @@ from shardlab.codecs.base import Codec
 from shardlab.codecs.registry import make_method
 from shardlab.codecs.workers import Workers
 from shardlab.comm.object_collectives import device_of
-from shardlab.report.tables import figure
+from shardlab.core.numbers import figure
 
 
 def codec_cells(codec: Codec, n: int, repetitions: int, group: dist.ProcessGroup) -> list[str]:

@@ -30,7 +30,7 @@ _DOWNLOADS = Path(".work")
 
 def main() -> None:
     from benchmarks.common import DATA, RIVAL_PACKAGES, arguments, publish, text_table
-    from shardlab.report.tables import figure
+    from shardlab.core.numbers import figure
 
     args = arguments(
         __doc__,

@@ -30,6 +30,7 @@ from shardlab.config.model_and_data import Shape
 from shardlab.config.schema import Train
 from shardlab.config.strategy import Strategy, parse_strategy
 from shardlab.core.errors import UserError
+from shardlab.core.numbers import ABSENT, figure
 from shardlab.core.progress import say
 from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
@@ -37,7 +38,6 @@ from shardlab.models.build import shape_config
 from shardlab.models.memory import closed_form, host_memory
 from shardlab.models.random_weights import RandomWeights
 from shardlab.models.sizes import sizes_of
-from shardlab.report.tables import ABSENT, figure
 from shardlab.train.launch import RunFailed
 
 _VOCABULARY, _UNTIMED, _TIMED, _MB = 512, 2, 6, 1e6

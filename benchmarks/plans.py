@@ -18,6 +18,7 @@ from shardlab.config.machine import bits_per_second
 from shardlab.config.schema import Train
 from shardlab.config.strategy import parse_strategy
 from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun, read_timings
+from shardlab.core.numbers import fixed
 from shardlab.forecast.devices import (
     DEVICES,
     EFFICIENCY_ROWS,
@@ -30,7 +31,7 @@ from shardlab.forecast.devices import (
 )
 from shardlab.forecast.planner import CODEC_SHARES, Job, memory, step_s
 from shardlab.models.shapes import PUBLISHED, DecoderShapes, decoder_of, gpt2_config, read_decoder
-from shardlab.report.tables import Table, fixed
+from shardlab.report.tables import Table
 
 _MPT = {
     "125m": (12, 768, 12),

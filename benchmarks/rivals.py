@@ -36,8 +36,8 @@ from benchmarks.gradients import load_gradients
 from shardlab.codecs.registry import make_codec
 from shardlab.comm.object_collectives import device_of
 from shardlab.core.errors import UserError
+from shardlab.core.numbers import ABSENT, figure
 from shardlab.core.progress import say
-from shardlab.report.tables import ABSENT, figure
 
 ROW = 128
 """elements that share a scale, where the package lets one choose"""

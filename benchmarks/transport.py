@@ -21,8 +21,9 @@ import torch.distributed as dist
 from benchmarks.common import arguments, interleaved_times, on_ranks, publish, text_table
 from shardlab.comm.transport import Transport
 from shardlab.config.machine import bits_per_second
+from shardlab.core.numbers import figure
 from shardlab.core.progress import say
-from shardlab.report.tables import Table, figure
+from shardlab.report.tables import Table
 
 SIZES = [1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24]
 _SECONDS = 60

@@ -24,7 +24,7 @@ class Usage(NamedTuple):
 
     def cells(self) -> list[str]:
         """Return the cells of `HEADINGS`."""
-        from shardlab.report.tables import figure
+        from shardlab.core.numbers import figure
 
         return [figure(value) for value in self]
 

@@ -6,11 +6,14 @@ import inspect
 import os
 import signal
 import sys
+import time
 import traceback
 import typing
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 import stages
 from shardlab.config.parameters import Parameters
@@ -19,7 +22,7 @@ from shardlab.core.errors import RunFailed, UserError
 from shardlab.core.files import read_json
 from shardlab.core.lock import lock_tree
 from shardlab.core.process import on_end_signals
-from shardlab.core.progress import log_to, say, stopwatch
+from shardlab.core.progress import log_to, say
 
 SAMPLES = ("batch_size", "accumulation", "sequence_length")
 """parameters of `train` that give the size of a step"""
@@ -49,7 +52,6 @@ def run(main: Callable[..., None], log: Sequence[str] | None = None, lock: bool 
     params, overrides = given.pop("params"), given.pop("set")
     values = [given.pop(key) for key in positional]
     named = values if log is None else [str(given[key]) for key in log]
-    elapsed = stopwatch()
     path = _log_path(name, named)
     log_to(path)
     try:
@@ -68,7 +70,8 @@ def run(main: Callable[..., None], log: Sequence[str] | None = None, lock: bool 
             progress.log(traceback.format_exc())
         _show_log(path)
         raise
-    progress.log(f"done in {elapsed():.1f} s")
+    # imports take most of a short stage
+    progress.log(f"done in {time.time() - psutil.Process().create_time():.1f} s")
 
 
 def run_command(name: str, main: Callable[[], None]) -> None:

@@ -3,23 +3,12 @@
 from pathlib import Path
 
 from shardlab.config.parameters import Parameters
-from shardlab.core.document import Document
+from shardlab.core.content import Content
 from shardlab.core.errors import UserError
-from shardlab.core.files import files_below, sha256_of_file, sha256_of_value, state_of
 from shardlab.core.progress import say
 from stages.common import run
 
 FOLDER = Path("data/inputs")
-
-
-class Content(Document):
-    """Content of a file or a folder."""
-
-    path: str
-    sha256: str
-    """of a file; of a folder, that of the relative paths and SHA-256 of its files"""
-    state: str
-    """digest of relative paths, sizes and times: while it is the same, nothing is read again"""
 
 
 def content_of(params: Parameters, name: str) -> Content:
@@ -31,17 +20,13 @@ def content_of(params: Parameters, name: str) -> Content:
     record, path = FOLDER / f"{name}.json", params("inputs")[name]
     known = Content.from_file(record, f"remove {record}") if record.exists() else None
     try:
-        state = state_of(Path(path))
-        if known is not None and (known.path, known.state) == (path, state):
-            return known
-        digests = {file: sha256_of_file(where) for file, where in files_below(Path(path)).items()}
+        found = Content.of(path, known)
     except OSError as error:
         raise UserError(f"inputs.{name}: {error.filename or path}: {error.strerror}") from None
-    if not digests:
+    if found is None:
         what = "an empty folder" if Path(path).is_dir() else "no such file"
         raise UserError(f"inputs.{name}: {path}: {what}")
-    sha256 = digests[""] if Path(path).is_file() else sha256_of_value(digests)
-    return Content(path=path, sha256=sha256, state=state)
+    return found
 
 
 def read_contents(params: Parameters) -> dict[str, str | None]:

@@ -6,7 +6,6 @@ strategies, a round the settings of its search. So another spelling of the same 
 Stages themselves read params.yaml.
 """
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,7 @@ from shardlab.config.schema import Timing, each_timing
 from shardlab.config.strategy import Strategy
 from shardlab.core.document import Document
 from shardlab.core.files import write_text
-from shardlab.core.lock import is_job
 from shardlab.core.progress import say
-from shardlab.forecast.announcement import announcement
 from stages.code import code_keys
 from stages.common import run
 from stages.inputs import FOLDER, read_contents
@@ -78,11 +75,11 @@ def main(params: Parameters) -> None:
             record.unlink()
     for name, tree in (("params", canonical(params)), ("code", code_keys(params))):
         write_text(Path("data", f"{name}.yaml"), yaml.safe_dump(tree, sort_keys=False))
+    steps = params("train").steps
+    for name, strategy in params("strategies").items():
+        if left_out := strategy.gradients.left_out(steps):
+            say(f"params: warning: {name}: {left_out}")
     say("params: params.yaml is valid")
-    # Snakemake says it of the jobs that are about to run
-    if "DVC_STAGE" in os.environ or not is_job():
-        for line in announcement(params.complete()):
-            say(f"params: {line}")
 
 
 if __name__ == "__main__":

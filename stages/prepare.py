@@ -18,7 +18,7 @@ def main(params: Parameters) -> None:
     source = prepare(data, Path("data/corpus.json"), Path(".work"))
     write_json("data/source.json", {**source, "parameters": source_parameters(params)})
     if data.source == "tokens":
-        size = sum(file["size"] for file in source["files"].values())
+        size = sum(Path(file["path"]).stat().st_size for file in source["files"])
         say(f"prepare: {len(source['files'])} files of tokens, {size / 1e6:.2f} MB, as they lie")
         return
     say(

@@ -25,8 +25,12 @@ _LINES = 10
 """of the log of a job that failed"""
 _TICK_S = 1.0
 _UP_TO_DATE = "Nothing to be done"
-_OF_JOBS = "CalledProcessError", "Exiting because a job execution failed"
-"""errors of Snakemake that only repeat that a job failed"""
+_NOTHING_NEW = (
+    "CalledProcessError",
+    "Exiting because a job execution failed",
+    "Assuming unrestricted shared filesystem",
+)
+"""messages of Snakemake that only repeat that a job failed, or that all is as usual"""
 _SIGNAL = "died with <Signals"
 """in such an error where a signal ended the job, which its log does not tell"""
 _WARNINGS = "warning: ", "crashed: "
@@ -93,14 +97,13 @@ class JobLines(logging.Handler):
         self._bar: Any = None
         self._over = Event()
         self._repeated = ""
-        """last line of the last error that only repeats that a job failed"""
+        """last line of the last message with nothing new"""
 
     def begin(self, jobs: dict[int, Job]) -> None:
         """Show a bar of the jobs that are about to run, by their ids.
 
-        It is by time where earlier logs know that of each, else by the number of jobs.
+        It is by time where that of each is known, else by the number of jobs.
         """
-        _recall(jobs.values())
         self._jobs = jobs
         self._timed = all(job.seconds is not None for job in jobs.values())
         self._bar = tqdm(
@@ -127,9 +130,7 @@ class JobLines(logging.Handler):
                 self._plain.handle(record)
             case None | LogEvent.ERROR if _repeats(record):
                 self._repeated = record.getMessage().strip().rpartition("\n")[2]
-            case None | LogEvent.ERROR if _matters(record) or not (
-                self._executes() or _precedes(record)
-            ):
+            case None | LogEvent.ERROR if _matters(record) or not self._executes():
                 with tqdm.external_write_mode(sys.stderr):
                     self._plain.handle(record)
 
@@ -210,19 +211,14 @@ def _show(lines: str) -> None:
 
 def _repeats(record: logging.LogRecord) -> bool:
     message = record.getMessage()
-    return any(words in message for words in _OF_JOBS) and _SIGNAL not in message
+    return any(words in message for words in _NOTHING_NEW) and _SIGNAL not in message
 
 
 def _matters(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.WARNING or record.getMessage().startswith(_UP_TO_DATE)
 
 
-def _precedes(record: logging.LogRecord) -> bool:
-    """Return whether Snakemake says this before it knows that it executes."""
-    return record.getMessage().startswith("Assuming unrestricted shared filesystem")
-
-
-def _recall(jobs: Iterable[Job]) -> None:
+def recall(jobs: Iterable[Job]) -> None:
     """Fill in what jobs took before, by their logs."""
     took: dict[str, dict[Path, float]] = {}
     for path in LOGS.rglob("*.log"):

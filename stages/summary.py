@@ -19,7 +19,7 @@ _REPORT = Path("results/report/report.html")
 def summarize(tool: int) -> str:
     """Return durations of stages, and what crashed, since a tool was started, in lines.
 
-    Durations are those that stages log: without Python's start and imports.
+    Durations are those that stages log, with their imports.
 
     Args:
         tool: process id of Snakemake or DVC.

@@ -5,7 +5,7 @@ from pathlib import Path
 from shardlab.config.parameters import Parameters
 from shardlab.core.files import read_json, write_json
 from shardlab.core.progress import say
-from shardlab.data.linked_tokens import link_tokens
+from shardlab.data.mapped_tokens import map_tokens
 from shardlab.data.statistics import describe_tokens
 from shardlab.data.tokenize import build_tokens
 from shardlab.data.tokens import open_split
@@ -22,7 +22,7 @@ def main(params: Parameters) -> None:
     lengths = None
     if data.source == "tokens":
         files = read_json(out / "source.json")["files"]
-        lengths = link_tokens(data, options, files, work, out, parameters)
+        lengths = map_tokens(data, options, files, work, out, parameters)
     else:
         share = data.validation_share
         build_tokens(out / "corpus.json", share, options, work, out, parameters)

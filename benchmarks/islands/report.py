@@ -36,8 +36,9 @@ from benchmarks.islands.methods import (
 from benchmarks.islands.timing import LINKS, NODES, RARE, valid_timings
 from shardlab.config.timing_record import NO_COMMUNICATION
 from shardlab.core.errors import UserError
+from shardlab.core.numbers import ABSENT, figure, percent, within
 from shardlab.report import plots
-from shardlab.report.tables import ABSENT, Table, figure, percent, within
+from shardlab.report.tables import Table
 from stages.readme import replace_block
 
 _ALONE = "one-device"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from shardlab.config.model_and_data import Data
+from shardlab.core.content import Content
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic
 from shardlab.core.progress import say, track
@@ -21,7 +22,7 @@ from shardlab.data.huggingface import read_huggingface
 from shardlab.data.local_files import SEPARATOR, read_json_array, read_json_lines, read_text
 from shardlab.data.mediawiki import read_dump, read_mediawiki
 from shardlab.data.source_records import Fields, Tally, to_documents
-from shardlab.data.token_files import Identity, find_token_files
+from shardlab.data.token_files import find_token_files
 
 _PINS = Path(__file__).with_name("wheels.txt")
 # one target platform, so that every machine fetches the same file
@@ -78,7 +79,7 @@ _SYNTHETIC_DOCUMENTS = 2000
 
 def prepare(data: Data, corpus: Path, work: Path) -> dict[str, Any]:
     """Write the corpus file and return its description: source, licence, counts; of tokens, whose
-    text nobody gives, an empty one, and the files with their identity.
+    text nobody gives, an empty one, and the content of the files.
 
     Args:
         work: folder for downloads.
@@ -95,7 +96,7 @@ def prepare(data: Data, corpus: Path, work: Path) -> dict[str, Any]:
                 "and what is there is deleted: move the files elsewhere"
             )
         files = track(listed, "files", unit=" files")
-        found = {str(file): Identity.of(file).model_dump() for file in files}
+        found = [content.model_dump() for file in files if (content := Content.of(file))]
         write_corpus(corpus, ())
         return {**describe(data), "files": found}
     tally = Tally(data.bad_records, data.path or data.source)

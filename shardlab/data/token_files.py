@@ -10,11 +10,11 @@ import numpy as np
 from pydantic import Field, StringConstraints
 
 from shardlab.config.model_and_data import Data
+from shardlab.core.content import Content
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
-from shardlab.core.files import read_json, sha256_of_file
+from shardlab.core.files import read_json
 
-Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 _SUFFIXES = (".bin", ".ds", ".arrow")
 _LLM_C = {(20240520, 1): "uint16", (20240801, 7): "uint32"}
 """types by magic number and version: dev/data/data_common.py of karpathy/llm.c"""
@@ -26,44 +26,11 @@ _CHUNK = 1 << 24
 _AGAIN = "run python -m stages.prepare, then python -m stages.tokenize"
 
 
-class Identity(Document):
-    """Size, date and hash of a file when its tokens were counted."""
-
-    size: int = Field(ge=0)
-    mtime_ns: int
-    """while size and time are the same, the file is not read again"""
-    sha256: Sha256
-
-    @classmethod
-    def of(cls, path: Path) -> "Identity":
-        """Return that of a file as it is now."""
-        stat = path.stat()
-        return cls(size=stat.st_size, mtime_ns=stat.st_mtime_ns, sha256=sha256_of_file(path))
-
-    def refuse_change(self, path: Path, content: bool = True) -> None:
-        """Check that a file is still what it was.
-
-        Args:
-            content: whether to read it, where it has another date.
-
-        Raises:
-            UserError: it is not, or there is none.
-        """
-        if not path.is_file():
-            raise UserError(f"{path}: no such file: set data.path to where it is, and {_AGAIN}")
-        stat = path.stat()
-        same = stat.st_size == self.size
-        if same and content and stat.st_mtime_ns != self.mtime_ns:
-            same = sha256_of_file(path) == self.sha256
-        if not same:
-            raise UserError(f"{path}: changed since its tokens were counted: {_AGAIN}")
-
-
 class TokenFile(Document):
     """A part of a file of another program: whole documents."""
 
-    path: str
-    identity: Identity
+    content: Content
+    """of the whole file when its tokens were counted"""
     dtype: Annotated[str, StringConstraints(pattern=r"^u?int(8|16|32|64)$")]
     """of its tokens, little-endian"""
     ranges: list[list[int]]
@@ -73,14 +40,42 @@ class TokenFile(Document):
     """those of the text are not known"""
     altered: ClassVar[int] = 0
 
-    def arrays(self) -> list[np.ndarray]:
+    def arrays(self, folder: Path, dtype: str) -> list[np.ndarray]:
         """Map the stretches.
 
         Raises:
-            UserError: the file is missing or has another size.
+            UserError: the file is missing, or ends before them.
         """
-        self.identity.refuse_change(Path(self.path), content=False)
-        return map_ranges(self.path, self.dtype, self.ranges)
+        path, width = Path(self.content.path), np.dtype(self.dtype).itemsize
+        end = max((at + count * width for at, count in self.ranges), default=0)
+        if not path.is_file() or path.stat().st_size < end:
+            raise _changed(path)
+        return map_ranges(path, self.dtype, self.ranges)
+
+    def verify(self, folder: Path, dtype: str, vocabulary: int) -> None:
+        """Check that the file is what it was when its tokens were compared with the vocabulary.
+
+        Raises:
+            UserError: it is not, or is missing.
+        """
+        refuse_change(self.content)
+
+
+def refuse_change(content: Content) -> None:
+    """Check that a file is what it was; it is read where its size or date is another.
+
+    Raises:
+        UserError: it is not, or there is none.
+    """
+    now = Content.of(content.path, content)
+    if now is None or now.sha256 != content.sha256:
+        raise _changed(Path(content.path))
+
+
+def _changed(path: Path) -> UserError:
+    if not path.is_file():
+        return UserError(f"{path}: no such file: set data.path to where it is, and {_AGAIN}")
+    return UserError(f"{path}: changed since its tokens were counted: {_AGAIN}")
 
 
 class Layout(NamedTuple):

@@ -2,7 +2,7 @@
 
 import hashlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import as_completed
 from itertools import pairwise
 from pathlib import Path
@@ -105,7 +105,7 @@ def build_tokens(
         parameters={**(parameters or {})},
     )
     tokenizer.save(out)
-    publish(manifest, out, folder)
+    publish(manifest, out, [folder / shard.file for shard in (*train, validation)])
     shutil.rmtree(work / "tokenize")
     return manifest
 
@@ -214,15 +214,14 @@ def _ids(tokenizer: TextTokenizer, batch: list[Document], encoded: list[list[int
     return tokens
 
 
-def publish(manifest: Manifest, out: Path, folder: Path | None = None) -> None:
-    """Move the shards of a folder, if there are any, and the manifest into `out/tokens`; the
-    manifest last: without one nothing looks finished."""
+def publish(manifest: Manifest, out: Path, shards: Iterable[Path] = ()) -> None:
+    """Move shards, if there are any, and the manifest into `out/tokens`; the manifest last:
+    without one nothing looks finished."""
     tokens = out / "tokens"
     tokens.mkdir(parents=True, exist_ok=True)
     (tokens / MANIFEST).unlink(missing_ok=True)
     for stale in tokens.glob("*.bin"):
         stale.unlink()
-    for shard in [*manifest.train, *manifest.validation]:
-        if folder is not None and isinstance(shard, Shard):
-            shutil.move(folder / shard.file, tokens / shard.file)
+    for shard in shards:
+        shutil.move(shard, tokens / shard.name)
     manifest.to_file(tokens / MANIFEST)

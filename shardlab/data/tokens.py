@@ -10,9 +10,10 @@ from pydantic import Field, StringConstraints
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
 from shardlab.core.files import refuse_damage
-from shardlab.data.token_files import Sha256, TokenFile
+from shardlab.data.token_files import TokenFile, map_ranges
 
 MANIFEST = "manifest.json"
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Shard(Document):
@@ -26,6 +27,35 @@ class Shard(Document):
     altered: int = Field(0, ge=0, lt=2**48)
     """documents whose text the tokens do not give back"""
     sha256: Sha256
+
+    def arrays(self, folder: Path, dtype: str) -> list[np.ndarray]:
+        """Map the tokens.
+
+        Raises:
+            UserError: the file is missing or has another size.
+        """
+        path = folder / self.file
+        expected = self.tokens * np.dtype(dtype).itemsize
+        size = path.stat().st_size if path.is_file() else None
+        if size is None:
+            raise self._damaged(folder, "it is missing")
+        if size != expected:
+            raise self._damaged(folder, f"{size} bytes where the manifest says {expected}")
+        return map_ranges(path, dtype, [[0, self.tokens]] if self.tokens else [])
+
+    def verify(self, folder: Path, dtype: str, vocabulary: int) -> None:
+        """Compare the checksum, and the largest token with the vocabulary.
+
+        Raises:
+            UserError: the file is not as it was written.
+        """
+        refuse_damage(folder, {self.file: self.sha256}, _fix(folder))
+        largest = max((int(array.max()) for array in self.arrays(folder, dtype)), default=0)
+        if largest >= vocabulary:
+            raise self._damaged(folder, f"token {largest} of {vocabulary}")
+
+    def _damaged(self, folder: Path, reason: str) -> UserError:
+        return UserError(f"{folder / self.file}: damaged ({reason}): {_fix(folder)}")
 
 
 class Manifest(Document):
@@ -68,20 +98,20 @@ class TokenSplit:
         self.end_of_text = manifest.end_of_text
         """id of the token between documents"""
         self.tokenizer_sha256 = manifest.tokenizer_sha256
-        self._folder = folder
-        self._dtype = np.dtype(manifest.dtype or "uint16").newbyteorder("<")
-        self._shards: list[Shard] | list[TokenFile] = getattr(manifest, split)
-        self.documents = sum(shard.documents for shard in self._shards)
-        sizes = [shard.bytes for shard in self._shards if shard.bytes is not None]
-        self.text_bytes = sum(sizes) if len(sizes) == len(self._shards) else None
+        dtype = manifest.dtype or "uint16"
+        shards: list[Shard] | list[TokenFile] = getattr(manifest, split)
+        self.documents = sum(shard.documents for shard in shards)
+        sizes = [shard.bytes for shard in shards if shard.bytes is not None]
+        self.text_bytes = sum(sizes) if len(sizes) == len(shards) else None
         """UTF-8 bytes of all documents, titles included: the divisor of bits per byte; None where
         another program read the text"""
-        self.altered = sum(shard.altered for shard in self._shards)
+        self.altered = sum(shard.altered for shard in shards)
         """documents whose text the tokens do not give back, since the tokenizer lacks or changes
         characters; their bytes are not what a model predicts"""
-        self._arrays = [array for shard in self._shards for array in self._open(shard)]
+        self._arrays = [array for shard in shards for array in shard.arrays(folder, dtype)]
         self._starts = np.cumsum([0, *map(len, self._arrays)])
-        self._verify(share)
+        for shard in shards[share]:
+            shard.verify(folder, dtype, self.vocabulary)
 
     def __len__(self) -> int:
         """Number of tokens, end tokens included."""
@@ -110,40 +140,11 @@ class TokenSplit:
         """Yield the shards, or the stretches of files, as stored: little-endian whole numbers."""
         yield from self._arrays
 
-    def _verify(self, share: slice) -> None:
-        """Compare the checksums of some shards, and their largest token with the vocabulary; of
-        files of other programs, whose tokens were compared once, what they were."""
-        for shard in self._shards[share]:
-            if isinstance(shard, TokenFile):
-                shard.identity.refuse_change(Path(shard.path))
-                continue
-            refuse_damage(self._folder, {shard.file: shard.sha256}, _fix(self._folder))
-            largest = max(int(array.max(initial=0)) for array in self._open(shard))
-            if largest >= self.vocabulary:
-                raise self._damaged(shard, f"token {largest} of {self.vocabulary}")
-
-    def _open(self, shard: Shard | TokenFile) -> list[np.ndarray]:
-        if isinstance(shard, TokenFile):
-            return shard.arrays()
-        path = self._folder / shard.file
-        expected = shard.tokens * self._dtype.itemsize
-        size = path.stat().st_size if path.is_file() else None
-        if size is None:
-            raise self._damaged(shard, "it is missing")
-        if size != expected:
-            raise self._damaged(shard, f"{size} bytes where the manifest says {expected}")
-        if not size:
-            return [np.empty(0, self._dtype)]  # an empty file cannot be mapped
-        return [np.memmap(path, self._dtype, mode="r")]
-
-    def _damaged(self, shard: Shard, reason: str) -> UserError:
-        return UserError(f"{self._folder / shard.file}: damaged ({reason}): {_fix(self._folder)}")
-
 
 def open_split(
     folder: str | Path, split: Literal["train", "validation"], share: slice = slice(None)
 ) -> TokenSplit:
-    """Open a split of a folder that `build_tokens` or `link_tokens` wrote, and verify it.
+    """Open a split of a folder that `build_tokens` or `map_tokens` wrote, and verify it.
 
     Args:
         share: of the shards, whose checksums are compared, so that ranks can do it together.

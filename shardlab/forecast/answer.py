@@ -5,7 +5,8 @@ from textwrap import TextWrapper
 
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
-from shardlab.forecast.planner import CODEC_SHARES, USABLE, Job, Outcome, fits_on, outcomes
+from shardlab.core.numbers import number, rough
+from shardlab.forecast.planner import USABLE, Job, Outcome, fits_on, outcomes
 
 _TEXT = TextWrapper(width=100, break_on_hyphens=False)
 _DAY = 86_400
@@ -15,9 +16,9 @@ _ENOUGH = 0.95
 """share of the highest speed that is enough to be named, for what changes training less"""
 _MOST_NODES = 4096
 _TRIED = (
-    "Validated: plans for 2 CPU ranks on emulated links of 100 Mbit/s to 1 Gbit/s; errors are in "
-    "docs/how-to/plan.md, beside those on public GPU runs. Not validated: our engines and codecs "
-    "on GPUs, slow real networks."
+    "Validated: 2 CPU ranks on emulated links, and public GPU runs without codecs on fast links. "
+    "Not validated: our engines and codecs on GPUs, slow real networks. docs/how-to/plan.md has "
+    "the errors and what is assumed."
 )
 
 
@@ -52,7 +53,6 @@ class Plan(Document):
     best: list[Cost]
     """fastest without loss, on fewer devices where more are not faster; then the first that changes
     training and is about as fast as the fastest of all, where that is faster"""
-    assumptions: list[str]
 
 
 def _speed(outcome: Outcome) -> float:
@@ -103,7 +103,6 @@ def make_plan(job: Job, model: str, setup: str, tokens: int, goal: float, price:
         one_node=one_node,
         one_device=one_device,
         best=[_cost(each, goal, price) for each in chosen],
-        assumptions=_assumptions(job),
     )
 
 
@@ -138,14 +137,14 @@ def _answer(chosen: Sequence[Outcome], lossless: Outcome, alone: Sequence[Outcom
     text += "computing"
     if where:
         ratio = _speed(lossless) / _speed(best)
-        text += f"; all {lossless.devices} devices without loss reach {_two(ratio)} x its tokens/s"
+        text += f"; all {lossless.devices} devices without loss reach {rough(ratio)} x its tokens/s"
     else:
-        gains = (f", {_two(_speed(best) / _speed(each))} x {_where(each)} alone" for each in alone)
+        gains = (f", {rough(_speed(best) / _speed(each))} x {_where(each)} alone" for each in alone)
         text += "".join(gains)
     if not others:
         return f"{text}; nothing that changes training is faster."
     gain = _speed(others[0]) / _speed(best)
-    return f"{text}; {others[0].name}, which changes training, is {_two(gain)} x as fast."
+    return f"{text}; {others[0].name}, which changes training, is {rough(gain)} x as fast."
 
 
 def _cost(best: Outcome, goal: float, price: float) -> Cost:
@@ -162,35 +161,11 @@ def _cost(best: Outcome, goal: float, price: float) -> Cost:
     )
 
 
-def _assumptions(job: Job) -> list[str]:
-    share, codecs = job.efficiency, [100 * each for each in CODEC_SHARES]
-    return [
-        f"Assumed: computation reaches {100 * share.low:.0f} to {100 * share.high:.0f} % of the "
-        f"{job.dtype} peak ({share.basis}), codecs {codecs[0]:.0f} to {codecs[1]:.0f} % of the "
-        "memory bandwidth (public fp8 kernels; nobody timed ours on a GPU). Steps are the middle, "
-        "brackets both ends.",
-        f"Assumed: collectives at the full rate of idle links; {100 * USABLE:.0f} % of a device's "
-        "memory is for what is counted; checkpointing and micro-batches are the fastest that fit; "
-        "selective checkpointing repeats nothing that counts on a GPU.",
-        _TRIED,
-        "* changes training. How many more steps it needs to a loss was measured at 1 M parameters "
-        "only (experiments/islands/islands.md); that is in no ranking here, which is by tokens per "
-        "second.",
-    ]
-
-
-def number(value: float) -> str:
-    """Return three digits and a unit, as in 8.03 G."""
-    for size, unit in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if value >= size:
-            return f"{value / size:.3g}{unit}"
-    return f"{value:.3g}"
-
-
 def _seconds(outcome: Outcome) -> str:
     step = outcome.step_s
     text = f"{step.middle:.3g} s ({step.low:.3g} to {step.high:.3g}) per step"
-    return text + (f", {outcome.host / 1e9:.0f} GB of host memory" if outcome.host else "")
+    rare = " (rare)" * outcome.host_rare
+    return text + (f", {outcome.host / 1e9:.0f} GB of host memory{rare}" if outcome.host else "")
 
 
 def _between(ends: tuple[float, float]) -> str:
@@ -206,14 +181,12 @@ def _row(each: Outcome, scale: float) -> str:
     if not each.fits:
         return f"{row} does not fit"
     middle, low, high = (scale * s for s in (each.step_s.middle, each.step_s.low, each.step_s.high))
-    rates = "/".join("-" if r is None else _two(r / 1e9) for r in each.link_rates.values())
-    step, exposed = f"{middle:.3g} ({_two(low)}-{_two(high)})", _two(scale * each.exposed_s)
+    rates = "/".join("-" if r is None else rough(r / 1e9) for r in each.link_rates.values())
+    step, exposed = (
+        f"{middle:.3g} ({rough(low)}-{rough(high)})",
+        rough(scale * each.exposed_s),
+    )
     return f"{row} {step:>18} {exposed:>6} {100 * each.utilisation:3.0f} {rates}".rstrip()
-
-
-def _two(value: float) -> str:
-    """Return two digits, without an exponent."""
-    return f"{float(f'{value:.2g}'):.6g}"
 
 
 def lines(plan: Plan) -> list[str]:
@@ -230,6 +203,7 @@ def lines(plan: Plan) -> list[str]:
         *(_row(each, scale) for each in plan.strategies),
         "device GB: states+activations+window; checkp.: checkpointing /micro-batches; expos.: step",
         "beyond computation; %: computation in it; link: Gbit/s of a node where that is 50/75/90 %",
+        "*: changes training; how many more steps it needs to a loss is in no ranking",
     ]
     for alone in (plan.one_node, plan.one_device):
         if alone is not None:
@@ -243,4 +217,4 @@ def lines(plan: Plan) -> list[str]:
         found += _TEXT.wrap(text)
         if cost.attach:
             found.append(f"  {cost.attach}")
-    return [*found, *(line for each in plan.assumptions for line in _TEXT.wrap(each))]
+    return [*found, *_TEXT.wrap(_TRIED)]

@@ -13,8 +13,9 @@ from shardlab.config.machine import bits_per_second
 from shardlab.config.model_and_data import GPT2_VOCABULARY, PRESETS, Model
 from shardlab.config.schema import Train
 from shardlab.core.errors import UserError
+from shardlab.core.numbers import number
 from shardlab.core.progress import say
-from shardlab.forecast.answer import lines, make_plan, number
+from shardlab.forecast.answer import lines, make_plan
 from shardlab.forecast.devices import (
     DEVICES,
     Device,
@@ -23,7 +24,7 @@ from shardlab.forecast.devices import (
     efficiency,
     inside_rate,
 )
-from shardlab.forecast.planner import Job, Shapes
+from shardlab.forecast.planner import RARE_HOST, Job, Shapes
 from shardlab.models.shapes import PUBLISHED, DecoderShapes, read_decoder
 
 _SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
@@ -125,6 +126,8 @@ def _job(options: argparse.Namespace, facts: _Facts) -> tuple[Job, str]:
         if low < 1 or high > 100:
             raise UserError(f"--efficiency {low:g} {high:g}: expected percent, from 1 to 100")
         share = Efficiency(low / 100, high / 100, "as given")
+    known = options.host_memory < float("inf")
+    rare = float("inf") if known else RARE_HOST * per_node * device.memory
     job = Job(
         shapes=facts.shapes,
         parameters=facts.parameters,
@@ -138,16 +141,18 @@ def _job(options: argparse.Namespace, facts: _Facts) -> tuple[Job, str]:
         on_gpu=options.device != "cpu",
         checkpointing=options.checkpointing,
         host_bytes=options.host_memory * 1e9,
+        rare_host_bytes=rare,
     )
-    return job, _setup(options, facts, dtype, name, inside)
+    return job, _setup(options, facts, job, name, inside)
 
 
-def _setup(options: argparse.Namespace, facts: _Facts, dtype: str, name: str, inside: float) -> str:
-    nodes, per_node = options.nodes
+def _setup(options: argparse.Namespace, facts: _Facts, job: Job, name: str, inside: float) -> str:
+    (nodes, per_node), share = options.nodes, job.efficiency
     text = (
         f"{options.model}: {number(facts.parameters)} parameters, "
         f"{number(facts.flops_per_token)} FLOPs per token; {options.batch} x {options.seq} tokens "
-        f"per device and step; {nodes} x {per_node} {options.device}, {dtype}"
+        f"per device and step; {nodes} x {per_node} {options.device}, {job.dtype} "
+        f"at {100 * share.low:.0f} to {100 * share.high:.0f} % of its peak ({share.basis})"
     )
     if per_node > 1:
         text += f", {name} of {inside / 1e9:.0f} GB/s inside a node"

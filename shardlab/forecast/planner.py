@@ -34,6 +34,8 @@ CODEC_SHARES = (0.36, 0.8)
 USABLE = 0.9
 """share of a device's memory for what is counted; the rest is for the CUDA context, buffers of NCCL
 and fragmentation"""
+RARE_HOST = 1.5
+"""host memory of a node over that of its devices, more than which few nodes have: our assumption"""
 UTILISATIONS = (0.5, 0.75, 0.9)
 _LOG_RATES, _LOG_ACCURACY = (6.0, 14.0), 0.004
 """bounds of the searched link rates, and their accuracy: logarithms of bits per second"""
@@ -70,7 +72,9 @@ class Job(NamedTuple):
     checkpointing: str | None = None
     """None: what is fastest of all that fits"""
     host_bytes: float = math.inf
-    """of a node"""
+    """of a node; infinite: unknown"""
+    rare_host_bytes: float = math.inf
+    """more of a node's than this few have"""
 
     @property
     def world_size(self) -> int:
@@ -150,6 +154,8 @@ class Outcome(Document):
     """bytes of a device: gathered parameters and buffers"""
     host: int
     """bytes of a node's host memory"""
+    host_rare: bool
+    """whether few nodes with these devices have so much"""
     fits: bool
     step_s: Range
     exposed_s: float
@@ -213,6 +219,7 @@ def outcome(job: Job, candidate: Candidate, tokens: int) -> Outcome:
         activations=activations,
         window=sum(device.values()) - states - activations,
         host=host,
+        host_rare=host > job.rare_host_bytes,
         fits=enough,
         step_s=Range(middle=middle, low=fast, high=slow),
         exposed_s=middle - computing,

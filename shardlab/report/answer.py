@@ -11,10 +11,11 @@ import yaml
 
 from shardlab.config.attach_line import attach_line
 from shardlab.config.strategy import CanonicalStrategy
+from shardlab.core.numbers import figure, fixed, percent, plural, signed, within
 from shardlab.report.aggregate import verdict
 from shardlab.report.evidence import Evidence
 from shardlab.report.sections.scaling import share
-from shardlab.report.tables import estimate, figure, fixed, percent, plural, signed, within
+from shardlab.report.tables import estimate
 from shardlab.report.timings import place
 from shardlab.report.verdict import Choice, Verdict, verdicts
 from shardlab.search.experiment import written

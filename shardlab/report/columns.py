@@ -6,8 +6,8 @@ from dataclasses import replace
 import pandas as pd
 
 from shardlab.config.machine import FRAME_HEADERS
+from shardlab.core.numbers import ABSENT, figure, scientific, within
 from shardlab.report.tables import (
-    ABSENT,
     DISTURBED,
     PAUSED,
     RUN,
@@ -15,12 +15,9 @@ from shardlab.report.tables import (
     Column,
     Row,
     estimate,
-    figure,
     interval,
-    scientific,
     speed_up,
     spread,
-    within,
 )
 
 

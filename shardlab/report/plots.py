@@ -17,8 +17,9 @@ from matplotlib.figure import Figure
 
 from shardlab.config.machine import LOOPBACK
 from shardlab.config.timing_record import NO_COMMUNICATION
+from shardlab.core.numbers import number, percent
 from shardlab.forecast.extrapolation import Point
-from shardlab.report.tables import ONE_DEVICE, percent, rate_text
+from shardlab.report.tables import ONE_DEVICE
 from shardlab.report.timings import group_title
 
 BASELINE_COLOUR = "#000000"
@@ -270,7 +271,7 @@ def crossover_plot(
     panels = figure.subplots(len(groups), 1, squeeze=False)[:, 0]
     for axes, group in zip(panels, groups, strict=True):
         right = 3 * group["bits_per_second"].max()
-        ticks = {rate: rate_text(rate) for rate in sorted(group["bits_per_second"].dropna())}
+        ticks = {rate: number(rate, "bit/s") for rate in sorted(group["bits_per_second"].dropna())}
         if group["bits_per_second"].isna().any():
             ticks[right] = LOOPBACK
         for run, rows in group[group["run"] != NO_COMMUNICATION].groupby("run", sort=False):

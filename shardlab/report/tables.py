@@ -1,6 +1,5 @@
-"""Numbers as text, tables of text cells, figures and sections; also as Markdown."""
+"""Tables of text cells, figures and sections; also as Markdown."""
 
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,6 +8,7 @@ from typing import Any, Literal
 import matplotlib.figure
 
 from shardlab.config.contention import THRESHOLD
+from shardlab.core.numbers import ABSENT, INFINITE, figure, percent, plus_minus, within
 
 Row = Mapping[str, Any]
 Cell = Callable[[Row], str]
@@ -17,77 +17,10 @@ Layout = Literal["figures", "text", "facts"]
 
 _SCALES = {"MB": 1e-6, "kB": 1e-3, "%": 100.0}
 """by the first word of a unit: rows hold bytes, and fractions between 0 and 1"""
-ABSENT = "\N{EN DASH}"
 ONE_DEVICE = "one device alone"
 """row of a timing: what one device takes for the tokens of a step of all ranks"""
 DISTURBED = "\N{DAGGER}"
 PAUSED = "\N{DOUBLE DAGGER}"
-_MINUS = "\N{MINUS SIGN}"
-_INFINITE = "infinite"
-_RATES = ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"), (1.0, "bit/s"))
-
-
-def figure(value: float | None, digits: int = 3) -> str:
-    """Format to `digits` significant digits, thousands separated, without an exponent."""
-    return ABSENT if value is None else fixed(value, decimals(value, digits))
-
-
-def fixed(value: float, places: int) -> str:
-    """Format with `places` decimals; a dash for NaN, `infinite` for infinity."""
-    if not math.isfinite(value):
-        return ABSENT if math.isnan(value) else _INFINITE
-    text = f"{value:,.{places}f}"
-    is_zero = float(text.replace(",", "")) == 0
-    return text.removeprefix("-") if is_zero else text.replace("-", _MINUS)
-
-
-def decimals(value: float, digits: int) -> int:
-    """Return the number of decimals that show `digits` significant digits of `value`."""
-    if not math.isfinite(value) or value == 0:
-        return 0
-    return max(0, digits - 1 - math.floor(math.log10(abs(value))))
-
-
-def scientific(value: float) -> str:
-    """Format a very small number to one digit with an exponent."""
-    mantissa, _, exponent = f"{value:.0e}".partition("e")
-    return f"{mantissa}e{int(exponent)}".replace("-", _MINUS)
-
-
-def plus_minus(mean: float, deviation: float, digits: int = 3) -> str:
-    """Format mean ± standard deviation with equal decimals; the mean alone for a single value."""
-    if not math.isfinite(deviation):
-        return figure(mean, digits)
-    places = max(decimals(mean, digits), decimals(deviation, 1) if deviation else 0)
-    return f"{fixed(mean, places)} ± {fixed(deviation, places)}"
-
-
-def within(mean: float, low: float, high: float, places: int, unit: str = "") -> str:
-    """Format a mean with its interval in brackets; the mean alone without one."""
-    text = fixed(mean, places) + (unit if math.isfinite(mean) else "")
-    ends = fixed(low, places), fixed(high, places)
-    if ends[0] == ends[1] or not (math.isfinite(low) and math.isfinite(high)):
-        return text
-    return f"{text} ({ends[0]} to {ends[1]})"
-
-
-def percent(fraction: float | None, places: int = 1) -> str:
-    """Format a fraction between 0 and 1 in percent."""
-    if fraction is None or not math.isfinite(fraction):
-        return figure(fraction)
-    return f"{fixed(100 * fraction, places)} %"
-
-
-def rate_text(bits_per_second: float) -> str:
-    """Format a rate with its unit, as in `1 Gbit/s`."""
-    size, unit = next((rate for rate in _RATES if bits_per_second >= rate[0]), _RATES[-1])
-    text = figure(bits_per_second / size)
-    return f"{text.rstrip('0').rstrip('.') if '.' in text else text} {unit}"
-
-
-def plural(count: int, noun: str) -> str:
-    """Format a count with its noun, as in `2 seeds`."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def spread(name: str, digits: int = 3) -> Cell:
@@ -98,11 +31,6 @@ def spread(name: str, digits: int = 3) -> Cell:
 def estimate(row: Row, name: str) -> tuple[float, float, float]:
     """Return a value of a row with the ends of its interval, `NAME_low` and `NAME_high`."""
     return row[name], row[f"{name}_low"], row[f"{name}_high"]
-
-
-def signed(value: float, places: int, unit: str = "") -> str:
-    """Format a difference with its sign."""
-    return f"{'+' if value > 0 else ''}{fixed(value, places)}{unit}"
 
 
 def interval(name: str, places: int = 2) -> Cell:
@@ -127,7 +55,7 @@ def speed_up(name: str) -> Cell:
 
 _MARKS = {
     ABSENT: "not applicable to this run, or not finite as the run diverged",
-    _INFINITE: "beyond the largest number",
+    INFINITE: "beyond the largest number",
     DISTURBED: f"others used more than {percent(THRESHOLD, 0)} of its CPUs meanwhile",
     PAUSED: "without steps of more than twice their median, in which the machine paused",
 }

@@ -16,8 +16,9 @@ from shardlab.config.contention import disturbed
 from shardlab.config.machine import FRAME_HEADERS
 from shardlab.config.strategy import Strategy, parse_strategy
 from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun
+from shardlab.core.numbers import number, plural
 from shardlab.report.aggregate import paired_ratio, shows_rounds, with_ends
-from shardlab.report.tables import DISTURBED, ONE_DEVICE, plural, rate_text
+from shardlab.report.tables import DISTURBED, ONE_DEVICE
 
 _TRACED = [
     "profiled_step_ms",
@@ -201,7 +202,7 @@ def place(timing: pd.DataFrame) -> str:
     """Return the ranks and the link of the rows of a timing, as in `2 ranks at 100 Mbit/s`."""
     rate, link = timing.iloc[0][["bits_per_second", "link"]]
     mark = " (in-process)" if link.endswith("(in-process)") else ""
-    where = f"over {link}" if math.isnan(rate) else f"at {rate_text(rate)}{mark}"
+    where = f"over {link}" if math.isnan(rate) else f"at {number(rate, 'bit/s')}{mark}"
     return f"{group_title(timing)} {where}"
 
 

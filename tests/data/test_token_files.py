@@ -14,8 +14,8 @@ import pytest
 from shardlab.config.model_and_data import Data, Tokenize
 from shardlab.core.errors import UserError
 from shardlab.data.corpus_file import read_corpus, write_corpus
-from shardlab.data.linked_tokens import link_tokens
 from shardlab.data.loader import Batches, blocks
+from shardlab.data.mapped_tokens import map_tokens
 from shardlab.data.sources import generate, prepare
 from shardlab.data.statistics import describe_tokens
 from shardlab.data.tokenize import build_tokens
@@ -55,11 +55,11 @@ def documents(split):
     return [part.tolist() for part in np.split(tokens, np.flatnonzero(tokens == 0) + 1)[:-1]]
 
 
-def link(path, out, options=NUMBERS, share=0.34, **more):
-    """Prepare and link tokens as the stages do; returns the lengths of training documents."""
+def map_files(path, out, options=NUMBERS, share=0.34, **more):
+    """Prepare and map tokens as the stages do; returns the lengths of training documents."""
     data = Data(source="tokens", path=str(path), validation_share=share, **more)
     source = prepare(data, out / "corpus.json", out / ".work")
-    return link_tokens(data, options, source["files"], out / ".work", out)
+    return map_tokens(data, options, source["files"], out / ".work", out)
 
 
 @pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
@@ -68,24 +68,24 @@ def test_tokens_of_another_program_give_the_batches_of_own_shards(own, tmp_path,
     path = write(tmp_path, documents(train) + documents(validation))
     options = Tokenize(tokenizer=str(own))
     share = validation.documents / (train.documents + validation.documents)
-    lengths = link(path, tmp_path / "out", options, share)
-    linked, held_out = splits(tmp_path / "out")
-    assert (linked.documents, held_out.documents) == (train.documents, validation.documents)
-    assert (linked.vocabulary, linked.end_of_text) == (train.vocabulary, train.end_of_text)
-    assert linked.tokenizer_sha256 == train.tokenizer_sha256
-    ours, theirs = Batches(train, 32, seed=3), Batches(linked, 32, seed=3)
+    lengths = map_files(path, tmp_path / "out", options, share)
+    mapped, held_out = splits(tmp_path / "out")
+    assert (mapped.documents, held_out.documents) == (train.documents, validation.documents)
+    assert (mapped.vocabulary, mapped.end_of_text) == (train.vocabulary, train.end_of_text)
+    assert mapped.tokenizer_sha256 == train.tokenizer_sha256
+    ours, theirs = Batches(train, 32, seed=3), Batches(mapped, 32, seed=3)
     assert theirs.samples_per_epoch == ours.samples_per_epoch
     for first in range(0, 2 * ours.samples_per_epoch, 7):
         assert theirs.batch(first, 7).equal(ours.batch(first, 7))
     pairs = zip(blocks(validation, 32, 4), blocks(held_out, 32, 4), strict=True)
     assert all(mine.equal(other) for mine, other in pairs)
-    known, found = describe_tokens(train, validation), describe_tokens(linked, held_out, lengths)
+    known, found = describe_tokens(train, validation), describe_tokens(mapped, held_out, lengths)
     assert {key: found[key] for key in ("length", "entropy_bits", "vocabulary")} == {
         key: known[key] for key in ("length", "entropy_bits", "vocabulary")
     }
     # of the text nothing is known, and nothing is said
     assert found["train"]["bytes"] is found["train"]["bytes_per_token"] is None
-    assert (linked.text_bytes, [*read_corpus(tmp_path / "out/corpus.json")]) == (None, [])
+    assert (mapped.text_bytes, [*read_corpus(tmp_path / "out/corpus.json")]) == (None, [])
     # no copy: what is written does not grow with the tokens
     assert [file.name for file in (tmp_path / "out/tokens").iterdir()] == ["manifest.json"]
 
@@ -100,7 +100,7 @@ def test_files_of_the_packages_are_as_the_layouts_say(tmp_path, write, written):
     for name in written:
         mine = made.with_name(made.stem + name.removeprefix("golden"))
         assert mine.read_bytes() == (GOLDEN / name).read_bytes()
-    link(GOLDEN / written[0], tmp_path / "out")
+    map_files(GOLDEN / written[0], tmp_path / "out")
     train, validation = splits(tmp_path / "out")
     assert [*documents(train), *documents(validation)] == DOCUMENTS
     assert (train.documents, validation.documents) == (2, 1)
@@ -118,7 +118,7 @@ def test_the_example_tokenizes_a_folder_by_datatrove(own, tmp_path):
     shutil.copy(own / "tokenizer.json", tmp_path)
     arguments = ["texts", "tokenizer.json", "my-tokens"]
     subprocess.run([sys.executable, EXAMPLE, *arguments], cwd=tmp_path, check=True)
-    link(tmp_path / "my-tokens", tmp_path / "out", Tokenize(tokenizer=str(own)), documents=6)
+    map_files(tmp_path / "my-tokens", tmp_path / "out", Tokenize(tokenizer=str(own)), documents=6)
     tokenizer = load_tokenizer(own / "tokenizer.json")
     found = [
         tokenizer.decode(ids[:-1]) for split in splits(tmp_path / "out") for ids in documents(split)
@@ -134,11 +134,11 @@ def test_files_of_a_folder_follow_each_other_by_name_whatever_their_types(tmp_pa
     datatrove(folder / "deep", [[7, 0], [8, 9, 0]], "uint32")
     (folder / "z.bin").touch()  # a rank without documents
     (folder / "readme.txt").write_text("no tokens")
-    assert link(folder, tmp_path / "out", share=0.4).tolist() == [3, 2, 2]
+    assert map_files(folder, tmp_path / "out", share=0.4).tolist() == [3, 2, 2]
     train, validation = splits(tmp_path / "out")
     assert train.read(0, len(train)).tolist() == [1, 2, 0, 3, 0, 7, 0]
     assert validation.read(0, len(validation)).tolist() == [8, 9, 0, 4, 5, 6, 0]
-    link(folder, tmp_path / "out", share=0.34, documents=3)
+    map_files(folder, tmp_path / "out", share=0.34, documents=3)
     assert [len(split) for split in splits(tmp_path / "out")] == [5, 2]
 
 
@@ -146,7 +146,7 @@ def test_files_of_a_folder_follow_each_other_by_name_whatever_their_types(tmp_pa
     ("tokens", "lengths"), [([0, 1, 2, 0, 3, 0, 4], [3, 2]), ([1, 2, 0, 3, 0, 4], [3, 2])]
 )
 def test_an_end_of_text_may_begin_documents_and_the_last_may_have_none(tmp_path, tokens, lengths):
-    assert link(nanogpt(tmp_path, [tokens]), tmp_path / "out").tolist() == lengths
+    assert map_files(nanogpt(tmp_path, [tokens]), tmp_path / "out").tolist() == lengths
     train, validation = splits(tmp_path / "out")
     assert len(train) + len(validation) == len(tokens)
 
@@ -154,7 +154,7 @@ def test_an_end_of_text_may_begin_documents_and_the_last_may_have_none(tmp_path,
 def test_rows_and_indexed_documents_need_no_end_of_text(tmp_path):
     for number, write in enumerate([saved_dataset, megatron, datatrove]):
         (folder := tmp_path / str(number)).mkdir()
-        lengths = link(write(folder, [[1, 2, 3], [4], [5, 6]]), folder / "out")
+        lengths = map_files(write(folder, [[1, 2, 3], [4], [5, 6]]), folder / "out")
         assert lengths.tolist() == [3, 1]
         assert len(splits(folder / "out")[1]) == 2
 
@@ -166,14 +166,14 @@ def test_a_column_and_a_split_of_a_dataset_are_named(tmp_path):
     fixed = datasets.List(datasets.Value("uint16"), length=2)
     pairs = datasets.Dataset.from_dict({"ids": [[1, 0]] * 4}).cast_column("ids", fixed)
     datasets.DatasetDict({"train": pairs, "test": rows}).save_to_disk(str(tmp_path / "saved"))
-    link(tmp_path / "saved", tmp_path / "out", ids_column="ids")
+    map_files(tmp_path / "saved", tmp_path / "out", ids_column="ids")
     assert len(splits(tmp_path / "out")[0]) == 6
-    link(tmp_path / "saved", tmp_path / "out", ids_column="ids", split="test")
+    map_files(tmp_path / "saved", tmp_path / "out", ids_column="ids", split="test")
     assert len(splits(tmp_path / "out")[0]) == 5
     with pytest.raises(UserError, match=r"no column 'input_ids' \(it has ids\).*data.ids_column"):
-        link(tmp_path / "saved", tmp_path / "out")
+        map_files(tmp_path / "saved", tmp_path / "out")
     with pytest.raises(UserError, match=r"no split 'other' \(it has test, train\).*data\.split"):
-        link(tmp_path / "saved", tmp_path / "out", split="other")
+        map_files(tmp_path / "saved", tmp_path / "out", split="other")
 
 
 def test_a_folder_of_saved_datasets_gives_each_row_once_and_no_other_split(tmp_path):
@@ -186,7 +186,7 @@ def test_a_folder_of_saved_datasets_gives_each_row_once_and_no_other_split(tmp_p
     # what .map and .filter leave beside the data
     saved = next((folder / "b").glob("*.arrow"))
     saved.with_name("cache-0123456789abcdef.arrow").write_bytes(saved.read_bytes())
-    link(folder, tmp_path / "out")
+    map_files(folder, tmp_path / "out")
     found = [document for split in splits(tmp_path / "out") for document in documents(split)]
     assert found == 2 * [[1, 0], [2, 0], [3, 0]]
 
@@ -196,10 +196,10 @@ def test_rows_without_ids_are_documents_without_tokens(tmp_path):
 
     rows = datasets.Dataset.from_dict({"input_ids": [[], [], [1, 2], [3]]})
     rows.save_to_disk(str(tmp_path / "saved"), num_shards=2)
-    link(tmp_path / "saved", tmp_path / "out", share=0.3)
+    map_files(tmp_path / "saved", tmp_path / "out", share=0.3)
     assert [len(split) for split in splits(tmp_path / "out")] == [2, 1]
     with pytest.raises(UserError, match="no token of the 4 documents falls into the training"):
-        link(tmp_path / "saved", tmp_path / "out", share=0.5)
+        map_files(tmp_path / "saved", tmp_path / "out", share=0.5)
 
 
 def test_files_where_the_stages_write_are_refused_and_stay(tmp_path):
@@ -207,7 +207,7 @@ def test_files_where_the_stages_write_are_refused_and_stay(tmp_path):
     path = nanogpt(folder, DOCUMENTS)
     for source in (path, folder, tmp_path / "out"):
         with pytest.raises(UserError, match=r"where the stages write.*move the files elsewhere"):
-            link(source, tmp_path / "out")
+            map_files(source, tmp_path / "out")
     assert path.is_file()
 
 
@@ -216,7 +216,7 @@ def test_a_link_that_leads_nowhere_is_refused(tmp_path):
     nanogpt(folder, DOCUMENTS)
     (folder / "b.bin").symlink_to(tmp_path / "gone.bin")
     with pytest.raises(UserError, match=r"b\.bin: no such file"):
-        link(folder, tmp_path / "out")
+        map_files(folder, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -228,14 +228,14 @@ def test_a_link_that_leads_nowhere_is_refused(tmp_path):
 )
 def test_options_of_datasets_are_refused_where_there_is_none(tmp_path, options, message):
     with pytest.raises(UserError, match=message):
-        link(nanogpt(tmp_path, DOCUMENTS), tmp_path / "out", **options)
+        map_files(nanogpt(tmp_path, DOCUMENTS), tmp_path / "out", **options)
 
 
 def test_tokens_of_32_bits_are_not_taken_for_twice_as_many_of_16(tmp_path):
     path = tmp_path / "train.bin"
     np.array([1, 2, 3, 0, 4, 0], np.uint32).tofile(path)
     with pytest.raises(UserError, match="every second number of 16 bits is 0, so tokens have 32"):
-        link(path, tmp_path / "out")
+        map_files(path, tmp_path / "out")
 
 
 def test_the_largest_special_token_that_the_tokens_hold_needs_a_row(tmp_path, own):
@@ -246,10 +246,10 @@ def test_the_largest_special_token_that_the_tokens_hold_needs_a_row(tmp_path, ow
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
     options = Tokenize(tokenizer=str(tmp_path))
     for token, vocabulary in ((399, 400), (400, 401)):
-        link(nanogpt(tmp_path, [[1, token, 0], [2, 0]]), tmp_path / "out", options, share=0.5)
+        map_files(nanogpt(tmp_path, [[1, token, 0], [2, 0]]), tmp_path / "out", options, share=0.5)
         assert read_manifest(tmp_path / "out/tokens").vocabulary == vocabulary
     with pytest.raises(UserError, match=r"token 401, .* 401: .*tokenize\.tokenizer"):
-        link(nanogpt(tmp_path, [[1, 401, 0], [2, 0]]), tmp_path / "out", options)
+        map_files(nanogpt(tmp_path, [[1, 401, 0], [2, 0]]), tmp_path / "out", options)
 
 
 def damaged(write, suffix, change):
@@ -314,7 +314,7 @@ def test_what_is_no_token_file_is_refused_in_a_line_with_its_name(tmp_path, writ
     (tmp_path / "in").mkdir()
     path = write(tmp_path / "in")
     with pytest.raises(UserError, match=message) as refused:
-        link(path, tmp_path / "out")
+        map_files(path, tmp_path / "out")
     assert str(tmp_path / "in") in str(refused.value) and "\n" not in str(refused.value)
     assert not (tmp_path / "out/tokens").exists()
 
@@ -325,12 +325,12 @@ def test_what_is_no_token_file_is_refused_in_a_line_with_its_name(tmp_path, writ
 )
 def test_a_split_without_documents_is_refused_with_the_fix(tmp_path, share, message):
     with pytest.raises(UserError, match=message):
-        link(nanogpt(tmp_path, DOCUMENTS), tmp_path / "out", share=share)
+        map_files(nanogpt(tmp_path, DOCUMENTS), tmp_path / "out", share=share)
 
 
 def test_tokens_are_those_that_were_counted_wherever_their_file_got_its_date(tmp_path):
     path = nanogpt(tmp_path, DOCUMENTS)
-    link(path, tmp_path / "out")
+    map_files(path, tmp_path / "out")
     os.utime(path, (1, 1))
     assert len(splits(tmp_path / "out")[0]) == 6
     raw = path.read_bytes()
@@ -352,11 +352,11 @@ def test_tokens_that_change_between_the_stages_are_refused(tmp_path):
     files = prepare(data, tmp_path / "corpus.json", tmp_path)["files"]
     np.array(flat(reversed(DOCUMENTS)), np.uint16).tofile(path)
     with pytest.raises(UserError, match=r"train\.bin: changed .*stages\.prepare"):
-        link_tokens(data, NUMBERS, files, tmp_path, tmp_path / "out")
+        map_tokens(data, NUMBERS, files, tmp_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_links_replace_shards_of_a_text(own, tmp_path):
+def test_mapped_files_replace_shards_of_a_text(own, tmp_path):
     shutil.copytree(own, tmp_path / "out")
-    link(nanogpt(tmp_path, DOCUMENTS), tmp_path / "out")
+    map_files(nanogpt(tmp_path, DOCUMENTS), tmp_path / "out")
     assert [file.name for file in (tmp_path / "out/tokens").iterdir()] == ["manifest.json"]

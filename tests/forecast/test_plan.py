@@ -96,7 +96,7 @@ def test_a_cpu_is_described_by_options(capsys):
     of_cpu += ["--efficiency", "80", "50"]
     plan = plan_of(capsys, "small", "--nodes", "2x1", "--link", "100mbit", "--seq", "64", *of_cpu)
     assert {"ddp", "fsdp2", "slide"} <= {each.name for each in plan.strategies}
-    assert "50 to 80 % of the fp32 peak (as given)" in plan.assumptions[0]
+    assert "fp32 at 50 to 80 % of its peak (as given)" in plan.setup
 
 
 def test_a_model_of_transformers_is_planned_as_its_closed_form(capsys, tmp_path, monkeypatch):
@@ -160,6 +160,15 @@ def test_a_model_that_cannot_be_planned_is_one_line(config, words, capsys, tmp_p
     with pytest.raises(SystemExit):
         main([str(tmp_path), *SMALL[1:]])
     assert words in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_host_memory_that_few_nodes_have_is_marked(capsys):
+    """Of 8 devices with 80 GiB: 12 bytes per parameter and more are beyond 1.5 times that."""
+    large = ["llama-3-70b", "--nodes", "1x8", "--device", "a100-80g"]
+    assert plan_of(capsys, *large).answer.count("GB of host memory (rare)") == 1
+    assert "(rare)" not in plan_of(capsys, *large, "--host-memory", "2000").answer
+    small = plan_of(capsys, "llama-3-8b", *large[1:])
+    assert not any(each.host_rare for each in small.strategies)
 
 
 def test_what_fits_nowhere_names_the_next_command(capsys):

@@ -51,7 +51,7 @@ def before(project: Path) -> dict[str, Any]:
 
 CHANGES: dict[str, tuple[str, str, str, set[str]]] = {
     "the body of an imported function": (
-        *("shardlab/report/tables.py", "return ", "return None or "),
+        *("shardlab/report/tables.py", "return row[", "return None or row["),
         {"report"},
     ),
     "a docstring and a comment": (

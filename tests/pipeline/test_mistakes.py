@@ -117,6 +117,15 @@ def test_logs_neither_fail_a_stage_nor_hide_its_error(project: Path) -> None:
     assert log.startswith("logs/prepare.log: no log: [Errno")
 
 
+def test_runs_too_short_for_their_codec_are_named(project: Path) -> None:
+    """12 steps at a density of 5 %."""
+    codec = "strategies.fsdp2-int8.gradients.codec=topk:density=0.05"
+    said = run(project, "python", "-m", "stages.params", "--set", codec).stdout
+    short, valid = said.splitlines()
+    assert "warning: fsdp2-int8: topk:density=0.05 sends at most 60 % of" in short
+    assert "valid" in valid
+
+
 def test_data_of_other_parameters_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

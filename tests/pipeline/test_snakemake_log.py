@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from stages.snakemake_log import Job, JobLines
+from stages.snakemake_log import Job, JobLines, recall
 
 TIME = "2026-11-27T12:00:00"
 LOGS = [Path("logs/train/fsdp2/0.log"), Path("logs/report.log")]
@@ -42,7 +42,9 @@ def started(shown: io.StringIO, patch: pytest.MonkeyPatch) -> tuple[JobLines, Sa
     """A run of both jobs, and a function that makes records of it."""
     patch.setattr(sys, "stderr", shown)
     lines = JobLines(logging.StreamHandler(shown), lambda: True)
-    lines.begin({number: Job(path) for number, path in enumerate(LOGS)})
+    jobs = {number: Job(path) for number, path in enumerate(LOGS)}
+    recall(jobs.values())
+    lines.begin(jobs)
 
     def say(message: str, level: int = logging.INFO, **extra: object) -> None:
         record = logging.LogRecord("snakemake", level, "", 0, message, None, None)

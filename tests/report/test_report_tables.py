@@ -3,22 +3,17 @@ from dataclasses import replace
 
 import pytest
 
+from shardlab.core.numbers import ABSENT, figure, number, percent, plus_minus, scientific
 from shardlab.report.answer import answer
 from shardlab.report.sections.appendix import environment, setting_line
 from shardlab.report.sections.runs import comparison_table
 from shardlab.report.tables import (
-    ABSENT,
     ONE_DEVICE,
     RUN,
     Column,
     escape,
-    figure,
     flatten,
     make_table,
-    percent,
-    plus_minus,
-    rate_text,
-    scientific,
     spread,
     tables_of,
 )
@@ -143,8 +138,8 @@ def test_markdown_escapes_text_and_a_row_has_one_cell_per_column():
         (figure(0.01234), "0.0123"),
         (figure(12345.6), "12,346"),
         (figure(-0.0001), "−0.000100"),  # noqa: RUF001
-        (rate_text(1e8), "100 Mbit/s"),
-        (rate_text(2.5e9), "2.5 Gbit/s"),
+        (number(1e8, "bit/s"), "100 Mbit/s"),
+        (number(2.5e9, "bit/s"), "2.5 Gbit/s"),
         (plus_minus(48.31, 0.57), "48.3 ± 0.6"),
         (plus_minus(48.31, math.nan), "48.3"),
         (scientific(2.1e-8), "2e−8"),  # noqa: RUF001

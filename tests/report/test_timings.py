@@ -10,6 +10,7 @@ from shardlab.config.contention import Contention
 from shardlab.config.schema import Quality
 from shardlab.config.strategy import parse_strategy
 from shardlab.config.timing_record import NO_COMMUNICATION, scaling_efficiency
+from shardlab.core.numbers import ABSENT, number
 from shardlab.report.columns import STEP
 from shardlab.report.sections.links import (
     codec_table,
@@ -20,16 +21,7 @@ from shardlab.report.sections.links import (
 )
 from shardlab.report.sections.runs import comparison_table
 from shardlab.report.sections.scaling import cores_note, scaling, share
-from shardlab.report.tables import (
-    ABSENT,
-    DISTURBED,
-    ONE_DEVICE,
-    PAUSED,
-    RUN,
-    make_table,
-    rate_text,
-    tables_of,
-)
+from shardlab.report.tables import DISTURBED, ONE_DEVICE, PAUSED, RUN, make_table, tables_of
 from shardlab.report.timings import crossovers, group_title, link_headings, timing_table
 from shardlab.report.write import write_report
 from shardlab.search.history import paired_steps
@@ -57,7 +49,7 @@ def row_of(timed, run=BASELINE, timing="slow"):
 def timed(rate, ranks=2, delay=0.0, **steps):
     """A timing on a link with given steps by run."""
     names = {"int8": "fsdp2-int8", "exchange": "fsdp2-exchange", "none": NO_COMMUNICATION}
-    facts = {"bits_per_second": int(rate), "delay_ms": delay, "link": rate_text(rate)}
+    facts = {"bits_per_second": int(rate), "delay_ms": delay, "link": number(rate, "bit/s")}
     return [
         make_timed(
             f"at {rate} {ranks} {delay}", names.get(run, run), ranks, step_ms=step_ms, **facts

@@ -19,9 +19,9 @@ wildcard_constraints:
 
 
 # tokens that other programs made stay where they are
-LINKED = config["data"]["source"] == "tokens"
+MAPPED = config["data"]["source"] == "tokens"
 SHARDS = (
-    [] if LINKED else [*(f"train-{i}" for i in range(config["tokenize"]["shards"])), "validation"]
+    [] if MAPPED else [*(f"train-{i}" for i in range(config["tokenize"]["shards"])), "validation"]
 )
 TOKENS = [*(f"data/tokens/{shard}.bin" for shard in SHARDS), "data/tokens/manifest.json"]
 TOKENIZER = ["data/tokenizer.json", "data/tokenizer_config.json"]

@@ -1,8 +1,9 @@
 import os
 import sys
+from collections import Counter
 
 from shardlab.forecast.announcement import announcement
-from stages.snakemake_log import Job, show_jobs
+from stages.snakemake_log import Job, recall, show_jobs
 from stages.summary import summarize
 
 asked = workflow.output_settings
@@ -15,12 +16,14 @@ SHOWN = show_jobs(lambda: workflow.execution_settings is not None) if CALM else 
 
 def show_announcement():
     """Say what the jobs take that are about to run, and show a bar of them."""
-    kinds, jobs = {}, {}
+    kinds, jobs = Counter(), {}
     for job in workflow.dag.needrun_jobs():
         if job.rule.name != "all":
-            kinds.setdefault(job.rule.name, []).append(job.wildcards_dict)
+            kinds[job.rule.name] += 1
             jobs[job.jobid] = Job(Path(job.log[0]))
-    print(*announcement(PARAMETERS.complete(), kinds), sep="\n", file=sys.stderr)
+    recall(jobs.values())
+    seconds = [job.seconds for job in jobs.values()]
+    print(*announcement(PARAMETERS.complete(), kinds, seconds), sep="\n", file=sys.stderr)
     if SHOWN:
         SHOWN.begin(jobs)
 

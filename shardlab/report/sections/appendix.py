@@ -5,8 +5,9 @@ from typing import Any
 
 from shardlab.config.run_record import Record
 from shardlab.config.timing_record import machines
+from shardlab.core.numbers import plural
 from shardlab.report.evidence import Evidence
-from shardlab.report.tables import Section, Table, facts_table, flatten, make_table, plural
+from shardlab.report.tables import Section, Table, facts_table, flatten, make_table
 
 _MANY = 4
 """distinct values up to this number are listed one by one"""

@@ -17,23 +17,12 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 
+from shardlab.core.numbers import ABSENT, figure, number
 from shardlab.report.columns import TIMED, in_timing
 from shardlab.report.evidence import Evidence
 from shardlab.report.plots import crossover_plot
 from shardlab.report.quality import quality_at_time, steps_to_quality
-from shardlab.report.tables import (
-    ABSENT,
-    RUN,
-    Column,
-    Figure,
-    Row,
-    Section,
-    Table,
-    figure,
-    make_table,
-    rate_text,
-    speed_up,
-)
+from shardlab.report.tables import RUN, Column, Figure, Row, Section, Table, make_table, speed_up
 from shardlab.report.timings import group_title, link_headings
 
 
@@ -115,8 +104,8 @@ def stops_paying(group: pd.DataFrame, run: str) -> str:
     def text_of(column: str) -> str:
         rate = crossing(rates, rows[column].tolist())
         if rate == 0:
-            return f"below {rate_text(rates[0])}"
-        return f"above {rate_text(rates[-1])}" if math.isinf(rate) else rate_text(rate)
+            return f"below {number(rates[0], 'bit/s')}"
+        return f"above {number(rates[-1], 'bit/s')}" if math.isinf(rate) else number(rate, "bit/s")
 
     text = text_of("codec_ratio")
     if rows["codec_ratio_low"].isna().any():

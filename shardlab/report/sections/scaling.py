@@ -2,18 +2,11 @@
 
 import pandas as pd
 
+from shardlab.core.numbers import percent, plural, within
 from shardlab.report.columns import SCALING
 from shardlab.report.evidence import Evidence
 from shardlab.report.plots import breakdown_plot, scaling_plot
-from shardlab.report.tables import (
-    ONE_DEVICE,
-    Figure,
-    Section,
-    estimate,
-    percent,
-    plural,
-    within,
-)
+from shardlab.report.tables import ONE_DEVICE, Figure, Section, estimate
 from shardlab.report.timings import place, without_link
 
 

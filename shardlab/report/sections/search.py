@@ -1,16 +1,8 @@
 """Section on the search: what was predicted, raced and decided, round by round."""
 
+from shardlab.core.numbers import ABSENT, figure, fixed, percent, plural
 from shardlab.report.evidence import Evidence
-from shardlab.report.tables import (
-    ABSENT,
-    Section,
-    Table,
-    figure,
-    fixed,
-    make_table,
-    percent,
-    plural,
-)
+from shardlab.report.tables import Section, Table, make_table
 from shardlab.search.history import History
 from shardlab.search.records import Comparison, Decision, Space, StepRatio
 

@@ -1,24 +1,24 @@
 """The manifest of tokens that other programs made: parts of their files, which are not copied."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from shardlab.config.model_and_data import Data, Tokenize
+from shardlab.core.content import Content
 from shardlab.core.errors import UserError
 from shardlab.core.files import sha256_of_value
 from shardlab.core.progress import track
-from shardlab.data.token_files import Identity, Layout, TokenFile, read_layout, scan
+from shardlab.data.token_files import Layout, TokenFile, read_layout, refuse_change, scan
 from shardlab.data.tokenize import publish
 from shardlab.data.tokenizer import given_tokenizer, number_tokenizer
 from shardlab.data.tokens import Manifest
 
 
 class _Counted(NamedTuple):
-    path: str
-    identity: Identity
+    content: Content
     layout: Layout
     ends: np.ndarray
 
@@ -34,18 +34,17 @@ class _Counted(NamedTuple):
                 ranges.append([at + low * width, high - low])
             before += count
         return TokenFile(
-            path=self.path,
-            identity=self.identity,
+            content=self.content,
             dtype=self.layout.dtype,
             ranges=ranges,
             documents=last - first,
         )
 
 
-def link_tokens(
+def map_tokens(
     data: Data,
     options: Tokenize,
-    files: Mapping[str, Any],
+    files: Sequence[Mapping[str, Any]],
     work: Path,
     out: Path,
     parameters: Mapping[str, Any] | None = None,
@@ -57,7 +56,7 @@ def link_tokens(
 
     Args:
         options: those for the model, `Tokenize.for_model`.
-        files: paths and identities, as `prepare` found them.
+        files: their content, as `prepare` found it.
         parameters: of the experiment, by dotted keys, for the manifest.
 
     Returns:
@@ -71,20 +70,20 @@ def link_tokens(
     else:
         tokenizer = number_tokenizer(options.vocabulary or 0, options.end_of_text)
     end, largest, counted = tokenizer.end_of_text_id, 0, []
-    for path, facts in track(files.items(), "tokens", len(files), " files"):
-        identity = Identity(**facts)
-        identity.refuse_change(Path(path))
-        layout = read_layout(Path(path), data.ids_column, tokenizer.rows)
-        high, ends = scan(Path(path), layout, tokenizer.rows, end)
+    for file in track(files, "tokens", unit=" files"):
+        content = Content(**file)
+        refuse_change(content)
+        layout = read_layout(Path(content.path), data.ids_column, tokenizer.rows)
+        high, ends = scan(Path(content.path), layout, tokenizer.rows, end)
         largest = max(largest, high)
-        counted.append(_Counted(path, identity, layout, ends))
+        counted.append(_Counted(content, layout, ends))
     train, validation, lengths = _split(data, counted, end)
     manifest = Manifest(
         dtype=None,
         vocabulary=max(tokenizer.vocabulary, largest + 1),
         end_of_text=end,
         end_of_text_token=tokenizer.end_of_text,
-        corpus_sha256=sha256_of_value([each.identity.sha256 for each in counted]),
+        corpus_sha256=sha256_of_value([each.content.sha256 for each in counted]),
         tokenizer_sha256=tokenizer.sha256,
         train=train,
         validation=validation,
