@@ -1,6 +1,8 @@
 """The command `shardlab`: a table of what stages and library do, imported when it is called."""
 
+import io
 import runpy
+import signal
 import sys
 from importlib import import_module
 from typing import Any, NamedTuple, NoReturn
@@ -65,6 +67,9 @@ COMMANDS = {
 def main(arguments: list[str] | None = None) -> None:
     """Run `shardlab ARGUMENTS`; those of the command line when not given."""
     name, *others = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # names and signs that the encoding of the terminal lacks
+        sys.stdout.reconfigure(errors="backslashreplace")
     if name in ("-h", "--help"):
         print(_help())
     elif name == "--completion":
@@ -94,6 +99,8 @@ def _run(name: str, arguments: list[str]) -> None:
     command = COMMANDS[name]
     try:
         if not command.module.startswith("stages."):
+            # who reads the output may stop, such as head
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
             import_module(command.module).main(arguments)
             return
         stages = _stages()
@@ -101,6 +108,8 @@ def _run(name: str, arguments: list[str]) -> None:
         stages.begin()
         sys.argv[1:] = arguments
         runpy.run_module(command.module, run_name="__main__", alter_sys=True)
+    except KeyboardInterrupt:
+        sys.exit(130)
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         if package in ("shardlab", "stages"):
