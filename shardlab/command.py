@@ -1,6 +1,9 @@
 """The command `shardlab`: a table of what stages and library do, imported when it is called."""
 
+import io
+import os
 import runpy
+import signal
 import sys
 from importlib import import_module
 from typing import Any, NamedTuple, NoReturn
@@ -65,6 +68,9 @@ COMMANDS = {
 def main(arguments: list[str] | None = None) -> None:
     """Run `shardlab ARGUMENTS`; those of the command line when not given."""
     name, *others = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # names and signs that the encoding of the terminal lacks
+        sys.stdout.reconfigure(errors="backslashreplace")
     if name in ("-h", "--help"):
         print(_help())
     elif name == "--completion":
@@ -95,12 +101,19 @@ def _run(name: str, arguments: list[str]) -> None:
     try:
         if not command.module.startswith("stages."):
             import_module(command.module).main(arguments)
+            sys.stdout.flush()
             return
         stages = _stages()
         stages.program, stages.example = f"shardlab {name}", command.example
         stages.begin()
         sys.argv[1:] = arguments
         runpy.run_module(command.module, run_name="__main__", alter_sys=True)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except BrokenPipeError:
+        # who reads the output may stop, such as head; what is left goes nowhere at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         if package in ("shardlab", "stages"):

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 import yaml
 
 from shardlab.config.machine import Link
-from shardlab.config.model_and_data import PRESETS, Model, Tokenize
+from shardlab.config.model_and_data import PRESETS, Data, Model, Tokenize
 from shardlab.config.parameters import Parameters
 from shardlab.config.schema import Train
 from shardlab.core.document import validate
@@ -61,6 +61,7 @@ _JOBS = len(_STRATEGIES) * (len(_SEEDS) + 2) + 15
 _TRAINING, _TIMING, _RACE = 0.5, 0.125, 0.25
 """shares of the time: training, each of two timings, and the races of the search"""
 _LEAST_STEPS = 20
+_SHARE = Data.model_fields["validation_share"].default
 
 
 def main() -> None:
@@ -156,7 +157,7 @@ def _parameters(answers: dict[str, str], start_s: float) -> tuple[dict[str, Any]
     )
 
 
-def _data(text: str) -> tuple[dict[str, str], dict[str, str]]:
+def _data(text: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the sections `data` and `inputs`."""
     if text in ("wikipedia", "synthetic"):
         return {"source": text}, {}
@@ -165,15 +166,21 @@ def _data(text: str) -> tuple[dict[str, str], dict[str, str]]:
         raise UserError(f"--text {text}: no such file or folder; give one, or wikipedia")
     suffixes = [suffix for suffix in path.suffixes if suffix in _SOURCES]
     data = {"source": _SOURCES[suffixes[-1]] if suffixes else "text", "path": str(path)}
-    if data["source"] == "text" and path.is_file() and not _has_marks(path):
-        data["separator"] = "\n\n"  # one document would leave none to validate
+    if data["source"] == "text" and path.is_file():
+        data |= _split(path)
     return data, {"text": str(path)}
 
 
-def _has_marks(path: Path) -> bool:
-    """Return whether a text marks the ends of documents, as its first MB shows."""
+def _split(path: Path) -> dict[str, Any]:
+    """Return how a text is cut into documents, some of which are to validate, by its first MB."""
     with path.open("rb") as file:
-        return b"<|endoftext|>" in file.read(1 << 20)
+        text = file.read(1 << 20)
+    # one document would leave none to validate
+    mark = b"<|endoftext|>"
+    cut, own = (mark, {}) if mark in text else (b"\n\n", {"separator": "\n\n"})
+    # documents are drawn by their hash: of ten expected ones there are some
+    share = 10 / (text.count(cut) + 1)
+    return own | ({"validation_share": round(min(share, 0.5), 2)} if share > _SHARE else {})
 
 
 def _step(model: Model) -> tuple[float, int]:

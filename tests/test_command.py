@@ -1,11 +1,15 @@
 """The command `shardlab`: its table, its help, and what it says of packages that are missing."""
 
+import json
+import os
+import signal
 import subprocess
 import sys
 
 import pytest
 
 from shardlab.command import COMMANDS, main
+from shardlab.models.shapes import gpt2_config
 from tests.commands import ROOT, typed
 from tests.pipeline.test_light_install import packages
 
@@ -82,6 +86,26 @@ def test_a_missing_package_is_one_line_with_its_extra(name, package, extra):
     assert done.returncode == 2
     expected = f"shardlab {name}: error: {package} is missing: pip install 'shardlab[{extra}]'\n"
     assert done.stderr == expected
+
+
+PLAN = ["-m", "shardlab", "plan", "--device", "l4", "--seq", "64"]
+
+
+def test_who_reads_the_output_may_stop():
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, *PLAN, "tiny"]
+    done = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+def test_letters_that_the_terminal_lacks_are_escaped(tmp_path):
+    (tmp_path / "\u65e5").write_text(json.dumps(gpt2_config(2, 64, 4)))
+    command = [sys.executable, *PLAN, str(tmp_path / "\u65e5")]
+    latin = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, env=latin)
+    assert b"\\u65e5: " in done.stdout and done.stderr == b""
 
 
 def test_bash_completes_the_names(capsys):

@@ -126,8 +126,7 @@ def attach(
         sync_every: optimizer steps between exchanges of the parameters between replicas, in place
             of the gradients of every step (`shardlab.comm.rare_sync`).
         outer: more options of these exchanges: `shardlab.config.sync.Sync`, without `every`.
-        optimizer: one or all optimizers of the model, whose steps are counted for `sync_every`;
-            without it call `handle.step()` after each iteration.
+        optimizer: one or all that step, to count; without it call `handle.step()` per iteration.
 
     Raises:
         UserError: in one line: options that do not fit each other or the model, or no wrapper.
@@ -149,11 +148,12 @@ def attach(
         if outer is not None or optimizer != ():
             raise UserError("attach: outer and optimizer are for sync_every: give it, or none")
         return _attach(model, settings, gathered, overlap, replicas, seed)
-    if outer is not None and "every" in outer:
-        raise UserError("attach: outer: every is sync_every: remove it")
-    given = {**(outer or {}), "every": sync_every}
-    if "codec" in given:
-        given["codec"] = spec_of(given["codec"])
+    outer = {} if outer is None else outer
+    if not isinstance(outer, Mapping) or "every" in outer:
+        raise UserError('attach: outer is a mapping, as {"codec": "int4"}; every is sync_every')
+    if warmup_steps and gradients == "none" and between_nodes is None:
+        raise UserError('attach: warmup_steps is of codecs: give outer={"warmup_steps": ...}')
+    given = {**outer, "every": sync_every, "codec": spec_of(outer.get("codec", "none"))}
     sync = validate(Sync, given, "attach: outer")
     return _attach(model, settings, gathered, overlap, replicas, seed, sync, unwrapped(optimizer))
 

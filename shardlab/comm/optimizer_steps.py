@@ -56,6 +56,8 @@ def count_steps(
             "the optimizer that it wraps"
         )
     sync.is_counted = True
+    # others may step in place of these
+    expected = _expect_steps(model, sync)
     stepped: set[int] = set()
 
     def after(optimizer: Optimizer, _: object, arguments: dict[str, object]) -> None:
@@ -64,6 +66,7 @@ def count_steps(
                 "sync: step(layer=...) updates a part of the model: leave out optimizer=, and call "
                 "handle.step() at the end of each iteration"
             )
+        sync.training_began()
         stepped.add(id(optimizer))
         if len(stepped) == len(optimizers):
             stepped.clear()
@@ -72,6 +75,7 @@ def count_steps(
     hooks = [optimizer.register_step_post_hook(after) for optimizer in optimizers]
 
     def stop() -> None:
+        expected()
         for hook in hooks:
             hook.remove()
 
@@ -79,7 +83,7 @@ def count_steps(
 
 
 def _expect_steps(model: nn.Module, sync: RareSync) -> Callable[[], None]:
-    """Raise `UserError` where an optimizer steps for longer than a round without `Handle.step`."""
+    """Raise `UserError` where an optimizer steps for longer than a round and no step is counted."""
     own = {id(parameter) for parameter in model.parameters()}
     steps, seen = Counter[int](), 0
     # weak, since the registry of torch is global, and models are dropped without `detach`
@@ -98,8 +102,8 @@ def _expect_steps(model: nn.Module, sync: RareSync) -> Callable[[], None]:
         steps[id(optimizer)] += 1
         if steps[id(optimizer)] > sync.settings.every + 8:
             raise UserError(
-                "sync: the optimizer steps, but nothing counts the steps: give attach "
-                "optimizer=..., or call handle.step() at the end of each iteration"
+                "sync: the optimizer steps, but nothing counts the steps: give attach all that "
+                "step as optimizer=..., or call handle.step() at the end of each iteration"
             )
 
     hook = register_optimizer_step_post_hook(after)

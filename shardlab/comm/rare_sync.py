@@ -120,6 +120,10 @@ class RareSync:
         # hooks of a copy of the model, such as an average, stay those of what is exchanged
         return self
 
+    def training_began(self) -> None:
+        """Note that an optimizer has stepped, also where others are to step before that counts."""
+        self._takes_parameters = False
+
     def step_ended(self) -> None:
         """Count an optimizer step, and exchange what is due after it.
 

@@ -78,7 +78,8 @@ class Link(Document):
     @model_validator(mode="before")
     @classmethod
     def _of_rate(cls, value: Any) -> Any:
-        return {"rate": value} if isinstance(value, str) else value
+        # a number lacks its unit, which the rate says
+        return {"rate": str(value)} if isinstance(value, str | int | float) else value
 
     @property
     def name(self) -> str:

@@ -115,6 +115,11 @@ def find_token_files(data: Data) -> list[Path]:
             raise UserError(
                 f"{missing[0]}: no such file: copy the whole folder, or remove the link"
             )
+        if len(same := {file.resolve(): file for file in found}) < len(found):
+            twice = next(file for file in found if file not in same.values())
+            raise UserError(
+                f"{twice}: the same file as {same[twice.resolve()]}: remove one of these links"
+            )
         return found
     if packed := [file for file in below if file.suffix == ".parquet"]:
         raise UserError(

@@ -7,12 +7,14 @@ Hugging Face hub, which needs the extra `hf`.
 import argparse
 import re
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from shardlab.config.machine import bits_per_second
 from shardlab.config.model_and_data import GPT2_VOCABULARY, PRESETS, Model
 from shardlab.config.schema import Train
-from shardlab.core.errors import UserError
+from shardlab.core.errors import UserError, nearest
 from shardlab.core.numbers import number
 from shardlab.core.progress import say
 from shardlab.forecast.answer import lines, make_plan
@@ -27,7 +29,7 @@ from shardlab.forecast.devices import (
 from shardlab.forecast.planner import RARE_HOST, Job, Shapes
 from shardlab.models.shapes import PUBLISHED, DecoderShapes, read_decoder
 
-_SUFFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
+_SUFFIXES = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
 
 
 class _Facts(NamedTuple):
@@ -71,7 +73,12 @@ def _of_transformers(name: str, train: Train) -> _Facts:
             "pip install 'shardlab[hf]'"
         ) from None
     seq = train.sequence_length
-    model = build_model(Model(config=name), 1, seq, 0, seed=0).module
+    try:
+        model = build_model(Model(config=name), 1, seq, 0, seed=0).module
+    except UserError as error:
+        if Path(name).exists():
+            raise
+        raise UserError(f"{error}; {nearest(name, [*PRESETS, *PUBLISHED])}") from None
     config = vars(model.config.get_text_config())
     if any("expert" in key and type(value) is int and value > 1 for key, value in config.items()):
         raise UserError(f"MODEL {name!r} has experts, of which each token uses some: not planned")
@@ -99,11 +106,29 @@ def _device(options: argparse.Namespace) -> Device:
     return DEVICES[options.device]
 
 
+def _check_used(options: argparse.Namespace) -> None:
+    """Refuse what would change nothing.
+
+    Raises:
+        UserError: an option is of something that is not planned.
+    """
+    nodes, per_node = options.nodes
+    for name, used, what in (
+        ("link", nodes > 1, "several nodes: raise --nodes"),
+        ("inside", per_node > 1, "nodes of several devices: raise --nodes"),
+        ("price", options.tokens, "a number of tokens: give --tokens"),
+    ):
+        if getattr(options, name) is not None and not used:
+            raise UserError(f"--{name} is for {what}, or remove it")
+
+
 def _inside(options: argparse.Namespace, device: Device, per_node: int) -> tuple[float, str]:
     """Return bytes per second of a device inside its node, and their name."""
-    name = options.inside or device.inside
     if per_node == 1:
         return float("inf"), ""
+    name = options.inside or device.inside
+    if not name:
+        raise UserError("--nodes: several devices of a node need --inside, such as 100gbit")
     if re.fullmatch(r"[\d.]+[kmg]bit", name):
         return bits_per_second(name) / 8, name
     return inside_rate(name, device), name
@@ -111,6 +136,7 @@ def _inside(options: argparse.Namespace, device: Device, per_node: int) -> tuple
 
 def _job(options: argparse.Namespace, facts: _Facts) -> tuple[Job, str]:
     """Return what is to be predicted, and its description."""
+    _check_used(options)
     device = _device(options)
     nodes, per_node = options.nodes
     dtype = options.dtype or next(iter(device.peaks))
@@ -166,17 +192,25 @@ def _nodes(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
+def _number(text: str) -> float:
+    if not re.fullmatch(r"\d*\.?\d+(e[+-]?\d{1,2})?", text.lower()) or not float(text):
+        raise argparse.ArgumentTypeError(f"expected a number above 0 (found {text!r})")
+    return float(text)
+
+
 def _count(text: str) -> float:
-    match = re.fullmatch(r"(\d*\.?\d+(?:e-?\d{1,2})?)([kmgbt]?)", text.lower())
-    if match is None or not float(match[1]):
-        raise argparse.ArgumentTypeError(f"expected a number such as 1.5 or 15T (found {text!r})")
-    return float(match[1]) * _SUFFIXES[match[2]]
+    factor = _SUFFIXES.get(text[-1:].lower())
+    return _number(text) if factor is None else factor * _number(text[:-1])
 
 
-def _whole(text: str) -> int:
-    if not re.fullmatch(r"[1-9]\d{0,7}", text):
-        raise argparse.ArgumentTypeError(f"expected a whole number above 0 (found {text!r})")
-    return int(text)
+def _whole(low: int, high: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not re.fullmatch(r"\d{1,9}", text) or not low <= int(text) <= high:
+            wanted = f"a whole number from {low} to {high:,}"
+            raise argparse.ArgumentTypeError(f"expected {wanted} (found {text!r})")
+        return int(text)
+
+    return read
 
 
 class _Parser(argparse.ArgumentParser):
@@ -201,22 +235,22 @@ def _parser() -> _Parser:
     add("--nodes", type=_nodes, default=(1, 1), help="nodes x devices of each, as in 2x8 (1x1)")
     add("--device", required=True, help=f"{', '.join(DEVICES)}, cpu")
     add("--link", help="rate of a node's link in one direction, such as 10gbit")
-    add("--delay-ms", type=_count, default=0.025, help="latency between nodes (0.025)")
+    add("--delay-ms", type=_number, default=0.025, help="latency between nodes (0.025)")
     add("--inside", help="connection inside a node: nvlink, pcie4, ...; or a rate of a device")
-    add("--batch", type=_whole, default=8, help="sequences per device and step (8)")
-    add("--seq", type=_whole, default=2048, help="tokens of a sequence (2048)")
-    add("--vocabulary", type=_whole, help=f"tokens of a preset ({GPT2_VOCABULARY})")
+    add("--batch", type=_whole(1, 2**20), default=8, help="sequences per device and step (8)")
+    add("--seq", type=_whole(2, 2**24), default=2048, help="tokens of a sequence (2048)")
+    add("--vocabulary", type=_whole(1, 10**7), help=f"tokens of a preset ({GPT2_VOCABULARY})")
     add("--dtype", choices=("bf16", "fp16", "fp32"), help="of computation (the device's fastest)")
     modes = ("none", "selective", "full")
     add("--checkpointing", choices=modes, help="of activations (the fastest that fits)")
-    add("--host-memory", type=_count, default=float("inf"), help="GB of a node (any)")
+    add("--host-memory", type=_number, default=float("inf"), help="GB of a node (any)")
     words = "share of the peak in percent (of public measurements)"
-    add("--efficiency", type=_count, nargs=2, metavar=("LOW", "HIGH"), help=words)
-    add("--peak", type=_count, help="TFLOPS of --device cpu")
-    add("--memory", type=_count, help="GB of --device cpu")
-    add("--bandwidth", type=_count, help="GB/s of the memory of --device cpu")
+    add("--efficiency", type=_number, nargs=2, metavar=("LOW", "HIGH"), help=words)
+    add("--peak", type=_number, help="TFLOPS of --device cpu")
+    add("--memory", type=_number, help="GB of --device cpu")
+    add("--bandwidth", type=_number, help="GB/s of the memory of --device cpu")
     add("--tokens", type=_count, default=0.0, help="to train on, such as 15T")
-    add("--price", type=_count, default=0.0, help="of a device-hour")
+    add("--price", type=_number, help="of a device-hour, with --tokens")
     add("--json", action="store_true", help="print everything as JSON")
     return parser
 
@@ -227,7 +261,7 @@ def main(arguments: list[str] | None = None) -> None:
         options = _parser().parse_args(arguments)
         job, setup = _job(options, _facts(options))
         tokens = options.batch * options.seq
-        plan = make_plan(job, options.model, setup, tokens, options.tokens, options.price)
+        plan = make_plan(job, options.model, setup, tokens, options.tokens, options.price or 0.0)
     except UserError as error:
         say(f"plan: error: {error}")
         sys.exit(2)

@@ -48,6 +48,8 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {
 }
 """what the config.json of public models say of their sizes"""
 
+_VARIANTS = ("add_cross_attention", "quantization_config")
+"""keys of a config.json by which a model of a known type has other parameters"""
 _ELEMENTARY = {"gelu_new": 5}
 """activation functions that transformers writes as elementary operations (activations.py): number
 of tensors that backward needs of them and of the products around them"""
@@ -99,7 +101,7 @@ def read_decoder(
         vocabulary, positions: of presets.
 
     Returns:
-        None where only transformers knows the model: a name on the hub, or another type.
+        None where only transformers knows the model: a name on the hub, or another type or variant.
 
     Raises:
         UserError: the file is damaged, or lacks a size.
@@ -111,7 +113,7 @@ def read_decoder(
         return decoder_of(PUBLISHED[source], source)
     path = Path(source)
     path = path / "config.json" if path.is_dir() else path
-    if not path.exists():
+    if path.is_dir() or not path.exists():
         return None
     config = read_json(path, "name the config.json of a model")
     if not isinstance(config, dict):
@@ -120,7 +122,7 @@ def read_decoder(
 
 
 def decoder_of(config: Mapping[str, Any], where: str) -> Decoder | None:
-    """Return the decoder of a config.json that was read, or None for a type without closed form.
+    """Return the decoder of a config.json that was read, or None for one without closed form.
 
     Raises:
         UserError: it lacks a size.
@@ -133,8 +135,10 @@ def decoder_of(config: Mapping[str, Any], where: str) -> Decoder | None:
         return value
 
     make = {"gpt2": _gpt2, **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _llama)}
-    kind = config.get("model_type")
-    return make[kind](config, size) if kind in make else None
+    kind = str(config.get("model_type"))
+    if kind not in make or any(config.get(key) for key in _VARIANTS):
+        return None
+    return make[kind](config, size)
 
 
 Size = Callable[..., int]
@@ -161,7 +165,9 @@ def _llama(config: Mapping[str, Any], size: Size) -> Decoder:
     kind, width, heads = config["model_type"], size("hidden_size"), size("num_attention_heads")
     inner, vocabulary = size("intermediate_size"), size("vocab_size")
     head = size("head_dim", 128 if kind == "qwen3" else max(width // heads, 1))
-    queries, keys = heads * head, size("num_key_value_heads", heads) * head
+    queries = heads * head
+    # other types have a number of their own where the key is absent
+    keys = size("num_key_value_heads", heads if kind == "llama" else None) * head
     bias = {"qwen2": True, "mistral": False}.get(kind, config.get("attention_bias", False))
     inner_bias = kind == "llama" and config.get("mlp_bias", False)
     attention = [

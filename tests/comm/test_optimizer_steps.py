@@ -101,6 +101,29 @@ def test_steps_that_nothing_counts_are_told(group):
     assert "handle.step()" in refusal(lambda: trained(model, group, 12))
 
 
+@on_ranks(2)
+def test_steps_of_an_optimizer_that_took_the_place_of_another_are_told(group):
+    model = ddp(group)
+    _, optimizer = attached(model, 1)
+    stepped(model, optimizer, 2, group)
+    assert "give attach all that step" in refusal(lambda: trained(model, group, 12))
+
+
+@on_ranks(2)
+def test_replicas_begin_before_the_first_step_of_any_optimizer(group):
+    """Of two, one of which steps every second time."""
+    model = ddp(group)
+    first, *rest = model.parameters()
+    often, rarely = torch.optim.SGD(rest, 0.01), torch.optim.SGD([first], 0.01)
+    shardlab.attach(model, sync_every=1, optimizer=[often, rarely])
+    for step in range(4):
+        backward(model, group, step)
+        often.step()
+        if step % 2:
+            rarely.step()
+    assert is_same_everywhere(flat(model), group)
+
+
 class Wrapped(torch.optim.Optimizer):
     """As Accelerate does it."""
 

@@ -344,6 +344,8 @@ def test_a_rank_that_is_lost_between_exchanges_is_named():
     ("options", "reason"),
     [
         ({"outer": {"every": 8}}, "every is sync_every"),
+        ({"outer": "int4"}, "outer is a mapping"),
+        ({"warmup_steps": 3}, 'give outer={"warmup_steps"'),
         ({"optimizer": None}, "optimizer is NoneType"),
         ({"outer": {"codec": None}}, "codec: a codec is its name"),
     ],

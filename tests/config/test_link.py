@@ -38,8 +38,9 @@ def test_text_is_the_rate_alone_wherever_a_link_is():
 
     assert values("100mbit") == values({"rate": "100mbit"})
     assert values("100mbit").train.meaning()["link"] == Link(rate="100mbit").model_dump()
-    with pytest.raises(UserError, match=r"^train\.link\.rate: link rate '100': write a number"):
-        validate(Params, {"train": {"link": "100"}}, "")
+    for rate in ("100", 100):  # as YAML reads it
+        with pytest.raises(UserError, match=r"^train\.link\.rate: link rate '100': write a number"):
+            validate(Params, {"train": {"link": rate}}, "")
 
 
 @pytest.mark.parametrize(

@@ -211,6 +211,13 @@ def test_files_where_the_stages_write_are_refused_and_stay(tmp_path):
     assert path.is_file()
 
 
+def test_a_file_under_two_names_is_refused(tmp_path):
+    (folder := tmp_path / "all").mkdir()
+    (folder / "latest.bin").symlink_to(nanogpt(folder, DOCUMENTS))
+    with pytest.raises(UserError, match=r"latest\.bin: the same file as .*train\.bin"):
+        map_files(folder, tmp_path / "out")
+
+
 def test_a_link_that_leads_nowhere_is_refused(tmp_path):
     (folder := tmp_path / "all").mkdir()
     nanogpt(folder, DOCUMENTS)

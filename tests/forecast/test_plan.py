@@ -14,6 +14,8 @@ from shardlab.forecast.plan import main
 
 GPT2 = ["gpt2", "--nodes", "2x4", "--device", "a100-40g", "--link", "10gbit", "--seq", "512"]
 LLAMA = ["llama-3-8b", "--nodes", "2x8", "--device", "a100-80g", "--link", "10gbit"]
+CPU = ["--device", "cpu", "--peak", "1", "--memory", "64", "--bandwidth", "100"]
+CPU += ["--efficiency", "80", "50"]
 SMALL = ["tiny", "--device", "a100-40g", "--seq", "64", "--batch", "2"]
 
 
@@ -92,9 +94,7 @@ def test_ranges_hold_the_middle_and_memory_is_told_apart(capsys):
 
 
 def test_a_cpu_is_described_by_options(capsys):
-    of_cpu = ["--device", "cpu", "--peak", "1", "--memory", "64", "--bandwidth", "100"]
-    of_cpu += ["--efficiency", "80", "50"]
-    plan = plan_of(capsys, "small", "--nodes", "2x1", "--link", "100mbit", "--seq", "64", *of_cpu)
+    plan = plan_of(capsys, "small", "--nodes", "2x1", "--link", "100mbit", "--seq", "64", *CPU)
     assert {"ddp", "fsdp2", "slide"} <= {each.name for each in plan.strategies}
     assert "fp32 at 50 to 80 % of its peak (as given)" in plan.setup
 
@@ -129,8 +129,16 @@ def test_a_model_of_transformers_is_planned_as_its_closed_form(capsys, tmp_path,
         ([*SMALL, "--dtype", "fp16"], "a100-40g has bf16, fp32"),
         ([*SMALL, "--device", "cpu"], "describe it, as by --peak 0.2 "),
         ([*SMALL, "--peak", "3"], "are for --device cpu"),
-        ([*SMALL, "--tokens", "many"], "expected a number such as 1.5 or 15T"),
-        ([*SMALL, "--batch", "0"], "expected a whole number above 0"),
+        ([*SMALL, "--tokens", "many"], "expected a number above 0 (found 'many')"),
+        ([*SMALL, "--delay-ms", "0"], "expected a number above 0 (found '0')"),
+        ([*SMALL, "--host-memory", "64g"], "expected a number above 0 (found '64g')"),
+        ([*SMALL, "--batch", "0"], "expected a whole number from 1 to 1,048,576"),
+        ([*SMALL, "--batch", "2000000"], "expected a whole number from 1 to 1,048,576"),
+        ([*SMALL, "--seq", "1"], "expected a whole number from 2 to 16,777,216"),
+        ([*SMALL, "--link", "10gbit"], "--link is for several nodes: raise --nodes"),
+        ([*SMALL, "--inside", "pcie4"], "--inside is for nodes of several devices"),
+        ([*SMALL, "--price", "3"], "--price is for a number of tokens: give --tokens"),
+        ([*SMALL[:-4], *CPU, "--nodes", "1x2"], "several devices of a node need --inside"),
         (["gpt2", *SMALL[1:], "--vocabulary", "64"], "--vocabulary is for presets"),
         (["gpt2", *SMALL[1:], "--seq", "2048"], "gpt2 has 1024 positions: lower it"),
         (
@@ -178,6 +186,12 @@ def test_what_fits_nowhere_names_the_next_command(capsys):
     said = capsys.readouterr().err
     assert "try --nodes 2x8" in said or "try --nodes 4x8" in said
     main([*model, "--nodes", *said.split("--nodes ")[1].split()])
+
+
+def test_a_name_that_is_nowhere_is_answered_by_the_nearest(capsys):
+    with pytest.raises(SystemExit):
+        main(["llama3-8b", *SMALL[1:]])
+    assert "did you mean 'llama-3-8b'?" in capsys.readouterr().err
 
 
 @pytest.mark.long

@@ -66,10 +66,12 @@ LLAMA = {
     "num_key_value_heads": 2,
     "vocab_size": 300,
 }
+WITHOUT_KEYS = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
 CONFIGS = [
     GPT2,
     GPT2 | {"n_inner": 80, "activation_function": "gelu"},
     LLAMA,
+    WITHOUT_KEYS,
     LLAMA | {"attention_bias": True, "mlp_bias": True, "head_dim": 16},
     LLAMA | {"tie_word_embeddings": True, "num_key_value_heads": None},
     LLAMA | {"model_type": "mistral"},
@@ -106,8 +108,10 @@ def test_shapes_are_those_of_the_model_in_transformers(config, tmp_path):
 
 def test_other_types_and_names_of_the_hub_have_no_closed_form(tmp_path):
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({"model_type": "mamba"}))
-    assert read_decoder(str(path)) is None
+    cross = GPT2 | {"add_cross_attention": True}
+    for other in ({"model_type": "mamba"}, {"model_type": ["llama"]}, cross):
+        path.write_text(json.dumps(other))
+        assert read_decoder(str(path)) is None
     assert read_decoder("somebody/some-model") is None
 
 
@@ -117,6 +121,10 @@ def test_other_types_and_names_of_the_hub_have_no_closed_form(tmp_path):
         ("[]", "holds no mapping"),
         ("{", "config.json"),
         (json.dumps(LLAMA | {"hidden_size": "32"}), "hidden_size must be a whole number"),
+        (
+            json.dumps({**WITHOUT_KEYS, "model_type": "qwen2"}),
+            "num_key_value_heads must be a whole",
+        ),
         (json.dumps({**GPT2, "vocab_size": None}), "vocab_size must be a whole number"),
     ],
 )

@@ -35,6 +35,7 @@ def test_an_experiment_is_complete_and_stays(folder: Path) -> None:
     values = Parameters(mine / "params.yaml").complete()
     assert values.data.path == values.inputs["text"] == str(folder / "book.txt")
     assert values.data.separator == "\n\n"
+    assert values.data.validation_share == 0.5  # at 0.02 nothing were left to validate
     assert {timing.world_size for timing in values.timings.values()} == {4}
     assert values.agent.link is not None and values.agent.link.rate == "1gbit"
     assert all((mine / name).exists() for name in (*FILES, ".git"))
