@@ -40,7 +40,7 @@ from shardlab.models.names import parameter_names, plain
 
 BETWEEN_EXCHANGES = "sync."
 """begins the names of what only the same ranks can continue with"""
-_STEP, _COUNT = "outer.step", "sync.residuals"
+_STEP, _COUNT, _REPLICAS = "outer.step", "sync.residuals", "sync.replicas"
 _RESIDUAL, _MESSAGES, _BUFFERS = "sync.residual.", "sync.messages.", "sync.buffers"
 _FIX = (
     "begin with the same weights on all ranks, and count equally many steps: drop_last=True where "
@@ -201,6 +201,7 @@ class RareSync:
         self.wait()
         residuals = {} if self._feedback is None else self._feedback.state_dict()
         state = {_STEP: torch.tensor(self.step), _COUNT: torch.tensor(len(residuals))}
+        state[_REPLICAS] = torch.tensor(self._collective.world_size)
         state |= {_RESIDUAL + name: tensor for name, tensor in residuals.items()}
         messages = self._collective.state_dict()
         state |= {_MESSAGES + name: tensor for name, tensor in messages.items()}
@@ -224,6 +225,12 @@ class RareSync:
         """
         if _STEP not in state:
             return
+        replicas = self._collective.world_size
+        if (saved := int(state.get(_REPLICAS, replicas))) != replicas:
+            raise UserError(
+                f"the state is of {saved} replicas, here are {replicas}: save the model of "
+                "handle.exchanged_state_dict(), and load it and shardlab.merge_states of all ranks"
+            )
         self._forget()
         self._changes.reset()
         self.step = int(state[_STEP])

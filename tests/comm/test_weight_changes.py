@@ -10,7 +10,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import shardlab
-from tests.comm.replicas import MADE, PLAIN, attached, flat, meshed, refusal, trained
+from tests.comm.replicas import MADE, PLAIN, attached, flat, meshed, refusal, stepped, trained
 from tests.comm.wire import is_same_everywhere
 from tests.comm.wrapped_models import ddp, network
 from tests.ranks import on_ranks
@@ -140,3 +140,15 @@ def test_a_copy_of_the_model_is_not_exchanged(group):
     other = copy.deepcopy(model.module)
     other.load_state_dict({k: 2 * v for k, v in other.state_dict().items()})
     assert is_same_everywhere(trained(model, group, 1, optimizer, first=1)[-1], group)
+
+
+@on_ranks(2)
+def test_a_state_of_more_replicas_is_told_how_to_go_on(group):
+    model = ddp(group)
+    handle, optimizer = attached(model, 4)
+    stepped(model, optimizer, 2, group)
+    # each rank goes on alone
+    alone = [dist.new_group([rank]) for rank in range(2)][dist.get_rank(group)]
+    other, _ = attached(DistributedDataParallel(network(), process_group=alone), 4)
+    said = refusal(lambda: other.load_state_dict(handle.state_dict()))
+    assert "of 2 replicas, here are 1" in said and "merge_states" in said
