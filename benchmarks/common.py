@@ -63,12 +63,13 @@ def text_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]
     return make_table(title, headings, rows, layout="text")
 
 
-def publish(doc: str | None, page: Path, *parts: Table | str) -> None:
+def publish(doc: str | None, page: Path, *parts: Table | str, measured: Sequence[str] = ()) -> None:
     """Print tables and sentences, and write them as Markdown, with what they were measured by.
 
     Args:
         doc: docstring of the benchmark, whose first line is the title.
         page: file with the name of the benchmark; a page of an earlier run is replaced.
+        measured: by what, where it was not by this process.
     """
     body = "\n".join(
         f"## {part.title}\n\n{part.markdown()}" if isinstance(part, Table) else f"{part}\n"
@@ -79,11 +80,14 @@ def publish(doc: str | None, page: Path, *parts: Table | str) -> None:
     command = shlex.join(["python", "-m", f"benchmarks.{page.stem}", *sys.argv[1:]])
     host = describe_host()
     machine = [f"{host['cores']} cores of {host['cpu']}", f"{host['memory_bytes'] / 1e9:.0f} GB"]
+    here = (
+        f"Host: {', '.join([*machine, *host['gpus']])}",
+        f"Software: Python {host['python']}, torch {torch_version()}, Linux {host['kernel']}",
+    )
     facts = [
         f"- Command: `{command}`; its docstring says what is measured",
         f"- Revision: {git_revision()}, {time.strftime('%Y-%m-%d')}",
-        f"- Host: {', '.join([*machine, *host['gpus']])}",
-        f"- Software: Python {host['python']}, torch {torch_version()}, Linux {host['kernel']}",
+        *(f"- {fact}" for fact in measured or here),
     ]
     write_text(page, "\n".join([f"# {title}\n", *facts, "", body]))
 

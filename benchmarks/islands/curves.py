@@ -19,7 +19,7 @@ from benchmarks.islands.methods import (
     timed_as,
 )
 from benchmarks.islands.timing import stock_of, valid_timings, warm_step
-from shardlab.config.timing_record import NO_COMMUNICATION
+from shardlab.config.timing_record import NO_COMMUNICATION, machine_name
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
 from shardlab.core.interval import Ratio, interval_factor
@@ -176,6 +176,12 @@ class LinkTimes:
         self.name, self.stock = name, stock_of(name)
         self._runs = valid_timings(parameters(), name)
         self.compute = self.step(NO_COMMUNICATION, 1)
+
+    @property
+    def machine(self) -> str:
+        """Host and software of the timing."""
+        run = next(iter(self._runs.values()))
+        return machine_name(run.host, run.torch)
 
     @property
     def ratio(self) -> float:

@@ -364,4 +364,9 @@ def write_report() -> None:
     plots.save(bytes_plot(curves), FOLDER / "bytes.svg")
     parts.append("\n![perplexity by the bytes of a step](bytes.svg)\n")
     larger = larger_table(curves)
-    publish(__doc__, FOLDER / "islands.md", *parts, *([] if larger is None else [larger]))
+    parts += [] if larger is None else [larger]
+    hosts = {record["host"] for name in curves for record in records_of(name)}
+    measured = [f"Trained on: {', '.join(sorted(hosts))}"]
+    for link in (*links, *rare, *nodes):
+        measured.append(f"Timed on: {link.name}: {link.machine}")
+    publish(__doc__, FOLDER / "islands.md", *parts, measured=measured)
