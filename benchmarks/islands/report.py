@@ -42,6 +42,8 @@ from shardlab.report.tables import Table
 from stages.readme import replace_block
 
 _ALONE = "one-device"
+_UNCOMPRESSED = "-fp32"
+"""ends the names of methods whose exchanges have no codec"""
 _FAMILIES = {
     "one device": (_ALONE,),
     "stock torch": tuple(name for name in METHODS if name.startswith(TARGET) or name == "hsdp"),
@@ -120,6 +122,21 @@ def lengths_table(curves: Mapping[str, Curve]) -> Table:
             rows.append([name, *(ABSENT if each is None else within(*each, 3) for each in over)])
     headings = ("method", *(f"after {steps:,} steps of {TARGET}" for steps in lengths))
     return text_table("Perplexity over that of stock torch, by length", headings, rows)
+
+
+def exchanges_table(curves: Mapping[str, Curve]) -> Table:
+    """Return the perplexity of compressed exchanges over that of the same ones uncompressed, at
+    equal tokens."""
+    rows = []
+    for name in METHODS:
+        plain = f"{name.removesuffix('-int8')}{_UNCOMPRESSED}"
+        over = None
+        if name in curves and plain in curves:
+            over = curves[name].perplexity_over(curves[plain])
+        if over is not None:
+            rows.append([name, plain, within(*over, 3)])
+    headings = ("method", "uncompressed", "perplexity over that of uncompressed exchanges")
+    return text_table("Codecs of the exchanges", headings, rows)
 
 
 def larger_table(curves: Mapping[str, Curve]) -> Table | None:
@@ -360,7 +377,7 @@ def write_report() -> None:
         if any(METHODS[row.name].world_size == 4 for row in four):
             parts += [lookup_table(four, nodes, curves), times_table(four, nodes)]
     parts.append("# Quality, whatever the link\n")
-    parts += [quality_table(curves), lengths_table(curves)]
+    parts += [quality_table(curves), lengths_table(curves), exchanges_table(curves)]
     plots.save(bytes_plot(curves), FOLDER / "bytes.svg")
     parts.append("\n![perplexity by the bytes of a step](bytes.svg)\n")
     larger = larger_table(curves)

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.islands.curves import Curve, LinkTimes, length_at
 from benchmarks.islands.methods import METHODS, parameters, steps_of_equal_tokens, strategies
-from benchmarks.islands.report import crossing, larger_table, rows_of
+from benchmarks.islands.report import crossing, exchanges_table, larger_table, rows_of
 from benchmarks.islands.timing import timing_path, timings, valid_timings
 from benchmarks.islands.training import Run, lengths_around, tuned_rate
 from shardlab.config.timing_record import NO_COMMUNICATION, write_timings
@@ -152,6 +152,16 @@ def test_the_larger_model_is_compared_with_its_own_baseline(folder: Path) -> Non
     trained("one-device", {(0, 1200): 4.3}, "larger")
     table = larger_table(curves)
     assert table is not None and [row[2] for row in table.rows] == ["1.000", "1.350"]
+
+
+def test_compressed_exchanges_are_compared_with_uncompressed_ones(folder: Path) -> None:
+    trained("diloco32", {(0, 2000): 3.1, (1, 2000): 3.2, (0, 2800): 2.0})
+    trained("diloco32-fp32", {(0, 2000): 3.0, (1, 2000): 3.1, (2, 2000): 9.0})
+    trained("diloco32-int8", {(0, 2000): 3.0})
+    curves = {name: Curve(name) for name in ("diloco32", "diloco32-fp32", "diloco32-int8")}
+    rows = exchanges_table(curves).rows
+    assert [row[0] for row in rows] == ["diloco32", "diloco32-int8"]
+    assert [row[-1].split()[0] for row in rows] == ["1.105", "1.000"]
 
 
 def _record(method: str) -> dict[str, object]:
