@@ -25,6 +25,8 @@ from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_text
 from shardlab.core.progress import say
+from shardlab.data.source_records import Tally
+from shardlab.data.sources import read_documents
 from shardlab.models.build import build_model
 from stages.common import Parser, run_command
 from stages.readme import BEGIN, END
@@ -61,6 +63,8 @@ _JOBS = len(_STRATEGIES) * (len(_SEEDS) + 2) + 15
 _TRAINING, _TIMING, _RACE = 0.5, 0.125, 0.25
 """shares of the time: training, each of two timings, and the races of the search"""
 _LEAST_STEPS = 20
+_WORK = Path(".work")
+"""folder of what sources fetch, of which those of files need none"""
 _SHARE = Data.model_fields["validation_share"].default
 
 
@@ -166,8 +170,12 @@ def _data(text: str) -> tuple[dict[str, Any], dict[str, str]]:
         raise UserError(f"--text {text}: no such file or folder; give one, or wikipedia")
     suffixes = [suffix for suffix in path.suffixes if suffix in _SOURCES]
     data = {"source": _SOURCES[suffixes[-1]] if suffixes else "text", "path": str(path)}
-    if data["source"] == "text" and path.is_file():
-        data |= _split(path)
+    if data["source"] == "text":
+        data |= _split(path) if path.is_file() else {}
+        # records may need data.text_column, which is set in what init writes
+        tally = Tally("skip", f"--text {text}")
+        if next(read_documents(validate(Data, data, "--text"), _WORK, tally), None) is None:
+            raise tally.empty()
     return data, {"text": str(path)}
 
 

@@ -202,7 +202,7 @@ def read_text(root: Path, separator: str, tally: Tally) -> Iterator[tuple[str, s
     if (first := next(paths, None)) is None:
         raise UserError(
             f"data.path {str(root)!r}: a folder without {' or '.join(_TEXT_ENDINGS)} files; "
-            "name files so, or give one file"
+            "name files so, or give one file; of tokens, set data.source to tokens"
         )
     for path in chain([first], paths):
         yield from _read_text_file(path, f"{path.relative_to(root)}:", separator, tally)

@@ -21,8 +21,9 @@ def init(folder: Path, *arguments: str) -> tuple[int, str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with a text."""
-    (tmp_path / "here").mkdir()
+    """A folder with a text, and with what is none."""
+    (tmp_path / "here/tokens").mkdir(parents=True)
+    (tmp_path / "here/tokens/train.bin").write_bytes(bytes([0, 200] * 8))
     (tmp_path / "here/book.txt").write_text("one\n\ntwo")
     return tmp_path / "here"
 
@@ -56,6 +57,8 @@ def test_an_experiment_is_complete_and_stays(folder: Path) -> None:
     "arguments, error",
     [
         (["mine", "--text", "bok.txt"], "--text bok.txt: no such file or folder; give one, or wi"),
+        (["mine", "--text", "tokens"], "data.path 'FOLDER/tokens': a folder without .txt or .md"),
+        (["mine", "--text", "tokens/train.bin"], "--text tokens/train.bin: no documents; bad rec"),
         (["mine", "--model", "tinny"], "--model.preset: "),
         (["mine", "--ranks", "1"], "--ranks: input should be greater than or equal to 2"),
         (["mine", "--link", "100"], "--link.rate: link rate '100': write a number and its unit"),
