@@ -25,6 +25,7 @@ from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_text
 from shardlab.core.progress import say
+from shardlab.data.local_files import text_files
 from shardlab.models.build import build_model
 from stages.common import Parser, run_command
 from stages.readme import BEGIN, END
@@ -168,6 +169,8 @@ def _data(text: str) -> tuple[dict[str, Any], dict[str, str]]:
     data = {"source": _SOURCES[suffixes[-1]] if suffixes else "text", "path": str(path)}
     if data["source"] == "text" and path.is_file():
         data |= _split(path)
+    elif data["source"] == "text":
+        text_files(path)
     return data, {"text": str(path)}
 
 

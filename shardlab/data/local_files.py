@@ -198,14 +198,23 @@ def read_text(root: Path, separator: str, tally: Tally) -> Iterator[tuple[str, s
     if root.is_file():
         yield from _read_text_file(root, "", separator, tally)
         return
-    paths = _text_files(root)
+    for path in text_files(root):
+        yield from _read_text_file(path, f"{path.relative_to(root)}:", separator, tally)
+
+
+def text_files(folder: Path) -> Iterator[Path]:
+    """Return the files of plain text in a folder and those below it, in order.
+
+    Raises:
+        UserError: there is none.
+    """
+    paths = _text_files(folder)
     if (first := next(paths, None)) is None:
         raise UserError(
-            f"data.path {str(root)!r}: a folder without {' or '.join(_TEXT_ENDINGS)} files; "
-            "name files so, or give one file"
+            f"data.path {str(folder)!r}: a folder without {' or '.join(_TEXT_ENDINGS)} files; "
+            "name files so, give one file, or another data.source"
         )
-    for path in chain([first], paths):
-        yield from _read_text_file(path, f"{path.relative_to(root)}:", separator, tally)
+    return chain([first], paths)
 
 
 def _text_files(folder: Path) -> Iterator[Path]:

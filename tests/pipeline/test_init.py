@@ -56,6 +56,7 @@ def test_an_experiment_is_complete_and_stays(folder: Path) -> None:
     "arguments, error",
     [
         (["mine", "--text", "bok.txt"], "--text bok.txt: no such file or folder; give one, or wi"),
+        (["mine", "--text", "taken"], "data.path 'FOLDER/taken': a folder without .txt or .md files"),
         (["mine", "--model", "tinny"], "--model.preset: "),
         (["mine", "--ranks", "1"], "--ranks: input should be greater than or equal to 2"),
         (["mine", "--link", "100"], "--link.rate: link rate '100': write a number and its unit"),
