@@ -30,6 +30,7 @@ from benchmarks.islands.methods import (
     TARGET_LENGTHS,
     TARGET_STEPS,
     parameters,
+    steps_of_equal_tokens,
     strategies,
     sync_of,
 )
@@ -143,10 +144,11 @@ def larger_table(curves: Mapping[str, Curve]) -> Table | None:
     """Return the perplexity over that of the target with the larger model, beside the small one's;
     None if it was not trained."""
     losses = {}
-    for name in LARGER:
-        records = records_of(name, "larger")
-        if records:
-            losses[name] = records[0]["val_loss"], records[0]["parameters"]
+    for name in (name for name in LARGER if name in curves):
+        run = steps_of_equal_tokens(name, LARGER_STEPS), curves[name].rate / 2
+        for record in records_of(name, "larger"):
+            if (record["steps"], record["learning_rate"]) == run:
+                losses[name] = record["val_loss"], record["parameters"]
     if TARGET not in losses:
         return None
     rows = []
