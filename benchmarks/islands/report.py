@@ -299,7 +299,7 @@ def rare_table(links: Sequence[LinkTimes], curves: Mapping[str, Curve]) -> Table
         *("link", "method", "step over one without communication", "computing"),
         *("exchange, in steps of computation", "perplexity after equal tokens"),
     )
-    return text_table("Rare exchanges on the slowest links", headings, cells)
+    return text_table("Rare exchanges on slow links", headings, cells)
 
 
 def pays_table(rows: Sequence[Row], links: Sequence[LinkTimes]) -> Table:
@@ -384,7 +384,8 @@ def write_report() -> None:
     parts.append("\n![perplexity by the bytes of a step](bytes.svg)\n")
     larger = larger_table(curves)
     parts += [] if larger is None else [larger]
-    hosts = {record["host"] for name in curves for record in records_of(name)}
+    folders = "runs", "larger"
+    hosts = {r["host"] for name in curves for folder in folders for r in records_of(name, folder)}
     measured = [f"Trained on: {', '.join(sorted(hosts))}"]
     for link in (*links, *rare, *nodes):
         measured.append(f"Timed on: {link.name}: {link.machine}")
