@@ -71,14 +71,22 @@ def main(arguments: list[str] | None = None) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # names and signs that the encoding of the terminal lacks
         sys.stdout.reconfigure(errors="backslashreplace")
-    if name in ("-h", "--help"):
-        print(_help())
-    elif name == "--completion":
-        print(f"complete -W '{' '.join(COMMANDS)}' -o default shardlab")
-    elif name not in COMMANDS:
-        _fail(f"shardlab: error: no command {name!r}; {nearest(name, COMMANDS)}")
-    else:
-        _run(name, others)
+    try:
+        if name in ("-h", "--help"):
+            print(_help())
+        elif name == "--completion":
+            print(f"complete -W '{' '.join(COMMANDS)}' -o default shardlab")
+        elif name not in COMMANDS:
+            _fail(f"shardlab: error: no command {name!r}; {nearest(name, COMMANDS)}")
+        else:
+            _run(name, others)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except BrokenPipeError:
+        # who reads the output may stop, such as head; what is left goes nowhere at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(128 + signal.SIGPIPE)
 
 
 def _help() -> str:
@@ -101,19 +109,12 @@ def _run(name: str, arguments: list[str]) -> None:
     try:
         if not command.module.startswith("stages."):
             import_module(command.module).main(arguments)
-            sys.stdout.flush()
             return
         stages = _stages()
         stages.program, stages.example = f"shardlab {name}", command.example
         stages.begin()
         sys.argv[1:] = arguments
         runpy.run_module(command.module, run_name="__main__", alter_sys=True)
-    except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
-    except BrokenPipeError:
-        # who reads the output may stop, such as head; what is left goes nowhere at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(128 + signal.SIGPIPE)
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         if package in ("shardlab", "stages"):

@@ -285,6 +285,7 @@ def _advice(
             f"  {'enough' if enough else 'not enough, but nearest'} for {GOAL * 100:.0f} % of the "
             f"step: {best.use}",
             f"  handle = {best.attach or 'shardlab.attach(model)'}",
+            *(["  handle.synchronize()  # after the last step"] if best.every > 1 else []),
         ]
     )
 

@@ -25,6 +25,7 @@ from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_text
 from shardlab.core.progress import say
+from shardlab.data.local_files import open_packed
 from shardlab.data.source_records import Tally
 from shardlab.data.sources import read_documents
 from shardlab.models.build import build_model
@@ -181,13 +182,15 @@ def _data(text: str) -> tuple[dict[str, Any], dict[str, str]]:
 
 def _split(path: Path) -> dict[str, Any]:
     """Return how a text is cut into documents, some of which are to validate, by its first MB."""
-    with path.open("rb") as file:
+    with open_packed(path) as file:
         text = file.read(1 << 20)
     # one document would leave none to validate
     mark = b"<|endoftext|>"
     cut, own = (mark, {}) if mark in text else (b"\n\n", {"separator": "\n\n"})
+    # as many in each MB; of a packed file at least those of its own size
+    times = max(1.0, path.stat().st_size / max(len(text), 1))
     # documents are drawn by their hash: of ten expected ones there are some
-    share = 10 / (text.count(cut) + 1)
+    share = 10 / (times * text.count(cut) + 1)
     return own | ({"validation_share": round(min(share, 0.5), 2)} if share > _SHARE else {})
 
 

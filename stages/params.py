@@ -77,8 +77,9 @@ def main(params: Parameters) -> None:
         write_text(Path("data", f"{name}.yaml"), yaml.safe_dump(tree, sort_keys=False))
     steps = params("train").steps
     for name, strategy in params("strategies").items():
-        if left_out := strategy.gradients.left_out(steps):
-            say(f"params: warning: {name}: {left_out}")
+        for sent in (strategy.gradients, strategy.sync):
+            if left_out := sent and sent.left_out(steps):
+                say(f"params: warning: {name}: {left_out}")
     say("params: params.yaml is valid")
 
 

@@ -97,7 +97,7 @@ class JobLines(logging.Handler):
         self._bar: Any = None
         self._over = Event()
         self._repeated = ""
-        """last line of the last message with nothing new"""
+        """last line of the last error that only repeats that a job failed"""
 
     def begin(self, jobs: dict[int, Job]) -> None:
         """Show a bar of the jobs that are about to run, by their ids.
@@ -129,7 +129,8 @@ class JobLines(logging.Handler):
             case LogEvent.JOB_ERROR | LogEvent.GROUP_ERROR:
                 self._plain.handle(record)
             case None | LogEvent.ERROR if _repeats(record):
-                self._repeated = record.getMessage().strip().rpartition("\n")[2]
+                if record.levelno >= logging.ERROR:
+                    self._repeated = record.getMessage().strip().rpartition("\n")[2]
             case None | LogEvent.ERROR if _matters(record) or not self._executes():
                 with tqdm.external_write_mode(sys.stderr):
                     self._plain.handle(record)

@@ -91,10 +91,11 @@ def test_a_missing_package_is_one_line_with_its_extra(name, package, extra):
 PLAN = ["-m", "shardlab", "plan", "--device", "l4", "--seq", "64"]
 
 
-def test_who_reads_the_output_may_stop():
+@pytest.mark.parametrize("arguments", [[*PLAN, "tiny"], ["-m", "shardlab", "--help"]])
+def test_who_reads_the_output_may_stop(arguments):
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, *PLAN, "tiny"]
+    command = [sys.executable, *arguments]
     done = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")

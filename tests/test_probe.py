@@ -64,7 +64,9 @@ def check_table(block, table, ranks):
         assert percent == pytest.approx(100 * ratio / (1 + ratio), abs=0.2)
         assert gain == pytest.approx(ranks / (1 + ratio), abs=0.02)
     [line] = re.findall(r"^  handle = (.*)$", block, re.M)
-    assert line == (advise(ratios, table).attach or "shardlab.attach(model)")
+    best = advise(ratios, table)
+    assert line == (best.attach or "shardlab.attach(model)")
+    assert ("handle.synchronize()" in block) == (best.every > 1)
 
 
 @on_ranks(2)

@@ -108,10 +108,10 @@ class Curve:
         record = self.records.get(seed, {}).get(steps)
         return None if record is None else record["val_loss"]
 
-    def mean_bytes(self, target_steps: int = TARGET_STEPS) -> float:
-        """Return the bytes that a rank sends in a step of runs of as many tokens as so many steps
-        of the target, or of all runs if there is none."""
-        steps = steps_of_equal_tokens(self.name, target_steps)
+    def mean_bytes(self) -> float:
+        """Return the bytes that a rank sends in a step of runs of as many tokens as the target, or
+        of all runs if there is none."""
+        steps = steps_of_equal_tokens(self.name, TARGET_STEPS)
         records = [record for at in self.records.values() for record in at.values()]
         equal = [record for record in records if record["steps"] == steps]
         return float(np.mean([record["bytes_wire"] for record in equal or records]))

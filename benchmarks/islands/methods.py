@@ -23,8 +23,7 @@ class Method(NamedTuple):
     strategy: str
     """in params/islands.yaml"""
     steps: int = TARGET_STEPS
-    """length of the runs that tune it, and of all runs of the other seeds: about that which ends
-    at the loss to reach"""
+    """length of the runs that tune it: about that which ends at the loss to reach"""
     tuned_as: str | None = None
     """method of nearly the same updates, whose learning rate it takes"""
     world_size: int = 2

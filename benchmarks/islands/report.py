@@ -30,6 +30,7 @@ from benchmarks.islands.methods import (
     TARGET_LENGTHS,
     TARGET_STEPS,
     parameters,
+    steps_of_equal_tokens,
     strategies,
     sync_of,
 )
@@ -143,10 +144,11 @@ def larger_table(curves: Mapping[str, Curve]) -> Table | None:
     """Return the perplexity over that of the target with the larger model, beside the small one's;
     None if it was not trained."""
     losses = {}
-    for name in LARGER:
-        records = records_of(name, "larger")
-        if records:
-            losses[name] = records[0]["val_loss"], records[0]["parameters"]
+    for name in (name for name in LARGER if name in curves):
+        run = steps_of_equal_tokens(name, LARGER_STEPS), curves[name].rate / 2
+        for record in records_of(name, "larger"):
+            if (record["steps"], record["learning_rate"]) == run:
+                losses[name] = record["val_loss"], record["parameters"]
     if TARGET not in losses:
         return None
     rows = []
@@ -297,7 +299,7 @@ def rare_table(links: Sequence[LinkTimes], curves: Mapping[str, Curve]) -> Table
         *("link", "method", "step over one without communication", "computing"),
         *("exchange, in steps of computation", "perplexity after equal tokens"),
     )
-    return text_table("Rare exchanges on the slowest links", headings, cells)
+    return text_table("Rare exchanges on slow links", headings, cells)
 
 
 def pays_table(rows: Sequence[Row], links: Sequence[LinkTimes]) -> Table:
@@ -382,7 +384,8 @@ def write_report() -> None:
     parts.append("\n![perplexity by the bytes of a step](bytes.svg)\n")
     larger = larger_table(curves)
     parts += [] if larger is None else [larger]
-    hosts = {record["host"] for name in curves for record in records_of(name)}
+    folders = "runs", "larger"
+    hosts = {r["host"] for name in curves for folder in folders for r in records_of(name, folder)}
     measured = [f"Trained on: {', '.join(sorted(hosts))}"]
     for link in (*links, *rare, *nodes):
         measured.append(f"Timed on: {link.name}: {link.machine}")

@@ -81,7 +81,11 @@ def library() -> ctypes.CDLL | None:
         _why_reference = "no compiled kernels (no C++ compiler?)"
     except OSError as error:  # a library of another architecture, or a tree that cannot be written
         _why_reference = str(error)
-    say(f"shardlab: warning: {_why_reference}: using the PyTorch reference, slower")
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # not once per rank of torchrun
+        say(
+            f"shardlab: warning: {_why_reference}: using the PyTorch reference, slower; "
+            "install a C++ compiler, then shardlab again"
+        )
     return None
 
 

@@ -38,8 +38,8 @@ from shardlab.core.errors import UserError
 from shardlab.models.names import matching, parameter_names, whole_units
 
 _WRAPPERS = Attachable, FSDPModule, FullyShardedDataParallel, DistributedDataParallel
-
-Detach = Callable[[], None]
+Makers = tuple[MakeCollective, MakeCollective, MakeCollective]
+"""of gradients, of weights, and of gradients between replicas"""
 Spec = str | Mapping[str, Any] | BaseModel | Codec
 
 
@@ -153,6 +153,8 @@ def attach(
         raise UserError('attach: outer is a mapping, as {"codec": "int4"}; every is sync_every')
     if warmup_steps and gradients == "none" and between_nodes is None:
         raise UserError('attach: warmup_steps is of codecs: give outer={"warmup_steps": ...}')
+    if type(sync_every) is not int or sync_every < 1:
+        raise UserError(f"attach: sync_every must be a whole number above 0 (found {sync_every!r})")
     given = {**outer, "every": sync_every, "codec": spec_of(outer.get("codec", "none"))}
     sync = validate(Sync, given, "attach: outer")
     return _attach(model, settings, gathered, overlap, replicas, seed, sync, unwrapped(optimizer))
@@ -172,7 +174,7 @@ def _attach(
     wrapper = _find_wrapper(model)
     _check_wrapper(model, wrapper, weights, overlap)
     _check_replicas(wrapper, gradients, replicas, sync)
-    excluded = _excluded_blocks(model, wrapper, for_gradients["exclude"])
+    excluded = _excluded(model, wrapper, for_gradients["exclude"])
     if not gradients.is_plain:
         gradients = replace(gradients, excluded=excluded)
     ledger, lanes = Ledger(for_gradients["ranks_per_node"]), Lanes() if overlap else None
@@ -247,6 +249,8 @@ def _rare_sync(
     codec = make_codec(settings.codec)
     if codec.votes:
         raise UserError(f"attach: outer: {codec.name!r} votes, and exchanges need means")
+    if (warning := settings.left_out()) and dist.get_rank() == 0:
+        warnings.warn(f"attach: outer: {warning}", stacklevel=4)
     feedback = ErrorFeedback(decay=settings.decay) if settings.error_feedback else None
     if settings.delay:
         # exchanges run in a thread, and collectives of one group need one order
@@ -258,9 +262,7 @@ def _rare_sync(
     return RareSync(model, settings, collective, exact, feedback)
 
 
-def _until_warm(
-    wrapper: nn.Module, makers: tuple[MakeCollective, ...], sync: RareSync
-) -> tuple[MakeCollective, MakeCollective, MakeCollective]:
+def _until_warm(wrapper: nn.Module, makers: Makers, sync: RareSync) -> Makers:
     """Return the makers, with the gradients between replicas sent in the warm-up alone."""
     gradients, weights, between = makers
 
@@ -352,9 +354,7 @@ def _check_replicas(
     )
 
 
-def _excluded_blocks(
-    model: nn.Module, wrapper: nn.Module, patterns: Sequence[str]
-) -> frozenset[str]:
+def _excluded(model: nn.Module, wrapper: nn.Module, patterns: Sequence[str]) -> frozenset[str]:
     """Return the names of the blocks that the patterns of parameters select."""
     if isinstance(wrapper, Attachable):
         return whole_units(wrapper.unit_names(), patterns)
@@ -381,11 +381,11 @@ def _unit_names(model: nn.Module, wrapper: nn.Module) -> frozenset[str] | None:
 def _attach_wrapper(
     model: nn.Module,
     wrapper: nn.Module,
-    makers: tuple[MakeCollective, MakeCollective, MakeCollective],
+    makers: Makers,
     lanes: Lanes | None,
     replicas: dist.ProcessGroup | None,
-) -> Detach:
-    """Use the collectives of gradients, of weights, and of gradients between replicas."""
+) -> Callable[[], None]:
+    """Use the collectives; return a function that restores those of torch."""
     if isinstance(wrapper, Attachable):
         if wrapper.is_attached:
             raise UserError("attach: the engine of this model has attached it already: build anew")

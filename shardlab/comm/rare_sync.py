@@ -43,8 +43,9 @@ BETWEEN_EXCHANGES = "sync."
 _STEP, _COUNT, _REPLICAS = "outer.step", "sync.residuals", "sync.replicas"
 _RESIDUAL, _MESSAGES, _BUFFERS = "sync.residual.", "sync.messages.", "sync.buffers"
 _FIX = (
-    "begin with the same weights on all ranks, and count equally many steps: drop_last=True where "
-    "data do not divide, handle.step() in place of optimizer= where GradScaler leaves steps out"
+    "begin with the same weights on all ranks, or load handle.state_dict() with those of a "
+    "checkpoint, and count equally many steps: drop_last=True where data do not divide, "
+    "handle.step() in place of optimizer= where GradScaler leaves steps out"
 )
 
 

@@ -8,8 +8,36 @@ from pydantic import AfterValidator, Field, model_validator
 from shardlab.config.codec_options import CodecSpec, NoneSpec
 from shardlab.config.codec_table import AnyCodec, codec_text
 from shardlab.core.document import AS_TUPLE, Document
+from shardlab.core.numbers import plural
 
 Route = Literal["native", "exchange"]
+
+
+def left_out(
+    codec: CodecSpec, error_feedback: bool, messages: int | None, each: str, what: str
+) -> str | None:
+    """Return a sentence on the elements that a run sends never, or None where it may send all.
+
+    A message holds at most a fraction d of the elements, so that T messages send at most T d of
+    them, even where each is another: below 1 the rest never moves its parameter. Error feedback
+    keeps them for later messages, which a run so short does not have.
+
+    Args:
+        messages: of a unit in the run; None: unknown.
+        each: what has a message, in words.
+        what: is sent, in words.
+    """
+    sent, text = codec.most_sent(), codec_text(codec)
+    if sent == 1 or (error_feedback and messages is None):
+        return None
+    fix = "set warmup_steps and error_feedback, or raise the density"
+    if messages is None:
+        few = f"fewer than {plural(math.ceil(1 / sent), each)} cannot send all {what}"
+        return f"{text} drops what it does not send: {few}: {fix}"
+    if messages * sent >= 1:
+        return None
+    share = f"{100 * messages * sent:.2g} %"
+    return f"{text} sends at most {share} of the {what} in {plural(messages, each)}: {fix}"
 
 
 class Compression(Document):
@@ -60,26 +88,14 @@ class Compression(Document):
         return self
 
     def left_out(self, steps: int | None = None) -> str | None:
-        """Return a sentence on the elements that a run sends never, or None where it may send all.
-
-        A message holds at most a fraction d of the elements, so that T steps send at most T d of
-        them, even where each is another: below 1 the rest never moves its parameter. Error feedback
-        keeps them for later steps, which a run so short does not have.
+        """Return a sentence on the gradients that a run sends never, or None where it may send all.
 
         Args:
             steps: of the run; None: unknown.
         """
-        sent, codec = self.codec.most_sent(), codec_text(self.codec)
-        if sent == 1 or self.warmup_steps or (self.error_feedback and steps is None):
+        if self.warmup_steps:
             return None
-        fix = "set warmup_steps and error_feedback, or raise the density"
-        if steps is None:
-            few = f"fewer than {math.ceil(1 / sent)} steps cannot send all gradients"
-            return f"{codec} drops what it does not send: {few}: {fix}"
-        if steps * sent >= 1:
-            return None
-        share = f"{100 * steps * sent:.2g} %"
-        return f"{codec} sends at most {share} of the gradients in {steps} steps: {fix}"
+        return left_out(self.codec, self.error_feedback, steps, "step", "gradients")
 
     def plain(self) -> bool:
         """Return whether nothing is compressed, neither inside a node nor between nodes."""

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from shardlab.config.codec_options import NoneSpec
 from shardlab.config.codec_table import AnyCodec
+from shardlab.config.compression import left_out
 from shardlab.core.document import Document
 
 MINIMUM_SIZE = 1024
@@ -67,6 +68,19 @@ class Sync(Document):
         momentum = self.outer_momentum()
         optimizer = self.optimizer if momentum else "nesterov"
         return self.model_copy(update={"momentum": momentum, "optimizer": optimizer})
+
+    def left_out(self, steps: int | None = None) -> str | None:
+        """Return a sentence on the outer gradients that a run sends never, or None where it may
+        send all.
+
+        Args:
+            steps: of the run; None: unknown.
+        """
+        if self.warmup_steps:
+            return None
+        # the last step is followed by an exchange
+        exchanges = None if steps is None else -(-steps // self.every)
+        return left_out(self.codec, self.error_feedback, exchanges, "exchange", "outer gradients")
 
     def whole_rounds(self, steps: int) -> int | None:
         """Return at least so many steps, which are whole rounds from exchange to exchange; None

@@ -61,10 +61,9 @@ def percent(fraction: float | None, places: int = 1) -> str:
 
 def number(value: float, unit: str = "") -> str:
     """Format to three digits with a prefix of the unit, as in `8.03 G` or `1 Gbit/s`."""
-    size, prefix = next((each for each in _PREFIXES if value >= each[0]), _PREFIXES[-1])
-    text = figure(value / size)
-    text = text.rstrip("0").rstrip(".") if "." in text else text
-    return f"{text} {prefix}{unit}".rstrip()
+    shown = float(f"{value:.3g}")
+    size, prefix = next((each for each in _PREFIXES if shown >= each[0]), _PREFIXES[-1])
+    return f"{_trimmed(figure(value / size))} {prefix}{unit}".rstrip()
 
 
 def plural(count: int, noun: str) -> str:
@@ -78,5 +77,11 @@ def signed(value: float, places: int, unit: str = "") -> str:
 
 
 def rough(value: float) -> str:
-    """Return two digits, without an exponent."""
-    return f"{float(f'{value:.2g}'):.6g}"
+    """Format to two digits, without an exponent."""
+    shown = float(f"{value:.2g}")
+    return _trimmed(f"{shown:.{decimals(shown, 2)}f}")
+
+
+def _trimmed(text: str) -> str:
+    """Remove zeros at the end of decimals."""
+    return text.rstrip("0").rstrip(".") if "." in text else text

@@ -107,10 +107,11 @@ def _split(
     sizes = [sum(count for part in split for _, count in part.ranges) for split in parts]
     if 0 in sizes:
         split, change = ("validation", "raise") if sizes[0] else ("training", "lower")
+        fix = f"{change} it (one document is {1 / total:.2g}), or " if total > 1 else ""
         raise UserError(
             f"data.path {data.path!r}: no token of the {total} documents falls into the {split} "
-            f"split at data.validation_share {data.validation_share}; {change} it, or give more "
-            f"documents, which end with token {end} where no index says so"
+            f"split at data.validation_share {data.validation_share}; {fix}give more documents, "
+            f"which end with token {end} where no index says so"
         )
     return *parts, lengths
 

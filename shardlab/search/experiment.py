@@ -26,6 +26,7 @@ from shardlab.config.timing_record import NO_COMMUNICATION
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError, nearest
 from shardlab.core.files import write_text
+from shardlab.core.numbers import plural
 from shardlab.search.history import History, paired_steps
 from shardlab.search.records import Measured
 
@@ -178,7 +179,8 @@ def result_text(history: History, name: str, reason: str) -> str:
     entry = {"strategies": {name: written(history.held.strategy)}}
     return "\n".join(
         [
-            f"{load.model}, {load.world_size} ranks, link {load.link}: {len(history.races)} races",
+            f"{load.model}, {load.world_size} ranks, link {load.link}: "
+            f"{plural(len(history.races), 'race')}",
             f"ended: {reason}",
             "",
             ranking_text(history),

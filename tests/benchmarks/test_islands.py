@@ -69,10 +69,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def trained(method: str, losses: Mapping[tuple[int, int], float], folder: str = "runs") -> None:
+def trained(
+    method: str,
+    losses: Mapping[tuple[int, int], float],
+    rate: float = 0.003,
+    folder: str = "runs",
+) -> None:
     """Write records of runs at one learning rate, by seed and steps."""
     for (seed, steps), loss in losses.items():
-        run = Run(method, steps, seed, 0.003, folder)
+        run = Run(method, steps, seed, rate, folder)
         strategy = strategies()[METHODS[method].strategy]
         facts = {"strategy_hash": strategy.hash(), "bytes_wire": 1.0, "parameters": 10}
         write_json(run.path, {**run._asdict(), **facts, "val_loss": loss})
@@ -148,8 +153,11 @@ def test_the_larger_model_is_compared_with_its_own_baseline(folder: Path) -> Non
     trained("one-device", {(0, 4000): 3.1})
     curves = {name: Curve(name) for name in ("stock", "one-device")}
     assert larger_table(curves) is None
-    trained("stock", {(0, 600): 4.0}, "larger")
-    trained("one-device", {(0, 1200): 4.3}, "larger")
+    for name, steps, loss in (("stock", 600, 4.0), ("one-device", 1200, 4.3)):
+        trained(name, {(0, steps): loss}, 0.0015, "larger")
+        # of another tuning, and of another length
+        trained(name, {(0, steps): 9.0}, 0.001, "larger")
+        trained(name, {(0, 10 * steps): 1.0}, 0.0015, "larger")
     table = larger_table(curves)
     assert table is not None and [row[2] for row in table.rows] == ["1.000", "1.350"]
 

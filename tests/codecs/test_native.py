@@ -61,6 +61,16 @@ def test_without_a_library_the_reference_runs_and_says_why(
     assert capfd.readouterr().err.count(reason) == warnings
 
 
+def test_of_the_ranks_of_a_node_one_says_what_to_do(unloaded, tmp_path, capfd):
+    unloaded.setattr(native, "LIBRARY", tmp_path / "absent.so")
+    unloaded.setattr(native, "TREE", tmp_path)
+    for rank in ("0", "1"):
+        unloaded.setenv("LOCAL_RANK", rank)
+        native.library.cache_clear()
+        assert not native.available()
+    assert capfd.readouterr().err.count("install a C++ compiler, then shardlab again\n") == 1
+
+
 def test_unknown_value_of_environment_variable_is_refused(unloaded):
     unloaded.setenv("SHARDLAB_KERNELS", "fast")
     expected = r"SHARDLAB_KERNELS: set it to 'reference' or not at all \(found 'fast'\)"

@@ -2,6 +2,7 @@
 
 import copy
 import os
+import warnings
 
 import pytest
 import torch
@@ -320,7 +321,8 @@ def test_replicas_that_differ_are_refused_on_all_ranks(group):
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicas", "shards"))
     model = fully_shard(nn.Linear(40, 31), mesh=mesh)
     _, optimizer = attached(model, 1)
-    assert "first parameters" in refusal(lambda: trained(model, group, 1, optimizer), PayloadError)
+    said = refusal(lambda: trained(model, group, 1, optimizer), PayloadError)
+    assert "first parameters" in said and "load handle.state_dict()" in said
 
 
 @pytest.mark.long
@@ -343,6 +345,7 @@ def test_a_rank_that_is_lost_between_exchanges_is_named():
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
+        ({"sync_every": 0}, "sync_every must be a whole number above 0 (found 0)"),
         ({"outer": {"every": 8}}, "every is sync_every"),
         ({"outer": "int4"}, "outer is a mapping"),
         ({"warmup_steps": 3}, 'give outer={"warmup_steps"'),
@@ -352,4 +355,17 @@ def test_a_rank_that_is_lost_between_exchanges_is_named():
 )
 @on_ranks(2)
 def test_options_that_mean_nothing_are_refused(group, options, reason):
-    assert reason in refusal(lambda: shardlab.attach(ddp(group), sync_every=2, **options))
+    assert reason in refusal(lambda: shardlab.attach(ddp(group), **{"sync_every": 2} | options))
+
+
+@on_ranks(2)
+def test_outer_gradients_that_are_dropped_are_named(group):
+    """On the first rank."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for error_feedback in (False, True):
+            attached(ddp(group), 8, codec="topk:density=0.5", error_feedback=error_feedback)
+    said = [line for each in caught if "drops what" in (line := str(each.message))]
+    few = "topk:density=0.5 drops what it does not send: fewer than 2 exchanges cannot send all"
+    assert len(said) == (dist.get_rank(group) == 0)
+    assert all(line.startswith(f"attach: outer: {few} outer gradients") for line in said)

@@ -10,6 +10,7 @@ from hypothesis import given
 from shardlab.config.engine_traits import ENGINES, inapplicable
 from shardlab.config.settings import Override
 from shardlab.config.strategy import CanonicalStrategy, parse_strategy
+from shardlab.config.sync import Sync
 from shardlab.core.document import validate
 from tests.config.drawn_strategies import documents
 
@@ -141,3 +142,15 @@ def test_a_run_is_too_short_for_a_sparse_codec_below_one_over_its_density(
     assert said in str(gradients.left_out(enough - 1))
     warm = parse_strategy({"gradients": {**given, "warmup_steps": 1}}).gradients
     assert warm.left_out(2) is None
+
+
+def test_a_run_has_fewer_exchanges_than_steps_for_a_sparse_codec() -> None:
+    """The exchange after the last step included."""
+    given = {"every": 8, "codec": "topk:density=0.25", "error_feedback": True}
+    sync = validate(Sync, given, "")
+    assert sync.left_out() is sync.left_out(25) is None
+    said = "sends at most 75 % of the outer gradients in 3 exchanges: set warmup_steps"
+    assert said in str(sync.left_out(24))
+    assert validate(Sync, {**given, "warmup_steps": 1}, "").left_out(24) is None
+    dropped = validate(Sync, {**given, "error_feedback": False}, "")
+    assert "fewer than 4 exchanges cannot send all outer gradients" in str(dropped.left_out())

@@ -202,6 +202,19 @@ def test_rows_without_ids_are_documents_without_tokens(tmp_path):
         map_files(tmp_path / "saved", tmp_path / "out", share=0.5)
 
 
+def test_files_without_end_of_text_are_a_document_each(tmp_path):
+    (folder := tmp_path / "two").mkdir()
+    np.arange(1, 41, dtype=np.uint16).tofile(folder / "train.bin")
+    np.arange(1, 21, dtype=np.uint16).tofile(folder / "val.bin")
+    with pytest.raises(UserError, match=r"; raise it \(one document is 0\.5\), or give more doc"):
+        map_files(folder, tmp_path / "out", share=0.1)
+    map_files(folder, tmp_path / "out", share=0.5)
+    assert [len(split) for split in splits(tmp_path / "out")] == [40, 20]
+    (folder / "val.bin").unlink()
+    with pytest.raises(UserError, match=r"validation_share 0\.5; give more documents"):
+        map_files(folder, tmp_path / "out", share=0.5)
+
+
 def test_files_where_the_stages_write_are_refused_and_stay(tmp_path):
     (folder := tmp_path / "out/tokens").mkdir(parents=True)
     path = nanogpt(folder, DOCUMENTS)

@@ -1,5 +1,6 @@
 """Experiments that `shardlab init` writes: what is refused, and what a second call leaves alone."""
 
+import gzip
 import shutil
 from pathlib import Path
 
@@ -51,6 +52,17 @@ def test_an_experiment_is_complete_and_stays(folder: Path) -> None:
     assert (mine / "params.yaml").read_text() == text
     ignored = (mine / ".gitignore").read_text().splitlines()
     assert [line for line in ignored if line in ("/csrc", "/shardlab", "/stages")] == ignored[-3:]
+
+
+@pytest.mark.parametrize("name, size", [("books.txt", 10_000), ("books.txt.gz", 100)])
+def test_documents_are_those_of_the_whole_text(folder: Path, name: str, size: int) -> None:
+    """600, of which the first MB has a sixth, or all, packed."""
+    text = b"<|endoftext|>".join([b"a" * size] * 600)
+    (folder / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    code, said = init(folder, "mine", "--text", name, "--minutes", "60")
+    assert code == 0, said
+    values = Parameters(folder / "mine/params.yaml").complete()
+    assert (values.data.separator, values.data.validation_share) == (None, 0.02)
 
 
 @pytest.mark.parametrize(

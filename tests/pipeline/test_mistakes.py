@@ -118,11 +118,13 @@ def test_logs_neither_fail_a_stage_nor_hide_its_error(project: Path) -> None:
 
 
 def test_runs_too_short_for_their_codec_are_named(project: Path) -> None:
-    """12 steps at a density of 5 %."""
+    """12 steps at a density of 5 %, and three exchanges at 10 %."""
     codec = "strategies.fsdp2-int8.gradients.codec=topk:density=0.05"
-    said = run(project, "python", "-m", "stages.params", "--set", codec).stdout
-    short, valid = said.splitlines()
-    assert "warning: fsdp2-int8: topk:density=0.05 sends at most 60 % of" in short
+    rare = "strategies.rare={engine: ddp, sync: {every: 4, codec: 'topk:density=0.1'}}"
+    said = run(project, "python", "-m", "stages.params", "--set", codec, "--set", rare).stdout
+    short, rarely, valid = said.splitlines()
+    assert "warning: fsdp2-int8: topk:density=0.05 sends at most 60 % of the gradients" in short
+    assert "warning: rare: topk:density=0.1 sends at most 30 % of the outer gradients" in rarely
     assert "valid" in valid
 
 

@@ -116,6 +116,7 @@ def test_what_ended_a_job_is_shown_where_its_log_does_not_tell(
     shown: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines, say = started(shown, monkeypatch)
+    say("Assuming unrestricted shared filesystem usage.")
     say("Rule: train", event=LogEvent.JOB_INFO, jobid=0)
     killed = (
         "CalledProcessError in file train.smk, line 40:\nCommand died with <Signals.SIGKILL: 9>"

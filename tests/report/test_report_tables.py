@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from shardlab.core.numbers import ABSENT, figure, number, percent, plus_minus, scientific
+from shardlab.core.numbers import ABSENT, figure, number, percent, plus_minus, rough, scientific
 from shardlab.report.answer import answer
 from shardlab.report.sections.appendix import environment, setting_line
 from shardlab.report.sections.runs import comparison_table
@@ -140,6 +140,11 @@ def test_markdown_escapes_text_and_a_row_has_one_cell_per_column():
         (figure(-0.0001), "−0.000100"),  # noqa: RUF001
         (number(1e8, "bit/s"), "100 Mbit/s"),
         (number(2.5e9, "bit/s"), "2.5 Gbit/s"),
+        (number(999_600), "1 M"),
+        (rough(17_123), "17000"),
+        (rough(0.98), "0.98"),
+        (rough(1.02), "1"),
+        (rough(3.04e-7), "0.0000003"),
         (plus_minus(48.31, 0.57), "48.3 ± 0.6"),
         (plus_minus(48.31, math.nan), "48.3"),
         (scientific(2.1e-8), "2e−8"),  # noqa: RUF001
