@@ -45,6 +45,8 @@ from stages.readme import replace_block
 _ALONE = "one-device"
 _UNCOMPRESSED = "-fp32"
 """ends the names of methods whose exchanges have no codec"""
+_BELOW = "diloco32-warm", "streaming32-warm", "diloco32-fp32", "manual-int8-w8"
+"""methods that are named below their points, since others are above these"""
 _FAMILIES = {
     "one device": (_ALONE,),
     "stock torch": tuple(name for name in METHODS if name.startswith(TARGET) or name == "hsdp"),
@@ -182,7 +184,8 @@ def bytes_plot(curves: Mapping[str, Curve]) -> Figure:
                 continue
             point = (curve.mean_bytes() / 1e3 / METHODS[name].accumulation, over.ratio)
             axes.scatter(*point, color=colour, marker=plots.MARKERS[number], label=label)
-            axes.annotate(name, point, (4, 3), textcoords="offset points", fontsize=7)
+            offset = 4, -9 if name in _BELOW else 3
+            axes.annotate(name, point, offset, textcoords="offset points", fontsize=7)
             label = None
     axes.set(xscale="log")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
@@ -339,7 +342,7 @@ def gain_plot(rows: Sequence[Row], links: Sequence[LinkTimes]) -> Figure:
         axes.plot(x, y, label=family, color=colour, marker=plots.MARKERS[number])
     axes.set(xscale="log", ylim=(0, None))
     ticks = [f"{figure(link.ratio, 2)}\n{link.name}" for link in ordered]
-    axes.set_xticks([link.ratio for link in ordered], ticks)
+    axes.set_xticks([link.ratio for link in ordered], ticks, fontsize=7)
     axes.set_xticks([], minor=True)
     axes.set_xlabel("synchronisation of stock FSDP2 / computation")
     axes.set_ylabel("times as fast to the loss as one device")
