@@ -74,9 +74,10 @@ def test_documents_are_those_of_the_whole_text(folder: Path, name: str, size: in
         (["mine", "--model", "tinny"], "--model.preset: "),
         (["mine", "--ranks", "1"], "--ranks: input should be greater than or equal to 2"),
         (["mine", "--link", "100"], "--link.rate: link rate '100': write a number and its unit"),
+        # takes many times the minute, on the fastest of cores, too
         pytest.param(
-            ["mine", "--model", "6x256", "--minutes", "1"],
-            "--minutes 1: 8 runs of 6x256 with steps of ",
+            ["mine", "--model", "8x576", "--minutes", "1"],
+            "--minutes 1: 8 runs of 8x576 with steps of ",
             marks=pytest.mark.long,
         ),
         (["."], "FOLDER: not empty, and no experiment: name a new folder"),
