@@ -11,6 +11,8 @@ from pathlib import Path
 
 from shardlab.core.errors import UserError
 from shardlab.core.process import on_end_signals
+from shardlab.core.progress import say
+from shardlab.report.markdown import unescape
 from stages.common import Parser, run_command, stop
 
 _REPORT = Path("results/report")
@@ -24,11 +26,17 @@ def main() -> None:
         raise UserError("params.yaml: no such file: shardlab init DIR writes one into a folder")
     if not Path("stages").exists():
         raise UserError("stages: no such folder: shardlab init . writes the links of a clone")
-    on_end_signals(stop)
+    on_end_signals(_interrupted)
     snakemake(Path(), *arguments)
     if not arguments and (_REPORT / "headline.md").exists():
-        print(f"\n{(_REPORT / 'headline.md').read_text(encoding='utf-8')}")
+        headline = (_REPORT / "headline.md").read_text(encoding="utf-8")
+        print(f"\n{unescape(headline)}")
         print(f"The whole comparison: {(_REPORT / 'report.html').absolute()}")
+
+
+def _interrupted(number: int) -> None:
+    say("run: interrupted: the same command goes on from there")
+    stop(number)
 
 
 def snakemake(folder: Path, *arguments: str) -> None:

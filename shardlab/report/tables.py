@@ -9,6 +9,7 @@ import matplotlib.figure
 
 from shardlab.config.contention import THRESHOLD
 from shardlab.core.numbers import ABSENT, INFINITE, figure, percent, plus_minus, within
+from shardlab.report.markdown import escape
 
 Row = Mapping[str, Any]
 Cell = Callable[[Row], str]
@@ -130,11 +131,6 @@ class Table:
         headings, *rows = ([escape(cell) for cell in line] for line in lines)
         ruler = ["---:" if column.numeric else "---" for column in self.columns]
         return "".join(f"| {' | '.join(line)} |\n" for line in (headings, ruler, *rows))
-
-
-def escape(text: str) -> str:
-    """Escape text to one line that Markdown shows as it is, without markup or HTML."""
-    return re.sub(r"([\\`*_\[\]<>|~&])", r"\\\1", " ".join(text.split()))
 
 
 def make_table(

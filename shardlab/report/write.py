@@ -20,13 +20,14 @@ from shardlab.report.aggregate import loss_curves, seed_warning
 from shardlab.report.answer import Answer, answer
 from shardlab.report.evidence import Builder, Evidence
 from shardlab.report.inline import inline
+from shardlab.report.markdown import escape
 from shardlab.report.plots import save
 from shardlab.report.sections import appendix, runs
 from shardlab.report.sections.forecast import forecast
 from shardlab.report.sections.links import all_timings, crossover, links, time_to_quality
 from shardlab.report.sections.scaling import scaling
 from shardlab.report.sections.search import search
-from shardlab.report.tables import Section, escape, figures_of, tables_of
+from shardlab.report.tables import Section, figures_of, tables_of
 
 SECTIONS: tuple[Builder, ...] = (
     runs.comparison,

@@ -5,13 +5,13 @@ import pytest
 
 from shardlab.core.numbers import ABSENT, figure, number, percent, plus_minus, rough, scientific
 from shardlab.report.answer import answer
+from shardlab.report.markdown import escape, unescape
 from shardlab.report.sections.appendix import environment, setting_line
 from shardlab.report.sections.runs import comparison_table
 from shardlab.report.tables import (
     ONE_DEVICE,
     RUN,
     Column,
-    escape,
     flatten,
     make_table,
     spread,
@@ -121,6 +121,11 @@ def test_every_host_and_machine_is_named():
     far = timed[-1].model_copy(update={"timing": "far", "torch": "2.12.0"})
     (sentence,) = environment(make_evidence(records, timed=[*timed, far])).sentences
     assert sentence.startswith("Timings of 2 machines") and "far on " in sentence
+
+
+@pytest.mark.parametrize("text", ["a|b <script> [x](http://y) `c` *d* _e_ ~f~ &g", "a\\_b \\\\ c"])
+def test_a_terminal_shows_text_without_what_markdown_needs(text):
+    assert unescape(escape(text)) == text
 
 
 def test_markdown_escapes_text_and_a_row_has_one_cell_per_column():
