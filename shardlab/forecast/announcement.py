@@ -40,7 +40,7 @@ def _time(seconds: Sequence[float | None]) -> str:
         return "time unknown before a first run"
     total = sum(known)
     text = f"{total:.2g} s" if total < 99 else f"{total / 60:,.0f} minutes"
-    text += ", as such jobs took before"
+    text += ", as such jobs took with the parameters of then"
     new = len(seconds) - len(known)
     return f"more than {text}; new: {plural(new, 'job')}" if new else f"about {text}"
 

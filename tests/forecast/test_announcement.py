@@ -27,11 +27,14 @@ def test_a_first_run_says_what_follows_from_the_parameters() -> None:
     ]
 
 
+THEN = "as such jobs took with the parameters of then"
+
+
 @pytest.mark.parametrize(
     "seconds, time",
     [
-        ([300.0, 400.0, 12.0, 8.0], "about 12 minutes, as such jobs took before"),
-        ([20.0, None, 1.5, None], "more than 22 s, as such jobs took before; new: 2 jobs"),
+        ([300.0, 400.0, 12.0, 8.0], f"about 12 minutes, {THEN}"),
+        ([20.0, None, 1.5, None], f"more than 22 s, {THEN}; new: 2 jobs"),
     ],
 )
 def test_time_is_that_of_such_jobs_before(seconds: list[float | None], time: str) -> None:
