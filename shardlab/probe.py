@@ -284,8 +284,10 @@ def _advice(
             f"  {codec} exchanges take 5 % of the time with sync_every={few}, 10 % with {fewer}",
             f"  {'enough' if enough else 'not enough, but nearest'} for {GOAL * 100:.0f} % of the "
             f"step: {best.use}",
-            f"  handle = {best.attach or 'shardlab.attach(model)'}",
-            *(["  handle.synchronize()  # after the last step"] if best.every > 1 else []),
+            *(
+                f"  {line}"
+                for line in (best.attach or "handle = shardlab.attach(model)").splitlines()
+            ),
         ]
     )
 

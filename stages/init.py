@@ -64,8 +64,6 @@ _JOBS = len(_STRATEGIES) * (len(_SEEDS) + 2) + 15
 _TRAINING, _TIMING, _RACE = 0.5, 0.125, 0.25
 """shares of the time: training, each of two timings, and the races of the search"""
 _LEAST_STEPS = 20
-_WORK = Path(".work")
-"""folder of what sources fetch, of which those of files need none"""
 _SHARE = Data.model_fields["validation_share"].default
 
 
@@ -175,7 +173,7 @@ def _data(text: str) -> tuple[dict[str, Any], dict[str, str]]:
         data |= _split(path) if path.is_file() else {}
         # records may need data.text_column, which is set in what init writes
         tally = Tally("skip", f"--text {text}")
-        if next(read_documents(validate(Data, data, "--text"), _WORK, tally), None) is None:
+        if next(read_documents(validate(Data, data, "--text"), Path(".work"), tally), None) is None:
             raise tally.empty()
     return data, {"text": str(path)}
 

@@ -215,6 +215,5 @@ def lines(plan: Plan) -> list[str]:
         if cost.price:
             text += f", price {_between(cost.price)}"
         found += _TEXT.wrap(text)
-        if cost.attach:
-            found.append(f"  {cost.attach}")
+        found += [f"  {line}" for line in (cost.attach or "").splitlines()]
     return [*found, *_TEXT.wrap(_TRIED)]

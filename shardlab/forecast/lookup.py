@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from shardlab.config.attach_line import attach_line
+from shardlab.config.attach_lines import attach_lines
 from shardlab.config.strategy import parse_strategy
 
 GOAL = 0.1
@@ -29,8 +29,8 @@ class Row(NamedTuple):
 
     @property
     def attach(self) -> str | None:
-        """The call for a script; None where torch does it alone."""
-        return attach_line(parse_strategy(self.document, self.use).canonical())
+        """The lines for a script; None where torch does it alone."""
+        return attach_lines(parse_strategy(self.document, self.use).canonical())
 
 
 def lookup_table(codec: str = "int4", nodes: int = 1, feedback: bool = True) -> list[Row]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
-from shardlab.config.attach_line import attach_line
+from shardlab.config.attach_lines import attach_lines
 from shardlab.config.calibration_record import UPDATE_BYTES
 from shardlab.config.codec_options import CodecSpec
 from shardlab.config.codec_table import codec_text
@@ -210,7 +210,7 @@ def outcome(job: Job, candidate: Candidate, tokens: int) -> Outcome:
     return Outcome(
         name=candidate.name,
         lossy=candidate.lossy,
-        attach=attach_line(best),
+        attach=attach_lines(best),
         nodes=job.nodes,
         devices=job.world_size,
         checkpointing=best.activation_checkpointing,

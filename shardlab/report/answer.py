@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from shardlab.config.attach_line import attach_line
+from shardlab.config.attach_lines import attach_lines
 from shardlab.config.strategy import CanonicalStrategy
 from shardlab.core.numbers import figure, fixed, percent, plural, signed, within
 from shardlab.report.aggregate import verdict
@@ -162,7 +162,6 @@ def snippet(name: str, strategy: CanonicalStrategy) -> str:
     entry = yaml.safe_dump({"strategies": {name: written(strategy)}}, sort_keys=False)
     nearest = f"fully_shard, which differs in time: {strategy.engine} is of the pipeline alone"
     script = f"# in a script: {strategy.traits.in_scripts or nearest}\n"
-    line = attach_line(strategy)
-    if line:
-        script += f"handle = {line}\n"
+    if lines := attach_lines(strategy):
+        script += f"{lines}\n"
     return f"# in params.yaml\n{entry}{script}"

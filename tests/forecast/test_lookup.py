@@ -72,10 +72,12 @@ def linear():
 def trained(model, row):
     """Gradients in the ledger after as many steps as the row has between two exchanges."""
     names = {"model": model, "optimizer": torch.optim.SGD(model.parameters())}
-    exec(f"handle = {row.attach or 'shardlab.attach(model)'}", {"shardlab": shardlab}, names)
+    line, *end = (row.attach or "handle = shardlab.attach(model)").splitlines()
+    exec(line, {"shardlab": shardlab}, names)
     for _ in range(row.every):
         model(torch.ones(1, 64)).sum().backward()
         names["optimizer"].step()
+    exec("\n".join(end), {}, names)
     return names["handle"].ledger.summary()["gradients"]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from shardlab.config.attach_line import attach_line
+from shardlab.config.attach_lines import attach_lines
 from shardlab.config.schema import Train
 from shardlab.config.strategy import parse_strategy
 from shardlab.config.validation import check_fits
@@ -191,4 +191,4 @@ def test_strategies_for_any_nodes_are_valid_and_have_names_of_their_own(nodes, p
         strategy = parse_strategy({**each.document, "param_dtype": dtype})
         check_fits(strategy, nodes * per_node)
         coded = not strategy.gradients.plain() or strategy.weights or strategy.sync
-        assert each.lossy == bool(coded) == bool(attach_line(strategy.canonical()))
+        assert each.lossy == bool(coded) == bool(attach_lines(strategy.canonical()))

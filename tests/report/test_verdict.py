@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from shardlab.config.attach_line import attach_line
+from shardlab.config.attach_lines import attach_lines
 from shardlab.config.strategy import parse_strategy
 from shardlab.config.timing_record import NO_COMMUNICATION, Race
 from shardlab.report.answer import answer, snippet
@@ -186,4 +186,4 @@ def test_what_is_to_be_pasted_is_the_strategy():
     strategy = parse_strategy(STRATEGIES["fsdp2-int4"]).canonical()
     entry, _, script = snippet("a", strategy).partition("# in a script")
     assert parse_strategy(yaml.safe_load(entry)["strategies"]["a"]).hash() == strategy.hash()
-    assert attach_line(strategy) in script
+    assert attach_lines(strategy) in script

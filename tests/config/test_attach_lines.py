@@ -7,7 +7,7 @@ import pytest
 
 import shardlab
 from shardlab.codecs.registry import spec_of
-from shardlab.config.attach_line import attach_line
+from shardlab.config.attach_lines import attach_lines
 from shardlab.config.strategy import parse_strategy
 from tests.record_factory import STRATEGIES
 
@@ -20,7 +20,7 @@ from tests.record_factory import STRATEGIES
     ],
 )
 def test_a_strategy_without_codecs_has_none(document):
-    assert attach_line(parse_strategy(document).canonical()) is None
+    assert attach_lines(parse_strategy(document).canonical()) is None
 
 
 @pytest.mark.parametrize(
@@ -50,9 +50,10 @@ def test_a_strategy_without_codecs_has_none(document):
     ],
 )
 def test_arguments_are_those_of_attach(document, expected):
-    line = attach_line(parse_strategy(document).canonical())
-    assert line == f"shardlab.attach(model, {expected})"
-    call = ast.parse(line, mode="eval").body
+    line, *end = attach_lines(parse_strategy(document).canonical()).splitlines()
+    assert line == f"handle = shardlab.attach(model, {expected})"
+    assert end == ["handle.synchronize()  # after the last step"] * ("sync" in document)
+    call = ast.parse(line).body[0].value
     given = {each.arg: each.value for each in call.keywords}
     assert ast.unparse(given.pop("optimizer", ast.Name("optimizer"))) == "optimizer"
     values = {name: ast.literal_eval(value) for name, value in given.items()}

@@ -9,9 +9,9 @@ from shardlab.config.strategy import CanonicalStrategy
 from shardlab.config.sync import Sync
 
 
-def attach_line(strategy: CanonicalStrategy) -> str | None:
-    """Return the call of `shardlab.attach` for the codecs and exchanges of a strategy; None where
-    it has none."""
+def attach_lines(strategy: CanonicalStrategy) -> str | None:
+    """Return the call of `shardlab.attach` for the codecs and exchanges of a strategy, and what
+    follows training with them; None where it has none."""
     gradients, weights, sync = strategy.gradients, strategy.weights, strategy.sync
     # the route of engines with messages of their own is no choice of a script
     chosen = strategy.traits.native_route and strategy.traits.residency != "streamed"
@@ -35,7 +35,10 @@ def attach_line(strategy: CanonicalStrategy) -> str | None:
         texts["optimizer"] = "optimizer"
     if not texts:
         return None
-    return f"shardlab.attach(model, {', '.join(f'{key}={text}' for key, text in texts.items())})"
+    arguments = ", ".join(f"{key}={text}" for key, text in texts.items())
+    # without it replicas that synchronise rarely end unequal, and nothing would say so
+    end = "" if sync is None else "\nhandle.synchronize()  # after the last step"
+    return f"handle = shardlab.attach(model, {arguments}){end}"
 
 
 def _text(value: object) -> str:
