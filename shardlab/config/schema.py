@@ -21,6 +21,9 @@ WorldSize = Annotated[int, Field(ge=1, le=65_536)]
 """more ranks than the largest clusters have GPUs are no run"""
 Count = Annotated[int, Field(ge=1, le=10**9)]
 """a billion steps, repetitions or trials take years"""
+_Beta = Annotated[float, Field(ge=0, lt=1)]
+Betas = Annotated[tuple[_Beta, _Beta], AS_TUPLE]
+"""decay of the first and of the second moment of AdamW, per step"""
 Seconds = Annotated[float, Field(gt=0, le=10**7)]
 """waiting times: four months; clocks of libraries overflow far above"""
 
@@ -126,6 +129,8 @@ class Checkpoint(Document):
 
 _WITHOUT_RESULTS = {"checkpoint", "timeout_s"}
 """parameters of `Train` that no result depends on"""
+_ADDED = ("betas", "deterministic")
+"""parameters of `Train` that earlier runs lacked, which had what is now the default"""
 
 
 class Train(Document):
@@ -151,6 +156,9 @@ class Train(Document):
     decay: Literal["cosine", "constant"] = "cosine"
     """learning rate after warm-up: cosine decay to a tenth, or constant"""
     weight_decay: float = Field(0.1, ge=0)
+    betas: Betas = (0.9, 0.95)
+    """of AdamW: decay of the first and of the second moment, as language models are commonly
+    trained (Brown et al. 2020, appendix B)"""
     clip: float | None = Field(1.0, gt=0)
     """maximum global gradient norm, or null"""
     untimed_steps: int = Field(5, ge=0)
@@ -182,10 +190,11 @@ class Train(Document):
         return Train(**{name: getattr(self, name) for name in used})
 
     def meaning(self) -> dict[str, Any]:
-        """Return the parameters that the results depend on, as plain data; `deterministic` is left
-        out where it is off, as in runs from before it."""
-        off = set() if self.deterministic else {"deterministic"}
-        return self.model_dump(mode="json", exclude=_WITHOUT_RESULTS | off)
+        """Return the parameters that the results depend on, as plain data; `betas` and
+        `deterministic` are left out at their defaults, as in runs from before them."""
+        defaults = {key: type(self).model_fields[key].default for key in _ADDED}
+        same = {key for key, default in defaults.items() if getattr(self, key) == default}
+        return self.model_dump(mode="json", exclude=_WITHOUT_RESULTS | same)
 
 
 def _names_or_word(value: Any) -> Any:
