@@ -59,6 +59,7 @@ class Agent(Document):
     """action: strategies that differ from the incumbent in their sharding, in their gradient codec
     or in their weight codec; config: all of them"""
     max_candidates: int = Field(6, ge=2, le=16)
+    """strategies that the judge chooses from in a round"""
     quality_tolerance: float = Field(0.03, ge=0)
     """largest accepted relative rise of validation perplexity"""
     memory_limit_gb: float | None = Field(None, gt=0)
@@ -137,6 +138,7 @@ class Train(Document):
     """Training run of every strategy."""
 
     world_size: WorldSize = 2
+    """number of ranks"""
     threads: int = Field(1, ge=1, le=4096)
     """CPU threads per rank; part of the result, because sums depend on it"""
     placement: CpuAffinity = "auto"
@@ -145,17 +147,21 @@ class Train(Document):
     changes. cores: CPUs of its own on every machine. none: nothing changes. Or the CPUs of each
     rank of a machine, such as ['0-3,8', '4-7']"""
     steps: int = Field(120, ge=2, le=10**9)
+    """updates of the parameters"""
     batch_size: int = Field(8, ge=1, le=2**20)
     """sequences per rank and micro-batch"""
     accumulation: int = Field(1, ge=1, le=2**20)
     """micro-batches per step"""
     sequence_length: int = Field(64, ge=2, le=2**24)
+    """tokens that are predicted per sequence"""
     learning_rate: float = Field(3e-3, gt=0)
+    """of AdamW, after the warm-up"""
     warmup_steps: int = Field(10, ge=0)
     """steps of linear learning-rate warm-up"""
     decay: Literal["cosine", "constant"] = "cosine"
     """learning rate after warm-up: cosine decay to a tenth, or constant"""
     weight_decay: float = Field(0.1, ge=0)
+    """of AdamW, decoupled from the gradient"""
     betas: Betas = (0.9, 0.95)
     """of AdamW: decay of the first and of the second moment, as language models are commonly
     trained (Brown et al. 2020, appendix B)"""
@@ -215,6 +221,7 @@ class Repetitions(Document):
     """names of strategies; matrix: those of `strategies`; all: those of `timed_strategies`, too.
     `Parameters` puts names in place of the words"""
     world_size: WorldSize = 2
+    """number of ranks"""
     link: Link | None = None
     """emulated link between ranks of this machine; null: none"""
     repetitions: Count = 10
