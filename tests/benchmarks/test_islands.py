@@ -1,7 +1,9 @@
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.islands.curves import Curve, LinkTimes, length_at
@@ -16,11 +18,12 @@ from benchmarks.islands.methods import (
 from benchmarks.islands.plots import gains_over_one_device
 from benchmarks.islands.report import crossing, exchanges_table, larger_table, tuning_table
 from benchmarks.islands.timing import LINKS, Steps, timing_path, timings, valid_timings
-from benchmarks.islands.training import Run, lengths_around, tuned_rate
+from benchmarks.islands.training import Run, key_of, lengths_around, plan_of, tuned_rate
 from shardlab.config.timing_record import NO_COMMUNICATION, write_timings
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, write_json
 from tests.timed_run_factory import make_timed
+from tests.token_data import write_tokens
 
 
 def test_lengths_are_interpolated_in_log_steps() -> None:
@@ -260,6 +263,23 @@ def test_what_was_not_timed_or_of_other_settings_does_not_count(folder: Path) ->
     assert LinkTimes("100mbit").has(warm)
     timed("100mbit", {**STEPS, (TWO_RANKS, "diloco32"): [100.0, 110.0]}, batch_size=3)
     assert valid_timings(parameters(), "100mbit") == {}
+
+
+def test_a_record_is_that_of_what_its_losses_depend_on(folder: Path) -> None:
+    """The key of a run with default betas is what it was before they could be chosen."""
+    tokens = FOLDER / "data" / "tokens"
+    tokens.mkdir(parents=True)
+    write_tokens(tokens, [np.arange(10)], 300)
+    plan = plan_of(parameters(), Run("stock", 2000, 0, 0.003))
+    key = key_of(plan)
+    assert key == "d7446cde619d3a60"
+
+    def key_with(**train: object) -> str:
+        return key_of(replace(plan, train=plan.train.model_copy(update=train)))
+
+    assert key_with(betas=(0.9, 0.95), timeout_s=1.0, threads=3) == key
+    others = [key_with(betas=(0.9, 0.999)), key_with(clip=None), key_with(steps=1000)]
+    assert len({key, *others}) == 4
 
 
 def test_a_link_times_what_its_methods_need() -> None:
