@@ -187,6 +187,7 @@ def rate_of(params: Parameters, name: str) -> float:
 def train_all(params: Parameters, names: Sequence[str], seeds: int) -> None:
     """Tune methods and try their lengths with the first seed; then train with each seed the shorter
     of the lengths around the loss, and that which sees as many tokens as the target."""
+    names = [name for name in names if METHODS[name].same_as is None]
     target = Run(TARGET, TARGET_STEPS, _FIRST_SEED, rate_of(params, TARGET))
     lengths = {}
     for name in names:
