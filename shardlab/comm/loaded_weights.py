@@ -1,6 +1,7 @@
 """Weights that a script loads between two steps of replicas that train alone."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,12 +23,13 @@ class LoadedWeights:
         group: the replicas.
     """
 
+    may_change = True
+    """whether the outer parameters are taken from the model later than now"""
+
     def __init__(
         self, model: nn.Module, units: Sequence[OuterUnit], group: dist.ProcessGroup
     ) -> None:
         self._units, self._group = units, group
-        self.may_change = True
-        """whether the outer parameters are taken from the model later than now"""
         self._expected: str | None = None
         """digest of the weights that the next update must find; None: not to be compared"""
         self._is_resumed = False
@@ -38,9 +40,9 @@ class LoadedWeights:
             for module in model.modules()
         ]
 
-    def __deepcopy__(self, _: object) -> "LoadedWeights":
-        # hooks of a copy of the model, such as an average, look at the model that trains
-        return self
+    def __reduce__(self) -> tuple[Any, ...]:
+        # a copied or pickled model, such as an average, takes the hooks along, and is not exchanged
+        return object.__new__, (LoadedWeights,)
 
     def forget(self) -> None:
         """Compare no more: a step has ended, or another state is loaded."""
