@@ -5,12 +5,16 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.nn.parallel import DistributedDataParallel
 
 import shardlab
 from shardlab.codecs.wire import PayloadError
 from tests.comm.replicas import attached, flat, meshed, refusal, stepped, trained
 from tests.comm.wire import is_same_everywhere
-from tests.comm.wrapped_models import backward, ddp, hsdp
+from tests.comm.wrapped_models import backward, batch, ddp, hsdp
 from tests.ranks import on_ranks
 
 
@@ -263,3 +267,53 @@ def test_the_end_averages_what_few_steps_have_moved_that_nothing_counted(group):
     dist.all_reduce(mean)
     handle.synchronize()
     torch.testing.assert_close(flat(model), mean / 2)
+
+
+class Task(nn.Module):
+    """Has a method for its step."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(40, 31)
+
+    def loss(self, x):
+        return self.net(x).pow(2).mean()
+
+    forward = loss
+
+
+def tasks(mesh):
+    """A task whose wrapped module is called, or a method of it, or of a module around it."""
+    yield (model := fully_shard(Task(), mesh=mesh)), model
+    container = Task()
+    fully_shard(container.net, mesh=mesh)
+    yield container, container.loss
+    root = fully_shard(Task(), mesh=mesh)
+    register_fsdp_forward_method(root, "loss")
+    yield root, root.loss
+    yield (wrapped := DistributedDataParallel(Task())), wrapped.module.loss
+
+
+@on_ranks(2)
+def test_replicas_begin_with_the_parameters_before_the_first_update(group):
+    """Weights are loaded after `attach`; outer is half way from these to the mean of replicas."""
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicas", "shards"))
+    rank = dist.get_rank(group)
+    for model, loss in tasks(mesh):
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        shardlab.attach(model, sync_every=2, outer={"learning_rate": 0.5}, optimizer=optimizer)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(0.1)
+        alone = Task()
+        nn.init.constant_(alone.net.weight, 0.1)
+        nn.init.constant_(alone.net.bias, 0.1)
+        inner = torch.optim.SGD(alone.parameters(), 0.1)
+        for step in range(2):
+            for call, sgd in ((loss, optimizer), (alone.loss, inner)):
+                sgd.zero_grad()
+                call(batch(rank, step)).backward()
+                sgd.step()
+        mean = flat(alone)
+        dist.all_reduce(mean)
+        torch.testing.assert_close(flat(model), (0.1 + mean / 2) / 2)
