@@ -127,7 +127,7 @@ def attach(
         sync_every: optimizer steps between exchanges of the parameters between replicas, in place
             of the gradients of every step (`shardlab.comm.rare_sync`).
         outer: more options of these exchanges: `shardlab.config.sync.Sync`, without `every`.
-        optimizer: one or all that step, to count; without it call `handle.step()` per iteration.
+        optimizer: one, or several, that step once per iteration; else call `handle.step()` in each.
 
     Raises:
         UserError: in one line: options that do not fit each other or the model, or no wrapper.
@@ -263,8 +263,7 @@ def _rare_sync(
     exact = Native(group, ledger, "gradients", extra=True) if averages else None
     route = Route(codec, codec.name == "none", MINIMUM_SIZE, seed=seed, feedback=feedback)
     collective = make_collective(group, ledger, "gradients", route)
-    exchanges = Exchanges(model, settings, collective, exact, feedback)
-    return RareSync(model, settings, exchanges)
+    return RareSync(model, settings, Exchanges(model, settings, collective, exact, feedback))
 
 
 def _until_warm(wrapper: nn.Module, makers: Makers, sync: RareSync) -> Makers:
