@@ -53,7 +53,7 @@ class RareExchanges(TrainerCallback):
         if state.global_step == state.max_steps:
             self.handle.synchronize()
 
-    def on_train_end(self, args: TrainingArguments, *others: Any, **kwargs: Any) -> None:
+    def on_train_end(self, args: TrainingArguments, *more: Any, **kwargs: Any) -> None:
         """Print what was saved."""
         if args.process_index == 0:
             print(self.handle)

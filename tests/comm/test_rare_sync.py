@@ -235,7 +235,7 @@ def test_the_printed_line_and_detach_say_how_long_replicas_have_trained_alone(gr
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             handle.detach()
-        said = [line for each in caught if "last equal" in (line := str(each.message))]
+        said = [line for warning in caught if "last equal" in (line := str(warning.message))]
         assert len(said) == (warns and dist.get_rank(group) == 0)
     handle, _ = attached(ddp(group), 3)
     handle.synchronize()
