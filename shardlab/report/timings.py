@@ -49,14 +49,13 @@ def timing_table(
 
     Columns: timing, run, link, bits_per_second (NaN without an emulated link), delay_ms,
     world_size, threads, cores, shares_cores (whether ranks have less than one for each thread);
-    repetitions without the `paused` ones, which count in no other
-    column; disturbed (whether others used its CPUs); `step_ms` and its standard deviation over
-    repetitions `step_ms_sd`; `tokens_per_s` over all ranks;
+    repetitions without the `paused` ones, which count in no other column; disturbed (whether others
+    used its CPUs); `step_ms` and its standard deviation over repetitions `step_ms_sd`;
+    `tokens_per_s` over all ranks;
     `bytes_raw`, `bytes_wire`, `interface_bytes` and `interface_excess`, the fraction by which
     these, less the headers of frames, exceed `bytes_wire`; the breakdown of the traced steps
     (NaN where exchanges are too rare for these to be like all);
-    `step_ratio` to the baseline of the same timing, `alone_ratio` to one device alone (NaN where
-    it was not timed),
+    `step_ratio` to the baseline of the same timing, `alone_ratio` to one device alone,
     `bound_ratio` to its no-communication bound and `codec_ratio` to its run `reference`, the same
     strategy without a codec (empty if there is none), each with `_low` and `_high`; `efficiency`,
     tokens per second and rank over those of the same run on one rank. Unknown values are NaN.
