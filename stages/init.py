@@ -142,6 +142,10 @@ def _parameters(answers: dict[str, str], start_s: float) -> tuple[dict[str, Any]
     if link:
         timings["link"] = timing(step_s + link_s, link=rate)
         agent = {"link": rate, **agent}
+    for name, timed in timings.items():
+        # one device alone, beside which the verdict puts all others
+        single = {"runs": ["ddp"], "world_size": 1, "repetitions": timed["repetitions"]}
+        timed["interleaved"] = {f"one-rank-{name}": single}
     tree = {
         "inputs": inputs,
         "data": data,
