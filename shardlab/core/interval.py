@@ -63,8 +63,8 @@ def paired_ratio(values: Sequence[float], others: Sequence[float]) -> Ratio:
     return Ratio(*map(math.exp, (mean, mean - half, mean + half)))
 
 
-def ratio_in_turns(values: Sequence[float], others: Sequence[float]) -> Ratio:
-    """Return values over others, of two timings whose repetitions took turns.
+def ratio_in_turns(values: Sequence[float], divisors: Sequence[float]) -> Ratio:
+    """Return values over divisors, of two timings whose repetitions took turns.
 
     A timing of more repetitions has several between two of the other. Where its number is a
     multiple, those are one: the geometric mean of each block is paired with the repetition beside
@@ -73,12 +73,12 @@ def ratio_in_turns(values: Sequence[float], others: Sequence[float]) -> Ratio:
 
     Args:
         values: in their order, NaN where there is no measurement.
-        others: likewise.
+        divisors: likewise.
     """
-    count = min(len(values), len(others))
-    if any(len(times) % count for times in (values, others)):
-        return _mean(values).times(_mean(others).inverse)
-    blocks = [_blocks(times, count) for times in (values, others)]
+    count = min(len(values), len(divisors))
+    if any(len(times) % count for times in (values, divisors)):
+        return _mean(values).times(_mean(divisors).inverse)
+    blocks = [_blocks(times, count) for times in (values, divisors)]
     pairs = [pair for pair in zip(*blocks, strict=True) if not any(map(math.isnan, pair))]
     return paired_ratio(*zip(*pairs, strict=True))
 

@@ -104,8 +104,8 @@ def _rows(runs: Sequence[TimedRun], baseline: str, single: TimedRun | None) -> p
         "codec_ratio": reference,
     }
     parts = [pd.DataFrame([_row(run) for run in runs], index=names)]
-    for column, others in compared.items():
-        ratios = [_over(steps, run, others.get(run, "")) for run in names]
+    for column, references_by_run in compared.items():
+        ratios = [_over(steps, run, references_by_run.get(run, "")) for run in names]
         parts.append(with_ends(pd.DataFrame(ratios, index=names), column))
     return pd.concat(parts, axis=1).assign(reference=[reference.get(run, "") for run in names])
 

@@ -18,17 +18,17 @@ def test_a_drift_cancels_between_timings_that_took_turns():
 
 
 def test_pairs_of_as_many_repetitions_are_those_of_one_timing():
-    values, others = [1.0, 2.0, 4.0], [2.0, 2.0, 2.0]
-    assert ratio_in_turns(values, others) == pytest.approx(paired_ratio(values, others))
+    values, divisors = [1.0, 2.0, 4.0], [2.0, 2.0, 2.0]
+    assert ratio_in_turns(values, divisors) == pytest.approx(paired_ratio(values, divisors))
 
 
 def test_numbers_without_a_common_turn_count_as_independent():
     chance = random.Random(0)
-    values, others = ([chance.uniform(90, 110) for _ in range(count)] for count in (12, 40))
-    ratio, low, high = ratio_in_turns(values, others)
+    values, divisors = ([chance.uniform(90, 110) for _ in range(count)] for count in (12, 40))
+    ratio, low, high = ratio_in_turns(values, divisors)
     ends = [
         math.log(mean / one_low)
-        for times in (values, others)
+        for times in (values, divisors)
         for mean, one_low, _ in [paired_ratio(times, [1.0] * len(times))]
     ]
     assert math.log(ratio / low) == pytest.approx(math.hypot(*ends))
