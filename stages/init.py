@@ -133,8 +133,9 @@ def _parameters(answers: dict[str, str], start_s: float) -> tuple[dict[str, Any]
         )
 
     def timing(seconds: float, **more: Any) -> dict[str, Any]:
-        # of each run, and steps without communication
-        repetitions = max(5, min(200, int(_TIMING * left_s / (runs + 1) / seconds)))
+        # of each run and without communication, and two of one rank
+        repetition_s = (runs + 1) * seconds + 2 * step_s
+        repetitions = max(5, min(200, int(_TIMING * left_s / repetition_s)))
         return {"world_size": ranks, "repetitions": repetitions, **more}
 
     timings = {"loopback": timing(step_s)}
