@@ -22,7 +22,7 @@ from shardlab.engines.slide import SlideEngine
 from shardlab.engines.slide_config import (
     SlideConfig,
     check_model,
-    drop_graph,
+    end_graph,
     loss_of,
     refuse_state_dicts,
     without_cache,
@@ -201,7 +201,7 @@ class SlideFSDP:
             output = self.module(**batch)
         loss = loss_of(output)
         (loss * (self._engine.loss_scale / self.config.accumulation)).backward()
-        drop_graph(loss)
+        end_graph(loss)
         return output
 
     def _between_steps(self, what: str) -> None:
