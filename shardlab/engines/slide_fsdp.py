@@ -112,7 +112,8 @@ class SlideFSDP:
             raise UserError(
                 f"SlideFSDP.learning_rate is {self.learning_rate}: it must be 0 or more, and finite"
             )
-        self._engine.begin(self._calls % count, count, self.learning_rate)
+        # a number of its own: a scheduler may change a tensor while updates run
+        self._engine.begin(self._calls % count, count, float(self.learning_rate))
         output = self._engine.compute(lambda: self._forward_backward(batch))
         self._calls += 1
         if self._calls % count == 0:

@@ -102,7 +102,7 @@ class SlidingCheckpoint(AbstractContextManager["SlidingCheckpoint"]):
         self._device = torch.empty(0, device=device).device
         self._folder, self._minimum = folder, minimum_bytes
         self._thread = Background("activations", self._device)
-        self._hooks: saved_tensors_hooks | None = None
+        self._entered: list[saved_tensors_hooks] = []
         self._last: weakref.ref[_Activation] | None = None
         self._offloads: deque[weakref.ref[_Activation]] = deque()
 
@@ -145,8 +145,9 @@ class SlidingCheckpoint(AbstractContextManager["SlidingCheckpoint"]):
         return cls(found)
 
     def __enter__(self) -> Self:
-        self._hooks = saved_tensors_hooks(self._pack, self._unpack)
-        self._hooks.__enter__()
+        hooks = saved_tensors_hooks(self._pack, self._unpack)
+        hooks.__enter__()
+        self._entered.append(hooks)
         return self
 
     def __exit__(
@@ -156,9 +157,7 @@ class SlidingCheckpoint(AbstractContextManager["SlidingCheckpoint"]):
         trace: TracebackType | None,
     ) -> None:
         """Leave the block."""
-        assert self._hooks is not None, "it was entered"
-        self._hooks.__exit__()
-        self._hooks = None
+        self._entered.pop().__exit__()
 
     def _pack(self, tensor: Tensor) -> _Activation | _Kept:
         if _is_parameter(tensor):
