@@ -39,8 +39,8 @@ class Optimization:
     weight_decay: float
     clip: float | None
     """largest global gradient norm, or None"""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """as language models are commonly trained (Brown et al. 2020, appendix B)"""
+    betas: tuple[float, float]
+    """decay of the first and of the second moment, per step"""
     eps: float = 1e-8
     accumulation: int | None = None
     """micro-batches of a step where that is known: for one `slide` needs less memory"""

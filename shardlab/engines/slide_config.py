@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from shardlab.config.schema import Betas
 from shardlab.config.strategy import Strategy, parse_strategy
-from shardlab.core.document import AS_TUPLE, Document, validate
+from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError
 from shardlab.core.torch_private import is_compiled
 from shardlab.engines.base import Optimization
@@ -88,14 +89,13 @@ class SlideConfig:
 
 
 _Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-_Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class _Numbers(Document):
     """Settings that are not part of a strategy."""
 
     learning_rate: _Finite
-    betas: Annotated[tuple[_Beta, _Beta], AS_TUPLE]
+    betas: Betas
     eps: _Finite
     weight_decay: _Finite
     clip: float | None = Field(gt=0)
