@@ -41,7 +41,8 @@ class SlideFSDP:
     initialises one, from a launcher's environment or of this rank alone. That group stays: end it
     with `torch.distributed.destroy_process_group` after training, before another is initialised.
 
-    It has not been run on a GPU yet; all tests are on CPUs.
+    It has not been run on a GPU yet; all tests are on CPUs. There device and host memory are the
+    same, and one rank saves nothing; several share parameters and moments.
 
     Parameters whose `requires_grad` is False stay as they are: host memory holds them once, in
     `param_dtype`, to which they are rounded at the start, without moments or gradients. The choice

@@ -84,7 +84,8 @@ class SlidingCheckpoint(AbstractContextManager["SlidingCheckpoint"]):
     `retain_graph`. A tensor that was changed in place after it was saved is refused, as without
     hooks. Losses and gradients are the same bits.
 
-    Create it by `on_disk` or `in_memory`. One thread copies.
+    Create it by `on_disk` or `in_memory`. One thread copies. On a CPU peak memory may grow, as the
+    C library keeps what is freed (docs/how-to/activations-on-disk.md).
 
     Args:
         device: that computes.

@@ -370,6 +370,18 @@ def test_a_scheduler_sets_the_rate_of_the_steps_that_follow(clip) -> None:
 
 
 @on_ranks(1)
+def test_a_step_keeps_the_rate_that_it_began_with() -> None:
+    expected = by_hand(model_of("llama-untied"), [[labelled(0, 0), labelled(1, 0)]], 0.5)
+    sliding = slid(model_of("llama-untied"), accumulation=2)
+    sliding.learning_rate = rate = torch.tensor(1e-3)
+    sliding(labelled(0, 0))
+    rate.fill_(1.0)
+    sliding(labelled(1, 0))
+    for name, value in sliding.state_dict().items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
+
+
+@on_ranks(1)
 def test_backward_of_a_loss_that_has_had_it_is_refused_and_training_continues() -> None:
     states = []
     for habit in (False, True):
