@@ -250,7 +250,7 @@ def steps_table(links: Sequence[LinkTimes]) -> Table:
     """Return the steps of all strategies over those of stock torch on each link."""
     headings = (
         "strategy",
-        *(f"{link.name}, synchronisation / computation {figure(link.ratio, 2)}" for link in links),
+        *(f"{link.name}, communication / computation {figure(link.ratio, 2)}" for link in links),
     )
     names = dict.fromkeys(name for link in links for name in link.strategies())
     cells = [

@@ -171,11 +171,26 @@ def test_the_warm_up_is_data_parallel(group, make):
     assert [is_same_everywhere(each, group) for each in found[3:]] == [False] * 3 + [True]
 
 
+@on_ranks(2)
+def test_the_outer_optimizer_has_seen_nothing_of_the_warm_up(group):
+    """Replicas that were trained alike before `attach` take the same exchanges, with momentum."""
+    warm, attached_later = ddp(group), ddp(group)
+    _, optimizer = attached(warm, 2, warmup_steps=3, momentum=0.5)
+    found = trained(warm, group, 7, optimizer)[3:]
+    trained(attached_later, group, 3)
+    _, optimizer = attached(attached_later, 2, momentum=0.5)
+    expected = trained(attached_later, group, 4, optimizer, first=3)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     "outer",
     [
-        {"state": "host"},
-        {"codec": "int4:group=64", "error_feedback": True, "delay": 1, "fragments": 2},
+        {"state": "host", "momentum": 0.5},
+        {
+            **{"codec": "int4:group=64", "error_feedback": True, "momentum": 0.5},
+            **{"delay": 1, "fragments": 2},
+        },
     ],
     ids=str,
 )

@@ -85,6 +85,15 @@ def test_loss_scale_doubles_after_2000_finite_steps_and_resumes():
     assert (scale.value, other.value) == (2.0**16, 2.0**17)
 
 
+def test_an_overflow_begins_the_2000_steps_anew():
+    scale = LossScale(active=True)
+    values = []
+    for finite in [*[True] * 1999, False, *[True] * 2000]:
+        scale.update(finite)
+        values.append(scale.value)
+    assert values == [2.0**16] * 1999 + [2.0**15] * 2000 + [2.0**16]
+
+
 def test_without_fp16_nothing_is_scaled_or_saved():
     scale = LossScale(active=False)
     scale.update(finite=False)
