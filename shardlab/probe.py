@@ -384,25 +384,21 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def _check_installed() -> None:
-    try:
-        # the extra `hf`, which is imported here once, before ranks are forked
-        import shardlab.models.build  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise UserError(f"it builds models of {error.name}: pip install 'shardlab[hf]'") from None
-
-
 def main() -> None:
     """Probe as one rank of torchrun or srun; mistakes of the user are one line (exit 2)."""
     try:
         options, size = _options(), started_ranks()
-        _check_installed()
+        import shardlab.models.build  # noqa: F401 - the extra `hf`, before ranks are forked
+
         if size is None:
             command = f"torchrun --nproc-per-node 2 -m shardlab.probe {shlex.join(sys.argv[1:])}"
             raise UserError(f"nobody started the ranks, one for each device: {command}")
         if size < 2:
             raise UserError("1 rank has no other to synchronise with: --nproc-per-node 2 or more")
         launch(partial(probe, options), size, torch.get_num_threads(), _TIMEOUT_S, placement="none")
+    except ModuleNotFoundError as error:
+        say(f"probe: error: it builds models of {error.name}: pip install 'shardlab[hf]'")
+        sys.exit(2)
     except (UserError, RunFailed) as error:
         say(f"probe: error: {error}")
         sys.exit(2 if isinstance(error, UserError) else 1)

@@ -9,7 +9,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from shardlab.core.errors import UserError
-from shardlab.models.memory import BlockShape
+from shardlab.models.block_shape import BlockShape
 from shardlab.models.parts import transformer_blocks
 from shardlab.models.shapes import activation_tensors
 

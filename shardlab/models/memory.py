@@ -19,13 +19,14 @@ and 2 for bf16 and fp16; k units are gathered ahead. Bytes per rank:
   reduced;
 - gradients that are being reduced: b G as autograd makes them and as much in `reduce_dtype`; a pool
   has two such vectors and one of the root's size;
-- activations, per token and block of width h, n elements of normalisations, a of queries, keys, values
-  and what attention returns, and u that the first products of its feed-forward network give:
-  n + a + 2 u elements, the 16 h of Korthikanti et al. 2022 (section 4.1, without dropout) for two
-  normalisations by torch, n = 4 h. What is made of elementary operations stores more: n = 6 h for
-  the normalisations of Llama. With a gate u is twice the width of the network; some activation
-  functions add tensors. Fused attention stores no matrix, other attention 3 T elements per head
-  for T tokens of a sequence. Selective checkpointing stores 3 h + a + u, full checkpointing h, and one block is recomputed.
+- activations, per token and block of width h, n elements of normalisations, a of queries, keys,
+  values and what attention returns, and u that the first products of its feed-forward network
+  give: n + a + 2 u elements, the 16 h of Korthikanti et al. 2022 (section 4.1, without dropout)
+  with two normalisations of torch, n = 4 h. What is made of elementary operations stores more:
+  n = 6 h for the normalisations of Llama, and some activation functions add tensors. With a gate u
+  is twice the width of the network. Fused attention stores no matrix, other attention 3 T elements
+  per head for T tokens of a sequence. Selective checkpointing stores 3 h + a + u, full
+  checkpointing h, and one block is recomputed.
   With `activations` off the device h of three blocks stays: of the last, and of two that are
   being copied;
 - logits: when backward begins, b T V bytes, and 12 T V of float32 for the logarithms of their
@@ -53,6 +54,7 @@ from typing import Literal, NamedTuple
 from shardlab.config.settings import DTYPE_BYTES
 from shardlab.config.strategy import CanonicalStrategy, Strategy
 from shardlab.config.sync import Sync
+from shardlab.models.block_shape import BlockShape
 
 Categories = dict[str, int]
 """bytes by category: parameters, gradients, moments, outer, residuals, gathered, communication,
@@ -69,33 +71,6 @@ class UnitShape(NamedTuple):
     """gathered parameters stay between forward and backward"""
     element_bytes: int
     """of an element that computes"""
-
-
-class BlockShape(NamedTuple):
-    """Sizes of a block: elements per token."""
-
-    queries: int = 0
-    attended: int = 0
-    """of what attention returns, before the last product"""
-    keys: int = 0
-    values: int = 0
-    window: int | None = None
-    """number of tokens that a query sees at most; None: all"""
-    heads: int = 0
-    """of attention that stores its matrix; 0 where it is fused"""
-    feed_forward: int = 0
-    expanded: int = 0
-    """of the products into the feed-forward network, with a gate twice its width"""
-    wide: int = 0
-    """of the feed-forward network that backward needs"""
-    normalised: int = 0
-    """of normalisations that backward needs"""
-
-    def products(self, sequence_length: int) -> int:
-        """Return the multiplications of queries and of values for a token, in forward; causal
-        attention counts in full."""
-        seen = sequence_length if self.window is None else min(self.window, sequence_length)
-        return (self.queries + self.attended) * seen
 
 
 class Sizes(NamedTuple):
@@ -246,8 +221,8 @@ CUBLAS_WORKSPACE = 32 << 20
 """of a GPU of Hopper's generation, others take less (aten/src/ATen/cuda/CublasHandlePool.cpp)"""
 _INPUTS_LEFT = 3
 _OF_MATRIX = 3
-"""elements that backward needs per element of an attention matrix: its softmax in float32, and in the
-narrow type of the product (transformers, `eager_attention_forward`)"""
+"""elements that backward needs per element of an attention matrix: its softmax in float32, and in
+the narrow type of the product (transformers, `eager_attention_forward`)"""
 
 
 def device_memory(strategy: Strategy, sizes: Sizes, world_size: int, on_gpu: bool) -> Categories:

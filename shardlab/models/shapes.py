@@ -14,7 +14,8 @@ from shardlab.config.strategy import CanonicalStrategy
 from shardlab.config.timing_record import UnitSize
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
-from shardlab.models.memory import BlockShape, Sizes, UnitShape
+from shardlab.models.block_shape import BlockShape
+from shardlab.models.memory import Sizes, UnitShape
 
 
 def gpt2_config(layers: int, width: int, heads: int, **others: Any) -> dict[str, Any]:

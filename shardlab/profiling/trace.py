@@ -212,7 +212,10 @@ def _in_order(work: EventTable) -> tuple[EventTable, int]:
     times = Counter(work["correlation"])
     alone = [number in _NO_LAUNCH or times[number] == 1 for number in work["correlation"]]
     start, end, ended = work["start"], work["end"], 0
-    for of_stream in groups(np.arange(len(work)), work["thread"]).values():
+    streams: dict[str, list[int]] = defaultdict(list)
+    for row, stream in enumerate(work["thread"]):
+        streams[stream].append(row)
+    for of_stream in streams.values():
         for row, after in pairwise(of_stream):
             begun = start[row] < start[after] < end[after]
             if alone[row] and begun and end[row] > end[after] + RESOLUTION_US:

@@ -11,7 +11,8 @@ from shardlab.config.schema import Agent, Space, Train
 from shardlab.config.strategy import CanonicalStrategy
 from shardlab.config.timing_record import BLOCK, Arm, Race, TimedRun, UnitSize
 from shardlab.forecast.model import Estimate
-from shardlab.models.memory import BlockShape, Sizes, UnitShape
+from shardlab.models.block_shape import BlockShape
+from shardlab.models.memory import Sizes, UnitShape
 from shardlab.search.decision import conclude, train_promising
 from shardlab.search.history import History, initial_history
 from shardlab.search.judge import Judge
