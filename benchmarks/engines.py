@@ -155,7 +155,10 @@ def engine_of(case: Case, group: dist.ProcessGroup) -> Engine:
     """Return the engine of a model with random weights."""
     preset = validate(Model, {"preset": case.preset}, "--preset")
     model = build_model(preset, _VOCABULARY, case.length, 0, seed=1).whole()
-    strategy, optimization = parse_strategy(_DOCUMENTS[case.strategy]), Optimization(0.1, 1.0)
+    strategy, optimization = (
+        parse_strategy(_DOCUMENTS[case.strategy]),
+        Optimization(0.1, 1.0, (0.9, 0.95)),
+    )
     return build_engine(model, strategy, optimization, group, device=device_of(group))
 
 

@@ -118,7 +118,7 @@ def _trained(
 ) -> Engine:
     """Train until memory peaks: the first step allocates optimizer states, the second has all."""
     model = _model(options, layers)
-    weights, optimization = RandomWeights(model, 0), Optimization(0.1, 1.0)
+    weights, optimization = RandomWeights(model, 0), Optimization(0.1, 1.0, (0.9, 0.95))
     engine = build_engine(model, strategy, optimization, group, weights=weights, device=device)
     for _ in range(_UNTIMED):
         _step(engine, options)

@@ -14,7 +14,7 @@ per replica, since its replicas may come and go.
 import copy
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -38,9 +38,6 @@ from shardlab.models.build import build_model
 
 _LENGTH, _BATCH = 64, 8
 _OUTER = {"learning_rate": 0.7, "momentum": 0.9}
-
-Wrap = Callable[[nn.Module, torch.optim.Optimizer], Any]
-"""makes rare exchanges of a model with its optimizer; returns a context manager"""
 
 
 @contextmanager

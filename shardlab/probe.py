@@ -293,7 +293,7 @@ def _advice(
 
 _LEGEND = """
 of step: share of synchronisation without overlap; backward may hide some of it
-gain: samples per second over those of one replica alone
+gain: samples per second over those of one replica, as fast as while all compute
 Quality is not judged here: experiments/islands/islands.md has steps to one loss of two replicas."""
 
 

@@ -4,12 +4,6 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def opened_by(process):
-    """Network namespaces that the process holds open."""
-    links = map(target, Path(f"/proc/{process}/fd").iterdir())
-    return {link for link in links if "net:[" in link}
-
-
 def target(link):
     """Target of the link, if it is still there: processes come and go."""
     with suppress(OSError):

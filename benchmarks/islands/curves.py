@@ -18,7 +18,7 @@ from benchmarks.islands.methods import (
     sync_of,
     timed_as,
 )
-from benchmarks.islands.timing import stock_of, valid_timings, warm_step
+from benchmarks.islands.timing import Steps, stock_of, valid_timings, warm_step
 from shardlab.config.timing_record import NO_COMMUNICATION, machine_name
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
@@ -30,10 +30,6 @@ class Mean(NamedTuple):
 
     log: float
     half: float
-
-    def over(self, other: "Mean") -> "Mean":
-        """Return the ratio of two independent means."""
-        return Mean(self.log - other.log, math.hypot(self.half, other.half))
 
     @property
     def ratio(self) -> Ratio:
@@ -90,16 +86,19 @@ class Curve:
 
     def __init__(self, name: str) -> None:
         self.name, self.method = name, METHODS[name]
-        own = self.method.tuned_as or name
+        self.trained_as = self.method.same_as or name
+        """method whose runs these are"""
+        self.tuned_as = METHODS[self.trained_as].tuned_as or self.trained_as
+        """method whose learning rate these have"""
         self.tuning = {
             record["learning_rate"]: record["val_loss"]
-            for record in records_of(own)
-            if (record["steps"], record["seed"]) == (METHODS[own].steps, 0)
+            for record in records_of(self.tuned_as)
+            if (record["steps"], record["seed"]) == (METHODS[self.tuned_as].steps, 0)
         }
         """losses of the first seed by the learning rates that were tried"""
         self.rate = min(self.tuning, key=self.tuning.__getitem__)
         self.records: dict[int, dict[int, dict[str, Any]]] = {}
-        for record in records_of(name):
+        for record in records_of(self.trained_as):
             if record["learning_rate"] == self.rate:
                 self.records.setdefault(record["seed"], {})[record["steps"]] = record
 
@@ -110,7 +109,9 @@ class Curve:
 
     def mean_bytes(self) -> float:
         """Return the bytes that a rank sends in a step of runs of as many tokens as the target, or
-        of all runs if there is none."""
+        of all runs if there is none; of one device 0."""
+        if self.method.world_size == 1:
+            return 0.0
         steps = steps_of_equal_tokens(self.name, TARGET_STEPS)
         records = [record for at in self.records.values() for record in at.values()]
         equal = [record for record in records if record["steps"] == steps]
@@ -120,7 +121,7 @@ class Curve:
         """Return the logarithm of the steps to the target's loss by seed; of other seeds than the
         first by what the loss of one length differs by. Empty where no two lengths have it between
         them."""
-        if self.name == target.name:
+        if self.trained_as == target.name:
             return dict.fromkeys(self.records, math.log(TARGET_STEPS))
         reached = target.loss(0, TARGET_STEPS)
         losses = {steps: record["val_loss"] for steps, record in self.records.get(0, {}).items()}
@@ -170,12 +171,17 @@ class Row(NamedTuple):
 
 
 class LinkTimes:
-    """Step times on one link, ms, repetition by repetition."""
+    """Step times on one link, as logarithms of ms, repetition by repetition.
+
+    All timings of a link have the same repetitions, in turns. So ratios are of pairs: what slows a
+    repetition down slows both.
+    """
 
     def __init__(self, name: str) -> None:
         self.name, self.stock = name, stock_of(name)
         self._runs = valid_timings(parameters(), name)
-        self.compute = self.step(NO_COMMUNICATION, 1)
+        self._at_once = max(steps for steps, _ in self._runs)._replace(accumulation=1)
+        """steps of all ranks with one micro-batch"""
 
     @property
     def machine(self) -> str:
@@ -185,64 +191,85 @@ class LinkTimes:
 
     @property
     def ratio(self) -> float:
-        """Synchronisation of stock torch over computation."""
-        return self.step(self.stock, 1).over(self.compute).ratio.ratio - 1
-
-    def step(self, strategy: str, accumulation: int) -> Mean:
-        """Return the mean step, ms."""
-        logs = self._logs(strategy, accumulation)
-        return mean_of([log for log in logs if math.isfinite(log)])
-
-    def _logs(self, strategy: str, accumulation: int) -> list[float]:
-        """Return the logarithms of the steps; not a number where the machine paused."""
-        return [math.log(ms) for ms in self._runs[accumulation, strategy].measured_ms()]
+        """Communication of stock torch over computation: what `shardlab.probe` measures."""
+        return self.over(self.stock, NO_COMMUNICATION).ratio - 1
 
     def over(self, strategy: str, other: str) -> Ratio:
-        """Return the step over that of another strategy in the same repetitions."""
-        pairs = zip(self._logs(strategy, 1), self._logs(other, 1), strict=True)
-        return mean_of([one - other for one, other in pairs if math.isfinite(one - other)]).ratio
+        """Return the step of one micro-batch over that of another strategy."""
+        logs = self._logs(self._at_once, strategy)
+        return paired(logs, self._logs(self._at_once, other)).ratio
 
     def strategies(self) -> list[str]:
         """Return the strategies whose steps of one micro-batch were timed."""
-        return [run for accumulation, run in self._runs if accumulation == 1]
+        return [run for steps, run in self._runs if steps == self._at_once]
 
     def has(self, row: Row) -> bool:
         """Return whether the steps of a method were timed."""
-        method = METHODS[row.name]
-        if method.world_size == 1:
-            return True
-        needed = [(method.accumulation, timed_as(row.engine or method.strategy))]
-        sync = sync_of(row.name)
-        if sync is not None and sync.warmup_steps:
-            needed.append((1, warm_step(self.name)))
-        return all(each in self._runs for each in needed)
+        return all(timed in self._runs for timed in self._parts(row))
 
-    def of(self, row: Row) -> Mean:
-        """Return the mean step of a method that trains until the loss, ms."""
-        method = METHODS[row.name]
-        if method.world_size == 1:
-            return self.compute
-        strategy = row.engine or method.strategy
-        later = self.step(timed_as(strategy), method.accumulation)
-        sync = sync_of(row.name)
-        if sync is None or not sync.warmup_steps:
+    def logs(self, row: Row) -> list[float]:
+        """Return the mean step of a method that trains until the loss."""
+        parts = self._parts(row)
+        later = self._logs(*parts[0])
+        if len(parts) == 1:
             return later
-        first = self.step(warm_step(self.name), 1)
-        steps = row.steps.ratio.ratio
-        warm = sync.warmup_steps / steps * math.exp(first.log)
-        rest = (1 - sync.warmup_steps / steps) * math.exp(later.log)
-        half = math.hypot(warm * first.half, rest * later.half) / (warm + rest)
-        return Mean(math.log(warm + rest), half)
+        sync = sync_of(row.name)
+        assert sync is not None
+        share = sync.warmup_steps / row.steps.ratio.ratio
+        first = self._logs(*parts[1])
+        return [
+            math.log(share * math.exp(warm) + (1 - share) * math.exp(step))
+            for warm, step in zip(first, later, strict=True)
+        ]
+
+    def computing(self, row: Row) -> float:
+        """Return the share of the step of a method in which it computes."""
+        steps = Steps(METHODS[row.name].world_size, METHODS[row.name].accumulation)
+        return paired(self._logs(steps, NO_COMMUNICATION), self.logs(row)).ratio.ratio
 
     def seconds(self, row: Row) -> float:
         """Return the mean seconds to the loss."""
-        return math.exp(row.steps.log + self.of(row).log) / 1e3
+        return math.exp(row.steps.log + mean_of(finite(self.logs(row))).log) / 1e3
 
     def gain(self, row: Row, other: Row) -> Ratio:
         """Return the time to the loss of another method over that of a method: steps in pairs of
-        seeds."""
-        step = self.of(other).over(self.of(row))
+        seeds, their times in pairs of repetitions."""
+        step = paired(self.logs(other), self.logs(row))
         steps = mean_of(
             [other.logs[seed] - row.logs[seed] for seed in row.logs if seed in other.logs]
         )
-        return Mean(step.log + steps.log, math.hypot(step.half, steps.half)).ratio
+        # methods that share their runs have equal steps, whatever the number of seeds
+        half = 0.0 if shares_runs(row, other) else steps.half
+        return Mean(step.log + steps.log, math.hypot(step.half, half)).ratio
+
+    def _parts(self, row: Row) -> list[tuple[Steps, str]]:
+        """Return what was timed of a method: its step, and that of its warm-up if it has one."""
+        method, sync = METHODS[row.name], sync_of(row.name)
+        steps = Steps(method.world_size, method.accumulation)
+        if method.world_size == 1:
+            return [(steps, NO_COMMUNICATION)]
+        parts = [(steps, timed_as(row.engine or method.strategy))]
+        if sync is not None and sync.warmup_steps:
+            parts.append((self._at_once, warm_step(self.name)))
+        return parts
+
+    def _logs(self, steps: Steps, strategy: str) -> list[float]:
+        """Return the logarithms of the steps; not a number where the machine paused."""
+        return [math.log(ms) for ms in self._runs[steps, strategy].measured_ms()]
+
+
+def finite(logs: Sequence[float]) -> list[float]:
+    """Return the values of repetitions in which the machine did not pause."""
+    return [log for log in logs if math.isfinite(log)]
+
+
+def paired(logs: Sequence[float], others: Sequence[float]) -> Mean:
+    """Return the ratio of steps in pairs of repetitions."""
+    return mean_of(finite([log - other for log, other in zip(logs, others, strict=True)]))
+
+
+def shares_runs(row: Row, other: Row) -> bool:
+    """Return whether two methods train the same samples in each step, so that one's runs are the
+    other's."""
+    first, second = (METHODS[name].same_as or name for name in (row.name, other.name))
+    return first == second

@@ -5,56 +5,47 @@ lengths, each with its own end of the learning rate; the length that ends at the
 steps of stock torch is interpolated in log steps for the first seed. With the other seeds each
 method is trained with the shorter of the two lengths around it: what its loss differs by moves the
 length along the same slope.
-Ratios have 95 % intervals, of the seeds and of the repetitions of the timing together; ratios of
-one seed have none.
+One device trains the best of several numbers of micro-batches, as all others do: with twice as many
+as each of two ranks it trains the same samples in each step, so these runs are shared.
+Brackets hold 95 % intervals, of the seeds and of the repetitions of one timing together; ratios of
+one seed have none. They do not hold the choice of the learning rate and of the fastest method by
+the same runs, nor what another sitting on another machine would show.
 """
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.figure import Figure
 
 from benchmarks.common import publish, text_table
 from benchmarks.islands.curves import Curve, LinkTimes, Row, mean_of, records_of
+from benchmarks.islands.families import FAMILIES, ONE_DEVICE, family_of, fastest, rows_of
 from benchmarks.islands.methods import (
     FOLDER,
     LARGER,
     LARGER_STEPS,
     METHODS,
-    STOCK,
     TARGET,
     TARGET_LENGTHS,
     TARGET_STEPS,
     parameters,
     steps_of_equal_tokens,
     strategies,
-    sync_of,
 )
+from benchmarks.islands.plots import bytes_plot, gain_plot, gains_over_one_device
 from benchmarks.islands.timing import LINKS, NODES, RARE, valid_timings
 from shardlab.config.timing_record import NO_COMMUNICATION
 from shardlab.core.errors import UserError
+from shardlab.core.interval import Ratio
 from shardlab.core.numbers import ABSENT, figure, percent, within
 from shardlab.report import plots
 from shardlab.report.tables import Table
 from stages.readme import replace_block
 
-_ALONE = "one-device"
 _UNCOMPRESSED = "-fp32"
 """ends the names of methods whose exchanges have no codec"""
-_BELOW = "diloco32-warm", "streaming32-warm", "diloco32-fp32", "manual-int8-w8"
-"""methods that are named below their points, since others are above these"""
-_FAMILIES = {
-    "one device": (_ALONE,),
-    "stock torch": tuple(name for name in METHODS if name.startswith(TARGET) or name == "hsdp"),
-    "compressed steps": tuple(
-        name for name in METHODS if name.startswith(("ddp-", "manual-")) or name == "hsdp-int8"
-    ),
-    "rare exchanges": tuple(name for name in METHODS if sync_of(name) is not None),
-}
 
 
 def crossing(gains: Sequence[tuple[float, float]]) -> str:
@@ -70,22 +61,6 @@ def crossing(gains: Sequence[tuple[float, float]]) -> str:
             share = math.log(gain) / math.log(gain / less)
             return figure(ratio ** (1 - share) * more**share, 2)
     return f"beyond {figure(gains[-1][0], 2)}"
-
-
-def rows_of(curves: Mapping[str, Curve]) -> list[Row]:
-    """Return the methods that reach the loss; stock ones with each engine of torch."""
-    rows = []
-    for name, curve in curves.items():
-        logs = curve.steps_to(curves[TARGET])
-        if logs:
-            engines = STOCK if name.startswith(TARGET) else (None,)
-            rows += [Row(name, engine, logs) for engine in engines]
-    return rows
-
-
-def fastest(rows: Sequence[Row], names: Iterable[str], times: LinkTimes) -> Row | None:
-    """Return the method among some that reaches the loss first on a link."""
-    return min((r for r in rows if r.name in names), key=times.seconds, default=None)
 
 
 def quality_table(curves: Mapping[str, Curve]) -> Table:
@@ -166,35 +141,6 @@ def larger_table(curves: Mapping[str, Curve]) -> Table | None:
     return text_table(f"A larger model: {size} M parameters, one seed", headings, rows)
 
 
-@mpl.rc_context(plots.STYLE)
-def bytes_plot(curves: Mapping[str, Curve]) -> Figure:
-    """Plot the perplexity after equal tokens by the bytes that a rank sends for a micro-batch."""
-    drawing = Figure((1.5 * plots.WIDTH, 4.4), layout="constrained")
-    axes = drawing.subplots()
-    for number, (family, names) in enumerate(_FAMILIES.items()):
-        colour = plots.BASELINE_COLOUR if family == "one device" else plots.COLOURS[number - 1]
-        label: str | None = family
-        for name in names:
-            curve = curves.get(name)
-            over = None if curve is None else curve.perplexity_over(curves[TARGET])
-            if curve is None or over is None or METHODS[name].world_size > 2:
-                continue
-            if name == _ALONE:
-                axes.axhline(over.ratio, color=colour, linestyle="--", label=family)
-                continue
-            point = (curve.mean_bytes() / 1e3 / METHODS[name].accumulation, over.ratio)
-            axes.scatter(*point, color=colour, marker=plots.MARKERS[number], label=label)
-            offset = 4, -9 if name in _BELOW else 3
-            axes.annotate(name, point, offset, textcoords="offset points", fontsize=7)
-            label = None
-    axes.set(xscale="log")
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.set_xlabel("kB per micro-batch and rank, mean over the run")
-    axes.set_ylabel("perplexity over that of stock torch, equal tokens")
-    axes.legend()
-    return drawing
-
-
 def _mean_known(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else None
@@ -207,7 +153,7 @@ def times_table(rows: Sequence[Row], links: Sequence[LinkTimes]) -> Table:
         [
             row.title,
             *(
-                f"{figure(link.seconds(row) / 60)}, {percent(_computing(link, row))}"
+                f"{figure(link.seconds(row) / 60)}, {percent(link.computing(row))}"
                 for link in links
             ),
         ]
@@ -216,51 +162,95 @@ def times_table(rows: Sequence[Row], links: Sequence[LinkTimes]) -> Table:
     return text_table("Time to the loss", headings, cells)
 
 
-def _computing(link: LinkTimes, row: Row) -> float:
-    alone = link.step(NO_COMMUNICATION, METHODS[row.name].accumulation)
-    return alone.over(link.of(row)).ratio.ratio
+def tuning_table(curves: Mapping[str, Curve]) -> Table:
+    """Return what each kind of method was tuned over: micro-batches, and learning rates."""
+    rows = []
+    for family, names in FAMILIES.items():
+        for name in names:
+            if name not in curves:
+                continue
+            curve = curves[name]
+            rates = sorted(curve.tuning)
+            bracketed = rates[0] < curve.rate < rates[-1]
+            tried = ", ".join(f"**{r:g}**" if r == curve.rate else f"{r:g}" for r in rates)
+            rows.append(
+                [
+                    family,
+                    name,
+                    str(curve.method.accumulation),
+                    tried if bracketed else f"{tried} (not between two others)",
+                    "itself" if curve.tuned_as == name else curve.tuned_as,
+                    "itself" if curve.trained_as == name else curve.trained_as,
+                ]
+            )
+    headings = (
+        *("kind", "method", "micro-batches of a step", "learning rates, the best in bold"),
+        *("rates tried with", "trained as"),
+    )
+    return text_table("What was tuned", headings, rows)
 
 
-def lookup_table(
+def what_to_use(
     rows: Sequence[Row], links: Sequence[LinkTimes], curves: Mapping[str, Curve]
-) -> Table:
-    """Return what is fastest at each ratio of synchronisation to computation, and its gains."""
-    cells = []
+) -> tuple[Table, Table]:
+    """Return the fastest method by the ratio of communication to computation: with its gain over
+    one device and over the next kind, and with the gain over each kind."""
+    short, full = [], []
     for link in sorted(links, key=lambda link: link.ratio):
         best = fastest(rows, METHODS, link)
         if best is None:
             continue
+        gains = {}
+        for family, names in FAMILIES.items():
+            row = fastest(rows, names, link)
+            if row is not None and family != family_of(best):
+                gains[family] = link.gain(best, row), row.title
         over = curves[best.name].perplexity_over(curves[TARGET])
-        others = [fastest(rows, names, link) for names in list(_FAMILIES.values())[:3]]
-        plain = next((row for row in rows if row.title == link.stock), None)
-        cells.append(
-            [
-                figure(link.ratio, 2),
-                link.name,
-                best.title,
-                *(_gain(link, best, other) for other in (*others, plain)),
-                ABSENT if over is None else within(*over, 3),
-            ]
+        quality = ABSENT if over is None else within(*over, 3)
+        place = [figure(link.ratio, 2), link.name, best.title]
+        alone = within(*gains[ONE_DEVICE][0], 2) if ONE_DEVICE in gains else ABSENT
+        next_best = min(
+            (family for family in gains if family != ONE_DEVICE),
+            key=lambda family: gains[family][0].ratio,
+            default=None,
         )
-    headings = (
-        *("synchronisation / computation", "link", "first at the loss"),
-        *(f"over {family}" for family in list(_FAMILIES)[:3]),
-        *("over stock FSDP2 or HSDP", "perplexity after equal tokens"),
+        short.append(
+            [*place, alone, ABSENT if next_best is None else _over(*gains[next_best]), quality]
+        )
+        cells = (_over(*gains[family]) if family in gains else ABSENT for family in FAMILIES)
+        full.append([*place, *cells, quality])
+    place_headings = "communication / computation", "link", "fastest"
+    quality_heading = "perplexity after equal tokens"
+    return (
+        text_table(
+            "What to use",
+            (
+                *place_headings,
+                "gain over one device",
+                "gain over the best of another kind",
+                quality_heading,
+            ),
+            short,
+        ),
+        text_table(
+            "Over the best of each kind",
+            (*place_headings, *(f"gain over {family}" for family in FAMILIES), quality_heading),
+            full,
+        ),
     )
-    return text_table("What to use", headings, cells)
 
 
-def _gain(link: LinkTimes, best: Row, other: Row | None) -> str:
-    if other is None or other == best:
-        return ABSENT
-    return f"{within(*link.gain(best, other), 2)} of {other.title}"
+def _over(gain: Ratio, title: str) -> str:
+    """Format a gain over a method, and say where its interval holds 1."""
+    told = not gain.low <= 1 <= gain.high
+    return f"{within(*gain, 2)} {title}" + ("" if told else ": not told apart")
 
 
 def steps_table(links: Sequence[LinkTimes]) -> Table:
     """Return the steps of all strategies over those of stock torch on each link."""
     headings = (
         "strategy",
-        *(f"{link.name}, synchronisation / computation {figure(link.ratio, 2)}" for link in links),
+        *(f"{link.name}, communication / computation {figure(link.ratio, 2)}" for link in links),
     )
     names = dict.fromkeys(name for link in links for name in link.strategies())
     cells = [
@@ -306,53 +296,20 @@ def rare_table(links: Sequence[LinkTimes], curves: Mapping[str, Curve]) -> Table
 
 
 def pays_table(rows: Sequence[Row], links: Sequence[LinkTimes]) -> Table:
-    """Return up to which ratio a second machine gains over one, by family."""
-    alone = next((row for row in rows if row.name == _ALONE), None)
-    cells = []
-    for family, names in _FAMILIES.items():
-        if alone is None or family == "one device":
-            continue
-        points = []
-        for link in sorted(links, key=lambda link: link.ratio):
-            row = fastest(rows, names, link)
-            if row is not None:
-                points.append((link.ratio, link.gain(row, alone).ratio))
-        cells.append([family, crossing(points)])
-    return text_table("Where a second machine pays", ("family", "up to the ratio"), cells)
-
-
-@mpl.rc_context(plots.STYLE)
-def gain_plot(rows: Sequence[Row], links: Sequence[LinkTimes]) -> Figure:
-    """Plot the gain over one device by the ratio of synchronisation to computation."""
-    alone = next((row for row in rows if row.name == _ALONE), None)
+    """Return up to which ratio a second machine gains over one, by kind of method."""
     ordered = sorted(links, key=lambda link: link.ratio)
-    drawing = Figure((plots.WIDTH, 3.4), layout="constrained")
-    axes = drawing.subplots()
-    for number, (family, names) in enumerate(_FAMILIES.items()):
-        best = [fastest(rows, names, link) for link in ordered]
-        gains = [
-            (link.ratio, link.gain(row, alone))
-            for link, row in zip(ordered, best, strict=True)
-            if row and alone
-        ]
-        if not gains:
-            continue
-        x, y = [at for at, _ in gains], [gain.ratio for _, gain in gains]
-        colour = plots.BASELINE_COLOUR if family == "one device" else plots.COLOURS[number - 1]
-        axes.plot(x, y, label=family, color=colour, marker=plots.MARKERS[number])
-    axes.set(xscale="log", ylim=(0, None))
-    ticks = [f"{figure(link.ratio, 2)}\n{link.name}" for link in ordered]
-    axes.set_xticks([link.ratio for link in ordered], ticks, fontsize=7)
-    axes.set_xticks([], minor=True)
-    axes.set_xlabel("synchronisation of stock FSDP2 / computation")
-    axes.set_ylabel("times as fast to the loss as one device")
-    axes.legend()
-    return drawing
+    cells = [
+        [family, crossing([(link.ratio, gain.ratio) for link, gain in gains])]
+        for family, gains in gains_over_one_device(rows, ordered).items()
+        if family != ONE_DEVICE
+    ]
+    return text_table("Where a second machine pays", ("kind", "up to the ratio"), cells)
 
 
 def write_report() -> None:
     """Write islands.md, its plots and the block of README.md."""
-    curves = {name: Curve(name) for name in METHODS if (FOLDER / "runs" / name).is_dir()}
+    trained = {name: METHODS[name].same_as or name for name in METHODS}
+    curves = {name: Curve(name) for name in METHODS if (FOLDER / "runs" / trained[name]).is_dir()}
     if TARGET not in curves:
         raise UserError(f"{FOLDER}: no run of {TARGET} yet: run python -m benchmarks.islands")
     links, rare, nodes = (
@@ -369,20 +326,23 @@ def write_report() -> None:
     )
     parts: list[Table | str] = []
     if links:
-        lookup = lookup_table(two, links, curves)
-        parts += [lookup, pays_table(two, links), times_table(two, links)]
+        short, full = what_to_use(two, links, curves)
+        parts += [short, full, pays_table(two, links), times_table(two, links)]
         plots.save(gain_plot(two, links), FOLDER / "gain.svg")
         plot = f"![gain over one device by the ratio]({FOLDER}/gain.svg)"
-        replace_block(Path("README.md"), f"{plot}\n\n{lookup.markdown()}", "islands")
+        replace_block(Path("README.md"), f"{plot}\n\n{short.markdown()}", "islands")
     if rare:
         parts.append(rare_table(rare, curves))
     if nodes:
         parts.append("# Two nodes of two ranks\n")
         parts.append(steps_table(nodes))
-        if any(METHODS[row.name].world_size == 4 for row in four):
-            parts += [lookup_table(four, nodes, curves), times_table(four, nodes)]
+        if four:
+            parts += [*what_to_use(four, nodes, curves), times_table(four, nodes)]
     parts.append("# Quality, whatever the link\n")
-    parts += [quality_table(curves), lengths_table(curves), exchanges_table(curves)]
+    # those that share the runs of others have their losses
+    trained_curves = {name: curve for name, curve in curves.items() if curve.trained_as == name}
+    parts += [tuning_table(curves), quality_table(trained_curves)]
+    parts += [lengths_table(trained_curves), exchanges_table(trained_curves)]
     plots.save(bytes_plot(curves), FOLDER / "bytes.svg")
     parts.append("\n![perplexity by the bytes of a step](bytes.svg)\n")
     larger = larger_table(curves)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.islands.methods import (
     FOLDER,
@@ -16,6 +17,7 @@ from shardlab.config.machine import Link
 from shardlab.config.parameters import Parameters
 from shardlab.config.schema import Repetitions
 from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun, read_timings
+from shardlab.core.numbers import plural
 from shardlab.train.interleaved import time_strategies
 from shardlab.train.plans import TimingPlan
 
@@ -35,34 +37,49 @@ NODES = {
     f"{rate}-nodes": Link(rate=rate, ranks_per_node=2) for rate in ("1gbit", "300mbit", "100mbit")
 }
 """between two nodes of two ranks"""
-_REPETITIONS = {1: 6, 4: 8, 8: 6, 32: 3}
-"""by micro-batches: fewer where steps are long"""
+_REPETITIONS = 5
+_MICRO_BATCHES = 16
+"""of a repetition, about: a single step would find its data in no cache, and rounds of exchanges,
+which have many steps, do not"""
 
 
-def timing_name(accumulation: int) -> str:
-    """Return the name of the timing of steps with so many micro-batches."""
-    return f"{accumulation} micro-batches" if accumulation > 1 else "one micro-batch"
+class Steps(NamedTuple):
+    """Steps that are timed together."""
+
+    world_size: int
+    accumulation: int
+    """micro-batches per step"""
+
+    def __str__(self) -> str:
+        return f"{plural(self.world_size, 'rank')}, micro-batches: {self.accumulation}"
 
 
-def timings(names: Sequence[str], link: str) -> dict[int, list[str]]:
-    """Return the strategies of methods whose steps are timed on a link, by micro-batches."""
+ONE = Steps(2, 1)
+"""of two ranks, with one micro-batch: what the ratio of a link is measured with"""
+
+
+def timings(names: Sequence[str], link: str) -> dict[Steps, list[str]]:
+    """Return the strategies of methods whose steps are timed on a link.
+
+    One device is the step without communication of one rank, which is timed beside any strategy.
+    """
     if link in RARE:
         runs = exchanging_every(_RARE_TIMED[link][0], names)
-        return {1: runs} if runs else {}
+        return {ONE: runs} if runs else {}
     ranks = 4 if link in NODES else 2
-    found: dict[int, list[str]] = {}
+    timed: dict[Steps, list[str]] = {}
     for name in names:
         method, sync = METHODS[name], sync_of(name)
-        if method.world_size != ranks:
+        if method.world_size not in (1, ranks):
             continue
         runs = [timed_as(method.strategy)]
-        if method.strategy == METHODS[TARGET].strategy:
+        if method.world_size > 1 and method.strategy == METHODS[TARGET].strategy:
             runs = [*STOCK]
         if sync is not None and sync.warmup_steps:
             runs.append(warm_step(link))
-        found.setdefault(1, [stock_of(link)])
-        found.setdefault(method.accumulation, []).extend(runs)
-    return {count: [*dict.fromkeys(runs)] for count, runs in found.items()}
+        timed.setdefault(Steps(ranks, 1), [stock_of(link)])
+        timed.setdefault(Steps(method.world_size, method.accumulation), []).extend(runs)
+    return {steps: [*dict.fromkeys(runs)] for steps, runs in timed.items()}
 
 
 def stock_of(link: str) -> str:
@@ -90,44 +107,45 @@ def time_link(params: Parameters, names: Sequence[str], name: str) -> None:
     output, link = timing_path(name), (LINKS | RARE | NODES)[name]
     before = valid_timings(params, name)
     wanted = timings(names, name)
-    for count in {count for count, _ in before}:
-        runs = [run for at, run in before if at == count and run != NO_COMMUNICATION]
-        wanted[count] = [*dict.fromkeys([*wanted.get(count, []), *runs])]
-    if not wanted or all((n, run) in before for n, runs in wanted.items() for run in runs):
+    for steps, run in before:
+        if run != NO_COMMUNICATION and run not in wanted.setdefault(steps, []):
+            wanted[steps].append(run)
+    if not wanted or all((steps, run) in before for steps in wanted for run in wanted[steps]):
         return
     plans = [
         TimingPlan(
-            timing_name(count),
+            str(steps),
             Repetitions(
                 runs=tuple(runs),
-                world_size=4 if name in NODES else 2,
-                link=link,
-                repetitions=_RARE_TIMED[name][1] if name in RARE else _REPETITIONS[count],
+                world_size=steps.world_size,
+                link=link if steps.world_size > 1 else None,
+                repetitions=_RARE_TIMED[name][1] if name in RARE else _REPETITIONS,
             ),
             strategies(),
-            params("train").model_copy(update={"accumulation": count}),
+            params("train").model_copy(update={"accumulation": steps.accumulation}),
             params("model"),
             FOLDER / "data",
+            steps=None if name in RARE else _MICRO_BATCHES // steps.accumulation,
         )
-        for count, runs in wanted.items()
+        for steps, runs in wanted.items()
     ]
     time_strategies(plans, output)
 
 
-def valid_timings(params: Parameters, name: str) -> dict[tuple[int, str], TimedRun]:
-    """Return the timings on a link by micro-batches and strategy, without those of strategies,
-    models and batches that are not those of the parameters any more."""
+def valid_timings(params: Parameters, name: str) -> dict[tuple[Steps, str], TimedRun]:
+    """Return the timings on a link by steps and strategy, without those of strategies, models and
+    batches that are not those of the parameters any more."""
     if not timing_path(name).is_file():
         return {}
     train, named = params("train"), strategies()
-    found = {}
+    valid = {}
     for run in read_timings(timing_path(name), "remove it"):
         strategy = named.get(run.run)
         same = run.run == NO_COMMUNICATION or (strategy and strategy.hash() == run.strategy_hash)
         facts = run.model, run.batch_size, run.sequence_length
         if same and facts == (params("model").name, train.batch_size, train.sequence_length):
-            found[run.accumulation, run.run] = run
-    return found
+            valid[Steps(run.world_size, run.accumulation), run.run] = run
+    return valid
 
 
 def timing_path(link: str) -> Path:

@@ -50,7 +50,7 @@ _FARTHEST = 2
 _FIRST_SEED = 0
 _MEANING = (
     *("world_size", "steps", "batch_size", "sequence_length", "learning_rate", "warmup_steps"),
-    *("decay", "weight_decay", "clip"),
+    *("decay", "weight_decay", "betas", "clip"),
 )
 """settings of a run that its losses depend on"""
 
@@ -100,7 +100,7 @@ def key_of(plan: RunPlan) -> str:
     tokens = read_manifest(plan.data / "tokens")
     facts = (
         plan.strategy.hash(),
-        plan.train.model_dump(mode="json", include={*_MEANING}),
+        {key: value for key, value in plan.train.meaning().items() if key in _MEANING},
         plan.model.model_dump(mode="json", exclude_none=True),
         plan.seed,
         [shard.sha256 for shard in (*tokens.train, *tokens.validation)],
@@ -187,6 +187,7 @@ def rate_of(params: Parameters, name: str) -> float:
 def train_all(params: Parameters, names: Sequence[str], seeds: int) -> None:
     """Tune methods and try their lengths with the first seed; then train with each seed the shorter
     of the lengths around the loss, and that which sees as many tokens as the target."""
+    names = [name for name in names if METHODS[name].same_as is None]
     target = Run(TARGET, TARGET_STEPS, _FIRST_SEED, rate_of(params, TARGET))
     lengths = {}
     for name in names:

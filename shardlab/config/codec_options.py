@@ -106,6 +106,7 @@ class Int8Spec(CodecSpec):
     group: Group = 128
     """elements that share one scale"""
     rounding: Rounding = "nearest"
+    """nearest, or stochastic, which is unbiased"""
 
 
 class Int4Spec(CodecSpec):
@@ -118,6 +119,7 @@ class Int4Spec(CodecSpec):
     group: Group = 128
     """elements that share one scale"""
     rounding: Rounding = "nearest"
+    """nearest, or stochastic, which is unbiased"""
     levels: Literal["uniform", "nf4"] = "uniform"
     """integers, or the 16 levels of NormalFloat"""
 

@@ -44,6 +44,7 @@ class Compression(Document):
     """Compression of the gradients."""
 
     codec: AnyCodec = NoneSpec()
+    """of the messages: a name with options, or a mapping"""
     route: Route | None = None
     """native: the process group's own collective, for `none` alone; exchange: all-to-all of
     payloads, decoded and summed by the owner. Default: native for `none`, exchange for others."""
@@ -135,6 +136,7 @@ class WeightCompression(Document):
     """Compression of the parameters when they are gathered."""
 
     codec: WeightCodec = NoneSpec()
+    """of the messages: a name with options, or a mapping"""
     minimum_size: int = Field(1024, ge=0)
     """messages with fewer elements are sent uncompressed"""
 

@@ -71,8 +71,6 @@ class EngineTraits:
     overlap: Literal["streams", "async_unshard", "threads"] = "streams"
     """what overlaps collectives of units with computation: streams of the device; on a CPU threads
     of ours, where `async_unshard` or prefetch asks for them; threads of ours, always"""
-    implicit_prefetch_backward: int = 0
-    """units that torch gathers ahead in backward by itself where communication overlaps"""
     last_unit_stays: bool = False
     """the last unit of forward, with which backward begins, is never resharded between them"""
 
@@ -121,7 +119,6 @@ ENGINES: Mapping[EngineName, EngineTraits] = MappingProxyType(
             gradient_buffers="temporary",
             accumulates_in_reduce_dtype=True,
             overlap="async_unshard",
-            implicit_prefetch_backward=1,
         ),
         "manual": EngineTraits(
             factory="shardlab.engines.manual:ManualEngine",

@@ -65,6 +65,7 @@ class Params(Document):
     timed_strategies: dict[Name, Strategy] = {}
     """strategies for timings alone, by other names"""
     seeds: list[Seed] = Field([], min_length=1)
+    """of initial weights and of the order of samples: one run each of every strategy"""
     baseline: Name = ""
     """run that the others are compared with"""
     timings: dict[Name, Timing] = Field({}, min_length=1)
@@ -77,6 +78,7 @@ class Params(Document):
     quality: Quality = Quality()
     agent: Agent = Agent()
     rounds: dict[Round, RoundPlan] = Field({}, min_length=1)
+    """rounds of the search, by number"""
 
     def all_strategies(self) -> dict[str, Strategy]:
         """Return the strategies of the matrix and those for timings alone."""

@@ -158,6 +158,7 @@ class Gpu(Document):
     """One GPU."""
 
     name: str
+    """as the driver has it"""
     memory_gb: float
     """1 GB = 10^9 B"""
     link: str | None = None
@@ -172,7 +173,9 @@ class Connection(Document):
     """Ranks that exchange messages, as measured."""
 
     world_size: int
+    """number of ranks"""
     link: str
+    """that they use, by name"""
     mb_per_s: float
     """that a rank sends, in the largest messages"""
     latency_us: float
@@ -183,9 +186,11 @@ class Hardware(Document):
     """A machine; null: unknown, or in the parameters: as detected."""
 
     cpu: str | None = None
+    """name of the processor"""
     cores: int | None = None
     """usable CPUs"""
     numa_nodes: int | None = None
+    """number of NUMA nodes"""
     caches_kb: dict[str, int] | None = None
     """of the first core, by level and type"""
     memory_gb: float | None = None
@@ -193,7 +198,9 @@ class Hardware(Document):
     copy_gb_per_s: float | None = None
     """that a rank reads and writes when it copies a large vector, while all ranks do"""
     gpus: list[Gpu] | None = None
+    """the GPUs of the machine"""
     connections: list[Connection] | None = None
+    """measured exchanges, by ranks and link"""
 
     def changed_by(self, given: "Hardware") -> "Hardware":
         """Return the hardware with what is given in place of what was detected."""

@@ -21,6 +21,9 @@ WorldSize = Annotated[int, Field(ge=1, le=65_536)]
 """more ranks than the largest clusters have GPUs are no run"""
 Count = Annotated[int, Field(ge=1, le=10**9)]
 """a billion steps, repetitions or trials take years"""
+_Beta = Annotated[float, Field(ge=0, lt=1)]
+Betas = Annotated[tuple[_Beta, _Beta], AS_TUPLE]
+"""decay of the first and of the second moment of AdamW, per step"""
 Seconds = Annotated[float, Field(gt=0, le=10**7)]
 """waiting times: four months; clocks of libraries overflow far above"""
 
@@ -56,6 +59,7 @@ class Agent(Document):
     """action: strategies that differ from the incumbent in their sharding, in their gradient codec
     or in their weight codec; config: all of them"""
     max_candidates: int = Field(6, ge=2, le=16)
+    """strategies that the judge chooses from in a round"""
     quality_tolerance: float = Field(0.03, ge=0)
     """largest accepted relative rise of validation perplexity"""
     memory_limit_gb: float | None = Field(None, gt=0)
@@ -126,12 +130,15 @@ class Checkpoint(Document):
 
 _WITHOUT_RESULTS = {"checkpoint", "timeout_s"}
 """parameters of `Train` that no result depends on"""
+_ADDED = ("betas", "deterministic")
+"""parameters of `Train` that earlier runs lacked, which had what is now the default"""
 
 
 class Train(Document):
     """Training run of every strategy."""
 
     world_size: WorldSize = 2
+    """number of ranks"""
     threads: int = Field(1, ge=1, le=4096)
     """CPU threads per rank; part of the result, because sums depend on it"""
     placement: CpuAffinity = "auto"
@@ -140,17 +147,24 @@ class Train(Document):
     changes. cores: CPUs of its own on every machine. none: nothing changes. Or the CPUs of each
     rank of a machine, such as ['0-3,8', '4-7']"""
     steps: int = Field(120, ge=2, le=10**9)
+    """updates of the parameters"""
     batch_size: int = Field(8, ge=1, le=2**20)
     """sequences per rank and micro-batch"""
     accumulation: int = Field(1, ge=1, le=2**20)
     """micro-batches per step"""
     sequence_length: int = Field(64, ge=2, le=2**24)
+    """tokens that are predicted per sequence"""
     learning_rate: float = Field(3e-3, gt=0)
+    """of AdamW, after the warm-up"""
     warmup_steps: int = Field(10, ge=0)
     """steps of linear learning-rate warm-up"""
     decay: Literal["cosine", "constant"] = "cosine"
     """learning rate after warm-up: cosine decay to a tenth, or constant"""
     weight_decay: float = Field(0.1, ge=0)
+    """of AdamW, decoupled from the gradient"""
+    betas: Betas = (0.9, 0.95)
+    """of AdamW: decay of the first and of the second moment, as language models are commonly
+    trained (Brown et al. 2020, appendix B)"""
     clip: float | None = Field(1.0, gt=0)
     """maximum global gradient norm, or null"""
     untimed_steps: int = Field(5, ge=0)
@@ -182,10 +196,11 @@ class Train(Document):
         return Train(**{name: getattr(self, name) for name in used})
 
     def meaning(self) -> dict[str, Any]:
-        """Return the parameters that the results depend on, as plain data; `deterministic` is left
-        out where it is off, as in runs from before it."""
-        off = set() if self.deterministic else {"deterministic"}
-        return self.model_dump(mode="json", exclude=_WITHOUT_RESULTS | off)
+        """Return the parameters that the results depend on, as plain data; `betas` and
+        `deterministic` are left out at their defaults, as in runs from before them."""
+        defaults = {key: type(self).model_fields[key].default for key in _ADDED}
+        same = {key for key, default in defaults.items() if getattr(self, key) == default}
+        return self.model_dump(mode="json", exclude=_WITHOUT_RESULTS | same)
 
 
 def _names_or_word(value: Any) -> Any:
@@ -206,6 +221,7 @@ class Repetitions(Document):
     """names of strategies; matrix: those of `strategies`; all: those of `timed_strategies`, too.
     `Parameters` puts names in place of the words"""
     world_size: WorldSize = 2
+    """number of ranks"""
     link: Link | None = None
     """emulated link between ranks of this machine; null: none"""
     repetitions: Count = 10
@@ -230,6 +246,11 @@ class Timing(Repetitions):
 def each_timing(timings: Mapping[str, Timing]) -> dict[str, Repetitions]:
     """Return all timings by name, those that are interleaved with others among them."""
     return {name: part for key, whole in timings.items() for name, part in whole.parts(key).items()}
+
+
+def turns(timings: Mapping[str, Timing]) -> dict[str, str]:
+    """Return by name of each timing the one that holds it, whose turns it takes."""
+    return {part: name for name, whole in timings.items() for part in whole.parts(name)}
 
 
 class Space(Document):

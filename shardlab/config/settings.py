@@ -92,6 +92,7 @@ class Settings(Document):
     }
 
     engine: EngineName = "fsdp2"
+    """what wraps the model and computes a step"""
     sharding: Literal["full_shard", "shard_grad_op", "no_shard", "hybrid_shard"] | None = None
     """full_shard: every rank keeps 1/W of parameters, gradients and optimizer states (default);
     shard_grad_op: gathered parameters stay until backward; no_shard: nothing is sharded;

@@ -39,8 +39,8 @@ class Optimization:
     weight_decay: float
     clip: float | None
     """largest global gradient norm, or None"""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """as language models are commonly trained (Brown et al. 2020, appendix B)"""
+    betas: tuple[float, float]
+    """decay of the first and of the second moment, per step"""
     eps: float = 1e-8
     accumulation: int | None = None
     """micro-batches of a step where that is known: for one `slide` needs less memory"""
@@ -82,9 +82,8 @@ class Engine(ABC):
     - gradients are reduced once per step, after the last micro-batch, unless `slide` reduces them
       on the device;
     - what moved between ranks is in `ledger`;
-    - a step that is applied ends by `Handle.step_ended`, one that is left out by `Handle.rollback`:
-      error feedback counts what it has sent since then as lost. Optimizers of torch do so by the
-      hook that `attach` registers; an engine that updates outside of the module calls it itself.
+    - a step ends by `Handle.step`, after `Handle.rollback` where it is left out: error feedback
+      then counts what it has sent in it as lost.
 
     Args:
         module: runs forward and backward by autograd; its parameters are on the device while they

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from shardlab.config.schema import Betas
 from shardlab.config.strategy import Strategy, parse_strategy
-from shardlab.core.document import AS_TUPLE, Document, validate
+from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError
 from shardlab.core.torch_private import is_compiled
 from shardlab.engines.base import Optimization
@@ -88,14 +89,13 @@ class SlideConfig:
 
 
 _Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-_Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class _Numbers(Document):
     """Settings that are not part of a strategy."""
 
     learning_rate: _Finite
-    betas: Annotated[tuple[_Beta, _Beta], AS_TUPLE]
+    betas: Betas
     eps: _Finite
     weight_decay: _Finite
     clip: float | None = Field(gt=0)
@@ -169,10 +169,25 @@ def loss_of(output: Any) -> Tensor:
     return loss
 
 
-def drop_graph(loss: Tensor) -> None:
-    """Detach the loss in place, so that a kept output does not keep the graph after backward."""
+def end_graph(loss: Tensor) -> None:
+    """Replace the loss's graph in place: a kept output keeps none, and backward is refused."""
     if loss._base is None:  # a view cannot be detached in place
-        loss.detach_()
+        _BackwardHasRun.apply(loss.detach_(), torch.empty(0, requires_grad=True))
+
+
+class _BackwardHasRun(torch.autograd.Function):
+    """Identity, whose backward says that there is nothing left to do."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, _: Tensor) -> Tensor:
+        ctx.mark_dirty(loss)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> NoReturn:
+        raise UserError(
+            "SlideFSDP: the call that returned this loss has run backward: remove loss.backward()"
+        )
 
 
 @contextmanager

@@ -211,7 +211,9 @@ def build_loop(
     units = unit_sizes(whole, strategy.canonical(), device)
     flops = flops_per_token(whole, train.sequence_length)
     accumulation = strategy.accumulation or train.accumulation
-    optimization = Optimization(train.weight_decay, train.clip, accumulation=accumulation)
+    optimization = Optimization(
+        train.weight_decay, train.clip, train.betas, accumulation=accumulation
+    )
     ranks = subgroup(group, [dist.get_rank(group)]) if alone else group
     engine = build_engine(whole, strategy, optimization, ranks, seed, weights, device, throttle)
     batches = Batches(split, train.sequence_length, seed)

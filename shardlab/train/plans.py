@@ -6,6 +6,7 @@ from pathlib import Path
 from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Repetitions, Train
 from shardlab.config.strategy import Strategy
+from shardlab.config.sync import repetition_steps
 from shardlab.config.timing_record import NO_COMMUNICATION
 from shardlab.core.files import sha256_of_value
 
@@ -43,9 +44,20 @@ class TimingPlan:
     model: Model
     data: Path = field(default=Path("data"))
     """folder with tokens/"""
+    steps: int | None = None
+    """steps of a repetition of runs that reduce gradients in every step; by default those of
+    `repetition_steps`"""
 
     @property
     def runs(self) -> dict[str, Strategy]:
         """Strategies by name; the last is `NO_COMMUNICATION`."""
         named = {run: self.strategies[run] for run in self.timing.runs}
         return {**named, NO_COMMUNICATION: Strategy(engine="ddp")}
+
+    def steps_of(self, run: str) -> int:
+        """Return the steps of a repetition of a run."""
+        runs = self.runs
+        steps = repetition_steps([strategy.sync for strategy in runs.values()])
+        if self.steps is not None and runs[run].sync is None:
+            return self.steps
+        return steps[[*runs].index(run)]

@@ -14,7 +14,6 @@ from shardlab.comm.object_collectives import device_of, gather_values
 from shardlab.config.contention import Contention
 from shardlab.config.machine import connection_name
 from shardlab.config.run_record import Breakdown
-from shardlab.config.sync import repetition_steps
 from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun
 from shardlab.core.files import temporary
 from shardlab.core.host import describe_host, git_revision
@@ -46,8 +45,7 @@ class Runner:
         alone, sync = run == NO_COMMUNICATION, self.strategy.sync
         # steps of a warm-up are those of another strategy
         timed = self.strategy.after_warmup()
-        rounds = repetition_steps([strategy.sync for strategy in plan.runs.values()])
-        self._round = rounds[[*plan.runs].index(run)]
+        self._round = plan.steps_of(run)
         """steps of a repetition"""
         self._built = build_loop(
             plan.model, timed, plan.train, split, _SEED, link.throttle, group, alone

@@ -1,18 +1,29 @@
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.islands.curves import Curve, LinkTimes, length_at
-from benchmarks.islands.methods import METHODS, parameters, steps_of_equal_tokens, strategies
-from benchmarks.islands.report import crossing, exchanges_table, larger_table, rows_of
-from benchmarks.islands.timing import timing_path, timings, valid_timings
-from benchmarks.islands.training import Run, lengths_around, tuned_rate
+from benchmarks.islands.families import FAMILIES, ONE_DEVICE, rows_of
+from benchmarks.islands.methods import (
+    FOLDER,
+    METHODS,
+    parameters,
+    steps_of_equal_tokens,
+    strategies,
+)
+from benchmarks.islands.plots import gains_over_one_device
+from benchmarks.islands.report import crossing, exchanges_table, larger_table, tuning_table
+from benchmarks.islands.timing import LINKS, Steps, timing_path, timings, valid_timings
+from benchmarks.islands.training import Run, key_of, lengths_around, plan_of, tuned_rate
 from shardlab.config.timing_record import NO_COMMUNICATION, write_timings
 from shardlab.core.errors import UserError
-from shardlab.core.files import write_json
+from shardlab.core.files import read_json, write_json
 from tests.timed_run_factory import make_timed
+from tests.token_data import write_tokens
 
 
 def test_lengths_are_interpolated_in_log_steps() -> None:
@@ -83,10 +94,10 @@ def trained(
         write_json(run.path, {**run._asdict(), **facts, "val_loss": loss})
 
 
-def timed(link: str, steps_ms: Mapping[str, list[float]], **changes: object) -> None:
-    """Write the timing of steps of one micro-batch on a link."""
+def timed(link: str, steps_ms: Mapping[tuple[Steps, str], list[float]], **changes: object) -> None:
+    """Write the timing of steps on a link."""
     train, runs = parameters()("train"), []
-    for run, step_ms in steps_ms.items():
+    for (steps, run), step_ms in steps_ms.items():
         strategy = strategies().get(run)
         facts = {
             "strategy": strategy and strategy.canonical().model_dump(mode="json"),
@@ -94,35 +105,97 @@ def timed(link: str, steps_ms: Mapping[str, list[float]], **changes: object) -> 
             "model": parameters()("model").name,
             "batch_size": train.batch_size,
             "sequence_length": train.sequence_length,
+            "accumulation": steps.accumulation,
         }
-        runs.append(make_timed("one", run, step_ms=step_ms, **{**facts, **changes}))
+        runs.append(
+            make_timed("one", run, steps.world_size, step_ms=step_ms, **{**facts, **changes})
+        )
     write_timings(timing_path(link), runs)
 
 
+TWO_RANKS = Steps(2, 1)
 STEPS = {
-    "fsdp2": [300.0, 330.0],
-    "ddp": [200.0, 220.0],
-    "ddp-bf16": [150.0, 165.0],
-    "ddp-int4": [120.0, 132.0],
-    NO_COMMUNICATION: [100.0, 110.0],
+    (TWO_RANKS, "ddp"): [200.0, 220.0],
+    (TWO_RANKS, "ddp-bf16"): [150.0, 165.0],
+    (TWO_RANKS, "ddp-int4"): [120.0, 132.0],
+    (TWO_RANKS, NO_COMMUNICATION): [100.0, 110.0],
+    (Steps(1, 1), NO_COMMUNICATION): [80.0, 88.0],
+    (Steps(1, 2), NO_COMMUNICATION): [150.0, 165.0],
 }
 
 
-def test_gains_are_of_steps_in_pairs_of_seeds_and_of_their_times(folder: Path) -> None:
-    # every second seed is worse by the same for all methods
+def test_gains_are_of_steps_in_pairs_of_seeds_and_of_times_in_pairs_of_repetitions(
+    folder: Path,
+) -> None:
+    # every second seed is worse by the same for all methods, every second repetition slower
     trained("stock", {(0, 1400): 4.0, (0, 2000): 3.0, (1, 2000): 3.2})
     trained("one-device", {(0, 4000): 3.0, (0, 5600): 2.0, (1, 4000): 3.2})
     timed("100mbit", STEPS)
     curves = {name: Curve(name) for name in ("stock", "one-device")}
     rows, link = {row.title: row for row in rows_of(curves)}, LinkTimes("100mbit")
-    assert link.ratio == pytest.approx(2)
-    assert [*rows] == ["fsdp2", "ddp", "ddp-bf16", "one-device"]
+    assert link.ratio == pytest.approx(1)
+    assert [*rows] == ["ddp", "ddp-bf16", "one-device"]
     assert rows["one-device"].logs == pytest.approx({0: math.log(4000), 1: math.log(4000)})
     assert all(link.has(row) for row in rows.values())
-    # 4,000 steps of 100 ms against 2,000 of 200
-    gain = link.gain(rows["ddp"], rows["one-device"])
-    assert gain.ratio == pytest.approx(1) and math.isfinite(gain.low)
-    assert link.over("ddp", "fsdp2") == pytest.approx((2 / 3, 2 / 3, 2 / 3))
+    # 4,000 steps of one rank's 80 ms compared with 2,000 of 200
+    assert link.gain(rows["ddp"], rows["one-device"]) == pytest.approx([0.8] * 3)
+    assert link.over("ddp-bf16", "ddp") == pytest.approx([0.75] * 3)
+    assert link.seconds(rows["ddp"]) == pytest.approx(2 * math.sqrt(200 * 220))
+
+
+def test_one_device_with_two_micro_batches_trains_what_two_ranks_train(folder: Path) -> None:
+    trained("stock", {(0, 1400): 4.0, (0, 2000): 3.0})
+    timed("100mbit", STEPS)
+    curves = {name: Curve(name) for name in ("stock", "one-device-acc2")}
+    rows, link = {row.title: row for row in rows_of(curves)}, LinkTimes("100mbit")
+    alone = rows["one-device-acc2"]
+    assert alone.logs == rows["ddp"].logs
+    # as many steps, so that the gain is that of a step, and has an interval with one seed, too
+    assert link.gain(rows["ddp"], alone) == pytest.approx([0.75] * 3)
+    assert curves["one-device-acc2"].mean_bytes() == 0
+    assert steps_of_equal_tokens("one-device-acc2", 2000) == 2000
+
+
+def test_steps_of_a_warm_up_take_their_time(folder: Path) -> None:
+    trained("stock", {(0, 1400): 4.0, (0, 2000): 3.0})
+    trained("diloco32", {(0, 2000): 3.5})
+    trained("diloco32-warm", {(0, 1400): 4.0, (0, 2000): 3.0})
+    timed("100mbit", {**STEPS, (TWO_RANKS, "diloco32"): [104.0, 104.0]})
+    curves = {name: Curve(name) for name in ("stock", "diloco32-warm")}
+    warm, link = rows_of(curves)[-1], LinkTimes("100mbit")
+    # 200 of the 2,000 steps are those of ddp-int4
+    steps_ms = [0.1 * first + 0.9 * 104.0 for first in (120.0, 132.0)]
+    assert link.seconds(warm) == pytest.approx(2 * math.sqrt(math.prod(steps_ms)))
+
+
+def test_bytes_of_a_step_are_those_of_runs_of_as_many_tokens_as_the_target(folder: Path) -> None:
+    trained("stock", {(0, 2000): 3.0})
+    trained("ddp-int4", {(0, 2000): 3.0, (1, 2000): 3.1, (0, 2800): 2.5})
+    path = Run("ddp-int4", 2800, 0, 0.003).path
+    write_json(path, {**read_json(path, ""), "bytes_wire": 1000.0})
+    assert Curve("ddp-int4").mean_bytes() == 1.0
+
+
+def test_rates_that_are_not_between_two_others_are_marked(folder: Path) -> None:
+    trained("stock", {(0, 2000): 3.0}, rate=0.0045)
+    trained("stock", {(0, 2000): 3.1}, rate=0.003)
+    trained("ddp-int4", {(0, 2000): 3.0}, rate=0.0045)
+    curves = {name: Curve(name) for name in ("stock", "one-device-acc2", "ddp-int4")}
+    alone, stock, int4 = tuning_table(curves).rows
+    rates = "0.003, **0.0045** (not between two others)"
+    assert alone == ["one device", "one-device-acc2", "2", rates, "stock", "stock"]
+    assert stock == ["stock torch", "stock", "1", rates, "itself", "itself"]
+    assert int4 == ["compressed steps", "ddp-int4", "1", rates, "stock", "itself"]
+
+
+def test_no_committed_gain_over_one_device_exceeds_the_number_of_devices() -> None:
+    curves = {name: Curve(name) for name, method in METHODS.items() if method.world_size <= 2}
+    links = [LinkTimes(name) for name in LINKS if (FOLDER / f"timings/{name}.jsonl").is_file()]
+    assert links
+    rows = [row for row in rows_of(curves) if all(link.has(row) for link in links)]
+    assert {row.name for row in rows} >= {*FAMILIES[ONE_DEVICE]}
+    for gains in gains_over_one_device(rows, links).values():
+        assert all(gain.low < 2 for _, gain in gains)
 
 
 def test_a_seed_with_a_higher_loss_takes_longer(folder: Path) -> None:
@@ -186,21 +259,43 @@ def test_what_was_not_timed_or_of_other_settings_does_not_count(folder: Path) ->
     timed("100mbit", STEPS)
     warm = rows_of(curves)[-1]
     assert not LinkTimes("100mbit").has(warm)
-    timed("100mbit", {**STEPS, "diloco32": [100.0, 110.0]})
+    timed("100mbit", {**STEPS, (TWO_RANKS, "diloco32"): [100.0, 110.0]})
     assert LinkTimes("100mbit").has(warm)
-    timed("100mbit", {**STEPS, "diloco32": [100.0, 110.0]}, batch_size=3)
+    timed("100mbit", {**STEPS, (TWO_RANKS, "diloco32"): [100.0, 110.0]}, batch_size=3)
     assert valid_timings(parameters(), "100mbit") == {}
 
 
+def test_a_record_is_that_of_what_its_losses_depend_on(folder: Path) -> None:
+    """The key of a run with default betas is what it was before they could be chosen."""
+    tokens = FOLDER / "data" / "tokens"
+    tokens.mkdir(parents=True)
+    write_tokens(tokens, [np.arange(10)], 300)
+    plan = plan_of(parameters(), Run("stock", 2000, 0, 0.003))
+    key = key_of(plan)
+    assert key == "d7446cde619d3a60"
+
+    def key_with(**train: object) -> str:
+        return key_of(replace(plan, train=plan.train.model_copy(update=train)))
+
+    assert key_with(betas=(0.9, 0.95), timeout_s=1.0, threads=3) == key
+    others = [key_with(betas=(0.9, 0.999)), key_with(clip=None), key_with(steps=1000)]
+    assert len({key, *others}) == 4
+
+
 def test_a_link_times_what_its_methods_need() -> None:
-    assert timings(["one-device"], "100mbit") == {}
-    stock = ["fsdp2", "ddp", "ddp-bf16"]
-    assert timings(["stock"], "100mbit") == {1: stock}
-    assert timings(["diloco32-warm", "stock-acc4"], "100mbit") == {
-        1: ["fsdp2", "diloco32", "ddp-int4"],
-        4: stock,
+    stock = ["ddp", "ddp-bf16"]
+    assert timings(["stock"], "100mbit") == {TWO_RANKS: stock}
+    assert timings(["one-device", "one-device-acc2"], "100mbit") == {
+        TWO_RANKS: ["ddp"],
+        Steps(1, 1): ["ddp"],
+        Steps(1, 2): ["ddp"],
     }
-    assert timings(["hsdp32-warm"], "300mbit-nodes") == {1: ["hsdp", "hsdp32-warm", "hsdp-int8"]}
-    assert timings(["diloco32", "diloco128-warm"], "2300kbit") == {1: ["diloco128"]}
+    assert timings(["diloco32-warm", "stock-acc4", "ddp-int4-acc4"], "100mbit") == {
+        TWO_RANKS: ["ddp", "diloco32", "ddp-int4"],
+        Steps(2, 4): [*stock, "ddp-int4"],
+    }
+    nodes = ["hsdp", "hsdp32-warm", "hsdp-int8"]
+    assert timings(["hsdp32-warm"], "300mbit-nodes") == {Steps(4, 1): nodes}
+    assert timings(["diloco32", "diloco128-warm"], "2300kbit") == {TWO_RANKS: ["diloco128"]}
     assert timings(["stock"], "2300kbit") == {}
-    assert timings(["diloco32", "diloco128-warm"], "30mbit-rare") == {1: ["diloco32"]}
+    assert timings(["diloco32", "diloco128-warm"], "30mbit-rare") == {TWO_RANKS: ["diloco32"]}

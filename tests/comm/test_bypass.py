@@ -67,6 +67,18 @@ def check(found, wanted, excluded):
         assert block.name in excluded or not torch.equal(mine, theirs) or not theirs.any()
 
 
+@pytest.mark.parametrize("spec", ["int8:group=8", "powersgd:rank=1"])
+@on_ranks(2)
+def test_messages_with_fewer_elements_than_the_minimum_are_not_compressed(group, spec):
+    route = Route(make_method(spec), minimum_size=100)
+    collective = make_collective(group, Ledger(), "gradients", route)
+    for elements, counted in ((98, 2), (100, 2), (102, 2)):
+        vector = vector_of(collective.rank, elements)
+        shard_of(collective, vector, Unit(f"scattered {elements}"))
+        collective.all_reduce(vector, 1.0, Unit(f"summed {elements}"))
+        assert collective.account.uncompressed["fewer than 100 elements"] == counted
+
+
 @on_ranks(2)
 def test_first_messages_of_each_unit_are_a_warm_up(group):
     collective, again = make(group, warmup=2), make(group, warmup=2)

@@ -46,6 +46,23 @@ def test_result_is_the_sum_of_what_was_sent(group, spec, world_size):
             assert value.isfinite().all() and is_same_everywhere(value, group), name
 
 
+@both_ways
+@pytest.mark.parametrize("spec", ONE_OF_EACH)
+@on_ranks(3)
+def test_the_ledger_has_the_bytes_of_the_uncompressed_reduction(group, spec, how):
+    """Of three ranks each sends two thirds of a vector in a reduce-scatter, twice that in a sum."""
+    ledger = Ledger()
+    collective = make_collective(group, ledger, "gradients", Route(make_method(spec)))
+    vector = LAYOUTS[how](gradients(dist.get_rank(group), 0), 3)
+    before = vector.nbytes
+    if how == "sum":
+        collective.all_reduce(vector, 1.0, UNIT)
+    else:
+        collective.reduce_scatter(torch.empty(vector.numel() // 3), vector, 1.0, UNIT)
+    raw = {"sum": 2 * 2 / 3, "sum_scatter": 2 / 3}[how] * before
+    assert ledger.summary()["gradients"]["bytes_raw"] == pytest.approx(raw)
+
+
 NAN, INFINITY = float("nan"), float("inf")
 
 

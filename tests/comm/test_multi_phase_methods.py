@@ -43,6 +43,28 @@ def test_powersgd_sends_sums_of_low_rank_exactly(group, how, world_size):
 
 
 @both_ways
+@on_ranks(2)
+def test_powersgd_goes_on_from_the_space_of_the_last_step(group, how):
+    """Its warm start is power iteration: one sum again and again is sent as well as rank 2 can,
+    and the first time worse (Vogels et al. 2019, section 3)."""
+    call = Call(group, "powersgd:rank=2", how, Unit("one", (Block("m", 40, 30),)))
+    generator = torch.Generator().manual_seed(3)
+    left, right = (
+        torch.linalg.qr(torch.randn(size, 30, generator=generator)).Q for size in (40, 30)
+    )
+    values = 0.7 ** torch.arange(30.0)
+    exact = left @ values.diag() @ right.T
+    vector = call.lay_out([exact / 2])
+    errors = []
+    for step in range(30):
+        result = joined(call(vector, step)[0], group, how)
+        errors.append(float((result - call.lay_out([exact])).norm()))
+    best = float(values[2:].norm())
+    assert errors[0] > 1.05 * best
+    assert errors[-1] == pytest.approx(best, rel=1e-3)
+
+
+@both_ways
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @on_ranks()
 def test_sketch_sends_the_largest_elements_of_the_sum_exactly(group, how, world_size):

@@ -84,7 +84,6 @@ def test_the_outer_optimizer_is_that_of_torch(group, optimizer, expected):
         model, sync_every=1, outer={"optimizer": optimizer, "momentum": 0.5, "learning_rate": 1.0}
     )
     for wanted in expected:
-        model(torch.ones(1, 1))  # the first pass takes the parameters as they are
         with torch.no_grad():
             model.module.weight += float(dist.get_rank(group) == 0)
         handle.step()
@@ -101,7 +100,6 @@ def test_what_is_sent_and_what_is_kept_is_what_was_there(group, codec):
         handle = shardlab.attach(model, sync_every=1, outer={**PLAIN, **options, "alpha": 0.0})
         move = torch.Generator().manual_seed(dist.get_rank(group))
         for _ in range(3):
-            model(torch.ones(1, 40))
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter += 0.01 * torch.randn(parameter.shape, generator=move)
@@ -171,11 +169,26 @@ def test_the_warm_up_is_data_parallel(group, make):
     assert [is_same_everywhere(each, group) for each in found[3:]] == [False] * 3 + [True]
 
 
+@on_ranks(2)
+def test_the_outer_optimizer_has_seen_nothing_of_the_warm_up(group):
+    """Replicas that were trained alike before `attach` take the same exchanges, with momentum."""
+    warm, attached_later = ddp(group), ddp(group)
+    _, optimizer = attached(warm, 2, warmup_steps=3, momentum=0.5)
+    found = trained(warm, group, 7, optimizer)[3:]
+    trained(attached_later, group, 3)
+    _, optimizer = attached(attached_later, 2, momentum=0.5)
+    expected = trained(attached_later, group, 4, optimizer, first=3)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     "outer",
     [
-        {"state": "host"},
-        {"codec": "int4:group=64", "error_feedback": True, "delay": 1, "fragments": 2},
+        {"state": "host", "momentum": 0.5},
+        {
+            **{"codec": "int4:group=64", "error_feedback": True, "momentum": 0.5},
+            **{"delay": 1, "fragments": 2},
+        },
     ],
     ids=str,
 )
@@ -195,22 +208,38 @@ def test_a_saved_state_continues_bit_for_bit(group, outer):
 
 
 @on_ranks(2)
-def test_float_buffers_are_averaged_at_exchanges(group):
-    stock, model = (
-        DistributedDataParallel(nn.Sequential(nn.Linear(40, 8), nn.BatchNorm1d(8)))
-        for _ in range(2)
-    )
-    model.load_state_dict(stock.state_dict())
-    trained(stock, group, 3)
-    _, optimizer = attached(model, 2, warmup_steps=3)
-    trained(model, group, 3, optimizer)
-    for found, expected in zip(model.buffers(), stock.buffers(), strict=True):
-        torch.testing.assert_close(found, expected)  # those of rank 0 and this rank's own batch
-    same = []
-    for step in (3, 4):
+def test_an_exchanged_state_is_of_one_moment(group):
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(40, 8), nn.BatchNorm1d(8)))
+    handle, optimizer = attached(model, 2)
+    trained(model, group, 2, optimizer)
+    state = handle.exchanged_state_dict()
+    then = copy.deepcopy(state)
+    trained(model, group, 3, optimizer, first=2)
+    assert all(torch.equal(tensor, then[name]) for name, tensor in state.items())
+
+
+@pytest.mark.parametrize(
+    ("outer", "steps"),
+    [({}, [1, 2, 0, 1]), ({"delay": 1}, [1, 2, 3, 0, 1]), ({"warmup_steps": 2}, [0, 0, 1, 2])],
+    ids=str,
+)
+@on_ranks(2)
+def test_the_printed_line_and_detach_say_how_long_replicas_have_trained_alone(group, outer, steps):
+    model = ddp(group)
+    handle, optimizer = attached(model, 3, **outer)
+    for step, count in enumerate(steps):
         trained(model, group, 1, optimizer, step)
-        same.append(is_same_everywhere(model.module[1].running_mean, group))
-    assert same == [False, True]
+        said = f"have trained {count} step{'s' * (count > 1)} since they were last equal"
+        assert (said in str(handle)) == (count > 0) == ("handle.synchronize()" in str(handle))
+    for warns in (True, False):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            handle.detach()
+        said = [line for each in caught if "last equal" in (line := str(each.message))]
+        assert len(said) == (warns and dist.get_rank(group) == 0)
+    handle, _ = attached(ddp(group), 3)
+    handle.synchronize()
+    assert "handle.synchronize()" not in str(handle)
 
 
 @on_ranks(2)

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from shardlab.config.parameters import Parameters
-from shardlab.config.schema import each_timing
+from shardlab.config.schema import Train, each_timing
 from shardlab.config.strategy import Strategy
 from shardlab.core.errors import UserError
 
@@ -184,6 +184,21 @@ def test_json_is_read_as_json(tmp_path: Path) -> None:
     train, seeds, data = params("train", "seeds", "data")
     assert (train.learning_rate, train.weight_decay, seeds) == (1e-3, 1e-2, [3])
     assert data.source == "synthetic"
+
+
+def test_betas_are_two_decays_below_one() -> None:
+    params = Parameters(ROOT / "params.yaml", ["train.betas=[0.8, 0.99]"])
+    assert params("train").betas == (0.8, 0.99)
+    for wrong, place in (("[0.9, 1.0]", "1"), ("[-0.1, 0.9]", "0"), ("[0.9]", "1")):
+        assert refusal(f"train.betas={wrong}").startswith(f"train.betas.{place}: ")
+
+
+def test_results_from_before_a_setting_are_those_of_its_default() -> None:
+    results = Train().meaning()
+    assert Train(betas=(0.9, 0.95), deterministic=False, timeout_s=7).meaning() == results
+    assert not {"betas", "deterministic"} & results.keys()
+    assert Train(betas=(0.9, 0.999)).meaning() == {**results, "betas": [0.9, 0.999]}
+    assert Train(deterministic=True).meaning() == {**results, "deterministic": True}
 
 
 def test_timings_are_read_where_no_strategy_is_known(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def engine_of(
     model = pickle.loads(pickled)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not any(part in name for part in frozen))
-    optimization = Optimization(0.1, clip, accumulation=accumulation)
+    optimization = Optimization(0.1, clip, (0.9, 0.95), accumulation=accumulation)
     strategy = parse_strategy(document)
     if copies is None and ranks_per_node is None:
         return build_engine(model, strategy, optimization, group, weights=weights)

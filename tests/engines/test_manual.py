@@ -116,6 +116,18 @@ def test_a_tied_embedding_of_its_own_is_gathered_once_and_moves_nothing_else(gro
     assert account.collectives - account.extra_collectives == 1 + 1 + 5 + 4
 
 
+def test_collected_gradients_are_zero_where_there_are_none():
+    """Whatever an earlier unit left in the memory: zeros at the end share scales of codecs."""
+    parameters = parameters_of([(2, 3), (3,), (2,)])
+    unit = stored(parameters, 0, 4)
+    for number, (name, parameter) in enumerate(parameters.items()):
+        if name != "p1":
+            parameter.grad = torch.full(parameter.shape, number + 1.0)
+    vector = torch.full((12,), torch.nan)
+    unit.collect(vector)
+    assert vector.tolist() == [1.0] * 6 + [0.0] * 3 + [3.0] * 2 + [0.0]
+
+
 SHAPES = st.lists(
     st.lists(st.integers(1, 5), min_size=0, max_size=3).map(tuple), min_size=1, max_size=5
 )

@@ -85,6 +85,15 @@ def test_loss_scale_doubles_after_2000_finite_steps_and_resumes():
     assert (scale.value, other.value) == (2.0**16, 2.0**17)
 
 
+def test_an_overflow_begins_the_2000_steps_anew():
+    scale = LossScale(active=True)
+    values = []
+    for finite in [*[True] * 1999, False, *[True] * 2000]:
+        scale.update(finite)
+        values.append(scale.value)
+    assert values == [2.0**16] * 1999 + [2.0**15] * 2000 + [2.0**16]
+
+
 def test_without_fp16_nothing_is_scaled_or_saved():
     scale = LossScale(active=False)
     scale.update(finite=False)
@@ -100,12 +109,11 @@ NARROW_ALONE = torch.device("cuda")
 def test_error_feedback_is_refused_where_auto_is_fp16(group) -> None:
     assert dtype_of("auto", NARROW_ALONE) is torch.float16
     gradients = {"codec": "int8", "error_feedback": True}
+    optimization = Optimization(0.1, 1.0, (0.9, 0.95))
     for narrow in (AUTO, {"overrides": [{"layers": 0, **AUTO}]}):
         strategy = parse_strategy({"engine": "fsdp2", "gradients": gradients, **narrow})
         with pytest.raises(UserError, match="auto is fp16 on this device: set param_dtype"):
-            build_engine(
-                nn.Linear(2, 2), strategy, Optimization(0.1, 1.0), group, device=NARROW_ALONE
-            )
+            build_engine(nn.Linear(2, 2), strategy, optimization, group, device=NARROW_ALONE)
 
 
 def test_auto_is_float32_on_a_cpu():

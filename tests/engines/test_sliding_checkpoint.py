@@ -100,6 +100,22 @@ def test_passes_may_all_come_before_the_first_backward(layers, sliding):
     assert equal(*results)
 
 
+def test_a_block_within_a_block_of_the_same_object_ends_alone(layers, sliding):
+    results = []
+    for context in (sliding, nullcontext()):
+        with context:
+            with context:
+                loss = forward(layers)
+            loss = loss + forward(layers, seed=2)
+        loss.backward()
+        results.append(gradients(layers))
+    assert equal(*results)
+    stored = sliding.offloaded_bytes
+    assert stored == 2 * (LAYERS + 1) * NBYTES
+    forward(layers)
+    assert sliding.offloaded_bytes == stored
+
+
 def test_backward_runs_inside_of_the_block_and_again_on_a_graph_that_is_kept(layers, sliding):
     expected = backward(layers, nullcontext())
     with sliding:
@@ -205,7 +221,7 @@ def test_engines_train_the_same_bits(group, tmp_path, engine, checkpointing) -> 
     def steps(strategy):
         generator = torch.Generator().manual_seed(dist.get_rank(group))
         model, weights = drawn_model(Model(preset="tiny"), 300, 16, 0, 1)
-        settings = parse_strategy(strategy), Optimization(weight_decay=0.1, clip=0.5), group
+        settings = parse_strategy(strategy), Optimization(0.1, 0.5, (0.9, 0.95)), group
         with patch.dict(os.environ, {FOLDER_VARIABLE: str(tmp_path)}):
             made = build_engine(model, *settings, weights=weights)
         batches = torch.randint(300, (2, 2, 4, 17), generator=generator)
@@ -221,4 +237,4 @@ def test_memory_of_the_host_is_refused_where_it_is_that_of_the_device(group) -> 
     model, weights = drawn_model(Model(preset="tiny"), 300, 16, 0, 1)
     strategy = parse_strategy({"engine": "ddp", **FULL, "activations": "memory"})
     with pytest.raises(UserError, match="activations: memory: on a CPU they are there already"):
-        build_engine(model, strategy, Optimization(0.1, 0.5), group, weights=weights)
+        build_engine(model, strategy, Optimization(0.1, 0.5, (0.9, 0.95)), group, weights=weights)

@@ -95,6 +95,45 @@ def test_drift_between_timings_is_no_overhead_but_widens_the_interval(model):
         assert interval.low < 1e-3 * run.step_ms[0] < interval.high
 
 
+def test_the_interval_is_students_of_what_the_fit_misses(model):
+    """Nine runs less three engines and the wait leave five degrees of freedom."""
+    assert model.half_width == 0.09  # the least, where all runs are fitted exactly
+    factors = iter([1.3, 0.7, 1.2, 0.8, 1.25, 0.75, 1.3, 0.9, 0.7])
+    noisy = [
+        run.model_copy(update={"step_ms": [next(factors) * run.step_ms[0]]})
+        if run.run != NO_COMMUNICATION
+        else run
+        for run in fitted_runs(TIMINGS, FORECAST)
+    ]
+    fitted = fit_model(MACHINE, noisy)
+    runs = [run for run in noisy if run.run != NO_COMMUNICATION]
+    errors = [1e3 * predicted(fitted, run) / run.step_ms[0] - 1 for run in runs]
+    assert len(errors) == 9
+    expected = 2.5706 * np.sqrt(np.square(errors).sum() / 5)  # t(0.975, 5) of printed tables
+    assert fitted.half_width == pytest.approx(expected, rel=1e-4)
+
+
+def test_one_long_step_of_a_timing_changes_nothing(model):
+    """The step of a run is the median of its repetitions."""
+    disturbed = [
+        run.model_copy(update={"step_ms": [*run.step_ms[1:], 10 * run.step_ms[0]]})
+        for run in fitted_runs(TIMINGS, FORECAST)
+    ]
+    fitted = fit_model(fit_machine(made_calibration()), disturbed)
+    assert fitted.wait_s == pytest.approx(model.wait_s)
+    assert fitted.compute[2].forward == pytest.approx(model.compute[2].forward)
+
+
+def test_computation_is_that_of_ranks_with_cores_of_their_own():
+    """Two ranks of two threads on two cores take twice as long as either would alone; timings
+    without a fitted run tell nothing."""
+    run = made_run("two-ranks", "fsdp2", threads=2)
+    alone = made_run("two-ranks", NO_COMMUNICATION, threads=2, step_ms=[20.0])
+    other = made_run("slow", NO_COMMUNICATION, step_ms=[90.0])
+    fitted = fit_model(MACHINE, [run, alone, other])
+    assert sum(fitted.compute[2]) == pytest.approx(0.010)
+
+
 @pytest.mark.parametrize(
     ("runs", "complaint"),
     [

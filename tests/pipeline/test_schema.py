@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from typing import Any
 
 import jsonschema
 import pytest
@@ -38,10 +39,34 @@ def test_schema_refuses_invalid_params(key: str, value: object) -> None:
         jsonschema.validate(params, json.loads(SCHEMA.read_text()))
 
 
-def test_every_key_is_described_or_names_itself() -> None:
-    """Sections hold only keys of the schema: none is open to keys that nobody checks."""
+def sections() -> dict[str, dict[str, Any]]:
+    """The schemas of all mappings with fixed keys, by name; that of the file is `params`."""
     schema = json.loads(SCHEMA.read_text())
-    described = (part for each in schema["$defs"].values() for part in each.get("anyOf", [each]))
-    objects = [part for part in described if part["type"] == "object"]
-    assert objects
-    assert all(d["additionalProperties"] is False for d in [schema, *objects])
+    parts = {
+        name: part
+        for name, definition in schema["$defs"].items()
+        for part in definition.get("anyOf", [definition])
+        if part["type"] == "object"
+    }
+    assert parts
+    return {"params": schema, **parts}
+
+
+def test_no_section_is_open_to_keys_that_nobody_checks() -> None:
+    assert [n for n, part in sections().items() if part["additionalProperties"] is not False] == []
+
+
+def test_every_key_is_described() -> None:
+    """By its own description, by that of the section that it holds, or as the name of a codec."""
+    definitions = json.loads(SCHEMA.read_text())["$defs"]
+
+    def is_described(key: dict[str, Any]) -> bool:
+        section = definitions.get(key.get("$ref", "").rpartition("/")[-1], {})
+        return bool(key.get("description") or section.get("description") or "const" in key)
+
+    keys = {
+        f"{name}.{key}": value
+        for name, part in sections().items()
+        for key, value in part["properties"].items()
+    }
+    assert [name for name, key in keys.items() if not is_described(key)] == []

@@ -1,6 +1,7 @@
 """Laws of the rule of a race, and its errors by simulation."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -49,6 +50,17 @@ def test_intervals_hold_the_true_ratio_at_all_looks_together():
     assert (found.high < 0.9).mean() <= RULE.false_accept + 0.002
     assert (found.low > 0.9).mean() <= MISSED
     assert np.all((found.low <= found.ratio) & (found.ratio <= found.high))
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_what_a_look_has_ruled_out_stays_so(noise):
+    """The interval is the intersection of those of all looks so far."""
+    ratios = log_ratios(np.random.default_rng(4), noise, 50)
+    looks = [intervals(ratios[..., :look], RULE) for look in RULE.looks]
+    for earlier, later in pairwise(looks):
+        assert np.all(later.high <= earlier.high)
+        crossed = later.high < earlier.low
+        assert np.all((later.low >= earlier.low) | crossed)
 
 
 def steps(**ratios: float) -> dict[str, list[float]]:

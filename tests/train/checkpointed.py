@@ -62,7 +62,7 @@ class Run:
         length = plan.train.sequence_length
         built = drawn_model(plan.model, split.vocabulary, length, split.end_of_text, plan.seed)
         model, weights = built
-        optimization = Optimization(plan.train.weight_decay, plan.train.clip)
+        optimization = Optimization(plan.train.weight_decay, plan.train.clip, plan.train.betas)
         engine = build_engine(model, plan.strategy, optimization, group, plan.seed, weights)
         batches = Batches(split, plan.train.sequence_length, plan.seed)
         loop = Loop(engine, batches, plan.train, group)

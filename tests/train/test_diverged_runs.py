@@ -76,9 +76,6 @@ def test_a_diverged_run_is_not_continued_from_its_checkpoint(data, tmp_path):
     root = tmp_path / "checkpoints"
     kept = root.with_name("kept")
 
-    class Stopped(Exception):
-        """After the last checkpoint, before the results."""
-
     def stop(*arguments: object) -> None:
         if dist.get_rank() == 0:
             root.rename(kept)

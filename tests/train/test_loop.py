@@ -4,12 +4,21 @@ import math
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
-from shardlab.train.loop import StepEvent, divergence_step, has_diverged, learning_rate
+from shardlab.config.engine_traits import ENGINES
+from shardlab.config.model_and_data import Model
+from shardlab.config.schema import Train
+from shardlab.config.strategy import parse_strategy
+from shardlab.data.loader import Batches
+from shardlab.data.tokens import open_split
+from shardlab.models.build import build_model
+from shardlab.train.loop import StepEvent, build_loop, divergence_step, has_diverged, learning_rate
 from shardlab.train.utilization import flops_per_token
 from tests.families import config_of
 from tests.ranks import on_ranks
@@ -24,6 +33,56 @@ def test_learning_rate_warms_up_and_decays_to_a_tenth(steps, warmup):
     assert grow == sorted(grow) and fall == sorted(fall, reverse=True)
     assert max(rates) == 2.0
     assert rates[-1] == pytest.approx(0.2)
+
+
+TINY = Model(preset="tiny")
+RATES = [0.005, 0.01, 0.01, 0.00775, 0.00325]
+"""of five steps: a peak of 0.01 after two steps of warm-up, then the cosine from it to a tenth"""
+
+
+def written_out(split, betas, rates=RATES, clip=0.5, samples=8):
+    """Losses of AdamW as Loshchilov and Hutter (2019, algorithm 2) have it, with clipped gradients,
+    weight decay 0.1 and epsilon 1e-8; a step takes all samples at once."""
+    model = build_model(TINY, split.vocabulary, 16, split.end_of_text, 3).whole().train()
+    parameters = [*model.parameters()]
+    first, second = ([torch.zeros_like(p) for p in parameters] for _ in range(2))
+    batches, losses = Batches(split, 16, 3), []
+    for step, rate in enumerate(rates):
+        tokens = batches.batch(step * samples, samples)
+        logits = model(input_ids=tokens[:, :-1]).logits
+        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        losses.append(float(loss))
+        gradients = torch.autograd.grad(loss, parameters)
+        norm = torch.stack([g.norm() for g in gradients]).norm()
+        scale = min(1.0, clip / float(norm))
+        with torch.no_grad():
+            for p, g, m, v in zip(parameters, gradients, first, second, strict=True):
+                m.mul_(betas[0]).add_((1 - betas[0]) * scale * g)
+                v.mul_(betas[1]).add_((1 - betas[1]) * (scale * g) ** 2)
+                mean = m / (1 - betas[0] ** (step + 1))
+                root = (v / (1 - betas[1] ** (step + 1))).sqrt()
+                p.mul_(1 - rate * 0.1).sub_(rate * mean / (root + 1e-8))
+    return losses
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@on_ranks(2)
+def test_five_steps_are_those_of_adamw_written_out(group, data, engine):
+    """Two ranks with two micro-batches each: schedule, mean, clipping, decay and both betas."""
+    split = open_split(data / "tokens", "train")
+    sizes = {"steps": 5, "warmup_steps": 2, "batch_size": 2, "accumulation": 2}
+    numbers = {"sequence_length": 16, "learning_rate": 0.01, "weight_decay": 0.1, "clip": 0.5}
+    for betas in ((0.9, 0.95), (0.5, 0.6)):
+        chosen = {} if betas == (0.9, 0.95) else {"betas": betas}  # the first are the defaults
+        train = Train(untimed_steps=0, **sizes, **numbers, **chosen)
+        built = build_loop(TINY, parse_strategy({"engine": engine}), train, split, 3, None, group)
+        events = []
+        built.loop.run(5, events.append)
+        losses = torch.tensor([event.loss for event in events], dtype=torch.float64)
+        dist.all_reduce(losses)
+        expected = written_out(split, betas)
+        assert (losses / 2).tolist() == pytest.approx(expected, rel=1e-5)
+        assert [event.learning_rate for event in events] == pytest.approx(RATES)
 
 
 @on_ranks(2)

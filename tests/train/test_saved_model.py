@@ -56,7 +56,10 @@ def test_transformers_loads_the_model_of_every_engine(family, tied, tokenizer, t
             torch.manual_seed(0)
             model = AutoModelForCausalLM.from_config(config)
             trained = build_engine(
-                model, parse_strategy({"engine": engine}), Optimization(0.1, 1.0), group
+                model,
+                parse_strategy({"engine": engine}),
+                Optimization(0.1, 1.0, (0.9, 0.95)),
+                group,
             )
             trained.step([tokens], 1e-2)
             save_model(model, whole_parameters(trained), tokenizer, tmp_path / engine)

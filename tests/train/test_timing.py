@@ -21,9 +21,11 @@ from shardlab.config.timing_record import (
 )
 from shardlab.core.errors import UserError
 from shardlab.forecast.model import workload_of
+from shardlab.train import loop
 from shardlab.train.interleaved import Turns, order, time_strategies
 from shardlab.train.launch import RunFailed, launch_together
 from shardlab.train.plans import TimingPlan
+from shardlab.train.timing import slowest
 from tests.train.faulty_arms import on_rank, raises
 
 STRATEGIES = {
@@ -109,6 +111,26 @@ def test_interface_counters_match_the_ledger_on_a_link(permitted, data, tmp_path
         assert run.interface_bytes_inside < 5000
         assert workload_of(run).ranks_per_node == 1
     assert runs[NO_COMMUNICATION].interface_bytes < 5000
+
+
+def test_a_step_takes_as_long_as_on_the_slowest_rank():
+    assert slowest([[1.0, 5.0, 2.0], [3.0, 4.0, 2.0]]) == [3.0, 5.0, 2.0]
+
+
+def test_a_repetition_waits_for_what_is_on_the_way(data, tmp_path, monkeypatch):
+    """Steps that send nothing would hide what the last exchange takes: here half a second."""
+    build = loop.build_engine
+
+    def built(model, strategy, *options):
+        engine = build(model, strategy, *options)
+        if strategy.sync is not None:
+            monkeypatch.setattr(engine, "wait", partial(time.sleep, 0.5))
+        return engine
+
+    monkeypatch.setattr(loop, "build_engine", built)
+    runs = timed(data, tmp_path, runs=("ddp", "ddp-rare"), repetitions=1)
+    # a repetition has three steps
+    assert runs["ddp-rare"].step_ms[0] >= 500 / 3
 
 
 def test_order_of_runs_is_shuffled_reproducibly():
