@@ -150,7 +150,15 @@ class CodecCollective(Collective):
 
     def _all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:
         """Reduce-scatter, then all-gather the sums, by default."""
-        self._scatter_and_gather(self._reduce_scatter, self._all_gather, vector, scale, unit)
+        # the audit compares what ranks receive: the gather has an error of its own
+        audit, self.ledger.audit = self.ledger.audit, None
+        exact = vector if audit is None else vector.clone()
+        try:
+            self._scatter_and_gather(self._reduce_scatter, self._all_gather, vector, scale, unit)
+        finally:
+            self.ledger.audit = audit
+        if audit is not None:
+            self._audit(self._chunks(self._padded(vector))[self.rank], self._padded(exact), scale)
 
     @abstractmethod
     def _all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:

@@ -145,11 +145,7 @@ def test_audit_measures_the_error_of_the_codec(group, spec):
     sent = ours.account.bytes_wire
     with ours.ledger.auditing() as audit:
         out = scatter(ours, N, scale=0.5)
-    exact = exact_shard(ours.rank, 2, N) / 2
-    error = float((out - exact).square().sum())
-    assert audit.exact_squared == pytest.approx(float(exact.square().sum()), rel=1e-5)
-    assert audit.error_squared == pytest.approx(error, rel=1e-3, abs=1e-9)
-    assert audit.error_squared > 0
+    check_audit(audit, out, exact_shard(ours.rank, 2, N) / 2)
     assert ours.account.bytes_wire - sent < 2 * 4 * N, "the exact reduction is not counted"
 
 
@@ -175,7 +171,32 @@ def test_ranks_of_other_models_and_steps_are_refused(group):
         scatter(ours, N)
 
 
+@pytest.mark.parametrize("spec", ["int8:group=32", RANDOM_HALF])
+@on_ranks(2)
+def test_audit_of_an_all_reduce_is_that_of_the_chunk_of_the_rank(group, spec):
+    ours = collective(group, spec)
+    total = vector_of(ours.rank, 2 * N)
+    with ours.ledger.auditing() as audit:
+        ours.all_reduce(total, 0.5, UNIT)
+    check_audit(audit, total.chunk(2)[ours.rank], exact_shard(ours.rank, 2, N) / 2)
+
+
+def check_audit(audit, out, exact):
+    error = float((out - exact).square().sum())
+    assert audit.exact_squared == pytest.approx(float(exact.square().sum()), rel=1e-5)
+    assert audit.error_squared == pytest.approx(error, rel=1e-3)
+    assert error > 0
+
+
 # two levels: four ranks as two nodes of two
+
+
+@on_ranks(4)
+def test_audit_has_the_error_of_both_levels(group):
+    ours = collective(group, "int8", between_nodes=make_codec("int8"), ranks_per_node=2)
+    with ours.ledger.auditing() as audit:
+        out = scatter(ours, N, scale=0.5)
+    check_audit(audit, out, exact_shard(ours.rank, 4, N) / 2)
 
 
 def all_operations(ours):
