@@ -22,7 +22,7 @@ from tests.ranks import on_ranks
 def test_several_optimizers_count_one_step(group):
     model = ddp(group)
     first, *later = model.parameters()
-    both = torch.optim.SGD([first], 0.01), torch.optim.AdamW(rest, 0.01)
+    both = torch.optim.SGD([first], 0.01), torch.optim.AdamW(later, 0.01)
     shardlab.attach(model, sync_every=2, optimizer=both)
     same = []
     for step in range(4):
