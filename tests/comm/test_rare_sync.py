@@ -17,7 +17,7 @@ from shardlab.codecs.wire import PayloadError
 from shardlab.train.launch import RunFailed, launch
 from tests.comm.replicas import MADE, PLAIN, attached, flat, refusal, stepped, trained
 from tests.comm.wire import is_same_everywhere
-from tests.comm.wrapped_models import ddp, fsdp1, fsdp2, full, hsdp, network
+from tests.comm.wrapped_models import Crossed, ddp, fsdp1, fsdp2, full, hsdp, network
 from tests.ranks import on_ranks
 
 
@@ -335,6 +335,8 @@ def test_what_cannot_be_exchanged_is_refused_in_one_line(group):
     rank = dist.get_rank(group)
     differ = {"sync_every": 2, "outer": {"learning_rate": 0.5 + rank / 4}}
     assert "learning_rate" in refusal(lambda: attach(ddp(group), **differ), PayloadError)
+    finding = ddp(group, Crossed)
+    assert "find_unused_parameters=False" in refusal(lambda: attach(finding, sync_every=2))
     assert "use one of them" in refusal(lambda: attach(fsdp1(group), sync_every=2))
     wide = DistributedDataParallel(network().double())
     assert "exchanges are in float32" in refusal(lambda: attach(wide, sync_every=2))
