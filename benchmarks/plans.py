@@ -3,11 +3,12 @@
     python -m benchmarks.plans [--out FOLDER]
 
 Nothing runs here. The range of each prediction is that of `EFFICIENCY_ROWS` of
-`shardlab.forecast.devices`, public rows of one node that are not scored. Plans are also compared
+`shardlab.forecast.devices`, public rows of one node that are not scored, without those of the
+model's own size, which a user's model has none of. Plans are also compared
 with the timings of the default experiment on emulated links, by its steps without communication.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from shardlab.forecast.devices import (
     ROWS_SOURCE,
     Device,
     Efficiency,
+    EfficiencyRow,
     cluster_of,
     efficiency,
     inside_rate,
@@ -57,6 +59,11 @@ def mpt(name: str, positions: int = 2048) -> dict[str, Any]:
         "activation_function": "gelu",
     }
     return gpt2_config(*_MPT[name], **own)
+
+
+def _without(parameters: int) -> list[EfficiencyRow]:
+    """Return the rows of models of other sizes."""
+    return [row for row in EFFICIENCY_ROWS if not 0.9 < row.parameters / parameters < 1.1]
 
 
 class Row(NamedTuple):
@@ -95,7 +102,9 @@ class Row(NamedTuple):
             batch=self.batch,
             dtype="bf16",
             device=device,
-            efficiency=efficiency(self.device, "bf16", decoder.parameters),
+            efficiency=efficiency(
+                self.device, "bf16", decoder.parameters, _without(decoder.parameters)
+            ),
             cluster=cluster_of(device, 8, inside, bits_per_second(self.link)),
             nodes=self.devices // 8,
         )
@@ -107,6 +116,17 @@ class Row(NamedTuple):
         ends = zip((share.low, share.high), CODEC_SHARES, strict=True)
         low, high = (tokens / step_s(job, strategy, *each) for each in ends)
         return tokens / step_s(job, strategy), low, high
+
+    def of_one_node(self) -> float | None:
+        """Return tokens per second and device at the share of the peak that the same model reaches
+        on one node, without any communication; None where no row has it."""
+        job, tokens = self.job(), self.batch * self.sequence_length
+        rows = [row for row in EFFICIENCY_ROWS if row not in _without(job.parameters)]
+        share = next((row.achieved for row in rows if row.device == self.device), None)
+        if share is None:
+            return None
+        repeated = 4 / 3 if self.checkpointing == "full" else 1.0
+        return tokens * share * job.device.peaks["bf16"] / (job.flops * repeated)
 
     def predicted_gib(self) -> float:
         """Return the memory of a device in closed form."""
@@ -247,39 +267,74 @@ _OF_LINKS = (
 )
 
 
-def main() -> None:
-    args = arguments(__doc__, timings=_TIMINGS)
-    speed, errors = [], []
+def _throughput() -> Table:
+    """Return the rows with what is predicted for them."""
+    lines = []
     for row in ROWS:
-        middle, low, high = row.predicted()
-        error = middle / row.tokens_per_s - 1
-        errors.append(error)
-        speed.append(
+        (middle, low, high), simple = row.predicted(), row.of_one_node()
+        lines.append(
             [
-                row.source.split("/")[1].split()[0],
+                _source(row),
                 row.name,
                 f"{row.devices} {row.device}",
                 f"{row.batch // row.micro_batches} x {row.micro_batches}",
                 row.checkpointing,
                 f"{row.tokens_per_s:,.0f}",
                 f"{middle:,.0f} ({low:,.0f} to {high:,.0f})",
-                fixed(100 * error, 1),
+                fixed(100 * (middle / row.tokens_per_s - 1), 1),
                 "yes" if low <= row.tokens_per_s <= high else "no",
+                "" if simple is None else fixed(100 * (simple / row.tokens_per_s - 1), 1),
             ]
         )
     headings = ["source", "model", "devices", "micro-batch x number", "checkpointing"]
     headings += ["measured, tokens/s per device", "predicted", "error, %", "inside"]
-    table = text_table("Throughput", headings, speed)
-    inside = sum(line[-1] == "yes" for line in speed)
-    absolute = sorted(map(abs, errors))
-    summary = (
-        f"{inside} of {len(speed)} rows are inside the range; the median error of the middle is "
-        f"{100 * absolute[len(absolute) // 2]:.1f} %, the worst {100 * absolute[-1]:.1f} %. All "
-        "have fast links: they test efficiency and memory, and say little of slow links and "
-        "nothing of codecs or rare exchanges. torchtitan's H100 have 96 GB of HBM2e and 500 W, so "
-        "that their peak is below the table's, and its selective checkpointing keeps every second "
-        "product, where ours keeps all."
-    )
+    return text_table("Throughput", [*headings, "error of one node's row, %"], lines)
+
+
+def _source(row: Row) -> str:
+    return row.source.split("/")[1].split()[0]
+
+
+def _errors() -> Table:
+    """Return the errors by source, and those of the one-node row of the same model."""
+    lines = []
+    for source in dict.fromkeys(map(_source, ROWS)):
+        rows = [row for row in ROWS if _source(row) == source]
+        simple = [(row, tokens) for row in rows if (tokens := row.of_one_node()) is not None]
+        plans = [(row, row.predicted()) for row in rows]
+        inside = sum(low <= row.tokens_per_s <= high for row, (_, low, high) in plans)
+        every = [(row, middle) for row, (middle, *_) in plans]
+        both = [(row, middle) for row, middle in every if row.of_one_node() is not None]
+        what = "the plan, without rows of the model's size"
+        lines.append([source, what, *_median_and_worst(every), f"{inside} of {len(rows)}"])
+        if simple:
+            lines.append(
+                [source, "the plan, rows with a one-node row", *_median_and_worst(both), ""]
+            )
+            what = "the one-node row of the same model"
+            lines.append([source, what, *_median_and_worst(simple), ""])
+    headings = ["source", "prediction", "rows", "median error, %", "worst, %", "inside the range"]
+    return text_table("Errors by source", headings, lines)
+
+
+def _median_and_worst(pairs: Sequence[tuple[Row, float]]) -> list[str]:
+    errors = [abs(tokens / row.tokens_per_s - 1) for row, tokens in pairs]
+    return [str(len(errors)), *(fixed(100 * each, 1) for each in (median(errors), max(errors)))]
+
+
+_OF_ROWS = (
+    "A plan is scored with a range that holds no row of the model's own size: a user's model has "
+    "none. Where there is such a row of one node, of the same source, device and sequence length, "
+    "it alone is the better prediction: on these fast links communication hardly counts. All have "
+    "fast links: they test efficiency and memory, and say little of slow links and nothing of "
+    "codecs or rare exchanges. torchtitan's H100 have 96 GB of HBM2e and 500 W, so that their peak "
+    "is below the table's, and its selective checkpointing keeps every second product, where ours "
+    "keeps all."
+)
+
+
+def main() -> None:
+    args = arguments(__doc__, timings=_TIMINGS)
     gib = [(row, row.memory_gib, row.predicted_gib()) for row in ROWS if row.memory_gib]
     sizes = [
         [row.name, f"{row.devices} {row.device}"]
@@ -294,8 +349,9 @@ def main() -> None:
     publish(
         __doc__,
         args.out / "plans.md",
-        table,
-        summary,
+        _throughput(),
+        _errors(),
+        _OF_ROWS,
         text_table("Memory of a device at its peak", of_memory, sizes),
         _emulated(args.timings),
         _OF_LINKS,

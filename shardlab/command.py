@@ -5,7 +5,7 @@ import os
 import runpy
 import signal
 import sys
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import Any, NamedTuple, NoReturn
 
 from shardlab.core.errors import nearest
@@ -74,6 +74,8 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         if name in ("-h", "--help"):
             print(_help())
+        elif name == "--version":
+            print(f"shardlab {metadata.version('shardlab')}")
         elif name == "--completion":
             print(f"complete -W '{' '.join(COMMANDS)}' -o default shardlab")
         elif name not in COMMANDS:
@@ -98,7 +100,7 @@ def _help() -> str:
             "",
             *lines,
             "",
-            "shardlab NAME --help shows the options of one, with an example.",
+            "shardlab NAME --help shows the options of one, with an example; shardlab --version.",
             'Completion in bash: eval "$(shardlab --completion)"',
         ]
     )

@@ -15,7 +15,7 @@ import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -55,12 +55,8 @@ from shardlab.forecast.lookup import (
 )
 from shardlab.train.launch import launch
 
-try:
-    from shardlab.engines.step_space import free_bytes
-    from shardlab.models.build import BuiltModel, build_model
-except ModuleNotFoundError as error:
-    say(f"probe: error: it builds models of {error.name}: pip install 'shardlab[hf]'")
-    sys.exit(2)
+if TYPE_CHECKING:
+    from shardlab.models.build import BuiltModel
 
 _DELAY, _ALL_TO_ALL = "delay", "all-to-all"
 _BUCKET = 25 << 20
@@ -194,12 +190,15 @@ def _whole(gradient_bytes: int, world: dist.ProcessGroup) -> float:
     return _times({"": reduce}, world, 3)[""].median
 
 
-def _build(options: argparse.Namespace, device: torch.device) -> BuiltModel:
+def _build(options: argparse.Namespace, device: torch.device) -> "BuiltModel":
     """Return the model on the meta device.
 
     Raises:
         UserError: there is no such model, or it does not fit into memory.
     """
+    from shardlab.engines.step_space import free_bytes
+    from shardlab.models.build import build_model
+
     preset, vocabulary = options.model in PRESETS, options.vocabulary or GPT2_VOCABULARY
     if options.vocabulary and not preset:
         raise UserError(f"--vocabulary is for presets: {options.model} has its own")
@@ -217,11 +216,11 @@ def _build(options: argparse.Namespace, device: torch.device) -> BuiltModel:
     return built
 
 
-def _parameters(built: BuiltModel) -> int:
+def _parameters(built: "BuiltModel") -> int:
     return sum(parameter.numel() for parameter in built.module.parameters())
 
 
-def _step(built: BuiltModel, options: argparse.Namespace, world: dist.ProcessGroup) -> Times:
+def _step(built: "BuiltModel", options: argparse.Namespace, world: dist.ProcessGroup) -> Times:
     """Return the times of a training step without communication, of random tokens."""
     model, device = built.whole(), device_of(world)
     model.to(device=device)  # type: ignore[call-arg]
@@ -294,7 +293,7 @@ def _advice(
 
 _LEGEND = """
 of step: share of synchronisation without overlap; backward may hide some of it
-gain: samples per second over those of one replica alone
+gain: samples per second over those of one replica, as fast as while all compute
 Quality is not judged here: experiments/islands/islands.md has steps to one loss of two replicas."""
 
 
@@ -389,12 +388,17 @@ def main() -> None:
     """Probe as one rank of torchrun or srun; mistakes of the user are one line (exit 2)."""
     try:
         options, size = _options(), started_ranks()
+        import shardlab.models.build  # noqa: F401 - the extra `hf`, before ranks are forked
+
         if size is None:
             command = f"torchrun --nproc-per-node 2 -m shardlab.probe {shlex.join(sys.argv[1:])}"
             raise UserError(f"nobody started the ranks, one for each device: {command}")
         if size < 2:
             raise UserError("1 rank has no other to synchronise with: --nproc-per-node 2 or more")
         launch(partial(probe, options), size, torch.get_num_threads(), _TIMEOUT_S, placement="none")
+    except ModuleNotFoundError as error:
+        say(f"probe: error: it builds models of {error.name}: pip install 'shardlab[hf]'")
+        sys.exit(2)
     except (UserError, RunFailed) as error:
         say(f"probe: error: {error}")
         sys.exit(2 if isinstance(error, UserError) else 1)

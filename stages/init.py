@@ -133,8 +133,9 @@ def _parameters(answers: dict[str, str], start_s: float) -> tuple[dict[str, Any]
         )
 
     def timing(seconds: float, **more: Any) -> dict[str, Any]:
-        # of each run, and steps without communication
-        repetitions = max(5, min(200, int(_TIMING * left_s / (runs + 1) / seconds)))
+        # of each run and without communication, and two of one rank
+        repetition_s = (runs + 1) * seconds + 2 * step_s
+        repetitions = max(5, min(200, int(_TIMING * left_s / repetition_s)))
         return {"world_size": ranks, "repetitions": repetitions, **more}
 
     timings = {"loopback": timing(step_s)}
@@ -142,6 +143,10 @@ def _parameters(answers: dict[str, str], start_s: float) -> tuple[dict[str, Any]
     if link:
         timings["link"] = timing(step_s + link_s, link=rate)
         agent = {"link": rate, **agent}
+    for name, timed in timings.items():
+        # one device alone, beside which the verdict puts all others
+        single = {"runs": ["ddp"], "world_size": 1, "repetitions": timed["repetitions"]}
+        timed["interleaved"] = {f"one-rank-{name}": single}
     tree = {
         "inputs": inputs,
         "data": data,

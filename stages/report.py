@@ -4,6 +4,7 @@ from pathlib import Path
 
 from shardlab.config.parameters import Parameters
 from shardlab.config.run_record import Crash, read_records
+from shardlab.config.schema import turns
 from shardlab.config.timing_record import read_all, read_crashed
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
@@ -45,6 +46,7 @@ def main(params: Parameters) -> None:
         source=read_json("data/source.json", "run python -m stages.prepare"),
         statistics=read_json("data/statistics.json", "run python -m stages.tokenize"),
         timed=read_all(_RESULTS / "timings", timings),
+        turns=turns(timings),
         comparison=comparison,
         quality=quality,
         tolerance=params.agent_of(last).quality_tolerance,

@@ -82,7 +82,8 @@ def make_forecast(runs: list[str] | None = None, **changes: Any) -> ForecastDocu
 def make_evidence(records: list[Record], baseline: str = BASELINE, **changes: Any) -> Evidence:
     """Evidence around given records; `changes` replace its fields.
 
-    Runs that the timings lack are added to the timing whose steps are compared.
+    Runs that the timings lack are added to the timing whose steps are compared. All timings took
+    turns.
     """
     losses: dict[str, dict[int, pd.Series]] = {}
     for record in records:
@@ -110,4 +111,7 @@ def make_evidence(records: list[Record], baseline: str = BASELINE, **changes: An
     }
     timed = {run.run for run in facts["timed"] if run.timing == facts["comparison"]}
     lacking = [make_timed(facts["comparison"], run) for run in losses if run not in timed]
-    return Evidence(**{**facts, "timed": [*facts["timed"], *lacking]})
+    timed_runs = [*facts["timed"], *lacking]
+    # as where one timing holds all others
+    turns = {run.timing: facts["comparison"] for run in timed_runs}
+    return Evidence(**{"turns": turns, **facts, "timed": timed_runs})

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -37,6 +38,11 @@ def test_the_help_names_every_command_and_needs_no_package():
     assert (done.returncode, done.stderr) == (0, "")
     for name, command in COMMANDS.items():
         assert f"  {name} " in done.stdout and command.help in done.stdout
+
+
+def test_the_version_needs_no_package():
+    done = without(["torch", "numpy", "pydantic", "transformers"], "--version")
+    assert (done.returncode, done.stdout) == (0, f"shardlab {version('shardlab')}\n")
 
 
 # those that load models take seconds

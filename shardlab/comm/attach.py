@@ -21,7 +21,8 @@ from shardlab.comm.background import Lanes
 from shardlab.comm.codec_collective import Route
 from shardlab.comm.collective import Attachable, Collective, MakeCollective, WarmUp
 from shardlab.comm.comm_hooks import attach_ddp, attach_fsdp1, unit_names
-from shardlab.comm.feedback import ErrorFeedback, Residual, Updates, register_step_hook
+from shardlab.comm.exchanges import Exchanges
+from shardlab.comm.feedback import Draws, ErrorFeedback, Residual, register_step_hook
 from shardlab.comm.fsdp2_hooks import attach_fsdp2, replica_group
 from shardlab.comm.handle import Handle
 from shardlab.comm.ledger import Kind, Ledger
@@ -126,7 +127,7 @@ def attach(
         sync_every: optimizer steps between exchanges of the parameters between replicas, in place
             of the gradients of every step (`shardlab.comm.rare_sync`).
         outer: more options of these exchanges: `shardlab.config.sync.Sync`, without `every`.
-        optimizer: one or all that step, to count; without it call `handle.step()` per iteration.
+        optimizer: one, or several, that step once per iteration; else call `handle.step()` in each.
 
     Raises:
         UserError: in one line: options that do not fit each other or the model, or no wrapper.
@@ -200,8 +201,8 @@ def _attach(
         rare = _rare_sync(model, wrapper, sync, ledger, replicas, seed)
         makers = _until_warm(wrapper, makers, rare)
     undo = [_attach_wrapper(model, wrapper, makers, lanes, replicas)]
-    updates = None if weights.native else weights.updates
-    undo += [register_step_hook(model, each) for each in (gradients.feedback, updates) if each]
+    if gradients.feedback is not None:
+        undo.append(register_step_hook(model, gradients.feedback))
     if rare is not None:
         undo += [count_steps(model, rare, optimizers), rare.detach]
 
@@ -210,7 +211,8 @@ def _attach(
             restore()
 
     units = _unit_names(model, wrapper)
-    return Handle(ledger, gradients.feedback, updates, collectives, units, lanes, detach, rare)
+    draws = None if weights.native else weights.draws
+    return Handle(ledger, gradients.feedback, draws, collectives, units, lanes, detach, rare)
 
 
 def _rare_sync(
@@ -230,7 +232,8 @@ def _rare_sync(
         group = wrapper.process_group
         if wrapper.find_unused_parameters:
             raise UserError(
-                "attach: find_unused_parameters sends a map in every step: wrap without it"
+                "attach: find_unused_parameters sends a map in every step: wrap without it "
+                "(transformers' Trainer: ddp_find_unused_parameters=False)"
             )
         if wrapper.parameters_to_ignore:
             raise UserError(
@@ -255,11 +258,12 @@ def _rare_sync(
     if settings.delay:
         # exchanges run in a thread, and collectives of one group need one order
         group = subgroup(group, dist.get_process_group_ranks(group))
-    averages_buffers = isinstance(wrapper, DistributedDataParallel)
-    exact = Native(group, ledger, "gradients", extra=True) if averages_buffers else None
+    # others stay this rank's, as torch says of them without broadcast_buffers
+    averages = isinstance(wrapper, DistributedDataParallel) and wrapper.broadcast_buffers
+    exact = Native(group, ledger, "gradients", extra=True) if averages else None
     route = Route(codec, codec.name == "none", MINIMUM_SIZE, seed=seed, feedback=feedback)
     collective = make_collective(group, ledger, "gradients", route)
-    return RareSync(model, settings, collective, exact, feedback)
+    return RareSync(model, settings, Exchanges(model, settings, collective, exact, feedback))
 
 
 def _until_warm(wrapper: nn.Module, makers: Makers, sync: RareSync) -> Makers:
@@ -293,7 +297,7 @@ def _gradient_route(options: dict[str, Any], seed: int) -> Route:
 def _weight_route(options: dict[str, Any], seed: int) -> Route:
     codec = make_codec(options["codec"])
     validate(WeightCompression, {**options, "codec": spec_of(options["codec"])}, "attach: weights")
-    return Route(codec, codec.name == "none", options["minimum_size"], seed=seed, updates=Updates())
+    return Route(codec, codec.name == "none", options["minimum_size"], seed=seed, draws=Draws())
 
 
 def _find_wrapper(model: nn.Module) -> nn.Module:

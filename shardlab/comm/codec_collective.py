@@ -15,7 +15,7 @@ from shardlab.codecs.identity import Identity
 from shardlab.codecs.multi_phase import Method
 from shardlab.codecs.wire import describe
 from shardlab.comm.collective import Collective, labelled
-from shardlab.comm.feedback import ErrorFeedback, Layout, Updates
+from shardlab.comm.feedback import Draws, ErrorFeedback, Layout
 from shardlab.comm.ledger import Kind, Ledger
 from shardlab.comm.uncompressed import uncompressed
 from shardlab.core.errors import UserError
@@ -46,9 +46,9 @@ class Route:
     """of random codecs; the same on all ranks"""
     feedback: ErrorFeedback | None = None
     """residuals of this rank"""
-    updates: Updates | None = None
-    """of the parameters that are sent: all messages of a unit between two updates use the same
-    random numbers; without it every message has new ones"""
+    draws: Draws | None = None
+    """of the parameters that are gathered, which forward and backward share; without it every
+    message has new random numbers"""
 
     @property
     def is_plain(self) -> bool:
@@ -124,6 +124,10 @@ class CodecCollective(Collective):
             with self._raw_bytes_of(shard):
                 self._all_gather(result, shard.float(), unit)
             output.copy_(result)
+
+    def note_pass(self, unit: Unit, is_backward: bool) -> None:  # noqa: D102
+        if self.route.draws is not None:
+            self.route.draws.note_pass(unit.name, is_backward)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the number of messages of each unit, from which random codecs continue."""
@@ -228,11 +232,11 @@ class CodecCollective(Collective):
 
     def _begin(self, unit: Unit, vector: Tensor) -> int:
         """Return the step of this message of the unit, on which all ranks agree at first."""
-        if self.route.updates is None:
+        if self.route.draws is None:
             step = self.steps[unit.name] - self.route.warmup
             self.steps[unit.name] += 1
         else:
-            step = self.route.updates.count
+            step = self.route.draws.number(unit.name)
         self._agree(unit, vector, self._name, step)
         return step
 

@@ -100,6 +100,12 @@ class Collective(ABC):
     def load_state_dict(self, state: dict[str, Tensor]) -> None:  # noqa: B027
         """Continue from `state_dict()`."""
 
+    def note_pass(self, unit: Unit, is_backward: bool) -> None:  # noqa: B027
+        """Note, before parameters are gathered or reduced, in which pass that is.
+
+        Random codecs draw new numbers in a forward pass after a backward pass of the unit.
+        """
+
     def _agree(self, unit: Unit, vector: Tensor, codec: str, step: int = 0) -> None:
         """Compare, before the first message of a unit, size and codec, what the ranks will send,
         and `settings`.

@@ -244,6 +244,8 @@ class _State(NamedTuple):
     unit: Unit
     between: Collective | None
     """over the replicas"""
+    gathers: Collective | None
+    """of its parameters, where they are sharded"""
 
 
 def attach_fsdp1(
@@ -280,13 +282,13 @@ def attach_fsdp1(
     for name, module in named.items():
         assert module.process_group is not None, "set unless the strategy is hybrid"
         unit = Unit(name, _blocks(name, module))
-        state = _State(gradients(module.process_group), unit, average)
-        torch_private.set_hook_state(module, state)
-        handle = torch_private.handle_of(module)
+        handle, gathers = torch_private.handle_of(module), None
         if handle is not None and handle.uses_sharded_strategy:
             _clear_padding(handle)
-            gather = partial(_gather, handle, weights(module.process_group), unit)
-            torch_private.set_gather(handle, gather)
+            gathers = weights(module.process_group)
+            torch_private.set_gather(handle, partial(_gather, handle, gathers, unit))
+        state = _State(gradients(module.process_group), unit, average, gathers)
+        torch_private.set_hook_state(module, state)
 
     def detach() -> None:
         for module in named.values():
@@ -327,7 +329,9 @@ def _blocks(name: str, unit: FullyShardedDataParallel) -> tuple[Block, ...]:
 
 def _average(state: _State, gradient: Tensor, shard: Tensor | None = None) -> None:
     """Average a flat gradient; FSDP1 calls it."""
-    collective, unit, between = state
+    collective, unit, between, gathers = state
+    if gathers is not None:  # one that stays gathered after forward is not gathered in backward
+        gathers.note_pass(unit, True)
     scale = 1 / collective.world_size
     if shard is not None:
         collective.reduce_scatter(shard, gradient, scale, unit)
@@ -361,6 +365,7 @@ def _gather(
         # exact, since these parameters are saved or read by the user
         return torch_private.gather_by_torch(handle, whole)
     shard = handle.flat_param.data
+    collective.note_pass(unit, torch_private.in_backward())
     collective.all_gather(whole, shard, unit)
     accelerator = accelerator_of(shard.device)
     if torch_private.is_offloaded(handle) and accelerator is not None:

@@ -1,8 +1,8 @@
-"""State that follows optimizer steps: error feedback and the counter of parameter updates.
+"""State that follows the steps of training: error feedback, and numbers of random weights.
 
-Error feedback must be able to roll back a whole step, however many messages the step took. Random
-codecs of weights must draw the same numbers in the forward and the backward pass of a step. So both
-are notified when an optimizer has updated the parameters.
+Error feedback must be able to roll back a whole step, however many messages the step took, so it is
+notified when an optimizer has updated the parameters. Random codecs of weights must draw the same
+numbers in the forward and the backward pass of a unit, whatever is updated in between.
 
 Residuals are stored as
 
@@ -16,6 +16,7 @@ in eight bits. Magnitudes are clamped to 2**126, the largest that both narrow fo
 
 import math
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -26,6 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from shardlab.codecs.base import Block, Codec, MessageKey, Unit
 from shardlab.codecs.integers import Int8
 from shardlab.codecs.wire import Buffers
+from shardlab.core import torch_private
 from shardlab.core.device import accelerator_of
 from shardlab.core.errors import UserError
 
@@ -33,7 +35,7 @@ LAYOUT = "layout:"
 """prefix of layouts in the state of error feedback; parts begin with units, which have no colon"""
 ACROSS = "@nodes"
 """suffix of units at the second level of `HierarchicalCollective`"""
-_COUNT = "weights.updates"
+_DRAW = "weights.draw."
 
 Residual = Literal["fp32", "bf16", "int8"]
 
@@ -49,23 +51,40 @@ _DTYPES: dict[Residual, torch.dtype] = {
 }
 
 
-class Updates:
-    """Counter of parameter updates: gathers between two updates send the same parameters."""
+class Draws:
+    """Number of the random draw of each unit of gathered parameters.
+
+    A forward pass after a backward pass of the same unit draws anew, so that both passes of a step
+    use equal parameters, and other units, models and optimizers change nothing of that. Only
+    collectives count, which all ranks call in one order, so the ranks agree.
+    """
 
     def __init__(self) -> None:
-        self.count = 0
+        self._numbers: Counter[str] = Counter()
+        self._ended: set[str] = set()
+        """units that have been used in a backward pass since they were drawn"""
 
-    def step_ended(self) -> None:
-        """Count an update."""
-        self.count += 1
+    def number(self, unit: str) -> int:
+        """Return the number of the present draw."""
+        return self._numbers[unit]
+
+    def note_pass(self, unit: str, is_backward: bool) -> None:
+        """Note that a unit is gathered or reduced in a backward pass, or gathered in a forward."""
+        if is_backward:
+            self._ended.add(unit)
+        elif unit in self._ended:
+            self._ended.remove(unit)
+            self._numbers[unit] += 1
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the count, the same on all ranks."""
-        return {_COUNT: torch.tensor(self.count)}
+        """Return the number that the next forward pass of each unit uses, equal on all ranks."""
+        units = self._numbers.keys() | self._ended
+        return {_DRAW + u: torch.tensor(self._numbers[u] + (u in self._ended)) for u in units}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Continue from a saved count, or from 0."""
-        self.count = int(state.get(_COUNT, 0))
+        """Continue from saved numbers; units without one begin at 0."""
+        saved = {k.removeprefix(_DRAW): int(v) for k, v in state.items() if k.startswith(_DRAW)}
+        self._numbers, self._ended = Counter(saved), set()
 
 
 class Layout(NamedTuple):
@@ -140,11 +159,12 @@ class ErrorFeedback:
     - over any number of messages, sum(sent) + residual = sum(vectors), up to the rounding of the
       storage (none for `fp32`);
     - a residual is always finite;
-    - `rollback` restores, bit for bit, the residuals before the step.
+    - `rollback` restores, bit for bit, the residuals before the first message of the last step.
 
     `step_ended` ends a step (`register_step_hook` calls it for every optimizer of torch). All
-    vectors of one step read and write the same generation of a residual; the generation before it
-    is kept for `rollback`.
+    vectors of one step read and write the same generation of a residual. The generation before it
+    is kept for `rollback` until the first message of the next step: an optimizer may have left out
+    its update without a word, as fused ones do for a loss scaler.
 
     Args:
         residual: storage of residuals: fp32, bf16 or int8.
@@ -158,7 +178,9 @@ class ErrorFeedback:
         self._current: dict[str, Tensor] = {}
         self._before: dict[str, Tensor] = {}
         self._changed: set[str] = set()
-        """parts whose current residual is of the running step, and the one before is valid"""
+        """parts whose current residual is of the last step, and the one before is valid"""
+        self._has_ended = False
+        """whether the next message begins a step"""
         self._layouts: dict[str, Layout] = {}
         self._buffers = Buffers()
 
@@ -204,11 +226,11 @@ class ErrorFeedback:
         torch.where(mask, target, before, out=target)
 
     def step_ended(self) -> None:
-        """End the step: the parameters are updated, so `rollback` goes back no further."""
-        self._changed.clear()
+        """End the step: the next message is the first of another one."""
+        self._has_ended = True
 
     def rollback(self) -> None:
-        """Restore the residuals before the running step, whose update is skipped."""
+        """Restore the residuals before the last step, whose update is skipped."""
         for part in self._changed:
             self._current[part], self._before[part] = self._before[part], self._current[part]
         self._changed.clear()
@@ -252,6 +274,9 @@ class ErrorFeedback:
 
     def _open(self, vector: Tensor, part: str) -> tuple[Tensor, Tensor]:
         """Return the residual to add and the storage of the next one; they may be the same."""
+        if self._has_ended:
+            self._changed.clear()
+            self._has_ended = False
         current = self._residual(vector, part)
         if part in self._changed:
             return current, current
@@ -276,26 +301,30 @@ class ErrorFeedback:
         self._before[part] = zeros(self._kind, n, device)
 
 
-def register_step_hook(model: nn.Module, listener: Updates | ErrorFeedback) -> Callable[[], None]:
-    """Call `listener.step_ended()` after each update of `model`; return a function that stops that.
+def register_step_hook(model: nn.Module, feedback: ErrorFeedback) -> Callable[[], None]:
+    """Call `feedback.step_ended()` after each update of `model`; return a function that stops that.
 
     torch calls the hook for every optimizer of the process, so each call is matched with the
     parameters of the model. The hook keeps neither of the two alive.
     """
     model_ref = weakref.ref(model)
-    listener_ref = weakref.ref(listener)
+    feedback_ref = weakref.ref(feedback)
 
     def updated(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        module, alive = model_ref(), listener_ref()
+        module, alive = model_ref(), feedback_ref()
         if module is None or alive is None:
             return
-        own = {id(parameter) for parameter in module.parameters()}
-        if any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
-            alive.step_ended()
+        parameters = {id(parameter) for parameter in module.parameters()}
+        if any(id(p) in parameters for group in optimizer.param_groups for p in group["params"]):
+            if torch_private.in_backward():
+                # other units of this step are still to be sent
+                torch_private.call_after_backward(alive.step_ended)
+            else:
+                alive.step_ended()
 
     hook = register_optimizer_step_post_hook(updated)
     # models are dropped without `detach`, and the registry of torch is global
-    weakref.finalize(listener, hook.remove)
+    weakref.finalize(feedback, hook.remove)
     return hook.remove
 
 

@@ -15,6 +15,7 @@ import copy
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -69,13 +70,14 @@ def attach_fsdp2(
     for name, module, group in units:
         reduce = gradients(torch_private.shard_group(group))
         # made now, so that a saved state finds them; backward may gather within smaller groups
-        for info in (group.mesh_info, group.post_forward_mesh_info):
-            if isinstance(info, FSDPMeshInfo):
-                weights(info.shard_process_group)
+        if isinstance(group.post_forward_mesh_info, FSDPMeshInfo):
+            weights(group.post_forward_mesh_info.shard_process_group)
+        gather = weights(torch_private.shard_group(group))
         undo.append((module, *torch_private.collectives(group)))
         sent = _TrainedUnit(name, group, tuple(_blocks(group, names)))
         gathered = Unit(name, sent.blocks)
-        module.set_custom_reduce_scatter(_ReduceScatterHook(reduce, sent, group, lanes))
+        noted = partial(gather.note_pass, gathered, True)
+        module.set_custom_reduce_scatter(_ReduceScatterHook(reduce, sent, group, lanes, noted))
         module.set_custom_all_gather(_AllGatherHook(weights, gathered, lanes, coverage))
     replaced = _replace_all_reduces(units, names, replicas)
 
@@ -267,6 +269,8 @@ class _ReduceScatterHook(_Allocate, torch_private.ReduceScatter):
     _unit: _TrainedUnit
     _group: FSDPParamGroup
     _lanes: Lanes | None
+    _note_backward: Callable[[], None]
+    """since a unit that stays gathered after forward is not gathered in backward"""
 
     def __call__(
         self,
@@ -276,6 +280,7 @@ class _ReduceScatterHook(_Allocate, torch_private.ReduceScatter):
         op: Any,
         async_op: bool = False,
     ) -> None:
+        self._note_backward()
         collective = self._collective
         scale, unit = _scale(op, collective.world_size), self._unit.now()
         if self._lanes is None:
@@ -321,6 +326,8 @@ class _AllGatherHook(_Allocate, torch_private.AllGather):
     ) -> dist.Work | None:
         self._coverage.check()
         collective, arguments = self._make(group), (output_tensor, input_tensor, self._unit)
+        # on this thread: lanes have others
+        collective.note_pass(self._unit, torch_private.in_backward())
         if self._lanes is not None:
             running = self._lanes.gathers.start(collective.all_gather, *arguments)
             if async_op:

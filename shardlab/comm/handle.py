@@ -19,16 +19,18 @@ from torch import Tensor, nn
 
 from shardlab.comm.background import Lanes
 from shardlab.comm.collective import REPLICAS, Collective
+from shardlab.comm.exchanges import below
 from shardlab.comm.feedback import (
     ACROSS,
     LAYOUT,
+    Draws,
     ErrorFeedback,
     Layout,
-    Updates,
     widen,
 )
 from shardlab.comm.ledger import Ledger
-from shardlab.comm.rare_sync import BETWEEN_EXCHANGES, RareSync, below
+from shardlab.comm.outer_parameters import outer_state
+from shardlab.comm.rare_sync import BETWEEN_EXCHANGES, RareSync
 from shardlab.core.errors import UserError
 
 State = dict[str, Tensor]
@@ -47,7 +49,7 @@ class Handle:
 
     ledger: Ledger
     feedback: ErrorFeedback | None
-    _updates: Updates | None
+    _draws: Draws | None
     """where gathered parameters are compressed"""
     _collectives: Mapping[str, Mapping[dist.ProcessGroup, Collective]]
     """by purpose, then in the order in which their groups were first used"""
@@ -60,18 +62,22 @@ class Handle:
     def __str__(self) -> str:
         """Say in one line what this rank has sent, what compression saved, and what it left out."""
         gradients, weights = (self.ledger.accounts[kind] for kind in ("gradients", "weights"))
-        left_out = self._updates is None and weights.bytes_wire > 0
+        left_out = self._draws is None and weights.bytes_wire > 0
         # who compresses nothing measures what others are compared with
         compresses = gradients.bytes_wire < 0.99 * gradients.bytes_raw
         hint = ": add weights='int8'" if left_out and compresses else ""
-        return f"{self.ledger}{hint}"
+        apart = "" if self._sync is None else self._sync.apart()
+        return "; ".join(filter(None, [f"{self.ledger}{hint}", apart]))
 
     def step(self) -> None:
-        """Count an iteration; with `sync_every`, and without `optimizer`, call it after each.
+        """End an iteration, after the update of the parameters, also where that was left out.
 
-        It exchanges what is due between replicas. All ranks call it equally often, also where a
-        step was left out, as by a loss scaler.
+        With `sync_every`, and without `optimizer`, all ranks call it equally often: it exchanges
+        what is due between replicas. Else it is needed where the optimizer has other tensors than
+        the model's parameters, such as copies in float32, for `rollback`.
         """
+        if self.feedback is not None:
+            self.feedback.step_ended()
         if self._sync is None:
             return
         if self._sync.is_counted:
@@ -111,23 +117,21 @@ class Handle:
         if self._sync is not None:
             self._sync.wait()
 
-    def step_ended(self) -> None:
-        """Note that the parameters are updated; call it where no optimizer of torch does that."""
-        for listener in (self.feedback, self._updates):
-            if listener is not None:
-                listener.step_ended()
-
     def rollback(self) -> None:
-        """Roll back error feedback to the last update of the parameters.
+        """Restore error feedback as it was before the first gradient of the last step.
 
-        Call it on all ranks when a gradient is discarded because it is not finite, also by
-        `torch.amp.GradScaler`, which then lowers its scale: what was sent for it was not applied.
+        Call it on all ranks when gradients that backward has made are discarded because they are
+        not finite, also by `torch.amp.GradScaler`, which then lowers its scale: what was sent for
+        them was not applied. It does nothing a second time.
         """
         if self.feedback is not None:
             self.feedback.rollback()
 
     def detach(self) -> None:
-        """Restore the communication of the model; the ledger keeps its counts."""
+        """Restore the communication of the model; the ledger keeps its counts.
+
+        Replicas that have trained alone since the last exchange stay apart, with a warning.
+        """
         self._detach()
 
     def state_dict(self) -> State:
@@ -185,13 +189,13 @@ class Handle:
         elif any(name.startswith(BETWEEN_EXCHANGES) for name in state):
             raise UserError("the state is of replicas that train alone: attach with sync_every")
 
-    def _stateful(self) -> Iterator[tuple[str, Collective | Updates]]:
+    def _stateful(self) -> Iterator[tuple[str, Collective | Draws]]:
         """Yield what else has a state, with the beginning of its names in that of the handle."""
         for purpose, by_group in self._collectives.items():
             for index, collective in enumerate(by_group.values()):
                 yield f"{purpose}.group{index}.", collective
-        if self._updates is not None:
-            yield "", self._updates
+        if self._draws is not None:
+            yield "", self._draws
 
 
 def merge_states(
@@ -199,8 +203,9 @@ def merge_states(
 ) -> State:
     """Return the state for `rank` of `world_size`, from `Handle.state_dict()` of all old ranks.
 
-    Residuals are merged, in float32; counters are the same on all ranks. State of multi-phase
-    methods is dropped, since it depends on the old layout.
+    Residuals are merged, in float32; counters are the same on all ranks, the outer momentum of
+    `sync_every` on all replicas. State of multi-phase methods is dropped, since it depends on the
+    old layout, and what is of one replica alone.
 
     Args:
         ranks_per_node: size of the new nodes, where there are two levels; by default as before.
@@ -219,6 +224,7 @@ def merge_states(
         and ".method/" not in name
         and tensor.numel() == 1
     }
+    merged |= outer_state(states, rank)
     residuals: State = {}
     stored = [below(RESIDUALS, state) for state in states]
     if any(name.endswith(REPLICAS) for name in stored[0]):

@@ -1,4 +1,4 @@
-"""Hooks that count the steps of replicas that train alone."""
+"""Hooks of torch's optimizers that tell replicas which train alone of updates and steps."""
 
 import weakref
 from collections import Counter
@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from shardlab.comm.rare_sync import RareSync
+from shardlab.core import torch_private
 from shardlab.core.errors import UserError
+
+_BY_HAND = "leave out optimizer=, and call handle.step() at the end of each iteration"
 
 
 def unwrapped(optimizers: object) -> tuple[Optimizer, ...]:
@@ -19,32 +22,37 @@ def unwrapped(optimizers: object) -> tuple[Optimizer, ...]:
     Raises:
         UserError: something is no optimizer.
     """
-    given: Iterable[object] = optimizers if isinstance(optimizers, Iterable) else (optimizers,)
-    found: dict[Optimizer, None] = {}
-    for each in given:
-        while isinstance(inner := getattr(each, "optimizer", None), Optimizer):
-            each = inner
-        if not isinstance(each, Optimizer):
+    several: Iterable[object] = optimizers if isinstance(optimizers, Iterable) else (optimizers,)
+    result: dict[Optimizer, None] = {}
+    for optimizer in several:
+        # one that has hooks, such as Lookahead, goes on after the optimizer in it has stepped
+        while not torch_private.has_step_hooks(optimizer) and isinstance(
+            inner := getattr(optimizer, "optimizer", None), Optimizer
+        ):
+            optimizer = inner
+        if not isinstance(optimizer, Optimizer):
             raise UserError(
-                f"attach: optimizer is {type(each).__name__}: give one or several optimizers of "
-                "torch, or leave it out and call handle.step()"
+                f"attach: optimizer is {type(optimizer).__name__}: give one or several optimizers "
+                "of torch, or leave it out and call handle.step()"
             )
-        found[each] = None
-    return (*found,)
+        result[optimizer] = None
+    return (*result,)
 
 
 def count_steps(
     model: nn.Module, sync: RareSync, optimizers: Sequence[Optimizer]
 ) -> Callable[[], None]:
-    """Call `sync.step_ended()` once all optimizers have stepped; return a function that stops that.
+    """Tell `sync` of updates, and of steps where all optimizers step once in each; return a
+    function that stops that.
 
-    Without optimizers the script does so by `Handle.step`; one that forgets it gets an error.
+    Without optimizers the script ends steps by `Handle.step`.
 
     Raises:
         UserError: a trained parameter is in none of the optimizers.
     """
+    updates = _watch_updates(sync)
     if not optimizers:
-        return _expect_steps(model, sync)
+        return updates
     held = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and id(parameter) not in held:
@@ -56,56 +64,67 @@ def count_steps(
             "the optimizer that it wraps"
         )
     sync.is_counted = True
-    # others may step in place of these
-    expected = _expect_steps(model, sync)
     stepped: set[int] = set()
 
-    def after(optimizer: Optimizer, _: object, arguments: dict[str, object]) -> None:
-        if arguments.get("layer") is not None:
+    def count(index: int, arguments: dict[str, object]) -> None:
+        if arguments.get("layer") is not None or torch_private.in_backward():
+            raise UserError(f"sync: the optimizer updates a part of the model: {_BY_HAND}")
+        if index in stepped:
             raise UserError(
-                "sync: step(layer=...) updates a part of the model: leave out optimizer=, and call "
-                "handle.step() at the end of each iteration"
+                "sync: one of the optimizers steps more often than another, so that steps cannot "
+                f"be told by them: {_BY_HAND}"
             )
-        sync.training_began()
-        stepped.add(id(optimizer))
+        stepped.add(index)
         if len(stepped) == len(optimizers):
             stepped.clear()
             sync.step_ended()
 
-    hooks = [optimizer.register_step_post_hook(after) for optimizer in optimizers]
+    hooks = [
+        optimizer.register_step_post_hook(lambda *call, index=index: count(index, call[-1]))
+        for index, optimizer in enumerate(optimizers)
+    ]
 
     def stop() -> None:
-        expected()
+        updates()
         for hook in hooks:
             hook.remove()
 
     return stop
 
 
-def _expect_steps(model: nn.Module, sync: RareSync) -> Callable[[], None]:
-    """Raise `UserError` where an optimizer steps for longer than a round and no step is counted."""
-    own = {id(parameter) for parameter in model.parameters()}
-    steps, seen = Counter[int](), 0
+def _watch_updates(sync: RareSync) -> Callable[[], None]:
+    """Tell `sync` before each update by any optimizer; return a function that stops that.
+
+    Raise `UserError` before an exchange is missed, as no step is counted: each trained parameter is
+    in an optimizer that has stepped so often.
+    """
+    trained = sync.trained()
+    steps, missed, seen = Counter[int](), set[int](), 0
     # weak, since the registry of torch is global, and models are dropped without `detach`
     sync_ref = weakref.ref(sync)
 
-    def after(optimizer: Optimizer, *_: object) -> None:
+    def before(optimizer: Optimizer, *_: object) -> None:
         nonlocal seen
         sync = sync_ref()
-        if sync is None or not any(
-            id(p) in own for group in optimizer.param_groups for p in group["params"]
-        ):
+        if sync is None:
             return
+        updated = {id(p) for group in optimizer.param_groups for p in group["params"]} & trained
+        if not updated:
+            return
+        sync.update_begins(optimizer)
         if seen != sync.step:
             steps.clear()
+            missed.clear()
             seen = sync.step
+        if steps[id(optimizer)] >= max(1, sync.settings.every - 1):
+            missed.update(updated)
+            if missed == trained:
+                raise UserError(
+                    "sync: the optimizer steps, but nothing counts the steps: give attach all that "
+                    "step as optimizer=..., or call handle.step() at the end of each iteration"
+                )
         steps[id(optimizer)] += 1
-        if steps[id(optimizer)] > sync.settings.every + 8:
-            raise UserError(
-                "sync: the optimizer steps, but nothing counts the steps: give attach all that "
-                "step as optimizer=..., or call handle.step() at the end of each iteration"
-            )
 
-    hook = register_optimizer_step_post_hook(after)
+    hook = register_optimizer_step_pre_hook(before)
     weakref.finalize(sync, hook.remove)
     return hook.remove

@@ -1,7 +1,8 @@
 """Parameters as all replicas know them, and the optimizer that moves them at exchanges."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +14,13 @@ from shardlab.core.errors import UserError
 from shardlab.models.names import by_layer
 
 _DTYPES = torch.float32, torch.bfloat16, torch.float16
-_OUTER = "@outer"
+_SENT = "@outer"
 """suffix of units whose outer gradients are exchanged"""
+OUTER = "outer."
+"""begins the names of a state that all replicas share"""
+REPLICAS = "sync.replicas"
+"""number of replicas of a state"""
+_MOMENTUM, _IDENTITY = f"{OUTER}momentum.", f"{OUTER}identity."
 
 
 class OuterUnit:
@@ -29,7 +35,7 @@ class OuterUnit:
         self.name = name
         self.parameters = parameters
         self._sizes = [_local(parameter).numel() for parameter in parameters.values()]
-        self.message = Unit(name + _OUTER, (Block(name, sum(self._sizes), 1),))
+        self.message = Unit(name + _SENT, (Block(name, sum(self._sizes), 1),))
         outer = self.flat()
         self.device = outer.device
         """of the parameters and outer gradients"""
@@ -85,6 +91,35 @@ class OuterUnit:
             tensors[parameter] = tensor
         return tensors
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return outer parameters, momentum, and a digest of what they belong to."""
+        return {
+            f"sync.outer.{self.name}": self.outer,
+            _MOMENTUM + self.name: self.momentum,
+            _IDENTITY + self.name: torch.tensor(self._identity),
+        }
+
+    def is_of(self, state: dict[str, Tensor]) -> bool:
+        """Return whether a state belongs to these parameters, by names, shapes and shards."""
+        saved = state.get(_IDENTITY + self.name)
+        return saved is not None and int(saved) == self._identity
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Continue from `state_dict()` of the same parameters."""
+        self.outer.copy_(state[f"sync.outer.{self.name}"])
+        self.load_momentum(state)
+
+    def load_momentum(self, state: dict[str, Tensor]) -> None:
+        """Take the momentum of the same parameters alone, else zeros."""
+        self.momentum.zero_()
+        if self.is_of(state):
+            self.momentum.copy_(state[_MOMENTUM + self.name])
+
+    @cached_property
+    def _identity(self) -> int:
+        text = [(n, p.shape, _local(p).shape, _shard(p)) for n, p in self.parameters.items()]
+        return int(hashlib.blake2b(repr(text).encode(), digest_size=7).hexdigest(), 16)
+
     def flat(self) -> Tensor:
         """Return a copy of the parameters, float32 [elements]."""
         return torch.cat([_local(p).float().flatten() for p in self.parameters.values()])
@@ -97,19 +132,48 @@ class OuterUnit:
 
 def outer_units(model: nn.Module, on_host: bool) -> list[OuterUnit]:
     """Return the trained parameters by layer."""
-    found = by_layer(model)
-    for name, parameter in (each for part in found.values() for each in part.items()):
+    layers = by_layer(model)
+    for name, parameter in (named for part in layers.values() for named in part.items()):
         if parameter.dtype not in _DTYPES:
             raise UserError(f"attach: {name} of {parameter.dtype}: exchanges are in float32")
-    return [OuterUnit(name, parameters, on_host) for name, parameters in found.items()]
+        if parameter.is_meta:
+            raise UserError(
+                f"attach: {name} has no values on the meta device: with sync_every attach after "
+                "to_empty() and the initialisation"
+            )
+    return [OuterUnit(name, parameters, on_host) for name, parameters in layers.items()]
+
+
+def running_statistics(model: nn.Module) -> list[Tensor]:
+    """Return the running means and variances of normalisation layers, by torch's names of them."""
+    names = "running_mean", "running_var"
+    return [b for name, b in model.named_buffers() if name.rpartition(".")[2] in names]
+
+
+def outer_state(states: Sequence[dict[str, Tensor]], rank: int) -> dict[str, Tensor]:
+    """Return what all replicas share, from the states of all old ranks, for a new rank.
+
+    The ranks of a replica follow one another, and are as many as before.
+    """
+    shards = len(states) // int(states[0].get(REPLICAS, len(states)))
+    return {k: v for k, v in states[rank % shards].items() if k.startswith(OUTER)}
 
 
 def digest(vectors: Iterable[Tensor]) -> str:
     """Return what tells these float32 vectors from others."""
-    found = hashlib.blake2b(digest_size=8)
+    result = hashlib.blake2b(digest_size=8)
     for vector in vectors:
-        found.update(vector.cpu().numpy().data)
-    return found.hexdigest()
+        result.update(vector.cpu().numpy().data)
+    return result.hexdigest()
+
+
+def _shard(parameter: Tensor) -> list[int]:
+    """Return the numbers of this rank's shard, by dimension of the mesh that shards."""
+    if not isinstance(parameter, DTensor):
+        return []
+    coordinate = tuple[int, ...](parameter.device_mesh.get_coordinate() or ())
+    placed = zip(coordinate, parameter.placements, strict=True)
+    return [index for index, placement in placed if placement.is_shard()]
 
 
 def _local(parameter: Tensor) -> Tensor:

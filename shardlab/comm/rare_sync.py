@@ -20,110 +20,73 @@ Laws:
   rounding; with one replica and rate 1 it is training without exchanges, up to rounding.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import warnings
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from torch.optim import Optimizer
 
-from shardlab.codecs.base import Block, Unit
-from shardlab.comm.background import Background, Running
-from shardlab.comm.collective import Collective
-from shardlab.comm.feedback import ErrorFeedback
+from shardlab.comm.exchanges import Exchanges, is_whole
+from shardlab.comm.loaded_weights import LoadedWeights
 from shardlab.comm.object_collectives import naming_lost_rank
-from shardlab.comm.outer_parameters import OuterUnit, digest, outer_units
-from shardlab.comm.weight_changes import WeightChanges
+from shardlab.comm.outer_parameters import OUTER, REPLICAS
 from shardlab.config.sync import Sync
 from shardlab.core.errors import UserError
 from shardlab.models.names import parameter_names, plain
 
 BETWEEN_EXCHANGES = "sync."
 """begins the names of what only the same ranks can continue with"""
-_STEP, _COUNT, _REPLICAS = "outer.step", "sync.residuals", "sync.replicas"
-_RESIDUAL, _MESSAGES, _BUFFERS = "sync.residual.", "sync.messages.", "sync.buffers"
-_FIX = (
-    "begin with the same weights on all ranks, or load handle.state_dict() with those of a "
-    "checkpoint, and count equally many steps: drop_last=True where data do not divide, "
-    "handle.step() in place of optimizer= where GradScaler leaves steps out"
-)
-
-
-@dataclass(eq=False)
-class _Exchange:
-    """Messages of one fragment, between their beginning and the update."""
-
-    facts: str
-    """what must be equal on all replicas"""
-    units: Sequence[OuterUnit]
-    means: list[Tensor]
-    """outer gradients of this replica, then the means; empty: made one after another"""
-    buffers: Tensor | None
-    """all float buffers of the model"""
-    running: Running | None = None
+_STEP, _EQUAL_AT, _WEIGHTS = f"{OUTER}step", "sync.equal_at", "sync.weights"
 
 
 class RareSync:
-    """Exchanges of one model between its replicas.
+    """Replicas of one model that train alone, and when they exchange what changed.
 
     Args:
-        model: whose parameters are those of `fully_shard` or of one that DistributedDataParallel
-            wraps, with their values at the start.
-        settings: how often and how.
-        collective: between the replicas, of the outer gradients.
-        exact: likewise, uncompressed, of float buffers; None: they stay as they are.
-        feedback: of `collective`.
-
-    Raises:
-        UserError: there are more fragments than units.
+        model: of `exchanges`.
+        settings: how often.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        settings: Sync,
-        collective: Collective,
-        exact: Collective | None,
-        feedback: ErrorFeedback | None,
-    ) -> None:
+    def __init__(self, model: nn.Module, settings: Sync, exchanges: Exchanges) -> None:
         self.settings = settings
         self.step = 0
         """optimizer steps so far"""
-        self._model = model
-        self._collective, self._exact, self._feedback = collective, exact, feedback
-        self._units = outer_units(model, settings.state == "host")
-        device = self._units[0].device
-        count = settings.fragments
-        if count > len(self._units):
-            raise UserError(
-                f"attach: {count} fragments of a model of {len(self._units)} units: lower fragments"
-            )
-        # strided, so that fragments have parts of all depths
-        self._fragments = [self._units[index::count] for index in range(count)]
-        self._exchanges: dict[int, _Exchange] = {}
-        """on the way, by fragment"""
-        self._background = None
-        if settings.delay:
-            self._background = Background("outer", device)
         self.is_counted = False
         """whether optimizers say when a step has ended"""
+        self._model, self._exchanges = model, exchanges
+        self._replicas = exchanges.collective.world_size
+        self._has_begun, self._first_step = False, 0
+        """whether the outer parameters are those before the first update, and the step of that"""
+        self._equal_at = [0] * settings.fragments
+        """last step after which replicas had the same parameters of a fragment"""
         self._is_detached = False
-        # replicas with other settings would wait for messages that never come
-        collective.compare(f"exchanges of {settings!r}", device)
-        self._are_compared = False
-        # weights may be loaded after attach
-        self._takes_parameters = True
-        """before the next step, for the outer ones"""
-        self._first = model.register_forward_pre_hook(self._begin, prepend=True)
-        self._changes = WeightChanges(model, self._units)
+        self._loaded = LoadedWeights(model, exchanges.units, exchanges.collective.group)
 
-    def __deepcopy__(self, _: object) -> "RareSync":
-        # hooks of a copy of the model, such as an average, stay those of what is exchanged
-        return self
+    def trained(self) -> set[int]:
+        """Return the exchanged parameters by their `id`."""
+        return {id(p) for unit in self._exchanges.units for p in unit.parameters.values()}
 
-    def training_began(self) -> None:
-        """Note that an optimizer has stepped, also where others are to step before that counts."""
-        self._takes_parameters = False
+    def update_begins(self, optimizer: Optimizer) -> None:
+        """Take the parameters before the first update by any optimizer for the outer ones.
+
+        Until then weights may be loaded, and later ones are compared.
+
+        Raises:
+            UserError: they are not those of the loaded state, or were loaded without one.
+        """
+        self._loaded.check(self.step)
+        if self._has_begun:
+            return
+        if self.step == 0 and (steps := _steps_of(optimizer)) and dist.get_rank() == 0:
+            warnings.warn(
+                f"sync: the optimizer has made {steps} steps, and exchanges begin at step 0: where "
+                "a run with sync_every is resumed, load its handle.state_dict() of each rank by "
+                "handle.load_state_dict",
+                stacklevel=2,
+            )
+        self._exchanges.restart()
+        self._begin()
 
     def step_ended(self) -> None:
         """Count an optimizer step, and exchange what is due after it.
@@ -131,25 +94,27 @@ class RareSync:
         Raises:
             PayloadError: on all replicas: they differ in their steps, or in the parameters they
                 began with.
-            UserError: other parameters are trained than at the start, or weights were loaded.
+            UserError: parameters are trained that are not exchanged.
             RuntimeError: a rank has ended or does not answer; names it.
         """
         if self._is_detached:
             return
-        if not self._is_warming_up:  # else the end of the warm-up takes them
-            self._changes.check_loaded(self.step)
-        self._changes.step_ended()
-        self._takes_parameters = False
+        # what another optimizer than torch's has updated cannot be compared
+        self._loaded.forget()
         self.step += 1
         if self.step == self.settings.warmup_steps:
-            self._restart()
+            self._exchanges.restart()
+            self._begin()
         with naming_lost_rank(self.step):
-            for index in range(len(self._fragments)):
+            for index in range(self.settings.fragments):
                 if self._is_due(index):
-                    self._start(index)
+                    self._begin()  # without an optimizer of torch, with the parameters at attach
+                    self._exchanges.start(index, self.step)
                 # what was on the way may have been finished early
-                if index in self._exchanges and self._is_due(index, self.settings.delay):
-                    self._finish(index)
+                if index in self._exchanges.underway and self._is_due(index, self.settings.delay):
+                    self._exchanges.finish(index)
+                    if self.settings.alpha == 0:
+                        self._equal_at[index] = self.step
 
     def synchronize(self) -> None:
         """Average the replicas, on all ranks; the parameters are then the outer ones.
@@ -157,35 +122,44 @@ class RareSync:
         Without momentum, which would multiply what a few steps have moved.
 
         Raises:
-            as `step_ended`.
+            as `step_ended` and `update_begins`.
         """
         if self.step < self.settings.warmup_steps:
             return
-        self._changes.check_loaded(self.step)
-        for module in self._model.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()  # an evaluation may have left what it has gathered
+        self._loaded.check(self.step)
+        if self._is_untrained:
+            self._exchanges.restart()
         with naming_lost_rank(self.step):
-            for index in [*self._exchanges]:
-                self._finish(index)
+            for index in [*self._exchanges.underway]:
+                self._exchanges.finish(index)
             # a replica that has nothing to send would leave the others waiting
-            self._compare(self._facts())
-            for index in range(len(self._fragments)):
+            self._exchanges.compare(self.step)
+            for index in range(self.settings.fragments):
                 if not self._is_due(index):  # else it was exchanged after this very step
-                    self._start(index)
-                    self._finish(index, averages=True)
-        with torch.no_grad():
-            for unit in self._units:
-                unit.mix(0.0)
+                    self._exchanges.start(index, self.step)
+                    self._exchanges.finish(index, averages=True)
+        self._exchanges.set_parameters()
+        self._equal_at = [self.step] * self.settings.fragments
 
     def wait(self) -> None:
         """Wait until all that is on the way has arrived; the parameters stay as they are."""
-        for exchange in self._exchanges.values():
-            _wait(exchange)
+        self._exchanges.wait()
+
+    def apart(self) -> str:
+        """Return a phrase on replicas that have trained alone; none where they are equal."""
+        steps = self.step - max(min(self._equal_at), min(self.step, self.settings.warmup_steps))
+        if not steps or self._is_detached or self._replicas == 1:
+            return ""
+        some = f"{steps} step{'s' * (steps > 1)}"
+        return f"replicas have trained {some} since they were last equal: handle.synchronize()"
 
     def exchanged_state_dict(self) -> dict[str, Tensor]:
-        """Return the outer parameters by name, those that are not trained, and the buffers."""
+        """Return the outer parameters by name, those that are not trained, and copies of the
+        buffers of this rank."""
         state = {plain(name): tensor for name, tensor in self._model.state_dict().items()}
+        for name, buffer in self._model.named_buffers(remove_duplicate=False):
+            if plain(name) in state:
+                state[plain(name)] = buffer.clone()
         aliases = parameter_names(self._model)
         for parameter, tensor in self.exchanged_parameters().items():
             state |= dict.fromkeys(aliases[id(parameter)], tensor)
@@ -193,206 +167,97 @@ class RareSync:
 
     def exchanged_parameters(self) -> dict[nn.Parameter, Tensor]:
         """Return the outer parameter of each that is trained."""
-        if self._is_warming_up:
-            self._restart()  # all replicas have the same
-        return {k: v for unit in self._units for k, v in unit.outer_parameters().items()}
+        if self._is_untrained or self.step < self.settings.warmup_steps:
+            self._exchanges.restart()  # all replicas have the same
+        return {k: v for unit in self._exchanges.units for k, v in unit.outer_parameters().items()}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return step, outer parameters, momentum, and what is on the way between replicas."""
-        self.wait()
-        residuals = {} if self._feedback is None else self._feedback.state_dict()
-        state = {_STEP: torch.tensor(self.step), _COUNT: torch.tensor(len(residuals))}
-        state[_REPLICAS] = torch.tensor(self._collective.world_size)
-        state |= {_RESIDUAL + name: tensor for name, tensor in residuals.items()}
-        messages = self._collective.state_dict()
-        state |= {_MESSAGES + name: tensor for name, tensor in messages.items()}
-        for unit in self._units:
-            state[f"sync.outer.{unit.name}"] = unit.outer
-            state[f"sync.momentum.{unit.name}"] = unit.momentum
-        for exchange in self._exchanges.values():
-            for unit, mean in zip(exchange.units, exchange.means, strict=True):
-                state[f"sync.delayed.{unit.name}"] = mean
-            if exchange.buffers is not None:
-                state[_BUFFERS] = exchange.buffers
-        return state
+        """Return step, outer parameters, momentum, what is on the way between replicas, and what
+        all that belongs to: digests of names and shapes, and of this replica's weights."""
+        if self._is_untrained:
+            self._exchanges.restart()
+        return {
+            **self._exchanges.state_dict(),
+            _STEP: torch.tensor(self.step),
+            REPLICAS: torch.tensor(self._replicas),
+            _EQUAL_AT: torch.tensor(self._equal_at),
+            _WEIGHTS: self._loaded.state(),
+        }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Continue from `state_dict()`, or from `merge_states`: then the parameters that the model
-        has now, which all replicas agreed on, are the outer ones. Other states change nothing.
+        """Continue from `state_dict()` with the weights that this replica had then, which may be
+        loaded later, or from `merge_states`, with the weights that all replicas have before the
+        next update. Other states change nothing.
 
         Raises:
-            UserError: it is of another model or another number of shards, or lacks residuals, or it
-                holds some, but there is no error feedback.
+            UserError: it is of other parameters or another number of shards, or lacks residuals, or
+                it holds some, but there is no error feedback.
         """
         if _STEP not in state:
             return
-        replicas = self._collective.world_size
-        if (saved := int(state.get(_REPLICAS, replicas))) != replicas:
+        if (saved := int(state.get(REPLICAS, self._replicas))) != self._replicas:
             raise UserError(
-                f"the state is of {saved} replicas, here are {replicas}: save the model of "
+                f"the state is of {saved} replicas, here are {self._replicas}: save the model of "
                 "handle.exchanged_state_dict(), and load it and shardlab.merge_states of all ranks"
             )
-        self._forget()
-        self._changes.reset()
-        self.step = int(state[_STEP])
-        self._takes_parameters = self.step == 0 or _COUNT not in state
-        if _COUNT not in state:
-            self._restart()
-            return
-        residuals = below(_RESIDUAL, state)
-        if len(residuals) != int(state[_COUNT]):
-            raise UserError(
-                f"the state holds {len(residuals)} of {int(state[_COUNT])} residuals of exchanges: "
-                "take the names from the checkpoint's metadata (docs/how-to/your-own-model.md)"
-            )
-        if self._feedback is not None:
-            self._feedback.load_state_dict(residuals)
-        elif residuals:
-            raise UserError("the state holds residuals of exchanges: attach with error_feedback")
-        self._collective.load_state_dict(below(_MESSAGES, state))
-        for unit in self._units:
-            for kind, tensor in (("outer", unit.outer), ("momentum", unit.momentum)):
-                tensor.copy_(_saved(state, f"sync.{kind}.{unit.name}", tensor))
-        for index, units in enumerate(self._fragments):
-            names = [f"sync.delayed.{unit.name}" for unit in units]
-            if names[0] in state:
-                pairs = zip(names, units, strict=True)
-                means = [
-                    _saved(state, name, unit.outer).to(unit.device, copy=True)
-                    for name, unit in pairs
-                ]
-                buffers = state.get(_BUFFERS) if index == 0 else None
-                self._exchanges[index] = _Exchange("", units, means, buffers)
+        if is_whole(state):
+            self._exchanges.check_state(state)
+            self._exchanges.load_state_dict(state)
+        else:
+            self._exchanges.forget()
+            self._exchanges.restart()
+            self._load_momentum(state)
+        self.step = self._first_step = int(state[_STEP])
+        self._has_begun, self._equal_at = False, [self.step] * self.settings.fragments
+        self._loaded.forget()
+        self._loaded.may_change = True
+        if is_whole(state) and self.step > 0:
+            self._equal_at = state[_EQUAL_AT].tolist()
+            self._begin()
+            if not self._loaded.may_change:
+                self._loaded.expect(state[_WEIGHTS])
 
     def detach(self) -> None:
         """Wait for what is on the way, and forget it; nothing is exchanged any more."""
+        if (apart := self.apart()) and dist.get_rank() == 0:
+            warnings.warn(f"sync: {apart} before detach() averages them", stacklevel=4)
         self._is_detached = True
-        self._first.remove()
-        self._changes.remove()
-        self._forget()
+        self._loaded.remove()
+        self._exchanges.forget()
 
-    def _forget(self) -> None:
-        """Wait for what is on the way, and drop it."""
-        for exchange in self._exchanges.values():
-            if exchange.running is not None:
-                exchange.running.settle()
-        self._exchanges.clear()
+    def _load_momentum(self, state: dict[str, Tensor]) -> None:
+        """Take the merged momentum of units that are as they were; begin that of others at 0."""
+        units = self._exchanges.units
+        lost = [unit.name for unit in units if not unit.is_of(state)]
+        for unit in units:
+            unit.load_momentum(state)
+        if lost and self.settings.outer_momentum() and dist.get_rank() == 0:
+            warnings.warn(
+                f"sync: the merged state is of other parameters or shards in {', '.join(lost)}, "
+                "whose outer momentum begins at 0",
+                stacklevel=4,
+            )
+
+    def _begin(self) -> None:
+        """Note that training has begun, from the outer parameters as they are."""
+        self._has_begun = True
+        # in the warm-up replicas are equal, and its end takes the parameters anew
+        self._loaded.may_change = self.step < self.settings.warmup_steps
+
+    @property
+    def _is_untrained(self) -> bool:
+        """Return whether no step has begun, so that the outer parameters are the model's."""
+        return not self._has_begun and self.step == self._first_step
 
     def _is_due(self, index: int, delay: int = 0) -> bool:
         """Return whether an exchange of a fragment began so many steps ago."""
         every = self.settings.every
         # staggered: fragment p of P is due p/P of a round later
-        steps = self.step - self.settings.warmup_steps - index * every // len(self._fragments)
+        steps = self.step - self.settings.warmup_steps - index * every // self.settings.fragments
         return steps > delay and (steps - delay) % every == 0
 
-    @property
-    def _is_warming_up(self) -> bool:
-        """Return whether replicas have not trained alone yet, and so are equal."""
-        return self.step < max(1, self.settings.warmup_steps)
 
-    def _begin(self, *_: object) -> None:
-        """Take the parameters as they are in each forward pass before the first step, and before
-        that after a merged state: weights may have been loaded since the last one."""
-        if not self._takes_parameters:
-            return
-        self._changes.check_trained()
-        self._changes.check_present()
-        self._restart()
-
-    @torch.no_grad()
-    def _restart(self) -> None:
-        for unit in self._units:
-            unit.restart()
-        self._are_compared = False
-
-    @torch.no_grad()
-    def _start(self, index: int) -> None:
-        """Begin the exchange of a fragment; with a delay, while training goes on."""
-        units = self._fragments[index]
-        self._changes.check_trained()
-        buffers = self._flat_buffers() if index == 0 else None
-        exchange = self._exchanges[index] = _Exchange(self._facts(), units, [], buffers)
-        self._are_compared = True
-        if self._background is not None:
-            exchange.means = [unit.gradient() for unit in units]
-            exchange.running = self._background.start(self._reduce, exchange)
-
-    @torch.no_grad()
-    def _finish(self, index: int, averages: bool = False) -> None:
-        """Update a fragment by the mean outer gradients.
-
-        Args:
-            averages: without the outer optimizer.
-        """
-        exchange = self._exchanges.pop(index)
-        if exchange.means:
-            _wait(exchange)
-            means = iter(exchange.means)
-        else:
-            means = self._means(exchange)
-        for unit, mean in zip(exchange.units, means, strict=True):
-            if averages:
-                unit.average(mean)
-            else:
-                unit.update(mean, self.settings)
-            unit.mix(self.settings.alpha)
-        if exchange.buffers is not None:
-            self._set_buffers(exchange.buffers)
-
-    @torch.no_grad()
-    def _reduce(self, exchange: _Exchange) -> None:
-        exchange.means = [*self._means(exchange)]
-
-    def _means(self, exchange: _Exchange) -> Iterator[Tensor]:
-        """Yield the mean outer gradient of each unit, one after another for the sake of memory."""
-        self._compare(exchange.facts)
-        if exchange.buffers is not None and self._exact is not None:
-            part = Unit("buffers", (Block("buffers", exchange.buffers.numel(), 1),))
-            self._exact.all_reduce(exchange.buffers, 1 / self._exact.world_size, part)
-        vectors = exchange.means or (unit.gradient() for unit in exchange.units)
-        for unit, vector in zip(exchange.units, vectors, strict=True):
-            self._collective.all_reduce(vector, 1 / self._collective.world_size, unit.message)
-            if self._feedback is not None:
-                self._feedback.step_ended()
-            yield vector
-
-    def _facts(self) -> str:
-        """Return what must be equal on all replicas, the parameters at the first exchange."""
-        if self._are_compared:
-            return f"step {self.step}"
-        return f"step {self.step}, first parameters {digest(unit.outer for unit in self._units)}"
-
-    def _compare(self, facts: str) -> None:
-        self._collective.compare(facts, self._units[0].device, fix=_FIX)
-
-    def _float_buffers(self) -> list[Tensor]:
-        return [b for b in self._model.buffers() if b.is_floating_point() and b.numel()]
-
-    def _flat_buffers(self) -> Tensor | None:
-        buffers = self._float_buffers() if self._exact is not None else []
-        return torch.cat([b.float().flatten() for b in buffers]) if buffers else None
-
-    def _set_buffers(self, flat: Tensor) -> None:
-        buffers = self._float_buffers()
-        for buffer, mean in zip(buffers, flat.split([b.numel() for b in buffers]), strict=True):
-            buffer.copy_(mean.view_as(buffer))
-
-
-def _wait(exchange: _Exchange) -> None:
-    if exchange.running is not None:
-        exchange.running.wait()
-
-
-def below(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the entries whose names begin so, by the rest of their names."""
-    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-
-
-def _saved(state: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
-    tensor = state.get(name)
-    if tensor is None or tensor.shape != like.shape:
-        raise UserError(
-            f"the state holds no {name} of {like.numel()} elements: it is of another model, or of "
-            "another number of shards"
-        )
-    return tensor
+def _steps_of(optimizer: Optimizer) -> int:
+    """Return the steps that the state of an optimizer says it has made."""
+    counts = (state.get("step", 0) for state in optimizer.state.values() if isinstance(state, dict))
+    return int(next(counts, 0))

@@ -165,7 +165,8 @@ class Gpu(Document):
     """to the other GPUs, such as NVLink 4; detected: whether each reads the others' memory"""
     peak_tflops: float | None = None
     """of dense matrix products in the type that computes, 10^12 operations per second; never
-    detected"""
+    detected. Only the prompt of the search's judge has it: no utilization or forecast depends on
+    it"""
 
 
 class Connection(Document):

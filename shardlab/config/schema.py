@@ -248,6 +248,11 @@ def each_timing(timings: Mapping[str, Timing]) -> dict[str, Repetitions]:
     return {name: part for key, whole in timings.items() for name, part in whole.parts(key).items()}
 
 
+def turns(timings: Mapping[str, Timing]) -> dict[str, str]:
+    """Return by name of each timing the one that holds it, whose turns it takes."""
+    return {part: name for name, whole in timings.items() for part in whole.parts(name)}
+
+
 class Space(Document):
     """Codecs and rare exchanges that the search may propose, besides those of the strategies: what
     codecs cost is calibrated."""

@@ -87,6 +87,11 @@ class TimedRun(Document):
         ]
 
 
+def shares_cores(run: TimedRun) -> bool:
+    """Return whether the ranks had less than a core for each of their threads."""
+    return bool(run.world_size * run.threads > run.host["cores"])
+
+
 class CrashedRun(Document):
     """Line of a timing for a run that it left out, as ranks failed in its steps."""
 

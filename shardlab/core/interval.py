@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 CONFIDENCE = 0.95
@@ -40,6 +40,19 @@ class Ratio(NamedTuple):
     low: float
     high: float
 
+    @property
+    def inverse(self) -> "Ratio":
+        """The ratio the other way round."""
+        return Ratio(1 / self.ratio, 1 / self.high, 1 / self.low)
+
+    def times(self, other: "Ratio") -> "Ratio":
+        """Return the product with an independent ratio, as a / c from a / b and b / c: the
+        half-widths of the logarithms add in quadrature."""
+        logs = [tuple(map(math.log, (r.ratio, r.low, r.high))) for r in (self, other)]
+        mean = logs[0][0] + logs[1][0]
+        below, above = (math.hypot(*(log[end] - log[0] for log in logs)) for end in (1, 2))
+        return Ratio(*map(math.exp, (mean, mean - below, mean + above)))
+
 
 def paired_ratio(values: Sequence[float], others: Sequence[float]) -> Ratio:
     """Return values over others, pair by pair: Student's interval of the mean of the logarithms."""
@@ -48,3 +61,48 @@ def paired_ratio(values: Sequence[float], others: Sequence[float]) -> Ratio:
     square = sum((log - mean) ** 2 for log in logs) / max(len(logs) - 1, 1)
     half = interval_factor(len(logs)) * math.sqrt(square)
     return Ratio(*map(math.exp, (mean, mean - half, mean + half)))
+
+
+def ratio_in_turns(values: Sequence[float], divisors: Sequence[float]) -> Ratio:
+    """Return values over divisors, of two timings whose repetitions took turns.
+
+    A timing of more repetitions has several between two of the other. Where its number is a
+    multiple, those are one: the geometric mean of each block is paired with the repetition beside
+    it, so that a drift of the machine cancels. Otherwise the geometric means count as independent,
+    and the interval has both half-widths in quadrature: a drift widens it.
+
+    Args:
+        values: in their order, NaN where there is no measurement.
+        divisors: likewise.
+    """
+    count = min(len(values), len(divisors))
+    if any(len(times) % count for times in (values, divisors)):
+        return _mean(values).times(_mean(divisors).inverse)
+    blocks = [_blocks(times, count) for times in (values, divisors)]
+    pairs = [pair for pair in zip(*blocks, strict=True) if not any(map(math.isnan, pair))]
+    return paired_ratio(*zip(*pairs, strict=True))
+
+
+def _mean(times: Sequence[float]) -> Ratio:
+    measured = [time for time in times if not math.isnan(time)]
+    return paired_ratio(measured, [1.0] * len(measured))
+
+
+def _blocks(times: Sequence[float], count: int) -> list[float]:
+    """Return the geometric means of as many blocks; NaN for one without a measurement."""
+    size = len(times) // count
+    blocks = [times[first : first + size] for first in range(0, len(times), size)]
+    return [math.nan if all(map(math.isnan, block)) else _mean(block).ratio for block in blocks]
+
+
+def enclosing(ratios: Iterable[Ratio]) -> Ratio:
+    """Return the geometric mean of one ratio in several timings, from the least to the largest end
+    of their intervals: repetitions of one timing do not show by how much another one differs.
+
+    There is no interval where one of them has none.
+    """
+    means, lows, highs = zip(*ratios, strict=True)
+    mean = math.exp(sum(map(math.log, means)) / len(means))
+    if any(map(math.isnan, (*lows, *highs))):
+        return Ratio(mean, math.nan, math.nan)
+    return Ratio(mean, min(lows), max(highs))

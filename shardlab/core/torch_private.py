@@ -120,6 +120,16 @@ def has_accumulation_hooks(parameter: Tensor) -> bool:
     return bool(parameter._post_accumulate_grad_hooks)
 
 
+def has_step_hooks(optimizer: object) -> bool:
+    """Return whether an optimizer calls hooks when it steps: torch has initialised it."""
+    return hasattr(optimizer, "_optimizer_step_post_hooks")
+
+
+def in_backward() -> bool:
+    """Return whether a backward pass runs on this thread."""
+    return torch._C._current_graph_task_id() != -1
+
+
 def call_after_backward(function: Callable[[], None]) -> None:
     """Call `function` at the end of the backward pass that is running."""
     Variable._execution_engine.queue_callback(function)

@@ -82,9 +82,8 @@ class Engine(ABC):
     - gradients are reduced once per step, after the last micro-batch, unless `slide` reduces them
       on the device;
     - what moved between ranks is in `ledger`;
-    - a step that is applied ends by `Handle.step_ended`, one that is left out by `Handle.rollback`:
-      error feedback counts what it has sent since then as lost. Optimizers of torch do so by the
-      hook that `attach` registers; an engine that updates outside of the module calls it itself.
+    - a step ends by `Handle.step`, after `Handle.rollback` where it is left out: error feedback
+      then counts what it has sent in it as lost.
 
     Args:
         module: runs forward and backward by autograd; its parameters are on the device while they

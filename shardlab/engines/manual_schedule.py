@@ -210,6 +210,7 @@ class Schedule(UnitSchedule):
         if unit.allocated:
             return
         unit.allocate()
+        self._gather_by.note_pass(unit.message, self._backward)
         self._pending[unit.name] = self._gathers.start(self._gather, unit)
 
     def _gather(self, unit: FlatUnit) -> None:
@@ -230,6 +231,7 @@ class Schedule(UnitSchedule):
         if unit is not self.root or self.reducing:
             self._wait(unit)  # a unit that the model did not use may still be on its way
             unit.free()
+        self._gather_by.note_pass(unit.message, True)
         if not self.reducing:
             return
         vector = self._vectors.acquire(unit.full.numel())

@@ -287,10 +287,9 @@ class SlideEngine(Engine):
             coefficient = clip_coefficient(norm, self._optimization.clip)
             for unit in self._trained:
                 self._optimizer.update(unit, coefficient)
-        if applied:
-            self._handle.step_ended()
-        else:
+        if not applied:
             self._handle.rollback()
+        self._handle.step()
         self._loss_scale.update(applied)
 
 

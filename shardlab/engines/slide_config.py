@@ -169,10 +169,26 @@ def loss_of(output: Any) -> Tensor:
     return loss
 
 
-def drop_graph(loss: Tensor) -> None:
-    """Detach the loss in place, so that a kept output does not keep the graph after backward."""
+def end_graph(loss: Tensor) -> None:
+    """Replace the loss's graph in place: a kept output keeps none, and backward is refused."""
     if loss._base is None:  # a view cannot be detached in place
-        loss.detach_()
+        anchor = torch.empty(0, requires_grad=True)
+        _BackwardHasRun.apply(loss.detach_(), anchor)  # type: ignore[no-untyped-call]
+
+
+class _BackwardHasRun(torch.autograd.Function):
+    """Identity, whose backward says that there is nothing left to do."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, _: Tensor) -> Tensor:
+        ctx.mark_dirty(loss)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> NoReturn:
+        raise UserError(
+            "SlideFSDP: the call that returned this loss has run backward: remove loss.backward()"
+        )
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from shardlab.engines.slide import SlideEngine
 from shardlab.engines.slide_config import (
     SlideConfig,
     check_model,
-    drop_graph,
+    end_graph,
     loss_of,
     refuse_state_dicts,
     without_cache,
@@ -41,7 +41,8 @@ class SlideFSDP:
     initialises one, from a launcher's environment or of this rank alone. That group stays: end it
     with `torch.distributed.destroy_process_group` after training, before another is initialised.
 
-    It has not been run on a GPU yet; all tests are on CPUs.
+    It has not been run on a GPU yet; all tests are on CPUs. There device and host memory are the
+    same, and one rank saves nothing; several share parameters and moments.
 
     Parameters whose `requires_grad` is False stay as they are: host memory holds them once, in
     `param_dtype`, to which they are rounded at the start, without moments or gradients. The choice
@@ -112,7 +113,8 @@ class SlideFSDP:
             raise UserError(
                 f"SlideFSDP.learning_rate is {self.learning_rate}: it must be 0 or more, and finite"
             )
-        self._engine.begin(self._calls % count, count, self.learning_rate)
+        # a number of its own: a scheduler may change a tensor while updates run
+        self._engine.begin(self._calls % count, count, float(self.learning_rate))
         output = self._engine.compute(lambda: self._forward_backward(batch))
         self._calls += 1
         if self._calls % count == 0:
@@ -201,7 +203,7 @@ class SlideFSDP:
             output = self.module(**batch)
         loss = loss_of(output)
         (loss * (self._engine.loss_scale / self.config.accumulation)).backward()
-        drop_graph(loss)
+        end_graph(loss)
         return output
 
     def _between_steps(self, what: str) -> None:

@@ -109,7 +109,7 @@ class Schedule(UnitSchedule):
             if unit not in first:
                 self._free(unit)
         if self._stale.numel():
-            fetch = self._prefetcher.start(self.root, self._stale, self._accounted_step)
+            fetch = self._prefetcher.start(self.root, self._stale, self._accounted_step, False)
             self._pending[self.root.name] = fetch
             self._stale = self._stale[:0]
         self._fetch_all(first)
@@ -186,8 +186,9 @@ class Schedule(UnitSchedule):
                     return
                 space -= 1
                 unit.allocate()
-                fetch = self._prefetcher.start(unit, unit.on_device, self._accounted_step)
-                self._pending[unit.name] = fetch
+                self._pending[unit.name] = self._prefetcher.start(
+                    unit, unit.on_device, self._accounted_step, self.in_backward
+                )
 
     def _free(self, unit: SlideUnit) -> None:
         self._wait(unit)  # nothing may write to memory that others have by then
@@ -219,6 +220,7 @@ class Schedule(UnitSchedule):
         return [u for u in reversed(self.units) if u.index < unit.index and u in self._awaited]
 
     def _start_offload(self, unit: SlideUnit) -> None:
+        self._prefetcher.note_pass(unit, True)
         self._offload.start(unit, self.first, self.last)
         if self.last and not self._holding:
             self._optimizer.update(unit)

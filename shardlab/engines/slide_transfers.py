@@ -99,14 +99,22 @@ class Prefetcher:
         self._updated, self._gather = updated, gather
         self._rank, self._world_size = groups.rank, groups.world_size
 
-    def start(self, unit: SlideUnit, vector: Tensor, step: int | None) -> Running:
+    def start(
+        self, unit: SlideUnit, vector: Tensor, step: int | None, in_backward: bool
+    ) -> Running:
         """Fill a vector on the device, as long as the unit or as its trained part.
 
         Args:
             step: that uses it, and may not have begun; None if no step does.
         """
+        self.note_pass(unit, in_backward)
         updated = self._updated.get(unit.index)
         return self._copies.start_in(self._fetch, unit, vector, updated, step)
+
+    def note_pass(self, unit: SlideUnit, is_backward: bool) -> None:
+        """See `Collective.note_pass`."""
+        if self._gather is not None:
+            self._gather.note_pass(unit.message, is_backward)
 
     def end_backward(self) -> Running | None:
         """Let ranks agree that a backward pass ends here; None where they need not."""

@@ -84,7 +84,8 @@ class SlidingCheckpoint(AbstractContextManager["SlidingCheckpoint"]):
     `retain_graph`. A tensor that was changed in place after it was saved is refused, as without
     hooks. Losses and gradients are the same bits.
 
-    Create it by `on_disk` or `in_memory`. One thread copies.
+    Create it by `on_disk` or `in_memory`. One thread copies. On a CPU peak memory may grow, as the
+    C library keeps what is freed (docs/how-to/activations-on-disk.md).
 
     Args:
         device: that computes.
@@ -102,7 +103,7 @@ class SlidingCheckpoint(AbstractContextManager["SlidingCheckpoint"]):
         self._device = torch.empty(0, device=device).device
         self._folder, self._minimum = folder, minimum_bytes
         self._thread = Background("activations", self._device)
-        self._hooks: saved_tensors_hooks | None = None
+        self._entered: list[saved_tensors_hooks] = []
         self._last: weakref.ref[_Activation] | None = None
         self._offloads: deque[weakref.ref[_Activation]] = deque()
 
@@ -145,8 +146,9 @@ class SlidingCheckpoint(AbstractContextManager["SlidingCheckpoint"]):
         return cls(found)
 
     def __enter__(self) -> Self:
-        self._hooks = saved_tensors_hooks(self._pack, self._unpack)
-        self._hooks.__enter__()
+        hooks = saved_tensors_hooks(self._pack, self._unpack)
+        hooks.__enter__()
+        self._entered.append(hooks)
         return self
 
     def __exit__(
@@ -156,9 +158,7 @@ class SlidingCheckpoint(AbstractContextManager["SlidingCheckpoint"]):
         trace: TracebackType | None,
     ) -> None:
         """Leave the block."""
-        assert self._hooks is not None, "it was entered"
-        self._hooks.__exit__()
-        self._hooks = None
+        self._entered.pop().__exit__()
 
     def _pack(self, tensor: Tensor) -> _Activation | _Kept:
         if _is_parameter(tensor):

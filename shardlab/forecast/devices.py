@@ -5,7 +5,7 @@ reaches is no data-sheet figure: `EFFICIENCY_ROWS` are public measurements of it
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from shardlab.core.errors import UserError
@@ -140,7 +140,9 @@ class Efficiency(NamedTuple):
     """in words"""
 
 
-def efficiency(device: str, dtype: str, parameters: float) -> Efficiency:
+def efficiency(
+    device: str, dtype: str, parameters: float, rows: Sequence[EfficiencyRow] = EFFICIENCY_ROWS
+) -> Efficiency:
     """Return the range of public rows of models of about this size; of other devices where this
     one has none."""
 
@@ -148,8 +150,8 @@ def efficiency(device: str, dtype: str, parameters: float) -> Efficiency:
         return abs(math.log(row.parameters / parameters))
 
     chip = _SAME_CHIP.get(device, device)
-    own = [row for row in EFFICIENCY_ROWS if (row.device, row.dtype) == (chip, dtype)]
-    among = own or EFFICIENCY_ROWS
+    own = [row for row in rows if (row.device, row.dtype) == (chip, dtype)]
+    among = own or rows
     # between two rows there is always one on either side
     nearest = sorted(among, key=distance)[:2]
     near = [row for row in among if row in nearest or distance(row) <= math.log(_NEAR)]

@@ -63,6 +63,7 @@ def _facts(options: argparse.Namespace) -> _Facts:
 def _of_transformers(name: str, train: Train) -> _Facts:
     try:
         # the extra `hf`, which a plan of a known type does without
+        from shardlab.models.blocks import unplanned
         from shardlab.models.build import build_model
         from shardlab.models.sizes import ModelShapes
         from shardlab.train.utilization import flops_per_token
@@ -79,9 +80,8 @@ def _of_transformers(name: str, train: Train) -> _Facts:
         if Path(name).exists():
             raise
         raise UserError(f"{error}; {nearest(name, [*PRESETS, *PUBLISHED])}") from None
-    config = vars(model.config.get_text_config())
-    if any("expert" in key and type(value) is int and value > 1 for key, value in config.items()):
-        raise UserError(f"MODEL {name!r} has experts, of which each token uses some: not planned")
+    if reason := unplanned(model):
+        raise UserError(f"MODEL {name!r} {reason}: not planned")
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return _Facts(ModelShapes(model, train, on_gpu=True), parameters, flops_per_token(model, seq))
 

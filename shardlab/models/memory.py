@@ -19,11 +19,14 @@ and 2 for bf16 and fp16; k units are gathered ahead. Bytes per rank:
   reduced;
 - gradients that are being reduced: b G as autograd makes them and as much in `reduce_dtype`; a pool
   has two such vectors and one of the root's size;
-- activations, per token and block of width h, feed-forward width f, q for queries and v for keys
-  and values each: 4 h + 2 q + 2 v + w f elements, the 16 h of Korthikanti et al. 2022 (section 4.1,
-  without dropout and without the attention matrix, which fused attention does not store) for
-  w = 2; an activation function made of elementary operations has a larger w. Selective
-  checkpointing stores 3 h + 2 q + 2 v + f, full checkpointing h, and one block is recomputed.
+- activations, per token and block of width h, n elements of normalisations, a of queries, keys,
+  values and what attention returns, and u that the first products of its feed-forward network
+  give: n + a + 2 u elements, the 16 h of Korthikanti et al. 2022 (section 4.1, without dropout)
+  with two normalisations of torch, n = 4 h. What is made of elementary operations stores more:
+  n = 6 h for the normalisations of Llama, and some activation functions add tensors. With a gate u
+  is twice the width of the network. Fused attention stores no matrix, other attention 3 T elements
+  per head for T tokens of a sequence. Selective checkpointing stores 3 h + a + u, full
+  checkpointing h, and one block is recomputed.
   With `activations` off the device h of three blocks stays: of the last, and of two that are
   being copied;
 - logits: when backward begins, b T V bytes, and 12 T V of float32 for the logarithms of their
@@ -51,6 +54,7 @@ from typing import Literal, NamedTuple
 from shardlab.config.settings import DTYPE_BYTES
 from shardlab.config.strategy import CanonicalStrategy, Strategy
 from shardlab.config.sync import Sync
+from shardlab.models.block_shape import BlockShape
 
 Categories = dict[str, int]
 """bytes by category: parameters, gradients, moments, outer, residuals, gathered, communication,
@@ -83,17 +87,12 @@ class Sizes(NamedTuple):
     """of every block"""
     width: int = 0
     """elements per token between blocks"""
-    queries: int = 0
-    """elements per token"""
-    keys: int = 0
-    """elements per token; there are as many of the values"""
-    feed_forward: int = 0
-    """elements per token"""
-    wide: int = 0
-    """number of tensors of the feed-forward width that backward needs"""
+    blocks: tuple[BlockShape, ...] = ()
+    """as many as `checkpointing` has"""
     vocabulary: int = 0
     tokens: int = 0
     """of a micro-batch of one rank"""
+    sequence_length: int = 0
     accumulation: int = 1
     """number of micro-batches of a step"""
     holding: bool = True
@@ -221,6 +220,9 @@ def _residuals(full: CanonicalStrategy, trained: int, world_size: int) -> int:
 CUBLAS_WORKSPACE = 32 << 20
 """of a GPU of Hopper's generation, others take less (aten/src/ATen/cuda/CublasHandlePool.cpp)"""
 _INPUTS_LEFT = 3
+_OF_MATRIX = 3
+"""elements that backward needs per element of an attention matrix: its softmax in float32, and in
+the narrow type of the product (transformers, `eager_attention_forward`)"""
 
 
 def device_memory(strategy: Strategy, sizes: Sizes, world_size: int, on_gpu: bool) -> Categories:
@@ -293,21 +295,34 @@ def _moments(
 
 def _activations(full: CanonicalStrategy, sizes: Sizes) -> tuple[int, int]:
     """Return bytes kept for backward, and bytes that backward of one block recomputes and adds."""
-    attention = 2 * sizes.queries + 2 * sizes.keys
-    everything = 4 * sizes.width + attention + sizes.wide * sizes.feed_forward
-    kept = {
-        "none": everything,
-        "selective": 3 * sizes.width + attention + sizes.feed_forward,
-        "full": sizes.width,
-    }
-    token = sizes.tokens * sizes.element_bytes
-    ends = 2 * sizes.width  # the last normalisation
-    of_blocks = sum(kept[mode] for mode in sizes.checkpointing)
+    width, modes, blocks = sizes.width, sizes.checkpointing, sizes.blocks
+    attention = [_attention(block, sizes.sequence_length) for block in blocks]
+    everything = [
+        block.normalised + of_attention + block.wide
+        for block, of_attention in zip(blocks, attention, strict=True)
+    ]
+    kept = [
+        {"none": all_of, "full": width}.get(mode, 3 * width + of_attention + block.expanded)
+        for block, mode, all_of, of_attention in zip(
+            blocks, modes, everything, attention, strict=True
+        )
+    ]
+    token, ends = sizes.tokens * sizes.element_bytes, 2 * width  # the last normalisation
+    of_blocks = sum(kept)
     if full.activations != "device":
-        inputs = sum(mode != "none" for mode in sizes.checkpointing)
-        of_blocks -= sizes.width * (inputs - min(inputs, _INPUTS_LEFT))
-    again = max((everything - kept[mode] for mode in sizes.checkpointing), default=0)
-    return token * (of_blocks + ends), token * (again + 2 * sizes.feed_forward)
+        inputs = sum(mode != "none" for mode in modes)
+        of_blocks -= width * (inputs - min(inputs, _INPUTS_LEFT))
+    again = _largest(
+        all_of - of_block + 2 * block.feed_forward
+        for block, all_of, of_block in zip(blocks, everything, kept, strict=True)
+    )
+    return token * (of_blocks + ends), token * again
+
+
+def _attention(block: BlockShape, sequence_length: int) -> int:
+    """Return the elements per token that backward needs of attention."""
+    matrix = block.heads * sequence_length * _OF_MATRIX
+    return block.queries + block.attended + block.keys + block.values + matrix
 
 
 def _gathered(full: CanonicalStrategy, sizes: Sizes) -> tuple[int, int, int]:

@@ -14,6 +14,7 @@ from shardlab.config.strategy import CanonicalStrategy
 from shardlab.config.timing_record import UnitSize
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
+from shardlab.models.block_shape import BlockShape
 from shardlab.models.memory import Sizes, UnitShape
 
 
@@ -50,21 +51,25 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {
 
 _VARIANTS = ("add_cross_attention", "quantization_config")
 """keys of a config.json by which a model of a known type has other parameters"""
-_ELEMENTARY = {"gelu_new": 5}
-"""activation functions that transformers writes as elementary operations (activations.py): number
-of tensors that backward needs of them and of the products around them"""
+_TENSORS = {
+    **dict.fromkeys(("relu", "sigmoid", "tanh", "linear"), -1),
+    **{"gelu_10": 1, "quick_gelu": 1, "gelu_python": 2, "gelu_fast": 6},
+    **dict.fromkeys(("gelu_new", "gelu_accurate", "gelu_python_tanh", "xielu"), 3),
+}
+"""tensors that backward needs of activation functions of transformers (activations.py), over their
+input and their result: most of these functions are made of elementary operations"""
+_MOST_LAYERS = 10_000
 
 
-def feed_forward_tensors(function: str | None) -> int:
-    """Return the number of tensors of the feed-forward width that backward needs."""
-    # with a gate: its input and output, what it is multiplied with, and the product
-    return 4 if function == "silu" else _ELEMENTARY.get(str(function), 2)
+def activation_tensors(function: str | None) -> int:
+    """Return the tensors of the feed-forward width that backward needs of an activation function,
+    over its input and its result."""
+    return _TENSORS.get(str(function), 0)
 
 
 class Decoder(NamedTuple):
     """Sizes of a decoder; elements of its parameters in the order of the model's own."""
 
-    layers: int
     sizes: Sizes
     """without what depends on a strategy"""
     embeddings: tuple[int, ...]
@@ -85,11 +90,16 @@ class Decoder(NamedTuple):
         """Number of all elements; a shared weight counts once."""
         return sum((*self.embeddings, *self.ends)) + self.layers * sum(self.block)
 
+    @property
+    def layers(self) -> int:
+        """Number of blocks."""
+        return len(self.sizes.blocks)
+
     def flops_per_token(self, sequence_length: int) -> float:
         """Return the FLOPs of forward and backward, as `shardlab.train.utilization` counts them."""
         looked_up = sum(self.embeddings[self.tied :])
-        attention = 12 * self.layers * self.sizes.queries * sequence_length
-        return float(6 * (self.parameters - looked_up) + attention)
+        attention = sum(block.products(sequence_length) for block in self.sizes.blocks)
+        return float(6 * (self.parameters - looked_up + attention))
 
 
 def read_decoder(
@@ -136,8 +146,14 @@ def decoder_of(config: Mapping[str, Any], where: str) -> Decoder | None:
 
     make = {"gpt2": _gpt2, **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _llama)}
     kind = str(config.get("model_type"))
+    for key in ("n_layer", "n_layers", "num_layers", "num_hidden_layers"):
+        layers = config.get(key)
+        if type(layers) is int and layers > _MOST_LAYERS:
+            raise UserError(f"{where}: {key} must be at most {_MOST_LAYERS} (found {layers})")
     if kind not in make or any(config.get(key) for key in _VARIANTS):
         return None
+    if kind == "mistral" and config.get("layer_types"):
+        return None  # transformers takes it for the type `ministral`
     return make[kind](config, size)
 
 
@@ -151,9 +167,9 @@ def _gpt2(config: Mapping[str, Any], size: Size) -> Decoder:
     attention = *_linear(width, 3 * width), *_linear(width, width)
     products = *_linear(width, inner), *_linear(inner, width)
     activation = config.get("activation_function", "gelu_new")
+    block = _block(width, width, inner, inner, activation, 4 * width)
     return _decoder(
-        size("n_layer"),
-        _sizes(width, width, width, inner, activation, vocabulary),
+        _sizes(width, (block,) * size("n_layer"), vocabulary),
         embeddings=(vocabulary * width, size("n_positions") * width),
         block=(width, width, *attention, width, width, *products),
         norm=(width, width),
@@ -177,9 +193,12 @@ def _llama(config: Mapping[str, Any], size: Size) -> Decoder:
         *(head, head) * (kind == "qwen3"),  # normalisations of queries and keys
     ]
     products = [*_linear(width, inner, inner_bias) * 2, *_linear(inner, width, inner_bias)]
+    normalised = 6 * width + (3 * (queries + keys) if kind == "qwen3" else 0)
+    one = _block(queries, keys, inner, 2 * inner, config.get("hidden_act", "silu"), normalised)
+    layers = range(size("num_hidden_layers"))
+    blocks = tuple(one._replace(window=_window(config, size, layer)) for layer in layers)
     return _decoder(
-        size("num_hidden_layers"),
-        _sizes(width, queries, keys, inner, config.get("hidden_act", "silu"), vocabulary),
+        _sizes(width, blocks, vocabulary),
         embeddings=(vocabulary * width,),
         block=(*attention, *products, width, width),
         norm=(width,),
@@ -191,15 +210,30 @@ def _linear(inputs: int, outputs: int, bias: bool = True) -> list[int]:
     return [inputs * outputs, outputs] if bias else [inputs * outputs]
 
 
-def _sizes(
-    width: int, queries: int, keys: int, inner: int, activation: str, vocabulary: int
-) -> Sizes:
-    wide = feed_forward_tensors(activation)
-    return Sizes(0, 0, (), 4, (), width, queries, keys, inner, wide, vocabulary)
+def _window(config: Mapping[str, Any], size: Size, layer: int) -> int | None:
+    """Return how many tokens a query sees, by the defaults of each type; None: all."""
+    kind, types = config["model_type"], config.get("layer_types")
+    if kind == "llama" or config.get("sliding_window", 0) is None:
+        return None
+    sliding = kind == "mistral"
+    if not sliding and config.get("use_sliding_window", False):
+        by_number = layer >= size("max_window_layers", 28)
+        sliding = "sliding_attention" in types[layer : layer + 1] if types else by_number
+    return size("sliding_window", 4096) if sliding else None
+
+
+def _block(
+    queries: int, keys: int, inner: int, expanded: int, function: str, normalised: int
+) -> BlockShape:
+    wide = 2 * expanded + activation_tensors(function) * inner
+    return BlockShape(queries, queries, keys, keys, None, 0, inner, expanded, wide, normalised)
+
+
+def _sizes(width: int, blocks: tuple[BlockShape, ...], vocabulary: int) -> Sizes:
+    return Sizes(0, 0, (), 4, (), width, blocks, vocabulary)
 
 
 def _decoder(
-    layers: int,
     sizes: Sizes,
     embeddings: tuple[int, ...],
     block: tuple[int, ...],
@@ -207,7 +241,7 @@ def _decoder(
     tied: bool,
 ) -> Decoder:
     ends = norm if tied else (*norm, embeddings[0])
-    one = Decoder(layers, sizes, embeddings, block, ends, bool(tied))
+    one = Decoder(sizes, embeddings, block, ends, bool(tied))
     return one._replace(sizes=sizes._replace(parameters=one.parameters, trained=one.parameters))
 
 
@@ -235,6 +269,7 @@ class DecoderShapes:
             element_bytes=element_bytes,
             checkpointing=(strategy.activation_checkpointing,) * one.layers,
             tokens=samples * train.sequence_length,
+            sequence_length=train.sequence_length,
             accumulation=accumulation,
             holding=train.clip is not None or strategy.param_dtype == "fp16",
         )

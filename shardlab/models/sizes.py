@@ -2,57 +2,29 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Train
 from shardlab.config.strategy import CanonicalStrategy, Strategy
 from shardlab.config.timing_record import UnitSize
-from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
+from shardlab.models.blocks import block_shapes
 from shardlab.models.build import build_model
 from shardlab.models.memory import Sizes, UnitShape
 from shardlab.models.parts import transformer_blocks
-from shardlab.models.shapes import feed_forward_tensors
 from shardlab.models.units import (
     UnitPlan,
     checkpointing_modes,
     dtype_of,
+    owned_parameters,
     plan_units,
     unit_sizes,
     uses_fp16,
 )
-
-
-class Attention(NamedTuple):
-    """Size of the attention in every block of a language model."""
-
-    layers: int
-    heads: int
-    """of the queries; 0 in a model without attention"""
-    size: int
-    """elements of a head"""
-
-
-def attention_of(model: PreTrainedModel) -> Attention:
-    """Return the attention of a language model; of one for several kinds of input, of its text.
-
-    Raises:
-        UserError: its configuration does not say how many layers there are, or how wide they are.
-    """
-    config = model.config.get_text_config()
-    try:
-        heads = getattr(config, "num_attention_heads", None) or 0
-        size = (getattr(config, "head_dim", None) or config.hidden_size // heads) if heads else 0
-        return Attention(config.num_hidden_layers, heads, size)
-    except AttributeError as error:
-        raise UserError(
-            f"model: {type(model).__name__} is not supported: {' '.join(str(error).split())[:150]}"
-        ) from None
 
 
 def sizes_of(
@@ -69,35 +41,37 @@ def sizes_of(
     full, config = strategy.canonical(), model.config.get_text_config()
     accumulation = full.accumulation or train.accumulation
     samples = train.batch_size * train.accumulation // accumulation
-    _, heads, head = attention_of(model)
+    blocks = transformer_blocks(model)
     modes = checkpointing_modes(model, full)
     # of ddp there are buckets in place of units
     plans = [] if full.wrap is None else plan_units(model, full, device)
     return Sizes(
         parameters=_elements(model.parameters()),
         trained=_trained(model.parameters()),
-        units=tuple(_shape(plan) for plan in plans),
+        units=_shapes(model, plans),
         element_bytes=dtype_of(full.param_dtype, device).itemsize,
-        checkpointing=tuple(modes.get(block, "none") for block in transformer_blocks(model)),
+        checkpointing=tuple(modes.get(block, "none") for block in blocks),
         width=config.hidden_size,
-        queries=heads * head,
-        keys=(getattr(config, "num_key_value_heads", None) or heads) * head,
-        feed_forward=_feed_forward(config),
-        wide=feed_forward_tensors(_activation(config)),
+        blocks=block_shapes(model, blocks),
         vocabulary=config.vocab_size,
         tokens=samples * train.sequence_length,
+        sequence_length=train.sequence_length,
         accumulation=accumulation,
         holding=train.clip is not None or uses_fp16(full, device),
     )
 
 
-def _shape(plan: UnitPlan) -> UnitShape:
-    parameters = {p for module in plan.modules for p in module.parameters()}
-    return UnitShape(
-        elements=_elements(parameters),
-        trained=_trained(parameters),
-        kept=not plan.reshard_after_forward,
-        element_bytes=plan.param_dtype.itemsize,
+def _shapes(model: nn.Module, plans: list[UnitPlan]) -> tuple[UnitShape, ...]:
+    """Return the units of the plans; a parameter that blocks share belongs to the first of them."""
+    owned = [parameters.values() for _, parameters in owned_parameters(model, plans)[1:]]
+    return tuple(
+        UnitShape(
+            elements=_elements(parameters),
+            trained=_trained(parameters),
+            kept=not plan.reshard_after_forward,
+            element_bytes=plan.param_dtype.itemsize,
+        )
+        for plan, parameters in zip(plans, owned, strict=True)
     )
 
 
@@ -107,15 +81,6 @@ def _elements(parameters: Iterable[nn.Parameter]) -> int:
 
 def _trained(parameters: Iterable[nn.Parameter]) -> int:
     return _elements(parameter for parameter in parameters if parameter.requires_grad)
-
-
-def _feed_forward(config: PretrainedConfig) -> int:
-    width = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
-    return int(width or 4 * config.hidden_size)
-
-
-def _activation(config: PretrainedConfig) -> str | None:
-    return getattr(config, "hidden_act", None) or getattr(config, "activation_function", None)
 
 
 class ModelShapes:

@@ -21,11 +21,12 @@ happens during a pass belongs to it. What a device does belongs to the pass in w
 launched it, however much later it runs; the pass then lasts from the first to the last of it, and
 backward begins where forward has ended.
 
-Skew is waiting for the last rank, separated from transfer. The i-th collective of an operation and
-a unit in a step is the same one on all ranks. Until the last rank has begun it the others wait;
-from then on bytes move. On one machine all ranks read one clock. Between machines the difference of
-their clocks is added to one of the two and taken from the other: keep it below what is to be seen
-(NTP: about a millisecond, PTP: microseconds).
+Skew is waiting for the last rank, separated from transfer. The i-th collective of an operation, a
+unit and a process group in a step is the same one on all ranks of the group, or of the job where no
+record names the group; the i-th message from one of two ranks is what the other receives. Until the
+last rank has begun it the others wait; from then on bytes move. On one machine all ranks read one
+clock. Between machines the difference of their clocks is added to one of the two and taken from the
+other: keep it below what is to be seen (NTP: about a millisecond, PTP: microseconds).
 """
 
 import math
@@ -33,13 +34,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from shardlab.config.run_record import Breakdown
 from shardlab.core.errors import UserError
-from shardlab.profiling.events import EventTable, groups, read_events
+from shardlab.profiling.events import EventTable, Group, groups, read_events
 from shardlab.profiling.intervals import (
     EMPTY,
     Intervals,
@@ -74,7 +75,8 @@ class StepTimes:
     comm_ms_by_unit: dict[str, float]
     """by the unit whose values moved, likewise"""
     comm_skew_ms: float | None
-    """time waiting for the last of the ranks in the trace; None where ranks are missing"""
+    """time waiting for the last of the ranks of a group; None where ranks are missing, or messages
+    cannot be matched"""
     comm_transfer_ms: float | None
     exposed_comm_ms: float
     exposed_comm_ms_by_op: dict[str, float]
@@ -134,9 +136,9 @@ def read_steps(path: str | Path) -> list[StepTimes]:
 
 def step_times(ranks: Mapping[int, Trace]) -> list[StepTimes]:
     """Return every step of every rank, in order."""
-    waits = _phases(ranks)
+    waits, unmatched = _phases(ranks)
     return [
-        _within(rank, number, trace, waits[rank])
+        _within(rank, number, trace, None if (rank, number) in unmatched else waits[rank])
         for rank, trace in ranks.items()
         for number in trace.steps
     ]
@@ -175,9 +177,16 @@ def mean_known(times: Iterable[float | None]) -> float:
     return float(np.mean(known)) if known else math.nan
 
 
-def _within(rank: int, number: int, trace: Trace, waits: tuple[Intervals, Intervals]) -> StepTimes:
-    """Return the times inside one step."""
-    step, (waiting, transfer) = trace.steps[number], waits
+def _within(
+    rank: int, number: int, trace: Trace, waits: tuple[Intervals, Intervals] | None
+) -> StepTimes:
+    """Return the times inside one step.
+
+    Args:
+        waits: when collectives wait and transfer; None: unknown.
+    """
+    step = trace.steps[number]
+    skew, transfer = (None, None) if waits is None else (_ms(intersection(w, step)) for w in waits)
     near = trace.near(step)
     compute, comm = near.compute(step), near.communication(step)
     copies = intersection(merge(times_of(near.copies)), step)
@@ -192,8 +201,8 @@ def _within(rank: int, number: int, trace: Trace, waits: tuple[Intervals, Interv
         comm_ms=_ms(comm),
         comm_ms_by_op=_by(near.collectives, "name", step),
         comm_ms_by_unit=_by(near.collectives, "unit", step),
-        comm_skew_ms=_ms(intersection(waiting, step)),
-        comm_transfer_ms=_ms(intersection(transfer, step)),
+        comm_skew_ms=skew,
+        comm_transfer_ms=transfer,
         exposed_comm_ms=_ms(exposed_comm),
         exposed_comm_ms_by_op=_by(near.collectives, "name", exposed_comm),
         copy_ms=_ms(copies),
@@ -275,37 +284,75 @@ def _lasting(trace: Trace, labelled: Intervals) -> Intervals:
     return merge(np.concatenate(spans))
 
 
-def _phases(ranks: Mapping[int, Trace]) -> dict[int, tuple[Intervals, Intervals]]:
-    """Return when some collective of each rank waits for a rank and none transfers, and transfers.
+def _phases(
+    ranks: Mapping[int, Trace],
+) -> tuple[dict[int, tuple[Intervals, Intervals]], set[tuple[int, int]]]:
+    """Return when some collective of each rank waits for a rank and none transfers, and transfers;
+    and ranks and steps of which that is unknown.
 
-    Those of a kind that the ranks have not equally often in a step are matched with none, nor is
-    what began outside of the steps.
+    Collectives of no known group that the ranks have not equally often in a step are matched with
+    none, nor is what began outside of the steps. Unknown are steps that some rank does not have, or
+    with a message between two ranks or a group's collective that nothing matches.
     """
     waiting: dict[int, list[Intervals]] = {rank: [EMPTY] for rank in ranks}
     transfer: dict[int, list[Intervals]] = {rank: [EMPTY] for rank in ranks}
-    kinds: dict[tuple[int, str, str], dict[int, EventTable]] = defaultdict(dict)
+    kinds: dict[_Kind, dict[int, EventTable]] = defaultdict(dict)
     for rank, trace in ranks.items():
-        for kind, of_kind in _by_kind(trace).items():
+        for kind, of_kind in _by_kind(rank, trace, sorted(ranks)).items():
             kinds[kind][rank] = of_kind
-    for of_ranks in kinds.values():
-        if len(of_ranks) == len(ranks) and len({*map(len, of_ranks.values())}) == 1:
+    unknown: set[tuple[int, int]] = set()
+    for kind, of_ranks in kinds.items():
+        counts = {*map(len, of_ranks.values())}
+        if len(of_ranks) == (kind.size or len(ranks)) and len(counts) == 1:
             last = np.max([events["start"] for events in of_ranks.values()], axis=0)
             for rank, events in of_ranks.items():
                 begun = np.clip(last, events["start"], events["end"])
                 waiting[rank].append(times_of(events))
                 transfer[rank].append(np.column_stack([begun, events["end"]]))
+        elif kind.size or not all(kind.step in trace.steps for trace in ranks.values()):
+            unknown |= {(rank, kind.step) for rank in of_ranks}
     phases = {}
     for rank in ranks:
         moving = merge(np.concatenate(transfer[rank]))
         phases[rank] = difference(merge(np.concatenate(waiting[rank])), moving), moving
-    return phases
+    return phases, unknown
 
 
-def _by_kind(trace: Trace) -> dict[tuple[int, str, str], EventTable]:
-    """Return the collectives that began in a step by its number, operation and unit."""
+class _Kind(NamedTuple):
+    """Collectives that are matched in their order."""
+
+    step: int
+    name: str
+    unit: str
+    group: Group
+    size: int
+    """number of ranks that take part; 0: unknown"""
+
+
+def _by_kind(rank: int, trace: Trace, ranks: Sequence[int]) -> dict[_Kind, EventTable]:
+    """Return the collectives of a rank that began in a step.
+
+    Args:
+        ranks: of the job.
+    """
     sent = trace.collectives
     step_of = np.full(len(sent), -1)
     for number, step in trace.steps.items():
         step_of[covers(step, sent["start"])] = number
     sent, numbers = sent[step_of >= 0], step_of[step_of >= 0].tolist()
-    return groups(sent, zip(numbers, sent["name"], sent["unit"], strict=True))
+    columns = zip(numbers, sent["name"], sent["unit"], sent["group"], strict=True)
+    return groups(sent, (_kind(rank, *column, ranks) for column in columns))
+
+
+def _kind(rank: int, step: int, name: str, unit: str, group: Group, ranks: Sequence[int]) -> _Kind:
+    """Return with which collectives one is matched."""
+    library, _, operation = name.rpartition(":")
+    if operation not in ("send", "recv"):
+        return _Kind(step, name, unit, group, group.size)
+    pair = group.ranks if group.size else tuple(ranks)
+    if len(pair) == 2 and rank in pair:
+        sender = rank if operation == "send" else sum(pair) - rank
+        return _Kind(step, f"{library}:from {sender}", unit, group, 2)
+    # of more ranks nothing says to which of them it goes: only what all do at once is matched
+    size = -1 if group.size else 0
+    return _Kind(step, name, unit, group, size)

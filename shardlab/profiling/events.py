@@ -43,6 +43,7 @@ EVENT = np.dtype(
         ("launched", float),  # when, and by which thread
         ("caller", object),
         ("unit", object),  # whose values a collective moves
+        ("group", object),  # of ranks, as a `Group`
     ]
 )
 STEP = "ProfilerStep#"
@@ -144,6 +145,16 @@ _COPY_KERNEL = re.compile(r"MEMORY_COPY_|__amd_rocclr_(?:copy|fill)Buffer|dma_")
 _COPY_KIND = re.compile(r"Memcpy (\w+)|(Memset|__amd_rocclr_fillBuffer)")
 _LONGEST_US = 1e12
 """between two events of a trace: eleven days"""
+
+
+class Group(NamedTuple):
+    """Process group of a collective, as far as its record says."""
+
+    name: str = ""
+    ranks: tuple[int, ...] = ()
+    """empty where they are not known, or too many to be listed"""
+    size: int = 0
+    """0: unknown"""
 
 
 class Events(NamedTuple):
@@ -276,11 +287,12 @@ def _rows(
         category = _CATEGORIES.get(str(event.get("cat", "")).lower())
         if category is None or event["ph"] != "X" or (rank := rank_of(event)) is None:
             continue
-        name, args, reported = event["name"], {}, None
+        name, args, reported, group = event["name"], {}, None, Group()
         if category in ON_DEVICES:
             args = event.get("args", {})
             reported = args.get("Collective name")
             role, name = _role_on_device(category, name, reported)
+            group = _group(args)
         else:
             role = _role_on_cpu(category, name)
         # large floating-point numbers have no digits left for nanoseconds; Ascend writes text
@@ -289,7 +301,14 @@ def _rows(
         if not -_LONGEST_US < start <= end < _LONGEST_US:
             raise ValueError(f"an event from {start} to {end} us")
         correlation, sure = args.get("correlation"), operation_of(reported) is not None
-        yield rank, role, name, thread, start, end, correlation, sure, start, thread, ""
+        yield rank, role, name, thread, start, end, correlation, sure, start, thread, "", group
+
+
+def _group(args: Mapping[str, Any]) -> Group:
+    ranks, size = str(args.get("Process Group Ranks", "")), args.get("Group size")
+    listed = () if "..." in ranks else tuple(map(int, re.findall(r"\d+", ranks)))
+    known = size if type(size) is int else len(listed)
+    return Group(str(args.get("Process Group Name", "")), listed, known)
 
 
 def _threads(
@@ -318,7 +337,7 @@ def _role_on_cpu(category: str, name: str) -> str:
         return clue or ("compute" if computes else "other")
     if name.startswith("gloo:") or name == LINK:
         return "collective"
-    if name.startswith("nccl:"):
+    if name.startswith(("nccl:", "xccl:", "hccl:")):
         return "named"
     return "label" if unit_of(name) is not None else clue or "other"
 
@@ -328,12 +347,14 @@ def _role_on_device(category: str, name: str, reported: str | None) -> tuple[str
     """Return the role of an event on a device, and direction of a copy or name of a collective."""
     if category == "launch":
         return category, name
-    if category == "copy" or _COPY_KERNEL.match(name):
+    library = next((library for library, start in _LIBRARY.items() if start.match(name)), None)
+    if library is None and operation_of(reported) is not None:
+        library = "collective"  # by copies, or by kernels of another library
+    if library is None:
+        if category != "copy" and not _COPY_KERNEL.match(name):
+            return category, name
         match = _COPY_KIND.match(name)
         return "copy", "unknown" if match is None else match[1] or "Memset"
-    library = next((library for library, start in _LIBRARY.items() if start.match(name)), None)
-    if library is None:
-        return category, name
     # one kernel serves several operations; torch records which one it launched
     found = operation_of(reported) or operation_of(name.partition("(ncclDev")[0])
     return "nccl", f"{library}:{found or reported or 'unknown'}"

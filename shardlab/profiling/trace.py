@@ -7,9 +7,10 @@ operation is matched to the i-th that runs. Two workers may begin two collective
 than they were called, then these two exchange their units.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,8 @@ from shardlab.profiling.intervals import (
 )
 from shardlab.profiling.labels import BACKWARD, FORWARD, unit_of
 
+_NO_LAUNCH = (None, 0)
+"""numbers of a launch by which a profiler says that it knows none"""
 EVER = np.array([[-np.inf, np.inf]])
 
 
@@ -60,6 +63,8 @@ class Clues:
     """kernels and copies without a launch in the trace"""
     earlier: int = 0
     """those of them that were launched before the trace began"""
+    outlasting: int = 0
+    """kernels and copies that the trace lets last beyond the next one of their stream"""
 
 
 @dataclass(frozen=True)
@@ -150,7 +155,8 @@ def _trace(events: EventTable, workers: list[str], engine_threads: list[str]) ->
         thread: computing(times_of(of_thread), of_thread["role"] == "compute")
         for thread, of_thread in groups(on_cpu, on_cpu["thread"]).items()
     }
-    work = _launched(events[np.isin(events["role"], WORK)], roles["launch"])
+    work, outlasting = _in_order(events[np.isin(events["role"], WORK)])
+    work = _launched(work, roles["launch"])
     sent = _called(roles["collective"], roles["call"], workers)
     on_device = _named(work[work["role"] == "nccl"], roles["named"])
     sent = np.concatenate([sent, on_device])
@@ -175,6 +181,7 @@ def _trace(events: EventTable, workers: list[str], engine_threads: list[str]) ->
             launches=len(roles["launch"]),
             unlaunched=sum(caller is None for caller in work["caller"]),
             earlier=int(np.isneginf(work["launched"]).sum()),
+            outlasting=outlasting,
         ),
     )
 
@@ -196,15 +203,38 @@ def computing(times: Intervals, computes: NDArray[np.bool_]) -> Intervals:
     return merge(operators[first_end[later] > operators[:, 1] + RESOLUTION_US])
 
 
+def _in_order(work: EventTable) -> tuple[EventTable, int]:
+    """End what lasts beyond the next work of its stream where that begins, as a stream runs one
+    after the other; return also how many there are.
+
+    What a replayed graph runs shares a launch, and is concurrent.
+    """
+    times = Counter(work["correlation"])
+    alone = [number in _NO_LAUNCH or times[number] == 1 for number in work["correlation"]]
+    start, end, ended = work["start"], work["end"], 0
+    streams: dict[str, list[int]] = defaultdict(list)
+    for row, stream in enumerate(work["thread"]):
+        streams[stream].append(row)
+    for of_stream in streams.values():
+        for row, after in pairwise(of_stream):
+            begun = start[row] < start[after] < end[after]
+            if alone[row] and begun and end[row] > end[after] + RESOLUTION_US:
+                end[row] = start[after]
+                ended += 1
+    return work, ended
+
+
 def _launched(work: EventTable, launches: EventTable) -> EventTable:
     """Set time and thread of the launch of work on devices.
 
     A stream runs in the order of launches. So what ran on it without a known launch, before
-    anything with one, was launched before the trace began.
+    anything with one, was launched before the trace began. Anything else without one counts as
+    launched with what the device began last before it.
     """
     # of launches with one number the first counts
     row_of = dict(zip(launches["correlation"][::-1], range(len(launches))[::-1], strict=True))
-    row_of.pop(None, None)
+    for number in _NO_LAUNCH:
+        row_of.pop(number, None)
     rows = np.array([row_of.get(number, -1) for number in work["correlation"]], dtype=int)
     known = rows >= 0
     # by stream, as work is in the order of its start
@@ -213,8 +243,12 @@ def _launched(work: EventTable, launches: EventTable) -> EventTable:
         start < first.get(stream, start)
         for stream, start in zip(work["thread"], work["start"], strict=True)
     ]
+    before = np.searchsorted(work["start"][known], work["start"], side="right") - 1
+    beside = (before >= 0) & ~known
+    launched = launches["start"][rows[known]]
+    work["launched"][beside] = launched[before[beside]]
     work["launched"][earlier] = -np.inf
-    work["launched"][known] = launches["start"][rows[known]]
+    work["launched"][known] = launched
     work["caller"] = None
     work["caller"][known] = launches["thread"][rows[known]]
     return work

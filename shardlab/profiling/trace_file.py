@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -66,8 +67,16 @@ def is_trace(path: Path) -> bool:
 
 
 def write_trace(path: Path, header: Mapping[str, Any], events: Iterable[Event]) -> None:
-    """Write one compressed JSON object: the header first, then one line per event."""
-    encode = json.JSONEncoder(separators=(",", ":")).encode
+    """Write one compressed JSON object: the header first, then one line per event; null for what is
+    no finite number, which JSON has no word for."""
+    encoder = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+
+    def encode(value: Mapping[str, Any]) -> str:
+        try:
+            return encoder.encode(value)
+        except ValueError:
+            return encoder.encode(_finite(value))
+
     # without name and time in the header of gzip, so that equal traces are equal files
     with path.open("wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:
         file.write(f'{encode(header)[:-1]}, "traceEvents": ['.encode())
@@ -76,6 +85,14 @@ def write_trace(path: Path, header: Mapping[str, Any], events: Iterable[Event]) 
             file.write((separator + encode(event)).encode())
             separator = ",\n"
         file.write(b"\n]}\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(inside) for key, inside in value.items()}
+    if isinstance(value, list):
+        return [_finite(inside) for inside in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextmanager

@@ -201,5 +201,10 @@ def _missing(trace: Trace) -> Iterator[str]:
     if clues.unlaunched > clues.earlier:
         yield (
             f"passes: {clues.unlaunched - clues.earlier} of {total} kernels and copies have no "
-            "launch in the trace: they count in the pass in which they began"
+            "launch in the trace: they count in the pass of what the device began before them"
+        )
+    if clues.outlasting:
+        yield (
+            f"times: {clues.outlasting} of {total} kernels and copies last beyond the next one of "
+            "their stream, which no stream does: they count until that begins"
         )

@@ -51,28 +51,24 @@ _RECORDED = [
 _TRACED = [name for name in _RECORDED if name in Breakdown.model_fields]
 
 
-def paired_difference(values: pd.DataFrame, reference: str | Mapping[str, str]) -> pd.DataFrame:
-    """Return the difference of every run to its reference, row by row.
+def paired_difference(values: pd.DataFrame, reference: str) -> pd.DataFrame:
+    """Return the difference of every run to a reference, row by row.
 
     Args:
-        values: one row per seed or repetition, one column per run.
-        reference: a run for all, or by run; one that is no column gives NaN.
+        values: one row per seed, one column per run, of which the reference is one.
 
     Returns:
         Indexed by run: `mean`, and `low` and `high` of its 95 % interval (NaN for a single row).
     """
-    if isinstance(reference, str):
-        reference = dict.fromkeys(values, reference)
-    others = values.reindex(columns=[reference.get(run, "") for run in values])
     # skip nothing: a value that is not finite must show in the result; inf - inf is then expected
     with np.errstate(invalid="ignore"):
-        differences = values - others.to_numpy()
+        differences = values.sub(values[reference], axis=0)
         mean = differences.mean(skipna=False)
         half = interval_factor(len(values)) * differences.std(ddof=1, skipna=False)
     return pd.DataFrame({"mean": mean, "low": mean - half, "high": mean + half})
 
 
-def paired_ratio(values: pd.DataFrame, reference: str | Mapping[str, str]) -> pd.DataFrame:
+def paired_ratio(values: pd.DataFrame, reference: str) -> pd.DataFrame:
     """Return what `paired_difference` does, for the geometric mean of ratios to the reference.
 
     Args:

@@ -4,14 +4,16 @@ paste."""
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import pandas as pd
 import yaml
 
 from shardlab.config.attach_lines import attach_lines
-from shardlab.config.strategy import CanonicalStrategy
-from shardlab.core.numbers import figure, fixed, percent, plural, signed, within
+from shardlab.config.strategy import CanonicalStrategy, parse_strategy
+from shardlab.core.interval import Ratio
+from shardlab.core.numbers import figure, fixed, number, percent, plural, signed, within
 from shardlab.report.aggregate import verdict
 from shardlab.report.evidence import Evidence
 from shardlab.report.sections.scaling import share
@@ -20,6 +22,14 @@ from shardlab.report.timings import place
 from shardlab.report.verdict import Choice, Verdict, verdicts
 from shardlab.search.experiment import written
 from shardlab.search.history import History
+
+_ENOUGH_EXCHANGES = 30
+"""fewer exchanges of parameters show little of an outer optimizer, whose momentum counts them"""
+_BRACKETS = (
+    "Brackets of times are of the repetitions of one timing, or from the least to the largest end "
+    "of several: another run of this experiment may lie outside. Those of perplexity and memory "
+    "are of the seeds."
+)
 
 
 @dataclass(frozen=True)
@@ -31,13 +41,14 @@ class Answer:
     lines: list[str]
     """verdict on each link"""
     reasons: list[str]
-    """how much of a step is communication"""
+    """how much of a step is communication, and what the verdict does not show"""
     snippets: dict[str, str]
     """by title: strategies of the verdicts as text to paste"""
 
 
 def answer(evidence: Evidence) -> Answer:
-    """Return what failed, the verdict on each link with its reason, and the strategies to paste."""
+    """Return what failed, the verdict on each link with its reason and what it does not show, and
+    the strategies to paste."""
     crashed = [evidence.crash_warning] if evidence.crash_warning else []
     found = verdicts(evidence)
     choices = [choice for each in found for choice in (each.use, each.lossless) if choice]
@@ -45,7 +56,11 @@ def answer(evidence: Evidence) -> Answer:
     return Answer(
         warnings=[*crashed, *_failures(evidence.compared), *_not_raced(evidence.history)],
         lines=[_line(each, evidence) for each in found],
-        reasons=share(evidence.main_steps, evidence.baseline),
+        reasons=[
+            *share(evidence.main_steps, evidence.baseline),
+            _BRACKETS,
+            *_rare_synchronisation(evidence),
+        ],
         snippets={name: snippet(name, strategy) for name, strategy in kept.items()},
     )
 
@@ -75,25 +90,37 @@ def _not_raced(history: History) -> Iterator[str]:
             )
 
 
+def _rare_synchronisation(evidence: Evidence) -> Iterator[str]:
+    searched = (row.trained for row in evidence.history.measured.values())
+    records = [*evidence.records, *chain.from_iterable(searched)]
+    syncs = [(record, parse_strategy(record.strategy).sync) for record in records]
+    counts = [(record.steps - sync.warmup_steps) // sync.every for record, sync in syncs if sync]
+    most, longest = max(counts, default=0), max(record.steps for record in records)
+    if most < _ENOUGH_EXCHANGES:
+        few = f"exchange parameters {plural(most, 'time')} at most, too seldom to say anything"
+        trained = few if most else "train no rare exchange, and say nothing"
+        yield (
+            f"Runs of {plural(longest, 'step')} {trained} of replicas that exchange parameters "
+            "every N steps: experiments/islands/islands.md compares these."
+        )
+
+
 def _line(found: Verdict, evidence: Evidence) -> str:
-    where, tolerance = place(found.timing), percent(evidence.tolerance, 0)
-    first = found.timing.iloc[0]
-    if first["world_size"] * first["threads"] > first["cores"]:
-        where += f" on {plural(first['cores'], 'core')}"
-    if first["disturbed"]:
-        where += " (others used its CPUs meanwhile)"
+    where, tolerance = _where(found, evidence), percent(evidence.tolerance, 0)
     refused = ", ".join(f"{each.name} ({_loss(each)})" for each in found.refused)
     ending = f" Faster, and not recommended: {refused}; tolerance {tolerance}." if refused else ""
     if found.use is None:
         return f"{where}: no strategy can be recommended.{ending}"
+    if found.same:
+        ending = f" Not told apart from it: {', '.join(c.name for c in found.same)}.{ending}"
     use, lossless = found.use, found.lossless
     facts = [_against(use, evidence.baseline), _loss(use), _memory(use, evidence.baseline)]
     gain, low, high = _gain(use)
     state = verdict(low, high, 1)
     if state == "lower":
-        others = first["world_size"] - 1
+        others = found.timing["world_size"].iloc[0] - 1
         gives = "the second gives" if others == 1 else f"the other {others} give"
-        longer = within(*estimate(use.row, "alone_ratio"), 2)
+        longer = within(*use.ratio("alone_ratio"), 2)
         return (
             f"{where}: train on one device: the link eats what {gives}. {_name(use)}, the fastest "
             f"that can be recommended, takes {longer} times as long for as many tokens.{ending}"
@@ -101,7 +128,9 @@ def _line(found: Verdict, evidence: Evidence) -> str:
     facts.insert(1, f"{within(gain, low, high, 2)} times as fast as one device alone")
     advice = f"use {_name(use)}"
     if math.isnan(gain):
-        facts[1] = "not compared with one device alone, which was not timed"
+        shared = found.timing["shares_cores"].iloc[0]
+        why = "the ranks share cores" if shared else "not timed in the same turns"
+        facts[1] = f"not compared with one device alone ({why})"
     elif state == "unknown":
         facts[1] += " in the only repetition"
     elif state == "same":
@@ -110,18 +139,37 @@ def _line(found: Verdict, evidence: Evidence) -> str:
     return f"{where}: {advice}: {', '.join(filter(None, facts))}{without}.{ending}"
 
 
+def _where(found: Verdict, evidence: Evidence) -> str:
+    """Return the ranks and the link, and what the verdict holds for: model, tokens and ratio."""
+    where, first = place(found.timing), found.timing.iloc[0]
+    if first["shares_cores"]:
+        where += f" on {plural(first['cores'], 'core')}"
+    run = next(run for run in evidence.timed if run.timing == first["timing"])
+    tokens = run.batch_size * run.accumulation * run.sequence_length
+    ratio = figure(found.sync_ratio, 2)
+    if math.isnan(found.sync_ratio):
+        ratio = "unknown, as stock DDP was not timed"
+    where += (
+        f" ({run.model}, {number(run.parameters)} parameters, {tokens:,} tokens per rank and step, "
+        f"synchronisation / computation {ratio})"
+    )
+    return where + " (others used its CPUs meanwhile)" * bool(first["disturbed"])
+
+
 def _name(choice: Choice) -> str:
-    label = f" ({choice.strategy.label()}; timed in its race)"
-    return choice.name + label * choice.searched
+    timings = len(choice.rows)
+    if choice.searched:
+        return f"{choice.name} ({choice.strategy.label()}; timed in {plural(timings, 'race')})"
+    races = f" (timed here and in {plural(timings - 1, 'race')})"
+    return choice.name + races * (timings > 1)
 
 
-def _gain(choice: Choice) -> tuple[float, float, float]:
-    mean, high, low = (1 / ratio for ratio in estimate(choice.row, "alone_ratio"))
-    return mean, low, high
+def _gain(choice: Choice) -> Ratio:
+    return choice.ratio("alone_ratio").inverse
 
 
 def _against(choice: Choice, baseline: str) -> str:
-    mean = choice.row["step_ratio"]
+    mean = choice.ratio("step_ratio").ratio
     if choice.name == baseline or math.isnan(mean):
         return ""
     return f"{fixed(1 / mean, 1)} times as fast as {baseline}"
@@ -152,7 +200,7 @@ def _alternative(lossless: Choice | None) -> str:
     if math.isnan(gain):
         return lossless.name
     if verdict(low, high, 1) == "lower":
-        longer = within(*estimate(lossless.row, "alone_ratio"), 2)
+        longer = within(*lossless.ratio("alone_ratio"), 2)
         return f"one device alone ({lossless.name} takes {longer} times as long)"
     return f"{lossless.name}, {within(gain, low, high, 2)} times as fast as one device alone"
 

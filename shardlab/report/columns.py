@@ -74,15 +74,16 @@ STEP_RATIO = Column(
     "",
     _step_ratio,
     "step time over that of the baseline: geometric mean of the ratios of steps of the same "
-    "repetition, with its 95 % confidence interval (Student's t on the logarithms)",
+    "repetition of one timing, with its 95 % confidence interval (Student's t on the logarithms)",
 )
 GAIN = Column(
     "against one device",
     "times as fast",
     speed_up("alone_ratio"),
     "time that one device alone takes for the tokens of a step of all ranks, over the step: it "
-    "makes as many steps without communication, timed on all ranks at once, as there are ranks; "
-    "with its 95 % confidence interval over repetitions",
+    "makes as many steps as there are ranks, timed in the same turns while the others wait; with "
+    "the 95 % confidence interval over repetitions of this one timing. Absent where one device was "
+    "not timed in the same turns, and where ranks share cores",
 )
 THROUGHPUT = Column("throughput", "tokens/s", "tokens_per_s", "tokens of a step, all ranks")
 WIRE = Column(

@@ -1,7 +1,7 @@
 """Evidence of a report, and what is computed from it once for all sections."""
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,7 @@ from shardlab.config.schema import Quality
 from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun
 from shardlab.forecast.results import ForecastDocument
 from shardlab.report.aggregate import comparison, seed_warning
-from shardlab.report.tables import ONE_DEVICE, Column, Section, Table, make_table
+from shardlab.report.tables import ONE_DEVICE, SHARED, Column, Section, Table, make_table
 from shardlab.report.timings import ALIKE, crossovers, timing_table
 from shardlab.search.history import History
 
@@ -33,6 +33,8 @@ class Evidence:
     """what the data stages say of the corpus; shown as it is"""
     timed: list[TimedRun]
     """of every timing"""
+    turns: Mapping[str, str]
+    """by name of a timing, the one that it took turns with: `schema.turns`"""
     comparison: str
     """name of the timing of all runs whose step times are compared"""
     quality: Quality
@@ -52,7 +54,7 @@ class Evidence:
     @cached_property
     def timing_rows(self) -> pd.DataFrame:
         """One row per timing and run: `timings.timing_table`."""
-        return timing_table(self.timed, self.baseline)
+        return timing_table(self.timed, self.baseline, self.turns)
 
     @property
     def steps(self) -> pd.DataFrame:
@@ -97,7 +99,7 @@ class Evidence:
     @cached_property
     def main_rows(self) -> list[dict[str, Any]]:
         """What the main timing and the training runs say of each run that has either; NaN where it
-        has none. One device alone is first, where it was timed."""
+        has none. The row without communication is first, where there is one."""
         timed = self.main_steps.set_index("run")
         # bytes do not depend on the link
         others = timed.columns.difference(["bytes_wire"])
@@ -107,7 +109,8 @@ class Evidence:
         left_out = [NO_COMMUNICATION, *self.lost]
         steps = timed.drop(left_out, errors="ignore").to_dict("index")
         facts = trained.to_dict("index")
-        runs = dict.fromkeys([*(run for run in steps if run == ONE_DEVICE), *facts, *steps])
+        first = [run for run in steps if run in (ONE_DEVICE, SHARED)]
+        runs = dict.fromkeys([*first, *facts, *steps])
         return [{**blank, **facts.get(r, {}), **steps.get(r, {}), "run": r} for r in runs]
 
     @cached_property

@@ -2,11 +2,11 @@
 
 The steps of one repetition follow each other directly, so two runs of a timing are compared
 repetition by repetition; the uncertainty is that of these ratios, Student's t on their logarithms.
-Ratios of runs of different timings have no interval.
+Runs of timings that took turns are compared by `interval.ratio_in_turns`; those of others are not.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,11 @@ import pandas as pd
 from shardlab.config.contention import disturbed
 from shardlab.config.machine import FRAME_HEADERS
 from shardlab.config.strategy import Strategy, parse_strategy
-from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun
+from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun, shares_cores
+from shardlab.core.interval import Ratio, paired_ratio, ratio_in_turns
 from shardlab.core.numbers import number, plural
-from shardlab.report.aggregate import paired_ratio, shows_rounds, with_ends
-from shardlab.report.tables import DISTURBED, ONE_DEVICE
+from shardlab.report.aggregate import shows_rounds, with_ends
+from shardlab.report.tables import DISTURBED, ONE_DEVICE, SHARED
 
 _TRACED = [
     "profiled_step_ms",
@@ -32,18 +33,25 @@ _TRACED = [
 ]
 
 
-def timing_table(timed: Sequence[TimedRun], baseline: str) -> pd.DataFrame:
+def timing_table(
+    timed: Sequence[TimedRun], baseline: str, turns: Mapping[str, str] | None = None
+) -> pd.DataFrame:
     """Return one row per timing and run, the timings without an emulated link first.
 
     The order of timings in `timed` does not matter; runs of one timing keep theirs. The first row
-    of a timing of several ranks is `ONE_DEVICE`: what one device alone takes for as many tokens,
-    which are as many steps without communication, of all ranks at once, as there are ranks. Where
-    these were not timed there is none.
+    of a timing of several ranks is `ONE_DEVICE`: as many steps as there are ranks, for as many
+    tokens, of the no-communication bound of a timing of one rank without a link that took turns
+    with it. Where there is none the row is `SHARED`, as many steps of all ranks at once. Ranks
+    that share cores have neither: what they lose to each other is no matter of communication.
+
+    Args:
+        turns: by name of a timing, the name of the one that it took turns with, or its own.
 
     Columns: timing, run, link, bits_per_second (NaN without an emulated link), delay_ms,
-    world_size, threads, cores; repetitions without the `paused` ones, which count in no other
-    column; disturbed (whether others used its CPUs); `step_ms` and its standard deviation over
-    repetitions `step_ms_sd`; `tokens_per_s` over all ranks;
+    world_size, threads, cores, shares_cores (whether ranks have less than one for each thread);
+    repetitions without the `paused` ones, which count in no other column; disturbed (whether others
+    used its CPUs); `step_ms` and its standard deviation over repetitions `step_ms_sd`;
+    `tokens_per_s` over all ranks;
     `bytes_raw`, `bytes_wire`, `interface_bytes` and `interface_excess`, the fraction by which
     these, less the headers of frames, exceed `bytes_wire`; the breakdown of the traced steps
     (NaN where exchanges are too rare for these to be like all);
@@ -55,7 +63,11 @@ def timing_table(timed: Sequence[TimedRun], baseline: str) -> pd.DataFrame:
     by_timing: dict[str, list[TimedRun]] = {}
     for run in sorted(timed, key=_order):
         by_timing.setdefault(run.timing, []).append(run)
-    table = pd.concat([_rows(runs, baseline) for runs in by_timing.values()], ignore_index=True)
+    single = _single_devices(timed, turns or {})
+    table = pd.concat(
+        [_rows(runs, baseline, single.get(timing)) for timing, runs in by_timing.items()],
+        ignore_index=True,
+    )
     # the batch of a rank is the same in all timings, so efficiency is the ratio of step times
     single = table[(table["world_size"] == 1) & table["bits_per_second"].isna()]
     of_one_rank = single.drop_duplicates("run").set_index("run")["step_ms"]
@@ -66,41 +78,60 @@ def _order(run: TimedRun) -> tuple[int, float, int, str]:
     return run.bits_per_second or 0, run.delay_ms, run.world_size, run.timing
 
 
-def _rows(runs: Sequence[TimedRun], baseline: str) -> pd.DataFrame:
-    runs = [*_one_device(runs), *runs]
-    # the arms of a race have different numbers of repetitions, the first ones of each
-    steps = pd.DataFrame({run.run: pd.Series(run.measured_ms()) for run in runs})
+def _single_devices(timed: Sequence[TimedRun], turns: Mapping[str, str]) -> dict[str, TimedRun]:
+    """Return the steps without communication of one rank, by each timing that took turns with
+    them."""
+    single = {
+        turns[run.timing]: run
+        for run in sorted(timed, key=_order, reverse=True)
+        if run.run == NO_COMMUNICATION
+        and run.world_size == 1
+        and run.bits_per_second is None
+        and run.timing in turns
+    }
+    return {timing: single[first] for timing, first in turns.items() if first in single}
+
+
+def _rows(runs: Sequence[TimedRun], baseline: str, single: TimedRun | None) -> pd.DataFrame:
+    runs = [*_without_communication(runs, single), *runs]
+    names = [run.run for run in runs]
+    steps = {run.run: run.measured_ms() for run in runs}
     reference = references({run.run: run.strategy for run in runs})
-    ratios: dict[str, str | dict[str, str]] = {
-        "step_ratio": baseline,
-        "alone_ratio": ONE_DEVICE,
-        "bound_ratio": NO_COMMUNICATION,
+    compared = {
+        "step_ratio": dict.fromkeys(names, baseline),
+        "alone_ratio": dict.fromkeys(names, ONE_DEVICE),
+        "bound_ratio": dict.fromkeys(names, NO_COMMUNICATION),
         "codec_ratio": reference,
     }
-    table = pd.DataFrame([_row(run) for run in runs], index=steps.columns)
-    parts = [with_ends(_ratios(steps, other), name) for name, other in ratios.items()]
-    table = pd.concat([table, *parts], axis=1)
-    return table.assign(reference=[reference.get(run, "") for run in table.index])
+    parts = [pd.DataFrame([_row(run) for run in runs], index=names)]
+    for column, references_by_run in compared.items():
+        ratios = [_over(steps, run, references_by_run.get(run, "")) for run in names]
+        parts.append(with_ends(pd.DataFrame(ratios, index=names), column))
+    return pd.concat(parts, axis=1).assign(reference=[reference.get(run, "") for run in names])
 
 
-def _one_device(runs: Sequence[TimedRun]) -> list[TimedRun]:
-    return [
-        run.model_copy(
-            update={"run": ONE_DEVICE, "step_ms": [run.world_size * t for t in run.step_ms]}
-        )
-        for run in runs
-        if run.run == NO_COMMUNICATION and run.world_size > 1
-    ]
+def _without_communication(runs: Sequence[TimedRun], single: TimedRun | None) -> Iterator[TimedRun]:
+    """Yield the tokens of a step of several ranks without communication, on one device or else of
+    all ranks at once; none where ranks share cores."""
+    for bound in runs:
+        if bound.run != NO_COMMUNICATION or bound.world_size == 1 or shares_cores(bound):
+            continue
+        source, name = (single, ONE_DEVICE) if single else (bound, SHARED)
+        step_ms = [bound.world_size * step for step in source.step_ms]
+        changes = {"run": name, "step_ms": step_ms, "contention": source.contention}
+        yield bound.model_copy(update=changes)
 
 
-def _ratios(steps: pd.DataFrame, reference: str | Mapping[str, str]) -> pd.DataFrame:
-    """Return `paired_ratio` of each run over the repetitions that both were measured in."""
-    rows = []
-    for run in steps:
-        other = reference if isinstance(reference, str) else reference.get(run, "")
-        both = steps[[name for name in steps if name in (run, other)]].dropna()
-        rows.append(paired_ratio(both, other).loc[[run]])
-    return pd.concat(rows)
+def _over(steps: Mapping[str, Sequence[float]], run: str, other: str) -> Ratio:
+    """Return the ratio of steps; in pairs over the repetitions that both were measured in, but for
+    one device, whose repetitions are others."""
+    if not {run, other} <= steps.keys():
+        return Ratio(math.nan, math.nan, math.nan)
+    if run != other and ONE_DEVICE in (run, other):
+        return ratio_in_turns(steps[run], steps[other])
+    # the arms of a race have different numbers of repetitions, the first ones of each
+    pairs = zip(steps[run], steps[other], strict=False)
+    return paired_ratio(*zip(*(p for p in pairs if not any(map(math.isnan, p))), strict=True))
 
 
 def _row(run: TimedRun) -> dict[str, object]:
@@ -111,7 +142,7 @@ def _row(run: TimedRun) -> dict[str, object]:
     payload = counted - FRAME_HEADERS * (run.interface_frames or 0)
     traced = {name: getattr(run.breakdown, name) for name in _TRACED}
     traced["exposed_share"] = run.breakdown.exposed_comm_ms / run.breakdown.profiled_step_ms
-    if run.run == ONE_DEVICE or (run.strategy and not shows_rounds(run.strategy)):
+    if run.run in (ONE_DEVICE, SHARED) or (run.strategy and not shows_rounds(run.strategy)):
         traced = dict.fromkeys(traced, math.nan)
     leaving = run.bytes_wire
     if run.ranks_per_node > 1:
@@ -128,6 +159,7 @@ def _row(run: TimedRun) -> dict[str, object]:
         "world_size": run.world_size,
         "threads": run.threads,
         "cores": run.host["cores"],
+        "shares_cores": shares_cores(run),
         "repetitions": len(measured),
         "paused": len(run.step_ms) - len(measured),
         "disturbed": disturbed(run.contention),

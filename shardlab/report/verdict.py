@@ -1,23 +1,33 @@
 """Verdict on each link: the strategy to use, or one device alone.
 
-A strategy with loss is recommended where its perplexity was measured on as many ranks, its whole
-interval is within the tolerance, and its step is shown to be shorter than the shortest without
-loss. Strategies of equal numerics share their quality. On the link of its races, what the search
-holds is a candidate, too.
+A strategy is recommended over another only where the interval of their steps shows that it is
+faster. Among those that intervals do not tell apart it is torch's own, in the order of `STOCK`,
+before an engine of this project. One with loss needs a perplexity that was measured on as many
+ranks, with its whole interval within the tolerance. Strategies of equal numerics share their
+quality. On the link of its races, what the search holds is a candidate, too.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pandas as pd
 
+from shardlab.config.engine_traits import EngineName
 from shardlab.config.strategy import CanonicalStrategy, parse_strategy
+from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun
+from shardlab.core.interval import Ratio, enclosing, paired_ratio
 from shardlab.report.aggregate import costs, measurements
 from shardlab.report.evidence import Evidence
 from shardlab.report.tables import estimate
 from shardlab.report.timings import timing_table
 from shardlab.search.history import Numerics
+from shardlab.search.records import Decision
+
+STOCK: tuple[EngineName, ...] = ("ddp", "fsdp2", "fsdp1")
+"""engines of torch; of strategies that are not told apart the first one in this order is named"""
+_UNKNOWN = Ratio(math.nan, math.nan, math.nan)
+_ALONE = ["alone_ratio", "alone_ratio_low", "alone_ratio_high"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,8 +36,10 @@ class Choice:
 
     name: str
     strategy: CanonicalStrategy
-    row: pd.Series
-    """of `timing_table`"""
+    rows: Sequence[pd.Series]
+    """of `timing_table`: of the timing, and of each race on its ranks and link"""
+    steps: Mapping[str, Sequence[float]]
+    """milliseconds of each repetition, by timing or race"""
     lossless: bool
     """without codecs and rare exchanges, in the data types of the baseline"""
     cost: pd.Series
@@ -35,14 +47,40 @@ class Choice:
     searched: bool = False
     """found by the search, and no run of the experiment"""
 
+    def ratio(self, name: str) -> Ratio:
+        """Return a ratio of `timing_table`; of several timings and races what `enclosing` says."""
+        ratios = [Ratio(*estimate(row, name)) for row in self.rows if not math.isnan(row[name])]
+        return enclosing(ratios) if ratios else _UNKNOWN
+
+    def over(self, other: "Choice") -> Ratio:
+        """Return the step over that of another: in pairs, in all timings and races of both; if
+        there is none, by way of the no-communication bound, which each of them has."""
+        shared = [
+            zip(steps, other.steps[timing], strict=False)
+            for timing, steps in self.steps.items()
+            if timing in other.steps
+        ]
+        if not shared:
+            return self.ratio("bound_ratio").times(other.ratio("bound_ratio").inverse)
+        measured = ([pair for pair in pairs if not any(map(math.isnan, pair))] for pairs in shared)
+        return enclosing(paired_ratio(*zip(*pairs, strict=True)) for pairs in measured)
+
     @property
-    def step(self) -> tuple[float, float, float]:
-        """Step with its interval: over that of one device alone for as many tokens, or over the
-        baseline's, or in ms, whichever is there."""
-        for name in ("alone_ratio", "step_ratio"):
-            if not math.isnan(self.row[name]):
-                return estimate(self.row, name)
-        return self.row["step_ms"], math.nan, math.nan
+    def speed(self) -> float:
+        """Number that orders the strategies of a link: smaller is faster."""
+        bound = self.ratio("bound_ratio").ratio
+        return float(self.rows[0]["step_ms"] if math.isnan(bound) else bound)
+
+    @property
+    def place(self) -> int:
+        """Place in the order of `STOCK`; without a codec torch's own collectives are part of it."""
+        engine, route = self.strategy.engine, self.strategy.gradients.route
+        is_stock = engine in STOCK and not (self.lossless and route == "exchange")
+        return STOCK.index(engine) if is_stock else len(STOCK)
+
+    def is_shorter(self, other: "Choice") -> bool:
+        """Return whether its step is shown to be shorter."""
+        return self is not other and self.over(other).high < 1
 
     def is_tolerated(self, tolerance: float) -> bool:
         """Return whether the whole interval of the perplexity is within the tolerance. Without loss
@@ -60,30 +98,64 @@ class Verdict:
     timing: pd.DataFrame
     """rows of `timing_table`"""
     use: Choice | None
-    """the fastest that may be recommended"""
+    """what may be recommended, and nothing of that is shown to be faster"""
     lossless: Choice | None
-    """the fastest without loss"""
+    """likewise without loss"""
+    same: list[Choice]
+    """those that may be recommended as well and are not told apart from `use`; without loss if it
+    is"""
     refused: list[Choice]
-    """those with a shorter step that may not be recommended"""
+    """those that are shown to be faster and may not be recommended"""
+    sync_ratio: float
+    """seconds of synchronisation for each of computation: the step of stock DDP over steps without
+    communication, minus 1; NaN where it was not timed"""
 
 
 def verdicts(evidence: Evidence) -> list[Verdict]:
     """Return a verdict for each timing of several ranks, that of the main timing first."""
-    found = _Candidates(evidence)
-    return [_verdict(each, found.of(each), evidence.tolerance) for each in evidence.several]
+    candidates = _Candidates(evidence)
+    return [
+        _verdict(timing, candidates.of(timing), evidence.tolerance) for timing in evidence.several
+    ]
 
 
 def _verdict(timing: pd.DataFrame, choices: list[Choice], tolerance: float) -> Verdict:
-    ordered = sorted(choices, key=lambda choice: choice.step[0])
+    ordered = sorted(choices, key=lambda choice: choice.speed)
     tolerated = [choice for choice in ordered if choice.is_tolerated(tolerance)]
-    lossless = next((choice for choice in tolerated if choice.lossless), None)
+    free = [choice for choice in tolerated if choice.lossless]
+    lossless = _preferred(free)
+    lossy = [choice for choice in tolerated if not choice.lossless]
+    use = _preferred([c for c in lossy if lossless is None or c.is_shorter(lossless)]) or lossless
+    refused = [choice for choice in ordered if choice not in tolerated]
+    return Verdict(
+        timing,
+        use,
+        lossless,
+        same=[c for c in (free if use is lossless else tolerated) if use and _is_same(use, c)],
+        refused=[c for c in refused if use is None or c.is_shorter(use)],
+        sync_ratio=_sync_ratio(choices),
+    )
 
-    def is_shown(choice: Choice) -> bool:
-        return lossless in (None, choice) or choice.step[2] < lossless.step[1]
 
-    use = next(filter(is_shown, tolerated), None)
-    faster = ordered[: ordered.index(use)] if use else ordered
-    return Verdict(timing, use, lossless, [each for each in faster if each not in tolerated])
+def _preferred(choices: Sequence[Choice]) -> Choice | None:
+    """Return the first in the order of `STOCK` that no other is shown to be faster than."""
+    best = [one for one in choices if not any(other.is_shorter(one) for other in choices)]
+    return min(best, key=lambda choice: (choice.place, choice.speed), default=None)
+
+
+def _is_same(one: Choice, other: Choice) -> bool:
+    _, low, high = one.over(other)
+    return one is not other and low <= 1 <= high
+
+
+def _sync_ratio(choices: Sequence[Choice]) -> float:
+    for choice in choices:
+        engine, gradients, sync = (
+            getattr(choice.strategy, name) for name in ("engine", "gradients", "sync")
+        )
+        if engine == "ddp" and gradients.plain() and gradients.route == "native" and sync is None:
+            return max(0.0, choice.ratio("bound_ratio").ratio - 1)
+    return math.nan
 
 
 class _Candidates:
@@ -109,51 +181,71 @@ class _Candidates:
     def of(self, timing: pd.DataFrame) -> list[Choice]:
         """Return those on the ranks and the link of a timing, without runs that failed."""
         compared, lost = self._evidence.compared, self._evidence.lost
-        diverged = {*compared.index[compared["divergence"] != ""]}
-        name = timing["timing"].iloc[0]
-        strategies = {
-            run.run: parse_strategy(run.strategy).canonical()
-            for run in self._evidence.timed
-            if run.timing == name and run.strategy is not None
-        }
-        own = [
-            self._choice(str(row["run"]), strategies[row["run"]], row)
-            for _, row in timing.iterrows()
-            if row["run"] in strategies and row["run"] not in {*diverged, *lost}
-        ]
-        known = {strategy.hash() for strategy in strategies.values()}
-        return [*own, *(each for each in self._held(timing) if each.strategy.hash() not in known)]
+        failed = {*compared.index[compared["divergence"] != ""], *lost}
+        rows, raced = timing.set_index("run", drop=False), self._raced(timing)
+        choices = {}
+        for run in self._evidence.timed:
+            if run.timing != rows["timing"].iloc[0] or run.strategy is None or run.run in failed:
+                continue
+            strategy = parse_strategy(run.strategy).canonical()
+            timed = [(rows.loc[run.run], run), *raced.get(strategy.hash(), [])]
+            choices[run.run] = self._choice(run.run, strategy, timed)
+        hashes = {choice.strategy.hash() for choice in choices.values()}
+        for name, key in self._held(timing).items():
+            if key in raced and key not in hashes:
+                strategy = self._evidence.history.measured[key].strategy
+                choice = self._choice(name, strategy, raced[key])
+                choices[name] = replace(choice, searched=True)
+        return [*choices.values()]
 
-    def _choice(self, name: str, strategy: CanonicalStrategy, row: pd.Series) -> Choice:
+    def _choice(
+        self, name: str, strategy: CanonicalStrategy, timed: Sequence[tuple[pd.Series, TimedRun]]
+    ) -> Choice:
         numerics, key = Numerics.of(strategy), strategy.hash()
         coded = numerics.gradients or numerics.weights or numerics.sync
         lossless = not coded and numerics.types == Numerics.of(self._base).types
         own = key in self._costs.index
         key = key if own else self._alike.get(numerics, "")
         cost = self._costs.reindex([key]).iloc[0].copy()
-        if row["world_size"] != self._evidence.records[0].world_size:
+        if timed[0][1].world_size != self._evidence.records[0].world_size:
             cost[:] = math.nan
         elif not own:
             cost[cost.index.str.startswith("memory")] = math.nan
-        return Choice(name, strategy, row, bool(lossless), cost)
+        rows, steps = [row for row, _ in timed], {r.timing: r.measured_ms() for _, r in timed}
+        return Choice(name, strategy, rows, steps, bool(lossless), cost)
 
-    def _held(self, timing: pd.DataFrame) -> Iterator[Choice]:
-        """Yield what each search holds, where it raced on the ranks and the link of a timing."""
-        history, (size, link) = self._evidence.history, timing[["world_size", "link"]].iloc[0]
-        for last in {decision.search: decision for decision in history.rounds}.values():
-            here = last.world_size == size and last.link == link.removesuffix(" (in-process)")
-            held = last.held, last.link, size
-            races = [
-                race
-                for race in history.races
-                if held in {(run.run, run.link, run.world_size) for run in race.runs}
-            ]
-            if not (here and last.fits and races):
+    def _raced(self, timing: pd.DataFrame) -> dict[str, list[tuple[pd.Series, TimedRun]]]:
+        """Return what each race on the ranks and the link of a timing has of a strategy, by hash.
+
+        No race has one device alone: what a step without communication takes there is taken from
+        the timing.
+        """
+        size, link = timing[["world_size", "link"]].iloc[0]
+        bound = timing[timing["run"] == NO_COMMUNICATION]
+        raced: dict[str, list[tuple[pd.Series, TimedRun]]] = {}
+        for race in self._evidence.history.races:
+            runs = [run for run in race.runs if _is_on(run, size, link)]
+            if not runs:
                 continue
-            name = f"found-by-{last.search or 'search'}"
-            names = {self._base.hash(): self._evidence.baseline, last.held: name}
-            runs = [r.model_copy(update={"run": names.get(r.run, r.run)}) for r in races[-1].runs]
-            rows = timing_table(runs, self._evidence.baseline)
-            strategy = history.measured[last.held].strategy
-            row = rows[rows["run"] == name].iloc[0]
-            yield replace(self._choice(name, strategy, row), searched=True)
+            rows = timing_table(runs, self._base.hash()).set_index("run", drop=False)
+            for run in runs:
+                row = rows.loc[run.run].copy()
+                if not bound.empty:
+                    alone = Ratio(*estimate(bound.iloc[0], "alone_ratio"))
+                    row[_ALONE] = Ratio(*estimate(row, "bound_ratio")).times(alone)
+                raced.setdefault(run.run, []).append((row, run))
+        return raced
+
+    def _held(self, timing: pd.DataFrame) -> dict[str, str]:
+        """Return the hash of what each search on the ranks and link of a timing holds, by name."""
+        rounds, (size, link) = self._evidence.history.rounds, timing[["world_size", "link"]].iloc[0]
+        last = {decision.search: decision for decision in rounds}
+        return {
+            f"found-by-{name or 'search'}": decision.held
+            for name, decision in last.items()
+            if decision.fits and _is_on(decision, size, link)
+        }
+
+
+def _is_on(entry: TimedRun | Decision, size: int, link: str) -> bool:
+    return (entry.world_size, entry.link) == (size, link.removesuffix(" (in-process)"))

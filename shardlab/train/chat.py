@@ -116,14 +116,14 @@ class Conversation:
         positions = getattr(config, "max_position_embeddings", None) or _UNBOUNDED
         new = max(1, min(sampling.tokens, positions // 2))
         self._longest_prompt = positions - new
-        end = _end(folder, config)
+        ends = _ends(folder, config, self._tokenizer.eos_token_id)
         drawn = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}
         draws = sampling.temperature >= _COLD
         self._generation = GenerationConfig(
             do_sample=draws,
             max_new_tokens=new,
-            eos_token_id=end,
-            pad_token_id=end[0] if isinstance(end, list) else end,
+            eos_token_id=ends or None,
+            pad_token_id=ends[0] if ends else None,
             use_cache=True,
             **(drawn if draws else {}),
         )
@@ -244,11 +244,14 @@ def _load(folder: Path) -> tuple[Any, Any]:
     return tokenizer, model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _end(folder: Path, config: PretrainedConfig) -> Any:
-    """Return the token or tokens that end an answer."""
+def _ends(folder: Path, config: PretrainedConfig, of_tokenizer: int | None) -> list[int]:
+    """Return the tokens that end an answer: of the generation config, or else of the model, and the
+    tokenizer's, which ends a turn of a chat template."""
     settings = folder / "generation_config.json"
-    own = read_json(settings, "") if settings.is_file() else {}
-    return own.get("eos_token_id", getattr(config, "eos_token_id", None))
+    saved = read_json(settings, "") if settings.is_file() else {}
+    ends = saved.get("eos_token_id", getattr(config, "eos_token_id", None))
+    every = [*(ends if isinstance(ends, list) else [ends]), of_tokenizer]
+    return list(dict.fromkeys(end for end in every if end is not None))
 
 
 def _line(error: Exception) -> str:

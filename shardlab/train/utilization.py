@@ -13,7 +13,7 @@ from shardlab.config.schema import Train
 from shardlab.core.host import machine_key, resident_memory
 from shardlab.core.ranges import format_ranges
 from shardlab.engines.cpu_placement import RankLocation, place_here
-from shardlab.models.sizes import attention_of
+from shardlab.models.blocks import attention_of
 from shardlab.train.launch import launch
 from shardlab.train.rank import gpu_node
 
@@ -22,23 +22,25 @@ _SECONDS = 0.1
 
 
 def flops_per_token(model: PreTrainedModel, sequence_length: int) -> float:
-    """Return the FLOPs of forward and backward: 6 N + 12 L H Q T.
+    """Return the FLOPs of forward and backward: 6 N + 12 H Q T for each layer.
 
-    N are the parameters without embeddings, which look up and multiply nothing; a weight that an
-    embedding shares with the head counts once. L layers have H heads of Q elements (none without
-    attention), T is the sequence length. Causal attention counts in full, and recomputation does
-    not count. Source: Chowdhery et al. 2022 (PaLM), appendix B.
+    N are the parameters without embeddings, which look up and multiply nothing; a weight counts as
+    often as layers use it, and one that an embedding shares with the head once. A layer has H
+    heads of Q elements, whose queries see T tokens: the sequence, their window, or none without
+    attention. Causal attention counts in full, and recomputation does not count. Source: Chowdhery
+    et al. 2022 (PaLM), appendix B.
 
     Args:
         model: before an engine wraps it, on any device.
     """
-    embedded = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
-    head = model.get_output_embeddings()
-    looked_up = embedded - {head.weight} if head is not None else embedded
-    multiplied = sum(p.numel() for p in model.parameters()) - sum(p.numel() for p in looked_up)
-    layers, heads, size = attention_of(model)
-    attention = 12 * layers * heads * size * sequence_length
-    return float(6 * multiplied + attention)
+    multiplied = sum(
+        parameter.numel()
+        for part in (part for _, part in model.named_modules(remove_duplicate=False))
+        if not isinstance(part, nn.Embedding)
+        for parameter in part.parameters(recurse=False)
+    )
+    attention = sum(layer.products(sequence_length) for layer in attention_of(model))
+    return float(6 * (multiplied + attention))
 
 
 def product_flops_per_s(

@@ -153,16 +153,34 @@ def test_rollback_restores_residuals_on_all_ranks(group, name, reductions, befor
     assert are_equal(parameters, full(model, "data"))
 
 
+@on_ranks(2)
+def test_an_update_inside_backward_ends_no_step(group):
+    model, handle, sgd = attached(group, "fsdp2")
+    train(model, sgd, group, range(2))
+    before = {k: v.clone() for k, v in handle.feedback.state_dict().items()}
+    (early,) = [p for name, p in model.named_parameters() if name == "2.weight"]
+    inside = torch.optim.SGD([early], lr=0.1)
+    early.register_post_accumulate_grad_hook(lambda _: inside.step())
+    backward(model, group, 2)
+    assert not are_equal(before, handle.feedback.state_dict())
+    handle.rollback()
+    assert are_equal(before, handle.feedback.state_dict())
+
+
 WITH_RESIDUALS = {spec.partition(":")[0]: spec for spec in reversed(SPECS + METHODS)}
 WITH_RESIDUALS.pop("none")
 """the first example of each codec"""
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @on_ranks(2)
-def test_a_step_that_a_loss_scaler_skips_leaves_residuals_and_parameters_of_all_codecs(group):
+def test_a_step_that_a_loss_scaler_skips_leaves_residuals_and_parameters_of_all_codecs(
+    group, fused
+):
     """As docs/how-to/your-own-model.md says; the overflow is on one rank alone."""
     for codec in WITH_RESIDUALS.values():
-        model, handle, sgd = attached(group, "ddp", codec)
+        model, handle, _ = attached(group, "ddp", codec)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
         for step in range(3):
             before = full(model, "data") | handle.state_dict()

@@ -1,22 +1,28 @@
 """Steps of a replica that count, and replicas whose numbers of steps differ."""
 
+import warnings
+
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.nn.parallel import DistributedDataParallel
 
 import shardlab
 from shardlab.codecs.wire import PayloadError
-from tests.comm.replicas import attached, flat, refusal, stepped, trained
+from tests.comm.replicas import attached, flat, meshed, refusal, stepped, trained
 from tests.comm.wire import is_same_everywhere
-from tests.comm.wrapped_models import backward, ddp, hsdp
+from tests.comm.wrapped_models import backward, batch, ddp, hsdp
 from tests.ranks import on_ranks
 
 
 @on_ranks(2)
 def test_several_optimizers_count_one_step(group):
     model = ddp(group)
-    first, *rest = model.parameters()
-    both = torch.optim.SGD([first], 0.01), torch.optim.AdamW(rest, 0.01)
+    first, *later = model.parameters()
+    both = torch.optim.SGD([first], 0.01), torch.optim.AdamW(later, 0.01)
     shardlab.attach(model, sync_every=2, optimizer=both)
     same = []
     for step in range(4):
@@ -95,33 +101,141 @@ def test_updates_of_single_layers_are_not_counted_as_steps(group):
 
 
 @on_ranks(2)
-def test_steps_that_nothing_counts_are_told(group):
+def test_steps_that_nothing_counts_are_told_when_the_first_exchange_is_due(group):
     model = ddp(group)
-    shardlab.attach(model, sync_every=1)
-    assert "handle.step()" in refusal(lambda: trained(model, group, 12))
+    shardlab.attach(model, sync_every=4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    trained(model, group, 3, optimizer)
+    assert "handle.step()" in refusal(lambda: trained(model, group, 1, optimizer))
 
 
 @on_ranks(2)
 def test_steps_of_an_optimizer_that_took_the_place_of_another_are_told(group):
     model = ddp(group)
-    _, optimizer = attached(model, 1)
+    _, optimizer = attached(model, 2)
     stepped(model, optimizer, 2, group)
-    assert "give attach all that step" in refusal(lambda: trained(model, group, 12))
+    other = torch.optim.SGD(model.parameters(), 0.01)
+    trained(model, group, 1, other)
+    assert "give attach all that step" in refusal(lambda: trained(model, group, 1, other))
 
 
 @on_ranks(2)
-def test_replicas_begin_before_the_first_step_of_any_optimizer(group):
-    """Of two, one of which steps every second time."""
+def test_a_part_may_be_updated_more_often_than_steps_are_counted(group):
+    """As a critic, which takes several steps for one of the other part."""
     model = ddp(group)
-    first, *rest = model.parameters()
-    often, rarely = torch.optim.SGD(rest, 0.01), torch.optim.SGD([first], 0.01)
-    shardlab.attach(model, sync_every=1, optimizer=[often, rarely])
+    first, *later = model.parameters()
+    often, rarely = torch.optim.SGD([first], 0.01), torch.optim.SGD(later, 0.01)
+    handle = shardlab.attach(model, sync_every=2)
+    same = []
     for step in range(4):
+        for _ in range(5):
+            backward(model, group, step)
+            often.step()
+        rarely.step()
+        handle.step()
+        same.append(is_same_everywhere(flat(model), group))
+    assert same == [False, True, False, True]
+
+
+@on_ranks(2)
+def test_optimizers_that_do_not_all_step_in_each_iteration_are_counted_by_hand(group):
+    def run(model, optimizers, count):
+        for step in range(4):
+            backward(model, group, step)
+            for often, optimizer in zip((1, 2), optimizers, strict=True):
+                if step % often == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+            count()
+
+    for counts in (True, False):
+        model = ddp(group)
+        first, *later = model.parameters()
+        optimizers = torch.optim.SGD(later, 0.01), torch.optim.SGD([first], 0.01)
+        if counts:
+            handle = shardlab.attach(model, sync_every=4)
+            run(model, optimizers, handle.step)
+            assert is_same_everywhere(flat(model), group)
+        else:
+            shardlab.attach(model, sync_every=4, optimizer=optimizers)
+            said = refusal(lambda m=model, o=optimizers: run(m, o, lambda: None))
+            assert "leave out optimizer=, and call handle.step()" in said
+
+
+@on_ranks(2)
+def test_optimizers_that_step_inside_backward_are_counted_by_hand(group):
+    expected = meshed(group)
+    handle, optimizer = attached(expected, 2, learning_rate=0.5)
+    trained(expected, group, 3, optimizer)
+    model = meshed(group)
+    inside = {p: torch.optim.SGD([p], 0.01) for p in model.parameters()}
+    handle = shardlab.attach(model, sync_every=2, outer={"learning_rate": 0.5})
+
+    def update(parameter):
+        inside[parameter].step()
+        parameter.grad = None
+
+    for parameter in inside:
+        parameter.register_post_accumulate_grad_hook(update)
+    for step in range(3):
         backward(model, group, step)
-        often.step()
-        if step % 2:
-            rarely.step()
-    assert is_same_everywhere(flat(model), group)
+        handle.step()
+    assert torch.equal(flat(model), flat(expected))
+    model = meshed(group)
+    (last,) = [p for name, p in model.named_parameters() if name == "3.bias"]
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    shardlab.attach(model, sync_every=2, optimizer=optimizer)
+    last.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    assert "handle.step()" in refusal(lambda: backward(model, group, 0))
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Moves the parameters once the optimizer in it has stepped (Zhang et al. 2019)."""
+
+    def __init__(self, optimizer):
+        super().__init__(optimizer.param_groups, {})
+        self.optimizer, self.param_groups = optimizer, optimizer.param_groups
+        self.slow = {p: p.detach().clone() for g in self.param_groups for p in g["params"]}
+
+    @torch.no_grad()
+    def step(self):
+        self.optimizer.step()
+        for parameter, slow in self.slow.items():
+            parameter.copy_(slow.lerp_(parameter, 0.5))
+
+
+@on_ranks(2)
+def test_an_exchange_comes_after_all_that_an_optimizer_around_another_does(group):
+    ends = []
+    for counts in (True, False):
+        model = ddp(group)
+        optimizer = Lookahead(torch.optim.SGD(model.parameters(), 0.01))
+        options = {} if counts else {"optimizer": optimizer}
+        handle = shardlab.attach(model, sync_every=2, **options)
+        for step in range(2):
+            optimizer.zero_grad()
+            backward(model, group, step)
+            optimizer.step()
+            if counts:
+                handle.step()
+        assert is_same_everywhere(flat(model), group)
+        ends.append(flat(model))
+    assert torch.equal(*ends)
+
+
+@on_ranks(2)
+def test_an_optimizer_that_has_stepped_before_exchanges_begin_is_told_once(group):
+    """On the first rank: a resumed run may lack the state of the handle."""
+    model = ddp(group)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    trained(model, group, 3, optimizer)
+    shardlab.attach(model, sync_every=8, optimizer=optimizer)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trained(model, group, 2, optimizer)
+    said = [str(warning.message) for warning in caught if "sync:" in str(warning.message)]
+    assert len(said) == (dist.get_rank(group) == 0)
+    assert all("has made 3 steps" in line and "handle.load_state_dict" in line for line in said)
 
 
 class Wrapped(torch.optim.Optimizer):
@@ -145,10 +259,61 @@ def test_optimizers_are_counted_once_and_without_their_wrappers(group):
 
 
 @on_ranks(2)
-def test_the_end_of_steps_that_nothing_counted_is_refused(group):
+def test_the_end_averages_what_few_steps_have_moved_that_nothing_counted(group):
     model = ddp(group)
     handle = shardlab.attach(model, sync_every=32)
     handle.synchronize()  # nothing has moved
-    trained(model, group, 3)
-    with pytest.raises(PayloadError, match=r"step 0.*handle\.step\(\)"):
-        handle.synchronize()
+    mean = trained(model, group, 3)[-1]
+    dist.all_reduce(mean)
+    handle.synchronize()
+    torch.testing.assert_close(flat(model), mean / 2)
+
+
+class Task(nn.Module):
+    """Has a method for its step."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(40, 31)
+
+    def loss(self, x):
+        return self.net(x).pow(2).mean()
+
+    forward = loss
+
+
+def tasks(mesh):
+    """A task whose wrapped module is called, or a method of it, or of a module around it."""
+    yield (model := fully_shard(Task(), mesh=mesh)), model
+    container = Task()
+    fully_shard(container.net, mesh=mesh)
+    yield container, container.loss
+    root = fully_shard(Task(), mesh=mesh)
+    register_fsdp_forward_method(root, "loss")
+    yield root, root.loss
+    yield (wrapped := DistributedDataParallel(Task())), wrapped.module.loss
+
+
+@on_ranks(2)
+def test_replicas_begin_with_the_parameters_before_the_first_update(group):
+    """Weights are loaded after `attach`; outer is half way from these to the mean of replicas."""
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicas", "shards"))
+    rank = dist.get_rank(group)
+    for model, loss in tasks(mesh):
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        shardlab.attach(model, sync_every=2, outer={"learning_rate": 0.5}, optimizer=optimizer)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(0.1)
+        alone = Task()
+        nn.init.constant_(alone.net.weight, 0.1)
+        nn.init.constant_(alone.net.bias, 0.1)
+        inner = torch.optim.SGD(alone.parameters(), 0.1)
+        for step in range(2):
+            for call, sgd in ((loss, optimizer), (alone.loss, inner)):
+                sgd.zero_grad()
+                call(batch(rank, step)).backward()
+                sgd.step()
+        mean = flat(alone)
+        dist.all_reduce(mean)
+        torch.testing.assert_close(flat(model), (0.1 + mean / 2) / 2)

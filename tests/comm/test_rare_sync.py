@@ -17,7 +17,7 @@ from shardlab.codecs.wire import PayloadError
 from shardlab.train.launch import RunFailed, launch
 from tests.comm.replicas import MADE, PLAIN, attached, flat, refusal, stepped, trained
 from tests.comm.wire import is_same_everywhere
-from tests.comm.wrapped_models import ddp, fsdp1, fsdp2, full, hsdp, network
+from tests.comm.wrapped_models import Crossed, ddp, fsdp1, fsdp2, full, hsdp, network
 from tests.ranks import on_ranks
 
 
@@ -84,7 +84,6 @@ def test_the_outer_optimizer_is_that_of_torch(group, optimizer, expected):
         model, sync_every=1, outer={"optimizer": optimizer, "momentum": 0.5, "learning_rate": 1.0}
     )
     for wanted in expected:
-        model(torch.ones(1, 1))  # the first pass takes the parameters as they are
         with torch.no_grad():
             model.module.weight += float(dist.get_rank(group) == 0)
         handle.step()
@@ -101,7 +100,6 @@ def test_what_is_sent_and_what_is_kept_is_what_was_there(group, codec):
         handle = shardlab.attach(model, sync_every=1, outer={**PLAIN, **options, "alpha": 0.0})
         move = torch.Generator().manual_seed(dist.get_rank(group))
         for _ in range(3):
-            model(torch.ones(1, 40))
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter += 0.01 * torch.randn(parameter.shape, generator=move)
@@ -210,22 +208,38 @@ def test_a_saved_state_continues_bit_for_bit(group, outer):
 
 
 @on_ranks(2)
-def test_float_buffers_are_averaged_at_exchanges(group):
-    stock, model = (
-        DistributedDataParallel(nn.Sequential(nn.Linear(40, 8), nn.BatchNorm1d(8)))
-        for _ in range(2)
-    )
-    model.load_state_dict(stock.state_dict())
-    trained(stock, group, 3)
-    _, optimizer = attached(model, 2, warmup_steps=3)
-    trained(model, group, 3, optimizer)
-    for found, expected in zip(model.buffers(), stock.buffers(), strict=True):
-        torch.testing.assert_close(found, expected)  # those of rank 0 and this rank's own batch
-    same = []
-    for step in (3, 4):
+def test_an_exchanged_state_is_of_one_moment(group):
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(40, 8), nn.BatchNorm1d(8)))
+    handle, optimizer = attached(model, 2)
+    trained(model, group, 2, optimizer)
+    state = handle.exchanged_state_dict()
+    then = copy.deepcopy(state)
+    trained(model, group, 3, optimizer, first=2)
+    assert all(torch.equal(tensor, then[name]) for name, tensor in state.items())
+
+
+@pytest.mark.parametrize(
+    ("outer", "steps"),
+    [({}, [1, 2, 0, 1]), ({"delay": 1}, [1, 2, 3, 0, 1]), ({"warmup_steps": 2}, [0, 0, 1, 2])],
+    ids=str,
+)
+@on_ranks(2)
+def test_the_printed_line_and_detach_say_how_long_replicas_have_trained_alone(group, outer, steps):
+    model = ddp(group)
+    handle, optimizer = attached(model, 3, **outer)
+    for step, count in enumerate(steps):
         trained(model, group, 1, optimizer, step)
-        same.append(is_same_everywhere(model.module[1].running_mean, group))
-    assert same == [False, True]
+        said = f"have trained {count} step{'s' * (count > 1)} since they were last equal"
+        assert (said in str(handle)) == (count > 0) == ("handle.synchronize()" in str(handle))
+    for warns in (True, False):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            handle.detach()
+        said = [line for warning in caught if "last equal" in (line := str(warning.message))]
+        assert len(said) == (warns and dist.get_rank(group) == 0)
+    handle, _ = attached(ddp(group), 3)
+    handle.synchronize()
+    assert "handle.synchronize()" not in str(handle)
 
 
 @on_ranks(2)
@@ -321,6 +335,8 @@ def test_what_cannot_be_exchanged_is_refused_in_one_line(group):
     rank = dist.get_rank(group)
     differ = {"sync_every": 2, "outer": {"learning_rate": 0.5 + rank / 4}}
     assert "learning_rate" in refusal(lambda: attach(ddp(group), **differ), PayloadError)
+    finding = ddp(group, Crossed)
+    assert "find_unused_parameters=False" in refusal(lambda: attach(finding, sync_every=2))
     assert "use one of them" in refusal(lambda: attach(fsdp1(group), sync_every=2))
     wide = DistributedDataParallel(network().double())
     assert "exchanges are in float32" in refusal(lambda: attach(wide, sync_every=2))

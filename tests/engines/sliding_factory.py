@@ -39,7 +39,7 @@ def labelled(step, rank):
 def trained(sliding, first, last):
     """The losses of this rank's calls."""
     rank = dist.get_rank()
-    return [float(sliding(labelled(call, rank)).loss) for call in range(first, last)]
+    return [sliding(labelled(call, rank)).loss.item() for call in range(first, last)]
 
 
 def by_hand(model, steps, clip, rate=1e-3, betas=(0.9, 0.95), eps=1e-8):

@@ -344,6 +344,59 @@ def test_settings_that_do_not_go_together_are_refused_in_one_line(config, report
     assert reported in str(refusal.value) and "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("clip", [0.5, None])
+@on_ranks(1)
+def test_a_scheduler_sets_the_rate_of_the_steps_that_follow(clip) -> None:
+    rates = [4e-3, 2e-3, 1e-3, 5e-4]
+    expected = model_of("llama-untied")
+    optimizer = torch.optim.AdamW(expected.parameters(), rates[0], (0.9, 0.95), weight_decay=0.1)
+    for step, rate in enumerate(rates):
+        optimizer.param_groups[0]["lr"] = rate
+        expected(**labelled(step, 0), use_cache=False).loss.backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(expected.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad()
+    sliding = slid(model_of("llama-untied"), clip=clip)
+    nothing = torch.optim.SGD([torch.zeros(1)], lr=rates[0])
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(nothing, gamma=0.5)
+    for step in range(len(rates)):
+        sliding.learning_rate = scheduler.get_last_lr()[0]
+        sliding(labelled(step, 0))
+        nothing.step()
+        scheduler.step()
+    for name, value in sliding.state_dict().items():
+        torch.testing.assert_close(value, expected.state_dict()[name], rtol=1e-4, atol=1e-5)
+
+
+@on_ranks(1)
+def test_a_step_keeps_the_rate_that_it_began_with() -> None:
+    expected = by_hand(model_of("llama-untied"), [[labelled(0, 0), labelled(1, 0)]], 0.5)
+    sliding = slid(model_of("llama-untied"), accumulation=2)
+    sliding.learning_rate = rate = torch.tensor(1e-3)
+    sliding(labelled(0, 0))
+    rate.fill_(1.0)
+    sliding(labelled(1, 0))
+    for name, value in sliding.state_dict().items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
+
+
+@on_ranks(1)
+def test_backward_of_a_loss_that_has_had_it_is_refused_and_training_continues() -> None:
+    states = []
+    for habit in (False, True):
+        sliding = slid(model_of("llama-untied"))
+        for step in range(2):
+            loss = sliding(labelled(step, 0)).loss
+            if habit:
+                for again in (loss, loss / 2):
+                    with pytest.raises(UserError, match=r"has run backward.*remove") as refusal:
+                        again.backward()
+                    assert "\n" not in str(refusal.value)
+        states.append(sliding.state_dict())
+    assert differing(*states) == []
+
+
 @on_ranks(1)
 def test_calls_that_mean_nothing_are_refused(tmp_path) -> None:
     sliding = slid(model_of("llama-untied"), accumulation=2)

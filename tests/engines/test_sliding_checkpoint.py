@@ -100,6 +100,22 @@ def test_passes_may_all_come_before_the_first_backward(layers, sliding):
     assert equal(*results)
 
 
+def test_a_block_within_a_block_of_the_same_object_ends_alone(layers, sliding):
+    results = []
+    for context in (sliding, nullcontext()):
+        with context:
+            with context:
+                loss = forward(layers)
+            loss = loss + forward(layers, seed=2)
+        loss.backward()
+        results.append(gradients(layers))
+    assert equal(*results)
+    stored = sliding.offloaded_bytes
+    assert stored == 2 * (LAYERS + 1) * NBYTES
+    forward(layers)
+    assert sliding.offloaded_bytes == stored
+
+
 def test_backward_runs_inside_of_the_block_and_again_on_a_graph_that_is_kept(layers, sliding):
     expected = backward(layers, nullcontext())
     with sliding:

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import runpy
 
 import pytest
@@ -40,6 +41,18 @@ def test_a_trainer_prints_what_its_callback_saved(tmp_path):
     # one bucket in the first step, which DDP divides for the others
     assert summary["gradients"]["collectives"] > 20
     assert summary["gradients"]["compression_ratio"] > 3.5
+
+
+@pytest.mark.long
+def test_a_trainer_with_rare_exchanges_loads_its_best_model(tmp_path):
+    pytest.importorskip("accelerate")
+    said = on_two_ranks(tmp_path, "examples/trainer_sync.py")
+    losses = [float(loss) for loss in re.findall(r"'eval_loss': '?([0-9.]+)", said)]
+    [best] = re.findall(r"loss of the best model ([0-9.]+)", said)
+    # after steps 8 and 16, and that of the best
+    assert len(losses) >= 3 and float(best) == pytest.approx(min(losses), abs=1e-3)
+    assert losses[1] < losses[0] and "last equal" not in said
+    assert "% saved: gradients 3." in said
 
 
 @pytest.mark.long

@@ -75,7 +75,15 @@ CONFIGS = [
     LLAMA | {"attention_bias": True, "mlp_bias": True, "head_dim": 16},
     LLAMA | {"tie_word_embeddings": True, "num_key_value_heads": None},
     LLAMA | {"model_type": "mistral"},
+    LLAMA | {"model_type": "mistral", "sliding_window": 8},
+    LLAMA | {"model_type": "mistral", "sliding_window": None},
     LLAMA | {"model_type": "qwen2"},
+    LLAMA
+    | {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1}
+    | {"sliding_window": 8},
+    LLAMA | {"model_type": "qwen2", "sliding_window": 8},
+    LLAMA | {"hidden_act": "gelu"},
+    LLAMA | {"hidden_act": "relu"},
     LLAMA | {"model_type": "qwen3", "head_dim": 12},
     LLAMA | {"model_type": "qwen3", "attention_bias": True},
 ]
@@ -126,6 +134,8 @@ def test_other_types_and_names_of_the_hub_have_no_closed_form(tmp_path):
             "num_key_value_heads must be a whole",
         ),
         (json.dumps({**GPT2, "vocab_size": None}), "vocab_size must be a whole number"),
+        (json.dumps(LLAMA | {"num_hidden_layers": 10**8}), "num_hidden_layers must be at most"),
+        (json.dumps({"model_type": "x", "n_layer": 10**8}), "n_layer must be at most"),
     ],
 )
 def test_a_damaged_config_is_one_line(text, words, tmp_path):

@@ -1,23 +1,22 @@
 """Commands, examples and links of the documents work as they stand there."""
 
+import os
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterable
 from contextlib import chdir
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
-import torch.distributed as dist
 import yaml
-from torch import nn
-from torch.distributed.fsdp import fully_shard
 
-import shardlab
 from shardlab.config.experiment import Params
 from shardlab.config.parameters import Parameters
+from tests.commands import Command
 from tests.pipeline.test_search_command import COMMAND
 from tests.pipeline.workspace import ROOT, Marked, run, wait_for
 from tests.ranks import on_ranks
@@ -35,6 +34,25 @@ SLOW = {
     "cd ../mine && shardlab run": "\n- 2 ranks at 100 Mbit/s",
 }
 """over a minute each, with what it prints at its end"""
+SCRIPT = """
+import torch
+from torch.distributed.fsdp import fully_shard
+
+model = fully_shard(torch.nn.Linear(60, 60))
+optimizer = torch.optim.SGD(model.parameters())
+batch = torch.ones(1, 60)
+"""
+"""begins the reader's script, which runs on each rank"""
+IN_A_SCRIPT = [
+    ROOT / name
+    for name in (
+        "README.md",
+        "docs/codecs.md",
+        "docs/how-to/your-own-model.md",
+        "docs/tutorials/trace.md",
+    )
+]
+"""pages whose blocks of Python continue it, each alone; those of others continue each other"""
 TREE = re.compile(r"^## What is where\n+```\n(.*?)^```$", re.DOTALL | re.M)
 
 
@@ -50,6 +68,7 @@ def commands(documents: Iterable[Path] = DOCUMENTS) -> list[str]:
     return list(dict.fromkeys(line for line in typed if line))
 
 
+WITH_PYTHON = [path for path in DOCUMENTS if fenced("python", [path])]
 WITH_COMMANDS = [path for path in DOCUMENTS if {*commands([path])} - {*TESTED_ELSEWHERE, *SLOW}]
 WITH_SLOW_COMMANDS = [path for path in DOCUMENTS if {*commands([path])} & {*SLOW}]
 
@@ -181,32 +200,31 @@ def test_every_excerpt_of_params_is_valid(block: str, tmp_path: Path) -> None:
     Parameters(path)(*Params.model_fields)
 
 
-@pytest.mark.parametrize("block", fenced("python"))
+@pytest.mark.parametrize(
+    "path", [path for path in WITH_PYTHON if path not in IN_A_SCRIPT], ids=lambda path: path.name
+)
+def test_python_of_a_page_runs_from_nothing_but_the_page(path: Path, tmp_path: Path) -> None:
+    if path.name == "chat.md":  # its commands come first
+        write_saved_model(tmp_path / "results/train/fsdp2/seed0", positions=64)
+    pasted = tmp_path / "pasted.py"
+    pasted.write_text("\n".join(fenced("python", [path])))
+
+    def call() -> None:
+        os.chdir(tmp_path)
+        runpy.run_path(str(pasted), run_name="__main__")
+
+    command = Command(tmp_path / "command", call)
+    assert command.wait() == 0, command.said()
+
+
+@pytest.mark.parametrize("path", IN_A_SCRIPT, ids=lambda path: path.name)
 @on_ranks(2)
-def test_every_excerpt_of_python_runs(group, block: str, tmp_path: Path) -> None:
-    world_size, rank = dist.get_world_size(group), dist.get_rank(group)
-    model, batch = fully_shard(nn.Linear(60, 60)), torch.ones(1, 60)
-    # names that the reader's script has defined before
-    names = {
-        "torch": torch,
-        "model": model,
-        "batch": batch,
-        "folder": tmp_path,
-        "optimizer": torch.optim.SGD(model.parameters()),
-        "states": [{}] * world_size,
-        "world_size": world_size,
-        "rank": rank,
-    }
-    if "final_model" in block:
-        if rank == 0:
-            write_saved_model(tmp_path / "results/train/fsdp2/seed0", positions=64)
-        dist.barrier(group)
-    with chdir(tmp_path):
-        exec(compile(block, "document", "exec"), names)
-    if "register" in names:
-        names["handle"] = shardlab.attach(model, names["Half"].name, minimum_size=0)
-    if "handle" not in names:
-        return
-    model(batch).sum().backward()
-    gradients = names["handle"].ledger.summary()["gradients"]
-    assert gradients["collectives"] > 0 and gradients["compression_ratio"] > 1.9
+def test_each_python_block_of_a_page_works_in_a_script(group, path: Path, tmp_path: Path) -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for block in fenced("python", [path]):
+        with chdir(tmp_path):
+            exec(compile(SCRIPT + block, str(path), "exec"), names)
+        if "attach(" in block:
+            names["model"](names["batch"]).sum().backward()
+            gradients = names["handle"].ledger.summary()["gradients"]
+            assert gradients["collectives"] > 0 and gradients["compression_ratio"] > 1.9

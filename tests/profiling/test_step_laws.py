@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardlab.profiling.breakdown import step_times
-from shardlab.profiling.events import EVENT
+from shardlab.profiling.events import EVENT, Group
 from shardlab.profiling.intervals import merge
 from shardlab.profiling.trace import Trace
 
@@ -28,6 +28,8 @@ def work(draw):
     events["start"], events["end"] = start, end
     events["launched"] = start - draw(st.integers(0, 100))
     events["name"] = events["unit"] = [draw(st.sampled_from("ab")) for _ in start]
+    for row in range(len(events)):
+        events["group"][row] = Group()
     return events
 
 

@@ -2,6 +2,7 @@
 
 import math
 import random
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from shardlab.config.contention import Contention
 from shardlab.config.schema import Quality
 from shardlab.config.strategy import parse_strategy
-from shardlab.config.timing_record import NO_COMMUNICATION, scaling_efficiency
+from shardlab.config.timing_record import NO_COMMUNICATION, read_timings, scaling_efficiency
 from shardlab.core.numbers import ABSENT, number
 from shardlab.report.columns import STEP
 from shardlab.report.sections.links import (
@@ -21,7 +22,15 @@ from shardlab.report.sections.links import (
 )
 from shardlab.report.sections.runs import comparison_table
 from shardlab.report.sections.scaling import cores_note, scaling, share
-from shardlab.report.tables import DISTURBED, ONE_DEVICE, PAUSED, RUN, make_table, tables_of
+from shardlab.report.tables import (
+    DISTURBED,
+    ONE_DEVICE,
+    PAUSED,
+    RUN,
+    SHARED,
+    make_table,
+    tables_of,
+)
 from shardlab.report.timings import crossovers, group_title, link_headings, timing_table
 from shardlab.report.write import write_report
 from shardlab.search.history import paired_steps
@@ -98,33 +107,81 @@ def test_the_share_of_communication_is_stated_by_trace_and_by_steps():
     assert share(timing_table(runs[1:], BASELINE), BASELINE) == []
 
 
-def test_one_device_alone_makes_as_many_steps_without_communication_as_there_are_ranks():
+def in_turns(*timed):
+    """The table of timings that took turns."""
+    return timing_table(timed, BASELINE, {run.timing: "slow" for run in timed})
+
+
+def test_one_device_alone_makes_as_many_of_its_own_steps_as_there_are_ranks():
     runs = pair(3.0)
-    table = timing_table(runs, BASELINE)
+    # one rank by itself is faster than one of two at once, and was timed twice as often
+    halves = [0.75 * step for step in DRIFT for _ in range(2)]
+    table = in_turns(*runs, make_timed("one-rank", NO_COMMUNICATION, 1, step_ms=halves))
+    table = table[table["timing"] == "slow"]
     assert table["run"].tolist() == [ONE_DEVICE, BASELINE, NO_COMMUNICATION]
-    alone, first = table.iloc[0], table.iloc[1]
-    assert alone["step_ms"] == pytest.approx(2 * table.iloc[2]["step_ms"])
+    alone, first, bound = (row for _, row in table.iterrows())
+    assert alone["step_ms"] == pytest.approx(0.75 * 2 * bound["step_ms"])
     # the same tokens, in so much time
     assert alone["tokens_per_s"] * alone["step_ms"] == first["tokens_per_s"] * first["step_ms"]
-    # paired by repetition, in which the machine drifts
+    # paired by turns, in which the machine drifts
     ends = [f"alone_ratio{end}" for end in ("", "_low", "_high")]
-    assert first[ends].tolist() == pytest.approx([1.5] * 3)
+    assert first[ends].tolist() == pytest.approx([3 / (0.75 * 2)] * 3)
     assert alone[ends].tolist() == [1] * 3
+    assert alone["step_ratio"] == pytest.approx(0.5)
     assert math.isnan(alone["exposed_share"])
 
 
-def test_one_device_alone_is_never_invented():
-    table = timing_table([make_timed(), make_timed("one-rank", NO_COMMUNICATION, 1)], BASELINE)
-    assert ONE_DEVICE not in set(table["run"])
+def test_ranks_at_once_are_named_as_what_they_are():
+    table = timing_table(pair(3.0), BASELINE)
+    assert table["run"].tolist() == [SHARED, BASELINE, NO_COMMUNICATION]
+    assert table["step_ms"].iloc[0] == pytest.approx(2 * table["step_ms"].iloc[2])
     assert table["alone_ratio"].isna().all()
+    assert in_turns(make_timed("slow"))["run"].tolist() == [BASELINE]
 
 
-def test_one_device_alone_is_the_first_row_of_tables_of_timings():
-    evidence = make_evidence(make_records())
-    for table in (comparison_table(evidence), scaling(evidence).tables[0]):
-        assert table.rows[0][0] == ONE_DEVICE and table.pinned[0] == 0
-    several = evidence.timing_rows.query("world_size > 1").groupby("timing")["run"].first()
-    assert set(several) == {ONE_DEVICE}
+@pytest.mark.parametrize("change", [{"threads": 2}, {"world_size": 4}])
+def test_ranks_that_share_cores_are_compared_with_no_device_alone(change):
+    single = make_timed("one-rank", NO_COMMUNICATION, 1)
+    runs = [run.model_copy(update=change) for run in pair(3.0)]
+    for table in (in_turns(*runs, single), timing_table(runs, BASELINE)):
+        assert not {ONE_DEVICE, SHARED} & {*table["run"]}
+        assert table["alone_ratio"].isna().all()
+
+
+def test_one_device_of_other_turns_or_on_a_link_is_none_of_this_timing():
+    single = make_timed("one-rank", NO_COMMUNICATION, 1)
+    alone = {"slow": "slow", "one-rank": "one-rank"}
+    linked = make_timed("fast", NO_COMMUNICATION, 1)
+    for table in (
+        timing_table([*pair(3.0), single], BASELINE, alone),
+        in_turns(*pair(3.0), linked),
+    ):
+        assert ONE_DEVICE not in {*table["run"]}
+        assert table["alone_ratio"].isna().all()
+
+
+def test_no_committed_gain_is_above_the_devices_that_made_it():
+    """More than that is a sign of a device that was slowed down by others."""
+    paths = [*Path("results/timings").glob("*.jsonl")]
+    assert paths
+    for path in paths:
+        timed = read_timings(path, "time it")
+        rows = timing_table(timed, BASELINE, {run.timing: path.stem for run in timed})
+        compared = rows.dropna(subset=["alone_ratio"])
+        gains = 1 / compared["alone_ratio"]
+        assert not compared.empty
+        assert (gains <= compared["world_size"]).all()
+        assert (gains * compared["threads"] <= compared["cores"]).all()
+
+
+def test_what_is_no_strategy_is_the_first_row_of_tables_of_timings():
+    records = make_records()
+    for turns, name in ((None, ONE_DEVICE), ({}, SHARED)):
+        evidence = make_evidence(records, **({} if turns is None else {"turns": turns}))
+        for table in (comparison_table(evidence), scaling(evidence).tables[0]):
+            assert table.rows[0][0] == name and table.pinned[0] == 0
+        several = evidence.timing_rows.query("world_size > 1").groupby("timing")["run"].first()
+        assert set(several) == {name}
 
 
 def test_order_of_timings_does_not_matter():
@@ -287,7 +344,7 @@ def test_a_pause_is_left_out_of_all_that_rests_on_times_and_marked():
     pd.testing.assert_frame_equal(tables["slept"].loc[others], tables["quiet"].loc[others])
     table = make_table("", [RUN, STEP], tables["slept"].reset_index().to_dict("records"))
     assert {row[0]: row[1].endswith(PAUSED) for row in table.rows} == {
-        ONE_DEVICE: False,
+        SHARED: False,
         BASELINE: False,
         "fsdp2-int8": True,
         NO_COMMUNICATION: False,

@@ -11,6 +11,7 @@ from shardlab.config.schema import Agent, Space, Train
 from shardlab.config.strategy import CanonicalStrategy
 from shardlab.config.timing_record import BLOCK, Arm, Race, TimedRun, UnitSize
 from shardlab.forecast.model import Estimate
+from shardlab.models.block_shape import BlockShape
 from shardlab.models.memory import Sizes, UnitShape
 from shardlab.search.decision import conclude, train_promising
 from shardlab.search.history import History, initial_history
@@ -23,6 +24,7 @@ from tests.record_factory import FIGURES, STRATEGIES, make_record, make_records
 from tests.timed_run_factory import make_timed
 
 ENDLESS = 10**15
+_BLOCK = BlockShape(96, 96, 96, 96, feed_forward=384, expanded=384, wide=5 * 384, normalised=4 * 96)
 SPACE = Space.model_validate(
     {
         "gradients": [
@@ -63,7 +65,8 @@ class Shapes:
             units=tuple(UnitShape(u.elements, u.elements, stays, narrow) for u in units),
             element_bytes=narrow,
             checkpointing=(strategy.activation_checkpointing or "none",) * self.layers,
-            **{"width": 96, "queries": 96, "keys": 96, "feed_forward": 384, "wide": 5},
+            width=96,
+            blocks=(_BLOCK,) * self.layers,
             vocabulary=2048,
             tokens=self.samples // parts * 64,
             accumulation=parts,

@@ -139,6 +139,19 @@ def test_answer_ends_where_the_folder_says(model, tmp_path):
     assert len(AutoTokenizer.from_pretrained(folder)(answer)["input_ids"]) == ids.index(ids[3]) + 1
 
 
+def test_answer_ends_at_the_end_token_of_the_tokenizer(model, tmp_path):
+    """As of a chat template whose turns end otherwise than documents."""
+    folder = shutil.copytree(model, tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer(greedy(model, "Some words", 8))["input_ids"]
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(ids[3])
+    tokenizer.save_pretrained(folder)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 0}))
+    answer = answers(folder, "Some words", temperature=0.0, tokens=8)[0]
+    assert len(tokenizer(answer)["input_ids"]) <= ids.index(ids[3]) + 1
+    assert len(answer) < len(greedy(model, "Some words", 8))
+
+
 def test_pieces_are_the_growth_of_the_whole_answer(model, tmp_path):
     """The answer has line breaks before spaces and characters of several tokens."""
     folder = shutil.copytree(model, tmp_path / "model")

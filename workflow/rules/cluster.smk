@@ -75,7 +75,8 @@ def check_nodes(name, job):
 check_nodes("train", config["train"])
 for _name, _timing in config["timings"].items():
     check_nodes(f"timings.{_name}", _timing)
-    if RANK_NODES > 1 and _timing["interleaved"]:
+    _parts = [_timing, *_timing["interleaved"].values()]
+    if len(_parts) > 1 and max(map(nodes_of, _parts)) > 1:
         raise SystemExit(
             f"timings.{_name}.interleaved: timings take turns on one machine, and rank_nodes is "
             f"{RANK_NODES}: move what is there to timings"

@@ -7,7 +7,7 @@ from shardlab.config.run_record import Record
 from shardlab.config.timing_record import machines
 from shardlab.core.numbers import plural
 from shardlab.report.evidence import Evidence
-from shardlab.report.tables import Section, Table, facts_table, flatten, make_table
+from shardlab.report.tables import ONE_DEVICE, Section, Table, facts_table, flatten, make_table
 
 _MANY = 4
 """distinct values up to this number are listed one by one"""
@@ -93,7 +93,9 @@ def setting(records: Sequence[Record]) -> list[tuple[str, str]]:
 def setting_line(evidence: Evidence) -> str:
     """Return one line: host, seeds, steps, model, data, versions, and what was measured how."""
     values = dict(setting(evidence.records))
-    repetitions = plural(int(evidence.main_steps["repetitions"].max()), "repetition")
+    steps = evidence.main_steps
+    most = steps.loc[steps["run"] != ONE_DEVICE, "repetitions"].max()
+    repetitions = plural(int(most), "repetition")
     return (
         f"Measured on {values['CPU']} ({values['cores']} cores, {values['ranks']} ranks); "
         f"{'seed' if values['seeds'].isdigit() else 'seeds'} {values['seeds']}; "
@@ -101,5 +103,6 @@ def setting_line(evidence: Evidence) -> str:
         f"{values['data']}; torch {values['torch']}; revision {values['revision']}. Step times are "
         f"of interleaved steps (timing {evidence.main_timing}, {repetitions}), bytes and quality "
         "of the training runs; ± is the standard deviation over repetitions or seeds, brackets "
-        "hold the 95 % confidence interval of the paired comparison with the baseline."
+        "hold 95 % confidence intervals of comparisons over the repetitions of this one timing, or "
+        "over seeds."
     )

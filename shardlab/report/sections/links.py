@@ -30,8 +30,8 @@ def crossover(evidence: Evidence) -> Figure:
     """Return the plot of steps by link rate, which stands beside the verdict."""
     return Figure(
         "crossover",
-        "Step at equal tokens by link rate. One device alone: as many steps without communication "
-        "as there are ranks. A click on a name hides its line.",
+        "Step at equal tokens by link rate. One device alone: as many of its steps as there are "
+        "ranks. A click on a name hides its line.",
         crossover_plot(
             evidence.crossovers, evidence.timing_rows["run"], evidence.runs, evidence.baseline
         ),

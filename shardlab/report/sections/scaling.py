@@ -6,7 +6,7 @@ from shardlab.core.numbers import percent, plural, within
 from shardlab.report.columns import SCALING
 from shardlab.report.evidence import Evidence
 from shardlab.report.plots import breakdown_plot, scaling_plot
-from shardlab.report.tables import ONE_DEVICE, Figure, Section, estimate
+from shardlab.report.tables import ONE_DEVICE, SHARED, Figure, Section, estimate
 from shardlab.report.timings import place, without_link
 
 
@@ -41,12 +41,12 @@ def scaling(evidence: Evidence) -> Section:
 
 
 def scaling_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the timings without an emulated link of runs on several numbers of ranks: one device
-    alone, then run by run and by ascending ranks."""
-    rows = without_link(rows)
+    """Return the timings without an emulated link of runs on several numbers of ranks: first the
+    rows that are no strategies, then run by run and by ascending ranks."""
+    rows, first = without_link(rows), [ONE_DEVICE, SHARED]
     scaled = rows.groupby("run")["world_size"].transform("nunique") > 1
-    rows = rows[scaled | (rows["run"] == ONE_DEVICE)] if scaled.any() else rows[scaled]
-    names = dict.fromkeys([ONE_DEVICE, *rows["run"]])
+    rows = rows[scaled | rows["run"].isin(first)] if scaled.any() else rows[scaled]
+    names = dict.fromkeys([*first, *rows["run"]])
     runs = pd.Categorical(rows["run"], categories=[*names])
     return rows.assign(order=runs).sort_values(["order", "world_size"], kind="stable")
 
@@ -71,12 +71,12 @@ def share(timing: pd.DataFrame, baseline: str) -> list[str]:
 
 def cores_note(rows: pd.DataFrame) -> list[str]:
     """Return a sentence if ranks had less than a core for each of their threads."""
-    crowded = rows[rows["world_size"] * rows["threads"] > rows["cores"]]
+    crowded = rows[rows["shares_cores"]]
     if crowded.empty:
         return []
     most = crowded.loc[crowded["world_size"].idxmax()]
     return [
         f"{plural(most['world_size'], 'rank')} of {plural(most['threads'], 'thread')} shared "
         f"{plural(most['cores'], 'core')}: the efficiency relative to one rank contains this; what "
-        "is relative to one device alone, or to the no-communication bound, does not."
+        "is relative to the no-communication bound does not. They are not compared with one device."
     ]

@@ -1,6 +1,7 @@
-"""Changes of weights that exchanges would undo or miss."""
+"""Weights that are loaded, which exchanges would undo or miss."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import shardlab
-from tests.comm.replicas import MADE, attached, flat, meshed, refusal, stepped, trained
+from tests.comm.replicas import MADE, attached, flat, refusal, stepped, trained
 from tests.comm.wire import is_same_everywhere
 from tests.comm.wrapped_models import ddp, network
 from tests.ranks import on_ranks
@@ -49,7 +50,8 @@ def test_weights_that_are_loaded_in_mid_run_are_noticed(group, make):
     model.load_state_dict(weights)
     handle.load_state_dict(state)
     assert all(map(torch.equal, trained(model, group, 2, optimizer, first=3), expected))
-    assert "assign=True" in refusal(lambda: model.load_state_dict(weights, assign=True))
+    model.load_state_dict(weights, assign=True)
+    assert "assign=True" in refusal(optimizer.step)
     handle.detach()
     model = make(group)  # with the same weights everywhere
     handle, optimizer = attached(model, 2)
@@ -60,17 +62,6 @@ def test_weights_that_are_loaded_in_mid_run_are_noticed(group, make):
     model = DistributedDataParallel(model.module) if make is ddp else model
     _, optimizer = attached(model, 2)
     assert is_same_everywhere(trained(model, group, 2, optimizer)[-1], group)
-
-
-@pytest.mark.parametrize("trained_at_first", [True, False])
-@on_ranks(2)
-def test_parameters_that_are_frozen_or_unfrozen_later_are_named(group, trained_at_first):
-    model = meshed(group)
-    model[2].requires_grad_(trained_at_first)
-    _, optimizer = attached(model, 2)
-    trained(model, group, 1, optimizer)
-    model[2].requires_grad_(not trained_at_first)
-    assert "2.bias was frozen" in refusal(lambda: trained(model, group, 1, optimizer))
 
 
 @on_ranks(2)
@@ -134,13 +125,50 @@ def test_weights_may_be_loaded_after_a_merged_state(group):
 @on_ranks(2)
 def test_a_copy_of_the_model_is_not_exchanged(group):
     model = ddp(group)
-    _, optimizer = attached(model, 2)
+    handle, optimizer = attached(model, 2)
     average = torch.optim.swa_utils.AveragedModel(model.module)
     trained(model, group, 1, optimizer)
     average.update_parameters(model.module)
     other = copy.deepcopy(model.module)
     other.load_state_dict({k: 2 * v for k, v in other.state_dict().items()})
     assert is_same_everywhere(trained(model, group, 1, optimizer, first=1)[-1], group)
+    loaded = pickle.loads(pickle.dumps(model.module))
+    loaded.load_state_dict(other.state_dict())
+    handle.synchronize()
+    assert is_same_everywhere(flat(model), group)
+
+
+@pytest.mark.parametrize("state_first", [True, False])
+@on_ranks(2)
+def test_a_resumed_run_begins_with_the_weights_that_were_saved(group, state_first):
+    """Weights of rank 0 on all ranks, as DistributedDataParallel sends them, are told on all."""
+    model = ddp(group)
+    handle, optimizer = attached(model, 6, momentum=0.5)
+    trained(model, group, 3, optimizer)
+    saved, state = copy.deepcopy(model.state_dict()), handle.state_dict()
+    expected = trained(model, group, 4, optimizer, first=3)
+
+    def resumed(weights):
+        model = ddp(group)
+        handle, optimizer = attached(model, 6, momentum=0.5)
+        if state_first:
+            handle.load_state_dict(state)
+        model.load_state_dict(weights)
+        if not state_first:
+            handle.load_state_dict(state)
+        return handle, optimizer, model
+
+    handle, optimizer, model = resumed(saved)
+    again = handle.state_dict()
+    assert all(torch.equal(again[name], tensor) for name, tensor in state.items())
+    assert all(map(torch.equal, trained(model, group, 4, optimizer, first=3), expected))
+    of_first = copy.deepcopy(saved)
+    for tensor in of_first.values():
+        dist.broadcast(tensor, 0)
+    for call in (lambda h, o: o.step(), lambda h, o: h.synchronize()):
+        handle, optimizer, _ = resumed(of_first)
+        said = refusal(lambda h=handle, o=optimizer, call=call: call(h, o))
+        assert "not those of step 3" in said and "merge_states" in said
 
 
 @on_ranks(2)

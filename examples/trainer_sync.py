@@ -1,0 +1,113 @@
+"""Hugging Face Trainer: two ranks whose copies of the model exchange every eighth step alone.
+
+    torchrun --standalone --nproc-per-node 2 examples/trainer_sync.py
+
+It evaluates and saves where the copies are equal, and loads the best model at the end.
+"""
+
+import tempfile
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+
+import shardlab
+
+VOCABULARY, LENGTH = 100, 64
+EVERY = 8
+
+
+class RareExchanges(TrainerCallback):
+    """Exchanges the parameters of a Trainer every few steps, in place of all gradients.
+
+    Args:
+        trainer: the callback is added to it. It wraps its model when training begins.
+        options: of `shardlab.attach`.
+    """
+
+    def __init__(self, trainer: Trainer, **options: Any) -> None:
+        self.trainer, self.options = trainer, options
+        trainer.add_callback(self)
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        """Attach to the wrapped model and its optimizer, which callbacks are not given."""
+        model, optimizer = self.trainer.model_wrapped, self.trainer.optimizer
+        self.handle = shardlab.attach(model, optimizer=optimizer, **self.options)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Average the copies after the last step, before it is evaluated and saved.
+
+        `on_train_end` would be too late: the best model has been loaded then.
+        """
+        if state.global_step == state.max_steps:
+            self.handle.synchronize()
+
+    def on_train_end(self, args: TrainingArguments, *more: Any, **kwargs: Any) -> None:
+        """Print what was saved."""
+        if args.process_index == 0:
+            print(self.handle)
+
+
+class Numbers(Dataset[dict[str, torch.Tensor]]):
+    """Texts that count on from a number, which can be learned."""
+
+    def __len__(self) -> int:
+        return 320
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        tokens = (7 * index + torch.arange(LENGTH)) % VOCABULARY
+        return {"input_ids": tokens, "labels": tokens}
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=VOCABULARY,
+        n_positions=LENGTH,
+        n_embd=64,
+        n_layer=2,
+        n_head=2,
+        bos_token_id=0,
+        eos_token_id=0,
+        use_cache=False,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            folder,
+            per_device_train_batch_size=8,
+            max_steps=20,
+            learning_rate=3e-3,
+            logging_steps=4,
+            # at multiples of the steps between exchanges, where all copies are equal
+            eval_strategy="steps",
+            eval_steps=EVERY,
+            save_steps=EVERY,
+            load_best_model_at_end=True,
+            ddp_find_unused_parameters=False,
+            report_to="none",
+            disable_tqdm=True,
+            use_cpu=not torch.accelerator.is_available(),
+            ddp_backend=None if torch.accelerator.is_available() else "gloo",
+        )
+        data = Numbers()
+        trainer = Trainer(GPT2LMHeadModel(config), arguments, train_dataset=data, eval_dataset=data)
+        RareExchanges(trainer, sync_every=EVERY, outer={"codec": "int8"})
+        trainer.train()
+        loss = trainer.evaluate()["eval_loss"]
+        if arguments.process_index == 0:
+            print(f"loss of the best model {loss:.3f}")
+
+
+if __name__ == "__main__":
+    main()

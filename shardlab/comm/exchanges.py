@@ -1,0 +1,277 @@
+"""Exchanges of outer gradients between replicas, fragment by fragment."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from shardlab.codecs.base import Block, Unit
+from shardlab.comm.background import Background, Running
+from shardlab.comm.collective import Collective
+from shardlab.comm.feedback import ErrorFeedback
+from shardlab.comm.outer_parameters import OuterUnit, digest, outer_units, running_statistics
+from shardlab.config.sync import Sync
+from shardlab.core.errors import UserError
+from shardlab.models.names import plain
+
+_COUNT = "sync.residuals"
+_RESIDUAL, _MESSAGES, _BUFFERS = "sync.residual.", "sync.messages.", "sync.buffers"
+_FIX = (
+    "begin with the same weights on all ranks, or load handle.state_dict() with those of a "
+    "checkpoint, and count equally many steps: drop_last=True where data do not divide, "
+    "handle.step() in place of optimizer= where GradScaler leaves steps out"
+)
+
+
+@dataclass(eq=False)
+class _Exchange:
+    """Messages of one fragment, between their beginning and the update."""
+
+    facts: str
+    """what must be equal on all replicas"""
+    units: Sequence[OuterUnit]
+    means: list[Tensor]
+    """outer gradients of this replica, then the means; empty: made one after another"""
+    statistics: Tensor | None
+    """running statistics of the model, float64"""
+    running: Running | None = None
+
+
+class Exchanges:
+    """Exchanges of one model between its replicas.
+
+    Args:
+        model: whose parameters are those of `fully_shard` or of one that DistributedDataParallel
+            wraps, with their values at the start.
+        settings: how.
+        collective: between the replicas, of the outer gradients.
+        exact: likewise, uncompressed, of running statistics; None: they stay as they are.
+        feedback: of `collective`.
+
+    Raises:
+        UserError: there are more fragments than units.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: Sync,
+        collective: Collective,
+        exact: Collective | None,
+        feedback: ErrorFeedback | None,
+    ) -> None:
+        self.collective = collective
+        self.units = outer_units(model, settings.state == "host")
+        self._model, self._settings = model, settings
+        self._exact, self._feedback = exact, feedback
+        device, count = self.units[0].device, settings.fragments
+        if count > len(self.units):
+            raise UserError(
+                f"attach: {count} fragments of a model of {len(self.units)} units: lower fragments"
+            )
+        # strided, so that fragments have parts of all depths
+        self._fragments = [self.units[index::count] for index in range(count)]
+        self.underway: dict[int, _Exchange] = {}
+        """exchanges that have begun, by fragment"""
+        self._background = Background("outer", device) if settings.delay else None
+        # replicas with other settings would wait for messages that never come
+        collective.compare(f"exchanges of {settings!r}", device)
+        self._are_compared = False
+
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Take the parameters as they are for the outer ones."""
+        for unit in self.units:
+            unit.restart()
+        self._are_compared = False
+
+    def compare(self, step: int) -> None:
+        """Compare what must be equal on all replicas.
+
+        Raises:
+            PayloadError: on all replicas: it is not.
+        """
+        self._compare(self._facts(step))
+
+    @torch.no_grad()
+    def start(self, index: int, step: int) -> None:
+        """Begin the exchange of a fragment; with a delay, while training goes on.
+
+        Raises:
+            UserError: a parameter is trained that is not exchanged.
+        """
+        units = self._fragments[index]
+        self._check_trained()
+        statistics = self._statistics() if index == 0 else None
+        exchange = self.underway[index] = _Exchange(self._facts(step), units, [], statistics)
+        self._are_compared = True
+        if self._background is not None:
+            exchange.means = [unit.gradient() for unit in units]
+            exchange.running = self._background.start(self._reduce, exchange)
+
+    @torch.no_grad()
+    def finish(self, index: int, averages: bool = False) -> None:
+        """Update a fragment by the mean outer gradients.
+
+        Args:
+            averages: without the outer optimizer.
+        """
+        exchange = self.underway.pop(index)
+        if exchange.means:
+            _wait(exchange)
+            means = iter(exchange.means)
+        else:
+            means = self._means(exchange)
+        self._reshard()
+        for unit, mean in zip(exchange.units, means, strict=True):
+            if averages:
+                unit.average(mean)
+            else:
+                unit.update(mean, self._settings)
+            unit.mix(self._settings.alpha)
+        if exchange.statistics is not None:
+            buffers = running_statistics(self._model)
+            parts = exchange.statistics.split([b.numel() for b in buffers])
+            for buffer, part in zip(buffers, parts, strict=True):
+                buffer.copy_(part.view_as(buffer))
+
+    @torch.no_grad()
+    def set_parameters(self) -> None:
+        """Set the parameters to the outer ones."""
+        self._reshard()
+        for unit in self.units:
+            unit.mix(0.0)
+
+    def wait(self) -> None:
+        """Wait until all that is on the way has arrived; the parameters stay as they are."""
+        for exchange in self.underway.values():
+            _wait(exchange)
+
+    def forget(self) -> None:
+        """Wait for what is on the way, and drop it."""
+        for exchange in self.underway.values():
+            if exchange.running is not None:
+                exchange.running.settle()
+        self.underway.clear()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return outer parameters, momentum, residuals, and what is on the way."""
+        self.wait()
+        residuals = {} if self._feedback is None else self._feedback.state_dict()
+        state = {_COUNT: torch.tensor(len(residuals))}
+        state |= {_RESIDUAL + name: tensor for name, tensor in residuals.items()}
+        messages = self.collective.state_dict()
+        state |= {_MESSAGES + name: tensor for name, tensor in messages.items()}
+        for unit in self.units:
+            state |= unit.state_dict()
+        for exchange in self.underway.values():
+            for unit, mean in zip(exchange.units, exchange.means, strict=True):
+                state[f"sync.delayed.{unit.name}"] = mean
+            if exchange.statistics is not None:
+                state[_BUFFERS] = exchange.statistics
+        return state
+
+    def check_state(self, state: dict[str, Tensor]) -> None:
+        """Raise `UserError` for a state of other parameters, or one that lacks residuals."""
+        for unit in self.units:
+            if not unit.is_of(state):
+                raise UserError(
+                    f"the state is of other parameters than are trained in {unit.name!r}, or of "
+                    "other shards: freeze and shard as when it was saved, or begin a new stage "
+                    "without handle.load_state_dict"
+                )
+        residuals = below(_RESIDUAL, state)
+        if len(residuals) != int(state[_COUNT]):
+            raise UserError(
+                f"the state holds {len(residuals)} of {int(state[_COUNT])} residuals of exchanges: "
+                "take the names from the checkpoint's metadata (docs/how-to/your-own-model.md)"
+            )
+        if residuals and self._feedback is None:
+            raise UserError("the state holds residuals of exchanges: attach with error_feedback")
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Continue from a state that `check_state` has accepted."""
+        self.forget()
+        if self._feedback is not None:
+            self._feedback.load_state_dict(below(_RESIDUAL, state))
+        self.collective.load_state_dict(below(_MESSAGES, state))
+        for unit in self.units:
+            unit.load_state_dict(state)
+        for index, units in enumerate(self._fragments):
+            names = [f"sync.delayed.{unit.name}" for unit in units]
+            if names[0] in state:
+                pairs = zip(names, units, strict=True)
+                means = [state[name].to(unit.device, copy=True) for name, unit in pairs]
+                statistics = state.get(_BUFFERS) if index == 0 else None
+                self.underway[index] = _Exchange("", units, means, statistics)
+
+    def _reshard(self) -> None:
+        """Free what an evaluation has left gathered, and would hide new parameters."""
+        for module in self._model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    def _check_trained(self) -> None:
+        self._reshard()  # what is gathered stands in the place of the parameters
+        names = {name for unit in self.units for name in unit.parameters}
+        exchanged = {id(p) for unit in self.units for p in unit.parameters.values()}
+        for name, parameter in self._model.named_parameters():
+            if not parameter.requires_grad or id(parameter) in exchanged:
+                continue
+            if plain(name) in names:
+                raise UserError(
+                    f"sync: {plain(name)} was replaced after attach: attach after that, or load "
+                    "weights without assign=True"
+                )
+            raise UserError(
+                f"sync: {plain(name)} was unfrozen after attach: do so before it, or detach() and "
+                "attach again"
+            )
+
+    @torch.no_grad()
+    def _reduce(self, exchange: _Exchange) -> None:
+        exchange.means = [*self._means(exchange)]
+
+    def _means(self, exchange: _Exchange) -> Iterator[Tensor]:
+        """Yield the mean outer gradient of each unit, one after another for the sake of memory."""
+        self._compare(exchange.facts)
+        if exchange.statistics is not None and self._exact is not None:
+            part = Unit("buffers", (Block("buffers", exchange.statistics.numel(), 1),))
+            self._exact.all_reduce(exchange.statistics, 1 / self._exact.world_size, part)
+        vectors = exchange.means or (unit.gradient() for unit in exchange.units)
+        for unit, vector in zip(exchange.units, vectors, strict=True):
+            self.collective.all_reduce(vector, 1 / self.collective.world_size, unit.message)
+            if self._feedback is not None:
+                self._feedback.step_ended()
+            yield vector
+
+    def _statistics(self) -> Tensor | None:
+        buffers = running_statistics(self._model) if self._exact is not None else []
+        # wide enough that the mean of equal numbers is that number
+        return torch.cat([b.double().flatten() for b in buffers]) if buffers else None
+
+    def _facts(self, step: int) -> str:
+        """Return what must be equal on all replicas, the parameters at the first exchange."""
+        if self._are_compared:
+            return f"step {step}"
+        return f"step {step}, first parameters {digest(unit.outer for unit in self.units)}"
+
+    def _compare(self, facts: str) -> None:
+        self.collective.compare(facts, self.units[0].device, fix=_FIX)
+
+
+def is_whole(state: dict[str, Tensor]) -> bool:
+    """Return whether a state is of one replica, and not merged of several."""
+    return _COUNT in state
+
+
+def below(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the entries whose names begin so, by the rest of their names."""
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+
+
+def _wait(exchange: _Exchange) -> None:
+    if exchange.running is not None:
+        exchange.running.wait()

@@ -1,0 +1,152 @@
+"""Waits inside process groups, cycles of a schedule, and work on devices without a launch."""
+
+import gzip
+import json
+
+import pytest
+
+from shardlab.profiling.job import break_down
+from shardlab.profiling.merge import merge_traces
+from tests.profiling.nccl_trace_factory import AUTOGRAD, HOST, NCCL_STREAM, MadeTrace
+
+NODE = "autograd::engine::evaluate_function: MmBackward0"
+
+
+def written(folder, made, base_us=0, world_size=2):
+    path = made.write(folder / f"{made.rank}-{base_us}.json")
+    trace = json.loads(path.read_text())
+    trace["distributedInfo"]["world_size"] = world_size
+    trace["baseTimeNanoseconds"] += 1000 * base_us
+    path.write_text(json.dumps(trace))
+    return path
+
+
+def sent(made, operation, start, end, ranks, name="0"):
+    """A collective or a message whose record names its group."""
+    args = {"Process Group Name": name, "Process Group Ranks": str(ranks)}
+    args |= {"Group size": len(ranks), "Collective name": operation}
+    kernel = "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"
+    launched = start - 5
+    return made.launch("kernel", kernel, start, end, NCCL_STREAM, launched, HOST, **args)
+
+
+def ranks_of(count, number=1):
+    made = [MadeTrace(rank) for rank in range(count)]
+    for one in made:
+        one.label(f"ProfilerStep#{number}", 0, 1000)
+        one.kernel(10, 100, launched=5)
+    return made
+
+
+def skews(job):
+    return [None if s.comm_skew_ms is None else round(s.comm_skew_ms, 3) for s in job.steps]
+
+
+def test_ranks_wait_for_those_of_their_group(tmp_path):
+    """A mesh of two by two: ranks 2 and 3 begin everything 50 us later."""
+    made = ranks_of(4)
+    for rank, one in enumerate(made):
+        late = 50 * (rank // 2)
+        pair, across = [rank // 2 * 2, rank // 2 * 2 + 1], [rank % 2, rank % 2 + 2]
+        sent(one, "allreduce", 200 + late, 300 + late, pair, "tp")
+        sent(one, "allreduce", 400 + late, 500, across, "dp")
+    job = break_down([written(tmp_path, one, world_size=4) for one in made])
+    assert skews(job) == [0.05, 0.05, 0, 0]
+    # a rank of a group that does not take part
+    extra = ranks_of(4)
+    for one in extra[:3]:
+        sent(one, "allreduce", 200, 300, [0, 1] if one.rank < 2 else [2, 3])
+    job = break_down([written(tmp_path, one, world_size=4) for one in extra])
+    assert skews(job) == [0, 0, None, 0]
+    assert any("nothing on the other ranks matches" in note for note in job.notes)
+
+
+def test_a_receiver_waits_for_the_sender(tmp_path):
+    """Two stages of a pipeline: activations one way, gradients the other way."""
+    first, last = ranks_of(2)
+    sent(first, "send", 200, 220, [0, 1]), sent(first, "recv", 230, 420, [0, 1])
+    sent(last, "recv", 110, 220, [0, 1]), sent(last, "send", 400, 420, [0, 1])
+    job = break_down([written(tmp_path, one) for one in (first, last)])
+    assert skews(job) == [0.17, 0.09]
+    # of more ranks the record does not say which one receives
+    stages = ranks_of(3)
+    for one, what in zip(stages, ("send", "recv", "send"), strict=True):
+        sent(one, what, 200, 220, [0, 1, 2])
+    job = break_down([written(tmp_path, one, world_size=3) for one in stages])
+    assert skews(job) == [None, None, None]
+
+
+def cycle(number, late=0):
+    made = ranks_of(2, number)
+    for rank, one in enumerate(made):
+        sent(one, "allreduce", 200 + late * rank, 400, [0, 1])
+    return made
+
+
+def test_cycles_of_a_schedule_are_steps_of_the_same_ranks(tmp_path):
+    files = [
+        written(tmp_path, one, base_us=hour * 3_600_000_000)
+        for hour in range(3)
+        for one in cycle(3 + 10 * hour, late=30)
+    ]
+    for paths in (files, [tmp_path]):
+        job = break_down(paths)
+        assert [(s.rank, s.step) for s in job.steps] == [
+            (r, n) for r in (0, 1) for n in (3, 13, 23)
+        ]
+        assert skews(job) == [0.03] * 3 + [0] * 3
+    # of a rank alone
+    job = break_down(files[::2])
+    assert [(s.rank, s.step) for s in job.steps] == [(0, 3), (0, 13), (0, 23)]
+    assert skews(job) == [None] * 3
+
+
+@pytest.mark.parametrize("launch", [False, True])
+def test_work_without_a_launch_counts_with_what_ran_before_it(tmp_path, launch):
+    made = MadeTrace(0).label("ProfilerStep#1", 0, 1000)
+    if launch:  # calls that launch nothing have no number, either
+        made.add("cuda_runtime", "hipGetDevice", 1, 2, 1, HOST, correlation=0)
+    made.operator("aten::mm", 10, 20).kernel(30, 130, launched=15)
+    made.operator(NODE, 40, 60, AUTOGRAD).kernel(130, 330, launched=45, thread=AUTOGRAD)
+    kernel, place = "ncclDevKernel_Generic(ncclDevComm*)", (made.device, NCCL_STREAM)
+    made.add("kernel", kernel, 300, 400, *place, correlation=0)
+    made.label("Optimizer.step#SGD.step", 70, 90).kernel(420, 500, launched=80)
+    job = break_down([written(tmp_path, made)])
+    (step,) = job.steps
+    assert (step.forward_comm_ms, step.update_comm_ms) == (0, 0)
+    assert step.backward_comm_ms == pytest.approx(0.1)
+    assert any("1 of 4 kernels and copies have no launch" in note for note in job.notes)
+
+
+def test_a_kernel_ends_where_the_next_one_of_its_stream_begins(tmp_path):
+    made = MadeTrace(0).label("ProfilerStep#1", 0, 1000)
+    for start, end in ((10, 3_000_000), (30, 40), (60, 80)):
+        made.kernel(start, end, launched=5)
+    job = break_down([written(tmp_path, made)])
+    assert job.steps[0].compute_ms == pytest.approx(0.05)
+    assert any("1 of 3 kernels and copies last beyond the next one" in n for n in job.notes)
+
+
+def test_what_a_record_names_is_a_collective_whatever_moves_it(tmp_path):
+    made = MadeTrace(0).label("ProfilerStep#1", 0, 1000).kernel(10, 20, launched=5)
+    reported = {"Collective name": "allreduce"}
+    made.launch("kernel", "sycl_ring_kernel", 30, 50, NCCL_STREAM, 6, HOST, **reported)
+    copy = {"Collective name": "_allgather_base"}
+    made.launch("gpu_memcpy", "Memcpy PtoP", 60, 70, NCCL_STREAM, 7, HOST, **copy)
+    (step,) = break_down([written(tmp_path, made)]).steps
+    expected = {"collective:all_gather": 0.01, "collective:all_reduce": 0.02}
+    assert step.comm_ms_by_op == pytest.approx(expected)
+    assert step.copy_ms == 0
+
+
+def test_no_finite_number_is_null_in_merged_traces(tmp_path):
+    made = MadeTrace(0).operator("aten::mm", 0, 9)
+    made.events[0]["args"] |= {"loss": float("nan"), "norms": [float("inf"), 1.0]}
+    merge_traces([made.write(tmp_path / "0.json")], tmp_path / "merged.json.gz")
+    text = gzip.decompress((tmp_path / "merged.json.gz").read_bytes()).decode()
+
+    def refuse(word):
+        raise AssertionError(word)
+
+    (event,) = json.loads(text, parse_constant=refuse)["traceEvents"]
+    assert (event["args"]["loss"], event["args"]["norms"]) == (None, [None, 1.0])
