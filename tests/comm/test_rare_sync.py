@@ -332,11 +332,9 @@ def test_what_cannot_be_exchanged_is_refused_in_one_line(group):
     ):
         given = {"sync_every": 2, **options}
         assert said in refusal(lambda given=given: attach(model, **given))
-    rank = dist.get_rank(group)
-    differ = {"sync_every": 2, "outer": {"learning_rate": 0.5 + rank / 4}}
+    differ = {"sync_every": 2, "outer": {"learning_rate": 0.5 + dist.get_rank(group) / 4}}
     assert "learning_rate" in refusal(lambda: attach(ddp(group), **differ), PayloadError)
-    finding = ddp(group, Crossed)
-    assert "find_unused_parameters=False" in refusal(lambda: attach(finding, sync_every=2))
+    assert "unused_parameters=False" in refusal(lambda: attach(ddp(group, Crossed), sync_every=2))
     assert "use one of them" in refusal(lambda: attach(fsdp1(group), sync_every=2))
     wide = DistributedDataParallel(network().double())
     assert "exchanges are in float32" in refusal(lambda: attach(wide, sync_every=2))
