@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from shardlab.engines.slide_fsdp import SlideFSDP as SlideFSDP
     from shardlab.engines.sliding_checkpoint import SlidingCheckpoint as SlidingCheckpoint
 
+__version__ = "0.1.0"
+
 __all__ = [
     "CodecSpec",
     "LayerAdam",

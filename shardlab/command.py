@@ -5,9 +5,10 @@ import os
 import runpy
 import signal
 import sys
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import Any, NamedTuple, NoReturn
 
+from shardlab import __version__
 from shardlab.core.errors import nearest
 
 
@@ -75,7 +76,7 @@ def main(arguments: list[str] | None = None) -> None:
         if name in ("-h", "--help"):
             print(_help())
         elif name == "--version":
-            print(f"shardlab {metadata.version('shardlab')}")
+            print(f"shardlab {__version__}")
         elif name == "--completion":
             print(f"complete -W '{' '.join(COMMANDS)}' -o default shardlab")
         elif name not in COMMANDS:

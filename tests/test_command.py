@@ -5,10 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-from importlib.metadata import version
 
 import pytest
 
+import shardlab
 from shardlab.command import COMMANDS, main
 from shardlab.models.shapes import gpt2_config
 from tests.commands import ROOT, typed
@@ -42,7 +42,7 @@ def test_the_help_names_every_command_and_needs_no_package():
 
 def test_the_version_needs_no_package():
     done = without(["torch", "numpy", "pydantic", "transformers"], "--version")
-    assert (done.returncode, done.stdout) == (0, f"shardlab {version('shardlab')}\n")
+    assert (done.returncode, done.stdout) == (0, f"shardlab {shardlab.__version__}\n")
 
 
 # those that load models take seconds

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
+import torch
 import torch.distributed as dist
 from pydantic import BaseModel
 from torch import nn
@@ -185,7 +186,7 @@ def _attach(
         gradients = replace(gradients, excluded=excluded)
     if not (gradients.is_plain and weights.is_plain and sync is None):
         # a source tree builds its kernels now: in the first message other ranks would wait
-        native.compiled(next(model.parameters()))
+        native.compiled(next(model.parameters(), torch.empty(0)))
     ledger, lanes = Ledger(for_gradients["ranks_per_node"]), Lanes() if overlap else None
     collectives: dict[str, dict[dist.ProcessGroup, Collective]] = {}
 

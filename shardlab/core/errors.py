@@ -89,7 +89,7 @@ def nearest(word: str, valid: Iterable[str]) -> str:
     valid = sorted(valid)
     close = [name for name in valid if word == "".join(part[0] for part in name.split("_"))]
     if not close:
-        found = difflib.get_close_matches(word, valid, n=3, cutoff=0.6)
+        found = difflib.get_close_matches(word, valid, n=3, cutoff=0.5)
         close = [name for name in found if _likeness(word, name) == _likeness(word, found[0])]
     words = " or ".join(repr(name) for name in sorted(close))
     return f"did you mean {words}?" if close else f"valid: {', '.join(valid)}"

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+import shardlab
 from shardlab.config.experiment import Params
 from shardlab.config.parameters import Parameters
 from tests.commands import Command
@@ -132,6 +133,7 @@ def test_the_citation_is_of_this_version() -> None:
     assert [cited[key] for key in ("title", "version", "license")] == [
         project[key] for key in ("name", "version", "license")
     ]
+    assert shardlab.__version__ == project["version"]
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
