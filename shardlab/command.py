@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> None:
         if name in ("-h", "--help"):
             print(_help())
         elif name == "--version":
-            print(f"shardlab {metadata.version('shardlab')}")
+            print(f"shardlab {_version()}")
         elif name == "--completion":
             print(f"complete -W '{' '.join(COMMANDS)}' -o default shardlab")
         elif name not in COMMANDS:
@@ -89,6 +89,13 @@ def main(arguments: list[str] | None = None) -> None:
         # who reads the output may stop, such as head; what is left goes nowhere at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
+
+
+def _version() -> str:
+    try:
+        return metadata.version("shardlab")
+    except metadata.PackageNotFoundError:
+        return "of a checkout that is not installed"
 
 
 def _help() -> str:
