@@ -9,7 +9,7 @@ import tempfile
 from typing import Any
 
 import torch
-from trainer_ddp import LENGTH, VOCABULARY, Numbers
+from torch.utils.data import Dataset
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -22,6 +22,7 @@ from transformers import (
 
 import shardlab
 
+VOCABULARY, LENGTH = 100, 64
 EVERY = 8
 
 
@@ -52,10 +53,21 @@ class RareExchanges(TrainerCallback):
         if state.global_step == state.max_steps:
             self.handle.synchronize()
 
-    def on_train_end(self, args: TrainingArguments, *others: Any, **kwargs: Any) -> None:
+    def on_train_end(self, args: TrainingArguments, *more: Any, **kwargs: Any) -> None:
         """Print what was saved."""
         if args.process_index == 0:
             print(self.handle)
+
+
+class Numbers(Dataset[dict[str, torch.Tensor]]):
+    """Texts that count on from a number, which can be learned."""
+
+    def __len__(self) -> int:
+        return 320
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        tokens = (7 * index + torch.arange(LENGTH)) % VOCABULARY
+        return {"input_ids": tokens, "labels": tokens}
 
 
 def main() -> None:

@@ -50,4 +50,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """Names the public names, so that interpreters complete them."""
-    return sorted({*globals(), *__all__})
+    return [*__all__]

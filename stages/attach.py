@@ -32,8 +32,9 @@ def main() -> None:
     codec = parser.parse_args().gradients
     make_method(codec)  # a mistake is one line before ranks start
     launch(partial(_demonstrate, codec), _RANKS, threads=1, timeout_s=60)
+    print("\nBoth ranks share this machine's memory: compression pays on a link, which is slower.")
     print(
-        "\nIn your script, once DistributedDataParallel, fully_shard or FullyShardedDataParallel "
+        "In your script, once DistributedDataParallel, fully_shard or FullyShardedDataParallel "
         f'has wrapped the model:\n    handle = shardlab.attach(model, gradients="{codec}")'
     )
 

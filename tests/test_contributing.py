@@ -1,4 +1,5 @@
-"""Each place that a codec, an engine, a source or a figure needs; docs/CONTRIBUTING.md lists them.
+"""Each place that a codec, an engine, a setting, a source or a figure needs, in the order of
+docs/CONTRIBUTING.md.
 
 A place that is missing is named with what to do there. Whether what stands there is right, the laws
 test, which run for all codecs and engines by themselves.
@@ -186,6 +187,29 @@ PLACES: dict[str, list[Place]] = {
             "add a row that links the page, and its name in the rows of the settings that it has",
         ),
     ],
+    "setting to an existing engine": [
+        Place(
+            "shardlab/config/settings.py",
+            lambda name: name in Strategy.model_fields,
+            "add a field with a docstring",
+        ),
+        Place(
+            "shardlab/config/engine_traits.py",
+            lambda name: any(name in traits.settings for traits in ENGINES.values()),
+            "add it to the settings of the engines that have it",
+        ),
+        Place(
+            "tests/config/drawn_strategies.py",
+            lambda name: name in VALUES or name == "sync",
+            "add values of it to `VALUES`",
+        ),
+        Place(SCHEMA_FILE, lambda name: name in SCHEMA["Strategy"]["properties"], EXPORT),
+        Place(
+            "docs/strategies.md",
+            lambda name: re.search(rf"^\| `{name}` \|", text("docs/strategies.md"), re.M),
+            "add a row to the table of settings",
+        ),
+    ],
     "data source": [
         Place(
             "shardlab/config/model_and_data.py",
@@ -226,6 +250,9 @@ PLACES: dict[str, list[Place]] = {
 NAMES = {
     "codec": [*BUILT_IN],
     "engine": [*{*ENGINES} | {*get_args(EngineName)}],
+    "setting to an existing engine": sorted(
+        set[str]().union(*(traits.settings for traits in ENGINES.values()))
+    ),
     # tokens that exist are no text: shardlab/data/token_files.py maps them
     "data source": [*({*SOURCES} | {*READERS}) - {"tokens"}],
     # the chart above the sections is the answer's

@@ -268,7 +268,7 @@ def stochastic_fp16(values: Tensor, chance: Tensor) -> Tensor:
     magnitude = values.abs()
     exponent = (magnitude.view(torch.int32) & 0x7F800000).clamp(min=(127 - 14) << 23)
     step = (exponent - (10 << 23)).view(torch.float32)
-    down = (magnitude / step + chance * 2.0**-13).floor() * step
+    down = (magnitude / step + chance.to(torch.float32) * 2.0**-13).floor() * step
     finite = torch.where(values.isfinite(), down, magnitude)
     return torch.copysign(finite, values).to(torch.float16)
 

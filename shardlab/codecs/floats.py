@@ -221,7 +221,8 @@ class Dynamic8(GroupedCodec):
         return words.view(torch.uint8), both.to(torch.uint8)
 
     def dequantize(self, heads: Tensor, codes: Tensor) -> Tensor:  # noqa: D102
-        return torch.tensor(LEVELS, device=codes.device)[codes.long()] * read_scales(heads)
+        levels = torch.tensor(LEVELS, dtype=torch.float32, device=codes.device)
+        return levels[codes.long()] * read_scales(heads)
 
 
 def _no_heads(rows: Tensor) -> Tensor:

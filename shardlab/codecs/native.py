@@ -74,7 +74,7 @@ def library() -> ctypes.CDLL | None:
     expected = source_hash()
     try:
         if expected is not None and built_from(LIBRARY) != expected and _has_compiler():
-            say("shardlab: building csrc/")
+            say("shardlab: building csrc/, about a minute, once")
             build()
         if LIBRARY.exists():
             return ctypes.CDLL(str(builds()[-1]))

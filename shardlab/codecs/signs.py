@@ -200,7 +200,7 @@ def _message(payload: Tensor, n: int) -> tuple[Tensor, Tensor]:
         unpack(bits[full // 8 :].view(1, -1), 1, n - full),
     ]
     codes = torch.cat([rows.flatten() for rows in blocks])
-    return magnitude, 1.0 - 2.0 * codes
+    return magnitude, 1.0 - 2.0 * codes.to(torch.float32)
 
 
 def _mean(sums: Tensor, n: int) -> Tensor:

@@ -142,7 +142,7 @@ def _hashes(
 ) -> tuple[Tensor, Tensor]:
     """Return the bucket, int64 [n], and the sign, float32 [n], of each element in a row."""
     bits = random_bits(n, *key, device)
-    return ((bits >> 1) * buckets) >> 31, 1.0 - 2.0 * (bits & 1)
+    return ((bits >> 1) * buckets) >> 31, (1 - 2 * (bits & 1)).to(torch.float32)
 
 
 def _taken(given: Tensor, places: Tensor) -> Tensor:

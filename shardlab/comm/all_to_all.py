@@ -20,7 +20,7 @@ from shardlab.comm.codec_collective import CodecCollective, Route
 from shardlab.comm.collective import add_up
 from shardlab.comm.feedback import ACROSS
 from shardlab.comm.ledger import Kind, Ledger
-from shardlab.comm.object_collectives import subgroup
+from shardlab.comm.object_collectives import release, subgroup
 from shardlab.core.device import now
 from shardlab.core.errors import UserError
 
@@ -83,6 +83,12 @@ class AllToAllCollective(CodecCollective):
         step, part = self._begin(unit, output), f"{unit.name}<"
         payloads = self._gather(self._encode([shard], [part], step)[0], output)
         self._decode_chunks(output, payloads, 1.0, [part] * self.world_size, step)
+
+    def _take_back(self, vector: Tensor, unit: Unit) -> None:
+        feedback, chunks = self.route.feedback, self._chunks(self._padded(vector))
+        assert feedback is not None, "there are residuals"
+        for part, chunk in zip(self._parts_to_ranks(unit), chunks, strict=True):
+            feedback.add(part, chunk)
 
     def _scatter(self, vector: Tensor, unit: Unit, step: int) -> Sequence[Tensor]:
         """Send chunk i to rank i, encoded; return the payloads of this rank's chunk."""
@@ -220,6 +226,7 @@ class HierarchicalCollective(CodecCollective):
         of_node = ranks[node * size : (node + 1) * size]
         # every rank creates its node's group first: groups are created in one order on all ranks
         groups = [subgroup(group, each) for each in (of_node, ranks[local_rank::size])]
+        self._made = groups
         across = replace(route, method=route.between_nodes, warmup=0)
         self.inside = AllToAllCollective(groups[0], ledger, kind, route)
         self.between = AllToAllCollective(groups[1], ledger, kind, across, extra=True)
@@ -230,14 +237,12 @@ class HierarchicalCollective(CodecCollective):
     def _reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:
         """Sum inside the node the chunks for its local rank in every node, then between nodes."""
         n = output.numel()
-        by_node = vector.view(self.nodes, self.ranks_per_node, n)
-        by_local_rank = self._buffer("sent", vector).view(self.ranks_per_node, self.nodes, n)
-        by_local_rank.copy_(by_node.transpose(0, 1))
+        by_local_rank = self._by_local_rank(vector)
         of_node = self._buffer("of the node", vector, self.nodes * n)
         # the audit compares both levels with the exact sum, not one level with its inputs
         audit, self.ledger.audit = self.ledger.audit, None
         try:
-            self.inside._reduce_scatter(of_node, by_local_rank.view(-1), 1.0, _inside(unit))  # noqa: SLF001
+            self.inside._reduce_scatter(of_node, by_local_rank, 1.0, _inside(unit))  # noqa: SLF001
             self.between._reduce_scatter(output, of_node, scale, _across(unit))  # noqa: SLF001
         finally:
             self.ledger.audit = audit
@@ -252,6 +257,19 @@ class HierarchicalCollective(CodecCollective):
         self.inside._all_gather(received, gathered, _inside(unit))  # noqa: SLF001
         by_node = output.view(self.nodes, self.ranks_per_node, n)
         by_node.copy_(received.view(self.ranks_per_node, self.nodes, n).transpose(0, 1))
+
+    def close(self) -> None:  # noqa: D102
+        release(self._made)
+
+    def _take_back(self, vector: Tensor, unit: Unit) -> None:
+        self.inside._take_back(self._by_local_rank(self._padded(vector)), _inside(unit))  # noqa: SLF001
+
+    def _by_local_rank(self, vector: Tensor) -> Tensor:
+        """Return the chunks of a vector by local rank, those of all its nodes after one another."""
+        by_node = vector.view(self.nodes, self.ranks_per_node, -1)
+        ordered = self._buffer("sent", vector)
+        ordered.view(self.ranks_per_node, self.nodes, -1).copy_(by_node.transpose(0, 1))
+        return ordered
 
     def _buffer(self, purpose: str, like: Tensor, n: int | None = None) -> Tensor:
         size = (like.numel() if n is None else n) * like.element_size()

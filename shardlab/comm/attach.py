@@ -3,44 +3,48 @@
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import torch.distributed as dist
 from pydantic import BaseModel
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from shardlab.codecs import native
 from shardlab.codecs.base import Codec
 from shardlab.codecs.multi_phase import Method, MultiPhaseMethod
 from shardlab.codecs.registry import make_codec, make_method, spec_of
-from shardlab.comm import fsdp2_hooks
 from shardlab.comm.all_to_all import AllToAllCollective, HierarchicalCollective
 from shardlab.comm.background import Lanes
 from shardlab.comm.codec_collective import Route
 from shardlab.comm.collective import Attachable, Collective, MakeCollective, WarmUp
-from shardlab.comm.comm_hooks import attach_ddp, attach_fsdp1, unit_names
 from shardlab.comm.exchanges import Exchanges
 from shardlab.comm.feedback import Draws, ErrorFeedback, Residual, register_step_hook
-from shardlab.comm.fsdp2_hooks import attach_fsdp2, replica_group
+from shardlab.comm.fsdp2_hooks import replica_group
 from shardlab.comm.handle import Handle
 from shardlab.comm.ledger import Kind, Ledger
 from shardlab.comm.multi_phase import MultiPhaseCollective
-from shardlab.comm.object_collectives import subgroup
+from shardlab.comm.object_collectives import release, subgroup
 from shardlab.comm.optimizer_steps import count_steps, unwrapped
 from shardlab.comm.rare_sync import RareSync
 from shardlab.comm.uncompressed import Native, UncompressedAllToAll
+from shardlab.comm.wrappers import (
+    Makers,
+    attach_wrapper,
+    check_wrapper,
+    excluded_blocks,
+    find_wrapper,
+    message_names,
+)
 from shardlab.config.compression import Compression, WeightCompression
 from shardlab.config.sync import MINIMUM_SIZE, Sync
-from shardlab.core.device import accelerator_of
 from shardlab.core.document import validate
-from shardlab.core.errors import UserError
-from shardlab.models.names import matching, parameter_names, whole_units
+from shardlab.core.errors import UserError, without_frames
 
-_WRAPPERS = Attachable, FSDPModule, FullyShardedDataParallel, DistributedDataParallel
-Makers = tuple[MakeCollective, MakeCollective, MakeCollective]
-"""of gradients, of weights, and of gradients between replicas"""
 Spec = str | Mapping[str, Any] | BaseModel | Codec
 
 
@@ -78,6 +82,7 @@ def make_collective(
     return AllToAllCollective(group, ledger, kind, route)
 
 
+@without_frames
 def attach(
     model: nn.Module,
     gradients: Spec | Method = "none",
@@ -172,12 +177,15 @@ def _attach(
     optimizers: Sequence[Optimizer] = (),
 ) -> Handle:
     gradients, weights = _gradient_route(for_gradients, seed), _weight_route(for_weights, seed)
-    wrapper = _find_wrapper(model)
-    _check_wrapper(model, wrapper, weights, overlap)
+    wrapper = find_wrapper(model)
+    check_wrapper(model, wrapper, weights, overlap)
     _check_replicas(wrapper, gradients, replicas, sync)
-    excluded = _excluded(model, wrapper, for_gradients["exclude"])
+    excluded = excluded_blocks(model, wrapper, for_gradients["exclude"])
     if not gradients.is_plain:
         gradients = replace(gradients, excluded=excluded)
+    if not (gradients.is_plain and weights.is_plain and sync is None):
+        # a source tree builds its kernels now: in the first message other ranks would wait
+        native.compiled(next(model.parameters()))
     ledger, lanes = Ledger(for_gradients["ranks_per_node"]), Lanes() if overlap else None
     collectives: dict[str, dict[dist.ProcessGroup, Collective]] = {}
 
@@ -196,23 +204,32 @@ def _attach(
         maker("weights", "weights", weights),
         maker("replicas", "gradients", between_replicas(gradients)),
     )
-    rare = None
+
+    def close() -> None:
+        for made in collectives.values():
+            for collective in made.values():
+                collective.close()
+
+    undo, rare = [close], None
+    """what `detach` calls, the last one first"""
     if sync is not None:
-        rare = _rare_sync(model, wrapper, sync, ledger, replicas, seed)
+        rare = _rare_sync(model, wrapper, sync, ledger, replicas, seed, undo)
         makers = _until_warm(wrapper, makers, rare)
-    undo = [_attach_wrapper(model, wrapper, makers, lanes, replicas)]
+    undo.append(attach_wrapper(model, wrapper, makers, lanes, replicas))
     if gradients.feedback is not None:
         undo.append(register_step_hook(model, gradients.feedback))
     if rare is not None:
         undo += [count_steps(model, rare, optimizers), rare.detach]
 
     def detach() -> None:
-        for restore in undo:
-            restore()
+        while undo:
+            undo.pop()()
 
-    units = _unit_names(model, wrapper)
+    units = message_names(model, wrapper)
     draws = None if weights.native else weights.draws
-    return Handle(ledger, gradients.feedback, draws, collectives, units, lanes, detach, rare)
+    one_rank = all(dist.get_world_size(group) == 1 for group in collectives["gradients"])
+    sends = not (one_rank and isinstance(wrapper, FSDPModule | FullyShardedDataParallel))
+    return Handle(ledger, gradients.feedback, draws, collectives, units, lanes, detach, sends, rare)
 
 
 def _rare_sync(
@@ -222,8 +239,12 @@ def _rare_sync(
     ledger: Ledger,
     replicas: dist.ProcessGroup | None,
     seed: int,
+    undo: list[Callable[[], None]],
 ) -> RareSync:
     """Return the exchanges between the replicas of a model.
+
+    Args:
+        undo: gets what `detach` has to call.
 
     Raises:
         UserError: there are no replicas, or no exchanges for this wrapper.
@@ -253,17 +274,26 @@ def _rare_sync(
     if codec.votes:
         raise UserError(f"attach: outer: {codec.name!r} votes, and exchanges need means")
     if (warning := settings.left_out()) and dist.get_rank() == 0:
-        warnings.warn(f"attach: outer: {warning}", stacklevel=4)
+        warnings.warn(f"attach: outer: {warning}", stacklevel=5)
     feedback = ErrorFeedback(decay=settings.decay) if settings.error_feedback else None
+    ledger.gradients_of_step = _gradient_bytes(model, dist.get_world_size(group))
     if settings.delay:
         # exchanges run in a thread, and collectives of one group need one order
         group = subgroup(group, dist.get_process_group_ranks(group))
+        undo.append(partial(release, [group]))
     # others stay this rank's, as torch says of them without broadcast_buffers
     averages = isinstance(wrapper, DistributedDataParallel) and wrapper.broadcast_buffers
     exact = Native(group, ledger, "gradients", extra=True) if averages else None
     route = Route(codec, codec.name == "none", MINIMUM_SIZE, seed=seed, feedback=feedback)
     collective = make_collective(group, ledger, "gradients", route)
     return RareSync(model, settings, Exchanges(model, settings, collective, exact, feedback))
+
+
+def _gradient_bytes(model: nn.Module, replicas: int) -> float:
+    """Return the bytes that this rank would send for the gradients of a step, uncompressed."""
+    trained = [p.detach() for p in model.parameters() if p.requires_grad]
+    parts = [p.to_local() if isinstance(p, DTensor) else p for p in trained]
+    return 2 * (replicas - 1) / replicas * sum(part.nbytes for part in parts)
 
 
 def _until_warm(wrapper: nn.Module, makers: Makers, sync: RareSync) -> Makers:
@@ -288,7 +318,7 @@ def _gradient_route(options: dict[str, Any], seed: int) -> Route:
     if checked.plain():
         return Route(method, checked.route != "exchange", seed=seed)
     if (warning := checked.left_out()) and dist.get_rank() == 0:
-        warnings.warn(f"attach: {warning}", stacklevel=4)
+        warnings.warn(f"attach: {warning}", stacklevel=5)
     feedback = ErrorFeedback(checked.residual, checked.decay) if checked.error_feedback else None
     size, warmup = checked.minimum_size, checked.warmup_steps
     return Route(method, False, size, frozenset(), warmup, between, seed, feedback)
@@ -298,46 +328,6 @@ def _weight_route(options: dict[str, Any], seed: int) -> Route:
     codec = make_codec(options["codec"])
     validate(WeightCompression, {**options, "codec": spec_of(options["codec"])}, "attach: weights")
     return Route(codec, codec.name == "none", options["minimum_size"], seed=seed, draws=Draws())
-
-
-def _find_wrapper(model: nn.Module) -> nn.Module:
-    """Return the wrapper, which may be a submodule of `model`: the root of its units.
-
-    Raises:
-        UserError: there is none, or several that would need hooks of their own.
-    """
-    found: dict[object, tuple[str, nn.Module]] = {}
-    for name, module in model.named_modules():
-        kind = next((kind for kind in _WRAPPERS if isinstance(module, kind)), None)
-        if kind is not None:
-            # units of one kind are attached together, but each DistributedDataParallel alone
-            each = kind if kind in (FSDPModule, FullyShardedDataParallel) else module
-            found.setdefault(each, (name or "the model itself", module))
-    if not found:
-        raise UserError(
-            f"attach: {type(model).__name__} is wrapped neither by fully_shard nor by "
-            "FullyShardedDataParallel or DistributedDataParallel: wrap it first, or give what "
-            "wraps it (in a callback of transformers' Trainer: trainer.model_wrapped)"
-        )
-    if len(found) > 1:
-        names = ", ".join(f"{name} ({type(each).__name__})" for name, each in found.values())
-        raise UserError(f"attach: several wrappers, {names}: attach to each of them alone")
-    return next(iter(found.values()))[1]
-
-
-def _check_wrapper(model: nn.Module, wrapper: nn.Module, weights: Route, overlap: bool) -> None:
-    """Raise `UserError` for options that are for another wrapper."""
-    if weights.method.name != "none" and isinstance(wrapper, DistributedDataParallel):
-        raise UserError(
-            "attach: DistributedDataParallel gathers no parameters: remove weights, or use "
-            "fully_shard"
-        )
-    if overlap and not isinstance(wrapper, FSDPModule):
-        raise UserError("attach: overlap is for fully_shard: remove it")
-    if overlap and any(accelerator_of(parameter.device) for parameter in model.parameters()):
-        raise UserError(
-            "attach: overlap is for CPUs: fully_shard overlaps on the streams of a GPU: remove it"
-        )
 
 
 def _check_replicas(
@@ -356,49 +346,3 @@ def _check_replicas(
         "attach: no gradients are sent between replicas: give the codec of exchanges in "
         'outer={"codec": ...}, or outer={"warmup_steps": ...}'
     )
-
-
-def _excluded(model: nn.Module, wrapper: nn.Module, patterns: Sequence[str]) -> frozenset[str]:
-    """Return the names of the blocks that the patterns of parameters select."""
-    if isinstance(wrapper, Attachable):
-        return whole_units(wrapper.unit_names(), patterns)
-    if isinstance(wrapper, FullyShardedDataParallel):
-        return whole_units(unit_names(model), patterns)
-    module = wrapper.module if isinstance(wrapper, DistributedDataParallel) else model
-    return matching(patterns, parameter_names(module).values())
-
-
-def _unit_names(model: nn.Module, wrapper: nn.Module) -> frozenset[str] | None:
-    """Return the names that messages may have; None for DDP, which numbers them in its first pass.
-
-    A message may have a part of a unit, whose name goes on behind that of the unit.
-    """
-    if isinstance(wrapper, Attachable):
-        return frozenset(wrapper.unit_names())
-    if isinstance(wrapper, FSDPModule):
-        return frozenset(fsdp2_hooks.unit_names(model))
-    if isinstance(wrapper, FullyShardedDataParallel):
-        return frozenset(unit_names(model))
-    return None
-
-
-def _attach_wrapper(
-    model: nn.Module,
-    wrapper: nn.Module,
-    makers: Makers,
-    lanes: Lanes | None,
-    replicas: dist.ProcessGroup | None,
-) -> Callable[[], None]:
-    """Use the collectives; return a function that restores those of torch."""
-    if isinstance(wrapper, Attachable):
-        if wrapper.is_attached:
-            raise UserError("attach: the engine of this model has attached it already: build anew")
-        wrapper.attach_collectives(*makers)
-        wrapper.is_attached = True
-        return lambda: None  # it has no communication of torch that could be restored
-    if isinstance(wrapper, FSDPModule):
-        return attach_fsdp2(model, *makers, lanes)
-    if isinstance(wrapper, FullyShardedDataParallel):
-        return attach_fsdp1(model, *makers, replicas)
-    assert isinstance(wrapper, DistributedDataParallel), "the only wrapper that is left"
-    return attach_ddp(wrapper, makers[0])

@@ -144,6 +144,19 @@ class CodecCollective(Collective):
         self.steps.clear()
         self.steps.update({unit: int(step) for unit, step in state.items()})
 
+    @property
+    def keeps_residuals(self) -> bool:  # noqa: D102
+        return self.route.feedback is not None
+
+    def take_back(self, vector: Tensor, unit: Unit) -> None:  # noqa: D102
+        wide = vector.float()
+        if not self._has_excluded(unit):
+            self._take_back(wide, unit)
+            return
+        for part in self._parts(unit, 1):
+            if not part.excluded:
+                self._take_back(part.select(wide.view(1, -1)), part.unit)
+
     @abstractmethod
     def _reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:
         """Write this rank's shard of the sum, times `scale`, to `output`."""
@@ -161,6 +174,10 @@ class CodecCollective(Collective):
             self._audit(self._chunks(self._padded(vector))[self.rank], self._padded(exact), scale)
 
     @abstractmethod
+    def _take_back(self, vector: Tensor, unit: Unit) -> None:
+        """Add a float32 vector[n] to the residuals of an all-reduce."""
+
+    @abstractmethod
     def _all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:
         """Write the shards of all ranks to `output`."""
 
@@ -172,8 +189,10 @@ class CodecCollective(Collective):
         complete = not unit.blocks or sum(unit.chunk_sizes(chunks)) == n
         if self._bypasses(unit, vector.dtype, complete):
             _reduce_by(self._exact, output, vector, scale, unit, scatter)
-        elif self.route.excluded and (parts := self._parts(unit, chunks)):
+        elif self._has_excluded(unit):
+            self.account.uncompressed[BY_NAME] += 1
             # excluded blocks are an extra message where others remain
+            parts = self._parts(unit, chunks)
             exact = self._exact if len(parts) == 1 else self._extra_exact
             for part in parts:
                 message = part.select(vector.view(chunks, n))
@@ -240,11 +259,11 @@ class CodecCollective(Collective):
         self._agree(unit, vector, self._name, step)
         return step
 
+    def _has_excluded(self, unit: Unit) -> bool:
+        return any(block.name in self.route.excluded for block in unit.blocks)
+
     def _parts(self, unit: Unit, chunks: int) -> list["_Part"]:
-        """Return the excluded blocks and the others as separate messages; none without excluded."""
-        if not any(block.name in self.route.excluded for block in unit.blocks):
-            return []
-        self.account.uncompressed[BY_NAME] += 1
+        """Return the excluded blocks and the others as separate messages."""
         parts = [_Part(True, unit.name), _Part(False, unit.name)]
         start = 0
         for block, width in zip(unit.blocks, unit.chunk_sizes(chunks), strict=True):

@@ -33,11 +33,16 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def labelled(method: _Method) -> _Method:
-    """Label the method in profiles with the name of its unit, the last argument."""
+    """Label the method in profiles with the name of its unit, the last argument.
+
+    A backward pass inside of `torch.autocast` calls it, too, and products of codecs are in float32.
+    """
 
     @wraps(method)
     def call(*args: Any) -> Any:
-        with record_function(COMMUNICATION + args[-1].name):
+        vector, unit = args[1], args[-1]
+        exact = torch.autocast(vector.device.type, enabled=False)
+        with record_function(COMMUNICATION + unit.name), exact:
             return method(*args)
 
     return cast(_Method, call)
@@ -92,6 +97,33 @@ class Collective(ABC):
 
         `shard` may be this rank's part of `output`.
         """
+
+    @property
+    def keeps_residuals(self) -> bool:
+        """Return whether what a message lacks is added to a later one."""
+        return False
+
+    def take_back(self, vector: Tensor, unit: Unit) -> None:  # noqa: B027
+        """Add to the residuals of `unit` what its last all-reduce gave, but nobody applies.
+
+        Args:
+            vector: [n], the same on all ranks; zeros elsewhere.
+        """
+
+    def any_rank(self, flags: Tensor) -> None:
+        """Set flags[m], int32 of 0 and 1, to 1 where a rank has 1: an extra collective."""
+        begin, nbytes = now(flags.device), 2 * self._share_of_others(flags.nbytes)
+        with self.ledger.traffic.operation(nbytes, flags.device, self.group):
+            dist.all_reduce(flags, dist.ReduceOp.MAX, group=self.group)
+        account = self.account
+        account.add_time("extra_collective_s", begin, flags.device)
+        account.collectives += 1
+        account.extra_collectives += 1
+        account.add_sent(nbytes, self._between_nodes.ring)
+        account.metadata_bytes += nbytes
+
+    def close(self) -> None:  # noqa: B027
+        """Release the process groups that this collective has made; nothing is sent any more."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state that later messages depend on, the same on all ranks."""

@@ -225,6 +225,19 @@ class ErrorFeedback:
         narrow(kept if self._decay == 1 else kept.mul_(self._decay), target)
         torch.where(mask, target, before, out=target)
 
+    def add(self, part: str, values: Tensor) -> None:
+        """Add to the residual of a part, if it has one, what was sent but is not applied.
+
+        Args:
+            values: float32, as many as the part has; those that are not finite are left out.
+        """
+        if part not in self._current:
+            return
+        stored = self._current[part]
+        residual = widen(stored)
+        total = residual + values
+        narrow(torch.where(total.isfinite(), total, residual), stored)
+
     def step_ended(self) -> None:
         """End the step: the next message is the first of another one."""
         self._has_ended = True

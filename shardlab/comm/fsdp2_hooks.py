@@ -26,7 +26,7 @@ from torch.distributed.fsdp import FSDPModule
 from shardlab.codecs.base import Block, Unit
 from shardlab.comm.background import Lanes
 from shardlab.comm.collective import REPLICAS, Collective, MakeCollective
-from shardlab.comm.object_collectives import gather_values, subgroup
+from shardlab.comm.object_collectives import gather_values, release, subgroup
 from shardlab.comm.uncompressed import Native
 from shardlab.core import torch_private
 from shardlab.core.device import accelerator_of
@@ -85,9 +85,12 @@ def attach_fsdp2(
         for module, reduce_scatter, all_gather in undo:
             module.set_custom_reduce_scatter(reduce_scatter)
             module.set_custom_all_gather(all_gather)
+        infos = [group.mesh_info for _, group, _, _ in replaced]
+        alone = {info.replicate_process_group for info in infos if isinstance(info, DDPMeshInfo)}
         for module, group, mesh_info, hook in replaced:
             group.mesh_info = mesh_info
             module.set_all_reduce_hook(hook)  # type: ignore[arg-type] # None is no hook
+        release(alone)
         if lanes is not None:
             _overlap(units, False)
 
@@ -124,8 +127,8 @@ def replica_group(
         )
     raise UserError(
         "attach: sync_every needs replicas: fully_shard(..., mesh=init_device_mesh(TYPE, "
-        "(REPLICAS, SHARDS), mesh_dim_names=('replicas', 'shards'))) on all modules, or a mesh "
-        "inside the replica with replicas=GROUP"
+        "(REPLICAS, SHARDS), mesh_dim_names=('replicas', 'shards'))), as (2, 1) of 2 ranks, on all "
+        "modules, or a mesh inside the replica with replicas=GROUP"
     )
 
 

@@ -57,6 +57,8 @@ class Handle:
     """names of the units, where they are known before the first step"""
     _lanes: Lanes | None
     _detach: Callable[[], None]
+    _sends: bool
+    """whether gradients are sent, if only to this rank itself; FSDP leaves that out"""
     _sync: RareSync | None = None
 
     def __str__(self) -> str:
@@ -67,7 +69,17 @@ class Handle:
         compresses = gradients.bytes_wire < 0.99 * gradients.bytes_raw
         hint = ": add weights='int8'" if left_out and compresses else ""
         apart = "" if self._sync is None else self._sync.apart()
-        return "; ".join(filter(None, [f"{self.ledger}{hint}", apart]))
+        return "; ".join(filter(None, [f"{self.ledger}{hint}", self._in_place(), apart]))
+
+    def __repr__(self) -> str:
+        """Return the printed line, which a notebook shows."""
+        return str(self)
+
+    def _in_place(self) -> str:
+        """Say what exchanges are in place of."""
+        steps = 0 if self._sync is None else self._sync.step
+        megabytes = steps * self.ledger.gradients_of_step / 1e6
+        return f"in place of {megabytes:,.1f} MB of gradients in {steps} steps" if megabytes else ""
 
     def step(self) -> None:
         """End an iteration, after the update of the parameters, also where that was left out.
@@ -128,9 +140,10 @@ class Handle:
             self.feedback.rollback()
 
     def detach(self) -> None:
-        """Restore the communication of the model; the ledger keeps its counts.
+        """Restore the communication of the model, on all ranks; the ledger keeps its counts.
 
-        Replicas that have trained alone since the last exchange stay apart, with a warning.
+        Replicas that have trained alone since the last exchange stay apart, with a warning. Process
+        groups that `attach` has made are left to the next one.
         """
         self._detach()
 
@@ -161,6 +174,12 @@ class Handle:
         """
         state = _own(state, dist.get_rank())
         residuals = below(RESIDUALS, state)
+        if not self._sends and any(REPLICAS not in name for name in residuals):
+            raise UserError(
+                "the state holds residuals, and on one rank fully_shard sends no gradients that "
+                f"they could be added to: remove its keys with {_COUNT[:-1]!r}, or use "
+                "DistributedDataParallel"
+            )
         for name in below(LAYOUT, residuals):
             if self._units is not None and _SUFFIX.split(name)[0] not in self._units:
                 raise UserError(

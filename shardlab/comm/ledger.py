@@ -88,6 +88,15 @@ class Account:
     """messages that a codec was meant for but does not support, by reason"""
     _unread: deque[_Span] = field(default_factory=deque)
 
+    def __str__(self) -> str:
+        """Say by how much messages were shorter, or what most of the uncompressed ones had."""
+        ratio = self.bytes_raw / self.bytes_wire
+        # a header of each message is no expansion worth a word
+        if abs(ratio - 1) >= 0.01:
+            return f"{ratio:.3g} x"
+        reasons = [reason.removeprefix("torch.") for reason, _ in self.uncompressed.most_common(1)]
+        return " ".join(["uncompressed", *(f"({reason})" for reason in reasons)])
+
     def add(self, other: "Account") -> None:
         """Add the sums of another account."""
         for each in fields(self):
@@ -170,6 +179,8 @@ class Ledger:
         """None: unknown, and `bytes_between_nodes` is 0"""
         self.traffic = Traffic()
         """timer of all operations, which also emulates a link"""
+        self.gradients_of_step = 0.0
+        """bytes that gradients between replicas would have in a step, where these are not sent"""
         self.audit: Audit | None = None
         """set while compressed reductions are compared with exact ones"""
         self._accounts = _new()
@@ -190,20 +201,18 @@ class Ledger:
     def __str__(self) -> str:
         """Say in one line what this rank has sent, and what compression saved."""
         raw = sum(account.bytes_raw for account in self._accounts.values())
+        if dist.is_initialized() and dist.get_world_size() == 1:
+            return "one rank: nothing is sent"
         if not (raw and self.bytes_wire):
             return "nothing sent yet"
-        parts = []
-        for kind, account in self._accounts.items():
-            if account.bytes_wire:
-                ratio = account.bytes_raw / account.bytes_wire
-                # a header of each message is no expansion worth a word
-                is_plain = abs(ratio - 1) < 0.01
-                parts.append(f"{kind} uncompressed" if is_plain else f"{kind} {ratio:.3g} x")
+        sent = [(kind, account) for kind, account in self._accounts.items() if account.bytes_wire]
+        parts = ", ".join(f"{kind} {account}" for kind, account in sent)
         percent = 100 * (1 - self.bytes_wire / raw)
-        saved = f"{percent:.1f} % saved" if abs(percent) >= 1 else "nothing saved"
-        return (
-            f"sent {self.bytes_wire / 1e6:,.1f} of {raw / 1e6:,.1f} MB, {saved}: {', '.join(parts)}"
-        )
+        saved = f"{percent:.1f} % saved" if percent > 0 else f"{-percent:.1f} % more"
+        saved = saved if abs(percent) >= 1 else "nothing saved"
+        factor, unit = (1e6, "MB") if min(raw, self.bytes_wire) >= 1e6 else (1e3, "kB")
+        wire, raw = self.bytes_wire / factor, raw / factor
+        return f"sent {wire:,.1f} of {raw:,.1f} {unit}, {saved}: {parts}"
 
     def settle(self) -> None:
         """Read the times of steps on a GPU; the host waits for it."""

@@ -1,10 +1,11 @@
 """Collectives of plain values, groups of fewer ranks, and ranks that are lost."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,8 @@ from shardlab.core import torch_private
 from shardlab.core.errors import UserError, lost_rank
 
 Value = TypeVar("Value")
+_Kind = tuple[tuple[int, ...], str, timedelta]
+"""ranks, backend and timeout"""
 
 
 def device_of(group: dist.ProcessGroup) -> torch.device:
@@ -22,18 +25,45 @@ def device_of(group: dist.ProcessGroup) -> torch.device:
     return torch.device("cuda" if "nccl" in backends else "cpu")
 
 
+_free: WeakKeyDictionary[dist.ProcessGroup, dict[_Kind, list[dist.ProcessGroup]]] = (
+    WeakKeyDictionary()
+)
+"""groups that were released, in this order, by the default group of their time"""
+
+
 def subgroup(
     group: dist.ProcessGroup, ranks: list[int], backend: str | None = None
 ) -> dist.ProcessGroup:
-    """Return a new group of some ranks of `group`, by default on its backend, with its timeout."""
+    """Return a group of some ranks of `group` that nobody else uses, by default on its backend,
+    with its timeout: one that was released, or a new one."""
     # torch's default timeout is half an hour
+    kind = tuple(ranks), backend or dist.get_backend(group), timeout_of(group)
+    if released := _released().get(kind):
+        return released.pop(0)
     new: dist.ProcessGroup = dist.new_group(
-        ranks,
-        timeout_of(group),
-        backend or dist.get_backend(group),
-        use_local_synchronization=True,
+        list(ranks), kind[2], kind[1], use_local_synchronization=True
     )
     return new
+
+
+def release(groups: Iterable[dist.ProcessGroup]) -> None:
+    """Leave groups of `subgroup` to its later callers, on all their ranks in the same order.
+
+    They are not destroyed: torch would give a later group of these ranks the same name, under which
+    its ranks would find the addresses of the old one.
+    """
+    if not dist.is_initialized():
+        return
+    for group in groups:
+        ranks = tuple(dist.get_process_group_ranks(group))
+        kind = ranks, dist.get_backend(group), timeout_of(group)
+        _released().setdefault(kind, []).append(group)
+
+
+def _released() -> dict[_Kind, list[dist.ProcessGroup]]:
+    world = dist.group.WORLD
+    assert world is not None, "there are groups"
+    return _free.setdefault(world, {})
 
 
 def timeout_of(group: dist.ProcessGroup) -> timedelta:

@@ -171,7 +171,7 @@ def _shard(parameter: Tensor) -> list[int]:
     """Return the numbers of this rank's shard, by dimension of the mesh that shards."""
     if not isinstance(parameter, DTensor):
         return []
-    coordinate: list[int] = parameter.device_mesh.get_coordinate() or []
+    coordinate = tuple[int, ...](parameter.device_mesh.get_coordinate() or ())
     placed = zip(coordinate, parameter.placements, strict=True)
     return [index for index, placement in placed if placement.is_shard()]
 

@@ -79,7 +79,7 @@ def _parse(value: Any) -> CodecSpec:
     if spec is None:
         hint = nearest(name, CODECS)
         if not get_close_matches(name, CODECS, cutoff=0.7):  # more than a slip of the pen
-            hint += "; if it is your own, list its module under `codecs` in params.yaml"
+            hint += "; if it is your own, import its module first (params.yaml: `codecs`)"
         raise PydanticCustomError(
             "unknown_codec", "unknown codec {name}; {hint}", {"name": repr(name), "hint": hint}
         )

@@ -124,8 +124,9 @@ def _lines(error: ValidationError, where: str) -> list[str]:
         union = next((i for i, part in enumerate(place) if _is_tag(part)), len(place))
         path = ".".join(filter(None, [where, *(str(p) for p in place if not _is_tag(p))]))
         found = each["input"]
-        shown = "" if isinstance(found, dict | list | BaseModel) else f" (found {_brief(found)})"
         message = each["msg"].removeprefix("Value error, ")
+        is_shown = isinstance(found, dict | list | BaseModel) or repr(found) in message
+        shown = "" if is_shown else f" (found {_brief(found)})"
         lines.setdefault(place[:union], f"{path}: {message[0].lower()}{message[1:]}{shown}")
     return [*lines.values()]
 

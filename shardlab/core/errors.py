@@ -1,12 +1,29 @@
 """Errors for the user: what is wrong, where, and the fix, in one line; and runs that failed."""
 
 import difflib
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Literal, ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class UserError(ValueError):
     """A mistake that the user can fix; the message is shown without a traceback."""
+
+
+def without_frames(call: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Raise what `call` refuses without the frames below it: scripts show them once per rank."""
+
+    @wraps(call)
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return call(*args, **kwargs)
+        except UserError as error:
+            raise error.with_traceback(None) from None
+
+    return run
 
 
 class StorageError(UserError):
@@ -67,10 +84,19 @@ class RunFailed(RuntimeError):
 
 
 def nearest(word: str, valid: Iterable[str]) -> str:
-    """Return a sentence that names the valid word closest to `word`, or all of them."""
+    """Return a sentence that names the valid words closest to `word`, or that it abbreviates, or
+    all of them."""
     valid = sorted(valid)
-    close = difflib.get_close_matches(word, valid, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"valid: {', '.join(valid)}"
+    close = [name for name in valid if word == "".join(part[0] for part in name.split("_"))]
+    if not close:
+        found = difflib.get_close_matches(word, valid, n=3, cutoff=0.6)
+        close = [name for name in found if _likeness(word, name) == _likeness(word, found[0])]
+    words = " or ".join(repr(name) for name in sorted(close))
+    return f"did you mean {words}?" if close else f"valid: {', '.join(valid)}"
+
+
+def _likeness(word: str, name: str) -> float:
+    return difflib.SequenceMatcher(None, name, word).ratio()
 
 
 _MESSAGE = 300

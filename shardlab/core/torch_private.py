@@ -9,6 +9,7 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -60,6 +61,7 @@ from torch.distributed.fsdp._fully_shard import (
     _fsdp_param_group,
 )
 from torch.distributed.tensor import DTensor, _utils
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree
 
 # FSDP2
@@ -215,6 +217,23 @@ def flat_numel(flat: FlatParameter) -> int:
 
 FIRST_BUCKET_BYTES = dist._DEFAULT_FIRST_BUCKET_BYTES
 """limit of the first bucket where the user sets none"""
+
+
+def reduces_in_python(model: DistributedDataParallel) -> bool:
+    """Return whether it sends gradients one by one, for compiled autograd, and makes no buckets."""
+    return bool(model._use_python_reducer)
+
+
+def register_comm_hook(
+    model: DistributedDataParallel, hook: Callable[[object, dist.GradBucket], Any]
+) -> None:
+    """Register a communication hook that copies of the model lack.
+
+    torch pickles and copies what it has registered along with the model, though the reducer that it
+    then makes calls no hook; process groups, which ours has, can be neither.
+    """
+    model.register_comm_hook(None, hook)
+    model._comm_hooks.pop()
 
 
 def assign_buckets(parameters: list[Tensor], limits: list[int]) -> list[list[int]]:

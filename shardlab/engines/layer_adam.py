@@ -221,7 +221,7 @@ class LayerAdam(Optimizer):
         assert parameter.grad is not None
         state = self.state[parameter]
         if not state:
-            state["step"] = torch.tensor(0.0)
+            state["step"] = torch.tensor(0.0, dtype=torch.float32)
             for name, dtype in self._dtypes.items():
                 state[name] = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
         state["step"] += 1

@@ -105,4 +105,4 @@ def clip_coefficient(norm: float, limit: float | None) -> float:
     """Return what gradients of this norm are multiplied by, in float32."""
     if limit is None or math.isnan(norm):
         return 1.0
-    return float((limit / (torch.tensor(norm) + 1e-6)).clamp(max=1.0))
+    return float((limit / (torch.tensor(norm, dtype=torch.float32) + 1e-6)).clamp(max=1.0))

@@ -172,7 +172,8 @@ def loss_of(output: Any) -> Tensor:
 def end_graph(loss: Tensor) -> None:
     """Replace the loss's graph in place: a kept output keeps none, and backward is refused."""
     if loss._base is None:  # a view cannot be detached in place
-        _BackwardHasRun.apply(loss.detach_(), torch.empty(0, requires_grad=True))
+        anchor = torch.empty(0, requires_grad=True)
+        _BackwardHasRun.apply(loss.detach_(), anchor)  # type: ignore[no-untyped-call]
 
 
 class _BackwardHasRun(torch.autograd.Function):

@@ -154,12 +154,12 @@ class SlideUnit:
         """the trained part"""
         self.message_of_both = Unit(name, (Block(name, self.whole, 1),))
         self.between_nodes = Unit(name + REPLICAS, (Block(name, self.chunk, 1),))
-        self.step = torch.zeros(())
+        self.step = torch.zeros((), dtype=torch.float32)
         """updates so far, continued from a checkpoint"""
         self._rank, self._world_size = rank, world_size
         self.vectors: dict[str, Tensor] = {}
         """whole: `parameter`, `exp_avg`, `exp_avg_sq`, `frozen`, perhaps `mirror`"""
-        self.source = torch.empty(0)
+        self.source = torch.empty(0, dtype=torch.float32)
         """both parts of what goes to the device"""
 
     @property

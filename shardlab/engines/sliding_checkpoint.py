@@ -93,8 +93,13 @@ class SlidingCheckpoint(AbstractContextManager["SlidingCheckpoint"]):
     """
 
     def __init__(
-        self, device: torch.device, folder: Path | None = None, minimum_bytes: int = 4096
+        self,
+        device: torch.device | None = None,
+        folder: Path | None = None,
+        minimum_bytes: int = 4096,
     ) -> None:
+        if device is None:
+            raise UserError("SlidingCheckpoint: create it by on_disk(folder) or in_memory()")
         self.offloaded_bytes = 0
         """of activations that have left the device so far"""
         self.kept_bytes = 0

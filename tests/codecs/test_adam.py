@@ -16,7 +16,7 @@ from torch import Tensor
 from shardlab.codecs import native
 from shardlab.codecs.adam import Hyper, adam_, sum_of_squares
 from shardlab.codecs.workers import Workers
-from tests.codecs.vectors import any_bits, bits, reference
+from tests.codecs.vectors import any_bits, bits, default_dtype, reference
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 DECAYING = Hyper(1e-3, weight_decay=0.1)
@@ -299,3 +299,19 @@ def test_forked_process_starts_its_own_threads():
 def test_impossible_threads_are_refused(count, cpus):
     with pytest.raises(ValueError, match="workers: "):
         Workers(count, cpus)
+
+
+@pytest.mark.parametrize("narrow", [BF16, FP16])
+@pytest.mark.parametrize("dtype", [BF16, torch.float64])
+def test_updates_do_not_depend_on_the_default_dtype(narrow, dtype):
+    drawn = torch.randn(4, 3001, generator=torch.Generator().manual_seed(1))
+
+    def updated():
+        parameter, first, second, gradient = drawn.clone()
+        vectors = [parameter.to(narrow), first.to(BF16), second.abs()]
+        adam_(*vectors, [gradient.to(narrow)], DECAYING, 3)
+        return [bits(vector) for vector in vectors]
+
+    expected = updated()
+    with reference(), default_dtype(dtype):
+        assert updated() == expected

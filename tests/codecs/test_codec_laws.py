@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shardlab.codecs.registry import make_codec, spec_of
 from tests.codecs.codec_examples import SPECS
-from tests.codecs.vectors import KEY, reference, with_ties
+from tests.codecs.vectors import KEY, bits, coded, default_dtype, reference, with_ties
 
 every_codec = pytest.mark.parametrize("spec", SPECS)
 kernels_and_reference = pytest.mark.parametrize("serve", [nullcontext, reference])
@@ -167,3 +167,15 @@ def test_deterministic_codec_is_unbiased_only_if_exact(spec):
     payload = codec.encode(x, KEY).clone()
     if torch.equal(payload, codec.encode(x, KEY._replace(step=9))):
         assert codec.unbiased == torch.equal(codec.decode(payload, 700, KEY), x)
+
+
+@kernels_and_reference
+@every_codec
+def test_results_do_not_depend_on_the_default_dtype(spec, serve):
+    x, residual = torch.randn(2, 4001, generator=torch.Generator().manual_seed(1))
+    with serve():
+        expected = [bits(vector) for vector in coded(make_codec(spec), x, residual)]
+        for dtype in (torch.bfloat16, torch.float64):
+            with default_dtype(dtype):
+                results = coded(make_codec(spec), x, residual)
+            assert [bits(vector) for vector in results] == expected, dtype

@@ -61,8 +61,8 @@ def test_the_three_ways_to_name_a_codec_agree():
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("int9", ["int9", "did you mean 'int8'?"]),
-        ("xyz", ["xyz", "valid: bf16, ", "list its module under `codecs` in params.yaml"]),
+        ("int9", ["int9", "did you mean 'int4' or 'int8'?"]),
+        ("xyz", ["xyz", "valid: bf16, ", "import its module first (params.yaml: `codecs`)"]),
         ("int8:grup=64", ["grup", "group"]),
         ("int8:group", ["group", "key=value"]),
         ("topk:density=2", ["density"]),

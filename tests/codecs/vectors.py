@@ -29,6 +29,17 @@ def reference() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """torch makes tensors of this type by default while the block runs."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 def check_as_reference(compute: Callable[[], Sequence[Tensor]]) -> Sequence[Tensor]:
     """Check that kernels and reference compute the same bits; return these results."""
     with reference():

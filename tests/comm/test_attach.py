@@ -19,6 +19,7 @@ from torch.distributed.fsdp import (
 from torch.nn.parallel import DistributedDataParallel
 
 import shardlab
+from shardlab.codecs import native
 from shardlab.core.errors import UserError
 from tests.comm.wire import is_same_everywhere
 from tests.comm.wrapped_models import (
@@ -249,6 +250,45 @@ def test_a_handle_says_what_else_could_be_compressed(group, name, options, hinte
     assert str(handle).endswith(hint) == hinted
 
 
+@on_ranks(2)
+def test_a_handle_shows_its_line(group):
+    model = ddp(group)
+    handle = shardlab.attach(model, "int8")
+    gradients_after(model, group, 1)
+    assert repr(handle) == str(handle)
+
+
+@on_ranks(2)
+def test_exchanges_are_compared_with_the_gradients_of_all_steps(group):
+    model = ddp(group)
+    inner = torch.optim.SGD(model.parameters(), 0.01)
+    handle = shardlab.attach(model, sync_every=2, optimizer=inner)
+    assert "in place of" not in str(handle)
+    for step in range(40):
+        backward(model, group, step)
+        inner.step()
+    megabytes = 40 * sum(p.nbytes for p in model.parameters()) / 1e6
+    assert f"; in place of {megabytes:,.1f} MB of gradients in 40 steps" in str(handle)
+
+
+@on_ranks(1)
+def test_one_rank_sends_nothing(group):
+    model = ddp(group)
+    handle = shardlab.attach(model, "int8")
+    gradients_after(model, group, 1)
+    assert str(handle) == "one rank: nothing is sent"
+
+
+@on_ranks(1)
+def test_kernels_are_there_before_the_first_message(group):
+    """A source tree builds them, while other ranks would wait."""
+    with patch.object(native, "library", wraps=native.library) as asked:
+        shardlab.attach(ddp(group))
+        assert not asked.called
+        shardlab.attach(ddp(group), "int8")
+        assert asked.called
+
+
 @pytest.mark.parametrize(
     ("options", "warned"),
     [
@@ -275,7 +315,7 @@ def test_elements_that_a_short_run_never_sends_are_named_once(group, options, wa
 
 
 MISTAKES = [
-    (fsdp2, {"gradients": "int9"}, "unknown codec 'int9'; did you mean 'int8'?"),
+    (fsdp2, {"gradients": "int9"}, "unknown codec 'int9'; did you mean 'int4' or 'int8'?"),
     (fsdp2, {"gradients": "int8:groop=8"}, "groop: unknown key; did you mean 'group'?"),
     (fsdp2, {"gradients": "int8", "route": "native"}, "native is for codec 'none' alone"),
     (fsdp2, {"gradients": "none", "error_feedback": True}, "pointless"),

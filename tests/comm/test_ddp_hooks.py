@@ -1,11 +1,16 @@
-"""DistributedDataParallel rebuilds its buckets: messages keep their layout, nothing is lost."""
+"""DistributedDataParallel rebuilds its buckets, and leaves alone what no rank uses: messages
+keep their layout, and nothing is lost."""
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import shardlab
 from shardlab.comm.codec_collective import CodecCollective
+from shardlab.comm.feedback import widen
+from tests.comm.wire import gathered
 from tests.comm.wrapped_models import Crossed, backward, batch, ddp, network
 from tests.ranks import on_ranks
 
@@ -50,3 +55,59 @@ def test_a_gradient_that_is_not_finite_shows_on_all_ranks(group, route, codec):
         model.zero_grad()
         counts.append(handle.ledger.summary()["gradients"]["not_finite"])
     assert counts == ([0, 0, 0] if codec == "none" else [0, 1, 1])
+
+
+SIZE = 40
+
+
+class Branches(nn.Module):
+    """Of two matrices the second is used where it is asked for."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.always, self.sometimes = (nn.Linear(SIZE, SIZE, bias=False) for _ in range(2))
+
+    def forward(self, x, uses):
+        loss = self.always(x).square().mean()
+        return loss + self.sometimes(x).pow(3).mean() if uses else loss
+
+
+def gradient(rank, step):
+    """That of the second matrix on a rank."""
+    model, x = Branches(), torch.randn(8, SIZE, generator=torch.Generator().manual_seed(step))
+    model(x * (rank + 1), True).backward()
+    return model.sometimes.weight.grad
+
+
+def owed(handle, group):
+    """What the residuals of all ranks owe to the gradients of the second matrix."""
+    state = {name.partition(".residual.")[2]: t for name, t in handle.state_dict().items()}
+    sent = [state[key] for key in ("bucket0*", "bucket0>0", "bucket0>1") if key in state]
+    total = sum(gathered(torch.cat([widen(part) for part in sent]), group)) / 2
+    if "bucket0<" in state:
+        total = total + torch.cat(gathered(widen(state["bucket0<"]), group))
+    return total
+
+
+# in one message with the other matrix, or in one of its own
+@pytest.mark.parametrize("size", [25, 0.001])
+@pytest.mark.parametrize("codec", ["topk:density=0.02", "int4", "efsign", "powersgd:rank=1"])
+@pytest.mark.parametrize("residual", ["fp32", "int8"])
+@on_ranks(2)
+def test_true_gradients_are_those_applied_and_what_residuals_owe(group, codec, size, residual):
+    rank = dist.get_rank(group)
+    for uses in ([1, 0, 0, 0], [1, 0, 1, 0]):
+        options = {"find_unused_parameters": True, "bucket_cap_mb": size}
+        model = DistributedDataParallel(Branches(), **options)
+        handle = shardlab.attach(model, codec, error_feedback=True, residual=residual)
+        weight, true, applied = model.module.sometimes.weight, 0, 0
+        for step, used in enumerate(uses):
+            x = torch.randn(8, SIZE, generator=torch.Generator().manual_seed(step))
+            model(x * (rank + 1), used).backward()
+            # one rank's zeros are no other rank's: DDP writes what some rank has
+            applied = applied + (0 if weight.grad is None else weight.grad)
+            true = true + (sum(gradient(r, step) for r in range(2)) / 2 if used else 0)
+            model.zero_grad()
+        rest = (true - applied - owed(handle, group)[: SIZE * SIZE].view(SIZE, SIZE)).norm()
+        assert rest < (1e-5 if residual == "fp32" else 0.05) * true.norm(), uses

@@ -21,8 +21,8 @@ from tests.ranks import on_ranks
 @on_ranks(2)
 def test_several_optimizers_count_one_step(group):
     model = ddp(group)
-    first, *rest = model.parameters()
-    both = torch.optim.SGD([first], 0.01), torch.optim.AdamW(rest, 0.01)
+    first, *later = model.parameters()
+    both = torch.optim.SGD([first], 0.01), torch.optim.AdamW(later, 0.01)
     shardlab.attach(model, sync_every=2, optimizer=both)
     same = []
     for step in range(4):
@@ -123,8 +123,8 @@ def test_steps_of_an_optimizer_that_took_the_place_of_another_are_told(group):
 def test_a_part_may_be_updated_more_often_than_steps_are_counted(group):
     """As a critic, which takes several steps for one of the other part."""
     model = ddp(group)
-    first, *rest = model.parameters()
-    often, rarely = torch.optim.SGD([first], 0.01), torch.optim.SGD(rest, 0.01)
+    first, *later = model.parameters()
+    often, rarely = torch.optim.SGD([first], 0.01), torch.optim.SGD(later, 0.01)
     handle = shardlab.attach(model, sync_every=2)
     same = []
     for step in range(4):
@@ -150,8 +150,8 @@ def test_optimizers_that_do_not_all_step_in_each_iteration_are_counted_by_hand(g
 
     for counts in (True, False):
         model = ddp(group)
-        first, *rest = model.parameters()
-        optimizers = torch.optim.SGD(rest, 0.01), torch.optim.SGD([first], 0.01)
+        first, *later = model.parameters()
+        optimizers = torch.optim.SGD(later, 0.01), torch.optim.SGD([first], 0.01)
         if counts:
             handle = shardlab.attach(model, sync_every=4)
             run(model, optimizers, handle.step)

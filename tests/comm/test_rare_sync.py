@@ -17,7 +17,7 @@ from shardlab.codecs.wire import PayloadError
 from shardlab.train.launch import RunFailed, launch
 from tests.comm.replicas import MADE, PLAIN, attached, flat, refusal, stepped, trained
 from tests.comm.wire import is_same_everywhere
-from tests.comm.wrapped_models import ddp, fsdp1, fsdp2, full, hsdp, network
+from tests.comm.wrapped_models import Crossed, ddp, fsdp1, fsdp2, full, hsdp, network
 from tests.ranks import on_ranks
 
 
@@ -235,7 +235,7 @@ def test_the_printed_line_and_detach_say_how_long_replicas_have_trained_alone(gr
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             handle.detach()
-        said = [line for each in caught if "last equal" in (line := str(each.message))]
+        said = [line for warning in caught if "last equal" in (line := str(warning.message))]
         assert len(said) == (warns and dist.get_rank(group) == 0)
     handle, _ = attached(ddp(group), 3)
     handle.synchronize()
@@ -332,9 +332,9 @@ def test_what_cannot_be_exchanged_is_refused_in_one_line(group):
     ):
         given = {"sync_every": 2, **options}
         assert said in refusal(lambda given=given: attach(model, **given))
-    rank = dist.get_rank(group)
-    differ = {"sync_every": 2, "outer": {"learning_rate": 0.5 + rank / 4}}
+    differ = {"sync_every": 2, "outer": {"learning_rate": 0.5 + dist.get_rank(group) / 4}}
     assert "learning_rate" in refusal(lambda: attach(ddp(group), **differ), PayloadError)
+    assert "unused_parameters=False" in refusal(lambda: attach(ddp(group, Crossed), sync_every=2))
     assert "use one of them" in refusal(lambda: attach(fsdp1(group), sync_every=2))
     wide = DistributedDataParallel(network().double())
     assert "exchanges are in float32" in refusal(lambda: attach(wide, sync_every=2))

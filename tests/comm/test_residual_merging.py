@@ -1,11 +1,13 @@
 """Residuals on another number of ranks or nodes: what was not sent is still owed."""
 
 import functools
+import re
 
 import pytest
 import torch
 import torch.distributed as dist
 
+import shardlab
 from shardlab.codecs.base import Block, Unit
 from shardlab.codecs.registry import make_codec
 from shardlab.comm.attach import make_collective
@@ -16,7 +18,8 @@ from shardlab.comm.ledger import Ledger
 from shardlab.core.errors import UserError
 from tests.comm.phase_vectors import gradients, whole
 from tests.comm.wire import gathered
-from tests.ranks import run_ranks
+from tests.comm.wrapped_models import ddp, fsdp1, fsdp2
+from tests.ranks import on_ranks, run_ranks
 
 UNIT = Unit("block.0", (Block("w", 7, 5), Block("b", 3, 1), Block("e", 1, 11), Block("v", 8, 2)))
 WHOLE = 41
@@ -170,3 +173,18 @@ def test_other_ranks_and_nodes_send_merged_residuals(old, new, levels, kind):
         assert feedback.norm() == 0
 
     run_ranks(new[0], on_rank)
+
+
+@pytest.mark.parametrize("wrap", [fsdp2, fsdp1, ddp])
+@on_ranks(1)
+def test_residuals_that_one_rank_would_never_add_are_refused(group, wrap):
+    state = {f"rank0.gradients.residual.{name}": torch.ones(8) for name in ("root>0", "root<")}
+    state["rank0.gradients.residuals"] = torch.tensor(2)
+    handle = shardlab.attach(wrap(group), "int8", error_feedback=True)
+    if wrap is ddp:
+        handle.load_state_dict(state)
+        return
+    with pytest.raises(UserError, match="on one rank fully_shard sends no gradients") as caught:
+        handle.load_state_dict(state)
+    key = re.search("keys with '([^']+)'", str(caught.value))[1]
+    handle.load_state_dict({k: v for k, v in state.items() if key not in k})

@@ -238,3 +238,8 @@ def test_memory_of_the_host_is_refused_where_it_is_that_of_the_device(group) -> 
     strategy = parse_strategy({"engine": "ddp", **FULL, "activations": "memory"})
     with pytest.raises(UserError, match="activations: memory: on a CPU they are there already"):
         build_engine(model, strategy, Optimization(0.1, 0.5, (0.9, 0.95)), group, weights=weights)
+
+
+def test_the_constructor_names_the_two_ways_to_make_one():
+    with pytest.raises(UserError, match=r"on_disk\(folder\) or in_memory\(\)"):
+        shardlab.SlidingCheckpoint()

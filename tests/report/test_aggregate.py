@@ -63,6 +63,12 @@ def test_step_times_are_compared_by_the_repetitions_of_the_timing():
     assert row["step_ms_mean"] == 99.0
 
 
+def test_memory_is_compared_in_bytes_seed_by_seed():
+    records = [make_record(seed=seed, memory_peak_bytes=1000 + seed) for seed in range(2)]
+    records += [make_record("ddp", seed, memory_peak_bytes=1500 + 201 * seed) for seed in range(2)]
+    assert compare(records).loc["ddp", "memory_change"] == 600
+
+
 def test_select_refuses_missing_records():
     records = make_records(["fsdp2", "ddp"])
     assert [(r.run, r.seed) for r in select(records, ["ddp"], [2, 0])] == [("ddp", 2), ("ddp", 0)]

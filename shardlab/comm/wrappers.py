@@ -1,0 +1,109 @@
+"""The wrapper of a model, which decides where its collectives go."""
+
+from collections.abc import Callable, Sequence
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
+
+from shardlab.comm import comm_hooks, fsdp2_hooks
+from shardlab.comm.background import Lanes
+from shardlab.comm.codec_collective import Route
+from shardlab.comm.collective import Attachable, MakeCollective
+from shardlab.comm.ddp_hooks import attach_ddp
+from shardlab.core.device import accelerator_of
+from shardlab.core.errors import UserError
+from shardlab.models.names import matching, parameter_names, whole_units
+
+_WRAPPERS = Attachable, FSDPModule, FullyShardedDataParallel, DistributedDataParallel
+Makers = tuple[MakeCollective, MakeCollective, MakeCollective]
+"""of gradients, of weights, and of gradients between replicas"""
+
+
+def find_wrapper(model: nn.Module) -> nn.Module:
+    """Return the wrapper, which may be a submodule of `model`: the root of its units.
+
+    Raises:
+        UserError: there is none, or several that would need hooks of their own.
+    """
+    found: dict[object, tuple[str, nn.Module]] = {}
+    for name, module in model.named_modules():
+        kind = next((kind for kind in _WRAPPERS if isinstance(module, kind)), None)
+        if kind is not None:
+            # units of one kind are attached together, but each DistributedDataParallel alone
+            each = kind if kind in (FSDPModule, FullyShardedDataParallel) else module
+            found.setdefault(each, (name or "the model itself", module))
+    if not found:
+        raise UserError(
+            f"attach: {type(model).__name__} is wrapped neither by fully_shard nor by "
+            "FullyShardedDataParallel or DistributedDataParallel: wrap it first, or give what "
+            "wraps it (in a callback of transformers' Trainer: trainer.model_wrapped)"
+        )
+    if len(found) > 1:
+        names = ", ".join(f"{name} ({type(each).__name__})" for name, each in found.values())
+        raise UserError(f"attach: several wrappers, {names}: attach to each of them alone")
+    return next(iter(found.values()))[1]
+
+
+def check_wrapper(model: nn.Module, wrapper: nn.Module, weights: Route, overlap: bool) -> None:
+    """Raise `UserError` for options that are for another wrapper."""
+    if weights.method.name != "none" and isinstance(wrapper, DistributedDataParallel):
+        raise UserError(
+            "attach: DistributedDataParallel gathers no parameters: remove weights, or use "
+            "fully_shard"
+        )
+    if overlap and not isinstance(wrapper, FSDPModule):
+        raise UserError("attach: overlap is for fully_shard: remove it")
+    if overlap and any(accelerator_of(parameter.device) for parameter in model.parameters()):
+        raise UserError(
+            "attach: overlap is for CPUs: fully_shard overlaps on the streams of a GPU: remove it"
+        )
+
+
+def excluded_blocks(
+    model: nn.Module, wrapper: nn.Module, patterns: Sequence[str]
+) -> frozenset[str]:
+    """Return the names of the blocks that the patterns of parameters select."""
+    if isinstance(wrapper, Attachable):
+        return whole_units(wrapper.unit_names(), patterns)
+    if isinstance(wrapper, FullyShardedDataParallel):
+        return whole_units(comm_hooks.unit_names(model), patterns)
+    module = wrapper.module if isinstance(wrapper, DistributedDataParallel) else model
+    return matching(patterns, parameter_names(module).values())
+
+
+def message_names(model: nn.Module, wrapper: nn.Module) -> frozenset[str] | None:
+    """Return the names that messages may have; None for DDP, which numbers them in its first pass.
+
+    A message may have a part of a unit, whose name goes on behind that of the unit.
+    """
+    if isinstance(wrapper, Attachable):
+        return frozenset(wrapper.unit_names())
+    if isinstance(wrapper, FSDPModule):
+        return frozenset(fsdp2_hooks.unit_names(model))
+    if isinstance(wrapper, FullyShardedDataParallel):
+        return frozenset(comm_hooks.unit_names(model))
+    return None
+
+
+def attach_wrapper(
+    model: nn.Module,
+    wrapper: nn.Module,
+    makers: Makers,
+    lanes: Lanes | None,
+    replicas: dist.ProcessGroup | None,
+) -> Callable[[], None]:
+    """Use the collectives; return a function that restores those of torch."""
+    if isinstance(wrapper, Attachable):
+        if wrapper.is_attached:
+            raise UserError("attach: the engine of this model has attached it already: build anew")
+        wrapper.attach_collectives(*makers)
+        wrapper.is_attached = True
+        return lambda: None  # it has no communication of torch that could be restored
+    if isinstance(wrapper, FSDPModule):
+        return fsdp2_hooks.attach_fsdp2(model, *makers, lanes)
+    if isinstance(wrapper, FullyShardedDataParallel):
+        return comm_hooks.attach_fsdp1(model, *makers, replicas)
+    assert isinstance(wrapper, DistributedDataParallel), "the only wrapper that is left"
+    return attach_ddp(wrapper, makers[0])

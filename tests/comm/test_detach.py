@@ -1,0 +1,51 @@
+"""What `detach` ends."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import shardlab
+from tests.comm.wrapped_models import backward, network
+from tests.ranks import on_ranks
+
+
+def delayed(group, mesh):
+    model = DistributedDataParallel(network())
+    inner = torch.optim.SGD(model.parameters(), 0.01)
+    return model, shardlab.attach(model, sync_every=2, outer={"delay": 1}, optimizer=inner)
+
+
+def on_two_levels(group, mesh):
+    model = DistributedDataParallel(network())
+    settings = {"between_nodes": "bf16", "ranks_per_node": 2, "minimum_size": 0}
+    return model, shardlab.attach(model, "int8", **settings)
+
+
+def with_replicas(group, mesh):
+    model = nn.Linear(40, 31)
+    fully_shard(model, mesh=mesh)
+    return model, shardlab.attach(model, "int8")
+
+
+@pytest.mark.parametrize(
+    ("make", "world_size"), [(delayed, 2), (on_two_levels, 4), (with_replicas, 2)]
+)
+@on_ranks()
+def test_groups_that_attach_makes_end_with_it(group, make, world_size):
+    mesh = init_device_mesh("cpu", (world_size, 1), mesh_dim_names=("replicas", "shards"))
+    opened = []
+    for _ in range(6):
+        model, handle = make(group, mesh)
+        backward(model, group, 0)
+        handle.detach()
+        handle.detach()  # again, it does nothing
+        backward(model, group, 1)
+        dist.barrier()
+        opened.append(len([*Path("/proc/self/fd").iterdir()]))
+    assert max(opened[2:]) - opened[1] < 4, opened
