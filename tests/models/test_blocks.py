@@ -177,3 +177,17 @@ def test_activations_of_a_block_are_what_autograd_keeps(family):
     ratio = (predicted[1] - predicted[0]) / (real[1] - real[0])
     # less where normalisations compute in float32
     assert 0.75 < ratio < 1.1
+
+
+def test_selective_checkpointing_keeps_both_products_before_a_gate():
+    tokens, train = 256, Train(batch_size=1, sequence_length=256)
+    document = {"engine": "fsdp2", "param_dtype": "bf16", "activation_checkpointing": "selective"}
+    strategy, kept = parse_strategy(document).canonical(), []
+    for layers in (2, 3):
+        config = transformers.LlamaConfig(**KEPT, num_hidden_layers=layers)
+        model = AutoModelForCausalLM.from_config(config)
+        sizes = sizes_of(model, strategy, train, torch.device("cpu"))
+        kept.append(closed_form(strategy, sizes, 1)["activations"] / tokens / 2)
+    # the input of the block and the products out of attention and network; of attention queries,
+    # keys, values and its result; two products into the network
+    assert kept[1] - kept[0] == 3 * 64 + 4 * 64 + 2 * 256
