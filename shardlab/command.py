@@ -92,13 +92,6 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(128 + signal.SIGPIPE)
 
 
-def _version() -> str:
-    try:
-        return metadata.version("shardlab")
-    except metadata.PackageNotFoundError:
-        return "of a checkout that is not installed"
-
-
 def _help() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:{width}}  {command.help}" for name, command in COMMANDS.items()]
