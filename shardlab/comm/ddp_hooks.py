@@ -37,8 +37,8 @@ def attach_ddp(model: DistributedDataParallel, gradients: MakeCollective) -> Cal
     """Use this collective for the gradients of `model`; return a function that restores DDP's.
 
     Raises:
-        UserError: the model has a communication hook already, sparse gradients, no buckets, or
-            skips some.
+        UserError: the model has a communication hook already, sparse gradients, complex
+            parameters, no buckets, or skips some.
     """
     if torch_private.reduces_in_python(model):
         raise UserError(
@@ -54,6 +54,12 @@ def attach_ddp(model: DistributedDataParallel, gradients: MakeCollective) -> Cal
     for name, module in model.module.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise UserError(f"ddp: {name!r} has sparse gradients: make it with sparse=False")
+    for name, parameter in model.module.named_parameters():
+        if parameter.is_complex() and not isinstance(collective, Native):
+            raise UserError(
+                f"ddp: {name} is complex, of which DistributedDataParallel makes buckets of real "
+                "numbers: hold its real and its imaginary part, as by torch.view_as_real"
+            )
     hook = _BucketHook(collective, model)
     broadcasts = model.broadcast_buffers
     try:

@@ -226,8 +226,8 @@ class Exchanges:
                     "weights without assign=True"
                 )
             raise UserError(
-                f"sync: {plain(name)} was unfrozen after attach: do so before it, or detach() and "
-                "attach again"
+                f"sync: {plain(name)} was added or unfrozen after attach: do so before it, or "
+                "detach() and attach again"
             )
 
     @torch.no_grad()

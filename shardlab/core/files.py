@@ -163,7 +163,7 @@ def _read(path: str | Path, fix: str) -> bytes:
 def _parse(where: str | Path, text: bytes, fix: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: damaged: not JSON ({error}): {fix}") from None
 
 

@@ -57,7 +57,11 @@ def _facts(options: argparse.Namespace) -> _Facts:
             f"--seq {options.seq}: {options.model} has {decoder.positions} positions: lower it"
         )
     shapes = DecoderShapes(decoder, train)
-    return _Facts(shapes, decoder.parameters, decoder.flops_per_token(options.seq))
+    try:
+        flops = decoder.flops_per_token(options.seq)
+    except OverflowError:
+        raise UserError(f"MODEL {options.model!r} has sizes that no number holds") from None
+    return _facts_of(options.model, shapes, decoder.parameters, flops)
 
 
 def _of_transformers(name: str, train: Train) -> _Facts:
@@ -78,12 +82,20 @@ def _of_transformers(name: str, train: Train) -> _Facts:
         model = build_model(Model(config=name), 1, seq, 0, seed=0).module
     except UserError as error:
         if Path(name).exists():
-            raise
+            # the option of this command that sets it
+            raise UserError(str(error).replace("train.sequence_length:", "--seq")) from None
         raise UserError(f"{error}; {nearest(name, [*PRESETS, *PUBLISHED])}") from None
     if reason := unplanned(model):
         raise UserError(f"MODEL {name!r} {reason}: not planned")
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return _Facts(ModelShapes(model, train, on_gpu=True), parameters, flops_per_token(model, seq))
+    shapes = ModelShapes(model, train, on_gpu=True)
+    return _facts_of(name, shapes, parameters, flops_per_token(model, seq))
+
+
+def _facts_of(name: str, shapes: Shapes, parameters: int, flops: float) -> _Facts:
+    if parameters <= 0:
+        raise UserError(f"MODEL {name!r} has no parameters")
+    return _Facts(shapes, parameters, flops)
 
 
 def _device(options: argparse.Namespace) -> Device:

@@ -113,7 +113,7 @@ _THREADS = {"pt_gloo_runloop": "worker", "pt_autograd": "engine"}
 """what runs gloo's collectives, and what launches the work of backward passes on devices"""
 _LIBRARIES = {
     # RCCL's kernels have the names of NCCL's
-    "nccl": r"[nr]ccl|mscclKernel|hccl|(?:one)?ccl\b|ccl_",
+    "nccl": r"[nr]ccl|msccl|hccl|hcom_|(?:one)?ccl(?:\b|_)",
     # of torch, also as NVSHMEM
     "symm_mem": r"(?:one|two)_shot_(?:all_reduce|reduce)|multimem_\w*(?:reduce|gather)|nvshmem",
     "deep_ep": r"deep_ep::(?!layout)",
@@ -122,7 +122,9 @@ _LIBRARIES = {
     "flashinfer": r"(?:flashinfer|tensorrt_llm)::(?:\w+::)*\w*all_?(?:reduce|gather|to_?all)",
 }
 _LIBRARY = {
-    name: re.compile(rf"(?:void )?(?:(?:\w+|\(anonymous namespace\))::)*?(?:{start})")
+    name: re.compile(
+        rf"(?:void |typeinfo name for )?(?:(?:\w+|\(anonymous namespace\))::)*?(?:{start})"
+    )
     for name, start in _LIBRARIES.items()
 }
 _OPERATIONS = {

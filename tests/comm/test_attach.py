@@ -212,6 +212,10 @@ def ddp_sparse(group):
     return DistributedDataParallel(nn.Sequential(nn.Embedding(9, 8, sparse=True)))
 
 
+def ddp_complex(group):
+    return DistributedDataParallel(nn.Linear(8, 8, dtype=torch.complex64))
+
+
 def two_models(group):
     return nn.ModuleDict({"generator": ddp(group), "critic": ddp(group)})
 
@@ -331,6 +335,7 @@ MISTAKES = [
     (attached(ddp), {"gradients": "int8"}, "ddp: .*register_comm_hook .* wrap it anew"),
     (attached(fsdp2), {"gradients": "int4"}, "attached already: call detach"),
     (ddp_sparse, {}, "'0' has sparse gradients: make it with sparse=False"),
+    (ddp_complex, {"gradients": "int8"}, "weight is complex, of which DistributedDataParallel"),
     (two_models, {}, r"generator .*, critic .*: attach to each of them alone"),
     (two_kinds, {}, r"sharded \(.*\), replicated \(.*\): attach to each"),
     (attached(fsdp1), {"gradients": "int8"}, r"already registered: call detach\(\)"),

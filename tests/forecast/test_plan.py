@@ -157,11 +157,24 @@ def test_mistakes_are_one_line(arguments, words, capsys):
     assert said.err.count("\n") == 1 and words in said.err
 
 
+_GEMMA = {
+    "model_type": "gemma2",
+    "num_hidden_layers": 1,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "vocab_size": 99,
+}
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [
         ({"model_type": "unheard-of"}, "cannot load"),
         ({"model_type": "mixtral", "num_hidden_layers": 1, "hidden_size": 64}, "has experts"),
+        ({**_GEMMA, "hidden_size": 0}, "has no parameters"),
+        ({**_GEMMA, "model_type": "llama", "vocab_size": 10**400}, "sizes that no number holds"),
     ],
 )
 def test_a_model_that_cannot_be_planned_is_one_line(config, words, capsys, tmp_path):

@@ -79,6 +79,9 @@ def test_labels_name_the_unit_and_metadata_a_generic_kernel(tmp_path):
             "_allgather_base",
             "all_gather",
         ),
+        ("void mscclpp::allreduce7<__half>(int)", None, "all_reduce"),
+        ("oneccl_allreduce_large_kernel", None, "all_reduce"),
+        ("hcom_allReduce__428_0_1", None, "all_reduce"),
         ("ncclSymkDevKernel_ReduceScatter_LD(ncclSymkDevWorkArgs4K)", None, "reduce_scatter"),
         ("void multimem_one_shot_all_reduce_kernel<float>(float*)", None, "symm_mem:all_reduce"),
         (
