@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
-from shardlab.comm import comm_hooks, fsdp2_hooks
+from shardlab.comm import fsdp1_hooks, fsdp2_hooks
 from shardlab.comm.background import Lanes
 from shardlab.comm.codec_collective import Route
 from shardlab.comm.collective import Attachable, MakeCollective
@@ -68,7 +68,7 @@ def excluded_blocks(
     if isinstance(wrapper, Attachable):
         return whole_units(wrapper.unit_names(), patterns)
     if isinstance(wrapper, FullyShardedDataParallel):
-        return whole_units(comm_hooks.unit_names(model), patterns)
+        return whole_units(fsdp1_hooks.unit_names(model), patterns)
     module = wrapper.module if isinstance(wrapper, DistributedDataParallel) else model
     return matching(patterns, parameter_names(module).values())
 
@@ -83,7 +83,7 @@ def message_names(model: nn.Module, wrapper: nn.Module) -> frozenset[str] | None
     if isinstance(wrapper, FSDPModule):
         return frozenset(fsdp2_hooks.unit_names(model))
     if isinstance(wrapper, FullyShardedDataParallel):
-        return frozenset(comm_hooks.unit_names(model))
+        return frozenset(fsdp1_hooks.unit_names(model))
     return None
 
 
@@ -104,6 +104,6 @@ def attach_wrapper(
     if isinstance(wrapper, FSDPModule):
         return fsdp2_hooks.attach_fsdp2(model, *makers, lanes)
     if isinstance(wrapper, FullyShardedDataParallel):
-        return comm_hooks.attach_fsdp1(model, *makers, replicas)
+        return fsdp1_hooks.attach_fsdp1(model, *makers, replicas)
     assert isinstance(wrapper, DistributedDataParallel), "the only wrapper that is left"
     return attach_ddp(wrapper, makers[0])

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.fsdp.wrap import CustomPolicy, size_based_auto_wrap_policy
 
-from shardlab.comm.comm_hooks import unit_names, units
+from shardlab.comm.fsdp1_hooks import unit_names, units
 from shardlab.config.strategy import CanonicalStrategy
 from shardlab.core import torch_private
 from shardlab.core.errors import UserError
