@@ -121,7 +121,7 @@ def _watch_updates(sync: RareSync) -> Callable[[], None]:
             if missed == trained:
                 raise UserError(
                     "sync: the optimizer steps, but nothing counts the steps: give attach all that "
-                    "step as optimizer=..., or call handle.step() at the end of each iteration"
+                    "step as optimizer=..., or call handle.step() after each of its steps"
                 )
         steps[id(optimizer)] += 1
 
