@@ -15,7 +15,7 @@ TARGET = "stock"
 TARGET_STEPS = 2000
 STOCK = ("ddp", "ddp-bf16")
 """what torch has itself, and computes the same up to rounding. FSDP2 is left out: gloo's
-reduce-scatter is an all-reduce, so that it sends more than twice as much as DDP"""
+reduce-scatter is an all-reduce, so that it sends 1.9 times as much as DDP"""
 
 
 class Method(NamedTuple):

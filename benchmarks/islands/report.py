@@ -194,7 +194,7 @@ def what_to_use(
     rows: Sequence[Row], links: Sequence[LinkTimes], curves: Mapping[str, Curve]
 ) -> tuple[Table, Table]:
     """Return the fastest method by the ratio of communication to computation: with its gain over
-    one device and over the next kind, and with the gain over each kind."""
+    one device and over the kind that it is told apart from least, and with that over each kind."""
     short, full = [], []
     for link in sorted(links, key=lambda link: link.ratio):
         best = fastest(rows, METHODS, link)
@@ -211,7 +211,7 @@ def what_to_use(
         alone = within(*gains[ONE_DEVICE][0], 2) if ONE_DEVICE in gains else ABSENT
         next_best = min(
             (family for family in gains if family != ONE_DEVICE),
-            key=lambda family: gains[family][0].ratio,
+            key=lambda family: np.nan_to_num(gains[family][0].low),
             default=None,
         )
         short.append(
@@ -241,9 +241,8 @@ def what_to_use(
 
 
 def _over(gain: Ratio, title: str) -> str:
-    """Format a gain over a method, and say where its interval holds 1."""
-    told = not gain.low <= 1 <= gain.high
-    return f"{within(*gain, 2)} {title}" + ("" if told else ": not told apart")
+    """Format a gain over a method, and say where no interval is above 1."""
+    return f"{within(*gain, 2)} {title}" + ("" if gain.low > 1 else ": not told apart")
 
 
 def steps_table(links: Sequence[LinkTimes]) -> Table:

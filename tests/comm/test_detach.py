@@ -1,4 +1,4 @@
-"""What `detach` ends."""
+"""The end of what is attached, by `detach`."""
 
 import pytest
 import torch
