@@ -8,6 +8,7 @@ import pytest
 from shardlab.core.interval import (
     Ratio,
     enclosing,
+    geometric_mean,
     interval_factor,
     paired_ratio,
     ratio_in_turns,
@@ -30,6 +31,13 @@ def test_ratios_have_the_sample_deviation_of_their_logarithms() -> None:
     assert [math.log(x) for x in ratio] == pytest.approx([2, 2 - half, 2 + half], rel=1e-4)
     alone = paired_ratio([6.0], [3.0])
     assert alone.ratio == pytest.approx(2) and math.isnan(alone.low) and math.isnan(alone.high)
+
+
+def test_pairs_without_a_measurement_are_left_out() -> None:
+    nan = math.nan
+    assert paired_ratio([6.0, nan, 9.0, 8.0], [2.0, 1.0, 3.0, nan]) == pytest.approx([3.0] * 3)
+    assert all(map(math.isnan, paired_ratio([nan, 1.0], [1.0, nan])))
+    assert geometric_mean([2.0, nan, 8.0]).ratio == pytest.approx(4)
 
 
 def test_a_drift_cancels_between_timings_that_took_turns():
