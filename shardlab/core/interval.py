@@ -77,18 +77,15 @@ def geometric_mean(values: Sequence[float]) -> Ratio:
 def ratio_in_turns(values: Sequence[float], divisors: Sequence[float]) -> Ratio:
     """Return values over divisors, of two timings whose repetitions took turns.
 
-    A timing of more repetitions has several between two of the other. Where its number is a
-    multiple, those are one: the geometric mean of each block is paired with the repetition beside
-    it, so that a drift of the machine cancels. Otherwise the geometric means count as independent,
-    and the interval has both half-widths in quadrature: a drift widens it.
+    A timing of more repetitions has several between two of the other. Both are split into as many
+    blocks as divide both numbers, and the geometric means of the blocks beside each other are
+    paired, so that a drift of the machine cancels.
 
     Args:
         values: in their order, NaN where there is no measurement.
         divisors: likewise.
     """
-    count = min(len(values), len(divisors))
-    if any(len(times) % count for times in (values, divisors)):
-        return geometric_mean(values).times(geometric_mean(divisors).inverse)
+    count = math.gcd(len(values), len(divisors))
     return paired_ratio(*(_blocks(times, count) for times in (values, divisors)))
 
 

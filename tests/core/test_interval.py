@@ -1,7 +1,6 @@
 """Intervals of comparisons: Student's t, timings that took turns, and several timings."""
 
 import math
-import random
 
 import pytest
 
@@ -52,17 +51,14 @@ def test_pairs_of_as_many_repetitions_are_those_of_one_timing():
     assert ratio_in_turns(values, divisors) == pytest.approx(paired_ratio(values, divisors))
 
 
-def test_numbers_without_a_common_turn_count_as_independent():
-    chance = random.Random(0)
-    values, divisors = ([chance.uniform(90, 110) for _ in range(count)] for count in (12, 40))
-    ratio, low, high = ratio_in_turns(values, divisors)
-    ends = [
-        math.log(mean / one_low)
-        for times in (values, divisors)
-        for mean, one_low, _ in [paired_ratio(times, [1.0] * len(times))]
-    ]
-    assert math.log(ratio / low) == pytest.approx(math.hypot(*ends))
-    assert math.log(high / ratio) == pytest.approx(math.hypot(*ends))
+def test_of_other_numbers_as_many_blocks_are_paired_as_divide_both():
+    drift = [20.0, 40.0, 25.0, 90.0]
+    values = [3 * step for step in drift for _ in range(3)]
+    divisors = [step for step in drift for _ in range(10)]
+    assert ratio_in_turns(values, divisors) == pytest.approx((3, 3, 3))
+    ratio, low, high = ratio_in_turns([3.0] * 7, [1.0] * 40)
+    assert ratio == pytest.approx(3)
+    assert math.isnan(low) and math.isnan(high)
 
 
 def test_what_is_no_measurement_is_left_out_of_a_ratio_in_turns():
