@@ -38,7 +38,7 @@ def gains_over_one_device(
 
 @mpl.rc_context(plots.STYLE)
 def gain_plot(rows: Sequence[Row], links: Sequence[LinkTimes]) -> Figure:
-    """Plot the gain over one device by the ratio of communication to computation."""
+    """Plot the gain over one device by the ratio of synchronisation to computation."""
     ordered = sorted(links, key=lambda link: link.ratio)
     drawing = Figure((plots.WIDTH, 3.4), layout="constrained")
     axes = drawing.subplots()
@@ -51,7 +51,7 @@ def gain_plot(rows: Sequence[Row], links: Sequence[LinkTimes]) -> Figure:
     ticks = [f"{figure(link.ratio, 2)}\n{link.name}" for link in ordered]
     axes.set_xticks([link.ratio for link in ordered], ticks, fontsize=7)
     axes.set_xticks([], minor=True)
-    axes.set_xlabel("communication of stock DDP / computation")
+    axes.set_xlabel("synchronisation / computation")
     axes.set_ylabel("times as fast to the loss as one device")
     axes.legend()
     return drawing
