@@ -7,10 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from shardlab.config.strategy import CanonicalStrategy, parse_strategy
+from shardlab.config.strategy import CanonicalStrategy, differences, parse_strategy
 from shardlab.report.sections.search import outcome as outcome_in_words
 from shardlab.search import proposal as proposals
-from shardlab.search.evidence import aspects
 from shardlab.search.history import hold_fastest
 from shardlab.search.judge import Judge, Question, choose_by_rules
 from shardlab.search.records import Candidate, Verdict
@@ -44,13 +43,26 @@ def test_the_forecasts_first_follows_link_and_tolerance(rate, tolerance, codec):
     assert first.gradients.codec.name == codec
 
 
-def test_action_candidates_differ_from_the_incumbent_in_one_aspect():
+def test_actions_change_one_setting_and_say_why_to_a_judge(tmp_path):
     machine = Machine(rate="100mbit")
     agent = machine.agent(candidates="action", max_candidates=16)
     history = machine.begin()
-    options = machine.propose(history, choose_by_rules, agent).candidates
+    with serving(lambda request, number: (200, says("abstain"))) as server:
+        options = machine.propose(history, http_judge(server, tmp_path), agent).candidates
     assert options
-    assert all(len(aspects(history.held.strategy, each.strategy)) == 1 for each in options)
+    asked = server.requests[0]["messages"][-1]["content"]
+    for option in options:
+        assert len(differences(history.held.strategy, option.strategy)) == 1
+        action = option.action
+        assert f"{action.name} ({action.change}). Hypothesis: {action.hypothesis}." in asked
+        assert f"Fact: {action.fact}; predicted: step" in asked
+
+
+def test_a_search_by_actions_ends_where_no_fact_speaks_for_one():
+    machine = Machine(rate="1000gbit")
+    history, made = machine.search(choose_by_rules, candidates="action", stop_loss=8)
+    assert "no action has a fact for it and is legal" in made[-1].verdict.reason
+    assert machine.true_s(history.held.strategy) <= machine.true_s(history.reference.strategy)
 
 
 def test_equal_inputs_make_equal_proposals_in_which_every_arm_has_a_role():
