@@ -33,6 +33,19 @@ BUILT_IN: Mapping[str, type[CodecSpec]] = {
 }
 CODECS = dict(BUILT_IN)
 """of all codecs by name: built-in and registered"""
+_ELSEWHERE = {
+    "bfloat16": "bf16",
+    "dgc": "topk",
+    "float16": "fp16",
+    "fp32": "none",
+    "half": "fp16",
+    "identity": "none",
+    "nc": "natural",
+    "signsgd": "sign",
+    "terngrad": "qsgd:levels=1",
+    "thresholdv": "threshold:threshold=0.001",
+}
+"""codecs by names that papers and other libraries give them, and that are none of ours"""
 
 
 def register(name: str, spec: type[CodecSpec], factory: str | Callable[..., Any]) -> None:
@@ -78,7 +91,9 @@ def _parse(value: Any) -> CodecSpec:
     spec = CODECS.get(name)
     if spec is None:
         hint = nearest(name, CODECS)
-        if not get_close_matches(name, CODECS, cutoff=0.7):  # more than a slip of the pen
+        if name in _ELSEWHERE:
+            hint = f"did you mean {_ELSEWHERE[name]!r}?"
+        elif not get_close_matches(name, CODECS, cutoff=0.7):  # more than a slip of the pen
             hint += "; if it is your own, import its module first (params.yaml: `codecs`)"
         raise PydanticCustomError(
             "unknown_codec", "unknown codec {name}; {hint}", {"name": repr(name), "hint": hint}

@@ -125,6 +125,7 @@ EXPOSED_TIMED = Column(
     "exposed_share",
     "exposed communication in traced steps of a timing",
 )
+RESIDUAL = Column("residual", "norm", "residual_norm", "norm of the error feedback residual")
 IN_BACKWARD = Column(
     "in backward", "% of backward", "backward_comm_share", "backward pass with a collective running"
 )
@@ -159,6 +160,10 @@ def in_timing(group: pd.DataFrame, timing: str, cell: Cell) -> Cell:
     return lambda row: cell(rows[row["run"]]) if row["run"] in rows else ABSENT
 
 
+def _ratio_of(kind: str) -> Column:
+    return Column(f"{kind} ratio", "", f"{kind}_ratio", f"raw over wire bytes of {kind}")
+
+
 _FOLDED = [
     Column("strategy", "", "strategy", "engine, codec, and what is not the default", numeric=False),
     PERPLEXITY,
@@ -166,6 +171,8 @@ _FOLDED = [
     Column("perplexity gain", "times", "untrained_factor", "perplexity before over after training"),
     THROUGHPUT,
     RATIO,
+    _ratio_of("gradients"),
+    RESIDUAL,
     Column("communication", "% of step", "comm_share", "traced steps with a collective running"),
     EXPOSED,
     Column("overlap", "% of comm.", "overlap", "communication overlapped with compute"),
@@ -195,7 +202,7 @@ def _of_kind(kind: str, codec: str) -> list[Column]:
         Column(f"{kind} codec", "", f"{kind}_codec", codec, numeric=False),
         Column(f"{kind} raw", "MB/step", raw, f"raw bytes of {kind}"),
         Column(f"{kind} wire", "MB/step", wire, f"wire bytes of {kind}"),
-        Column(f"{kind} ratio", "", f"{kind}_ratio", f"raw over wire bytes of {kind}"),
+        _ratio_of(kind),
     ]
 
 
@@ -223,7 +230,7 @@ CODECS = [
     Column("encode", "ms/step", "encode_ms", "time of encoding before sending"),
     Column("decode", "ms/step", "decode_ms", "time of decoding after receiving"),
     Column("density", "% sent", "density", "elements that a sparse codec sends"),
-    Column("residual", "norm", "residual_norm", "norm of the error feedback residual"),
+    RESIDUAL,
     Column(
         "gradient error",
         "",

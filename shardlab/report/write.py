@@ -56,6 +56,10 @@ _SUMMARY = [
     "tokens_per_s",
     "bytes_wire",
     "compression_ratio",
+    "gradients_ratio",
+    "ppl_ratio",
+    "ppl_ratio_low",
+    "ppl_ratio_high",
     "val_ppl",
     "val_bits_per_byte",
 ]
@@ -97,12 +101,19 @@ def headline_markdown(evidence: Evidence, found: Answer) -> str:
 
 
 def summary(evidence: Evidence) -> dict[str, Any]:
-    """Return the numbers to compare between experiments: per run, null where not finite."""
-    history = evidence.history
+    """Return the numbers to compare between experiments: per run, null where not finite, and per
+    timing of the comparison the milliseconds of a step of each run that it has."""
+    history, group = evidence.history, evidence.main_group
     return {
         "runs": {
             str(run): {name: _number(row[name]) for name in _SUMMARY}
             for run, row in evidence.compared.iterrows()
+        },
+        "step_ms": {
+            str(timing): {
+                run: _number(ms) for run, ms in zip(rows["run"], rows["step_ms"], strict=True)
+            }
+            for timing, rows in group.groupby("timing", sort=False)
         },
         "agent": {
             "strategy": history.held.strategy.label(),

@@ -37,3 +37,22 @@ def test_text_round_trips(density):
 def test_an_option_that_is_not_yaml_is_one_line(value):
     with pytest.raises(UserError, match="its value is not YAML"):
         split_text(f"int8:group={value}")
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("nc", "natural"),
+        ("thresholdv", "threshold:threshold=0.001"),
+        ("signsgd", "sign"),
+        ("terngrad", "qsgd:levels=1"),
+        ("dgc", "topk"),
+        ("fp32", "none"),
+        ("half", "fp16"),
+    ],
+)
+def test_the_name_that_others_give_a_codec_is_answered_with_ours(name, ours):
+    with pytest.raises(UserError) as refused:
+        parse_strategy({"gradients": {"codec": name}})
+    assert str(refused.value).endswith(f"unknown codec {name!r}; did you mean {ours!r}?")
+    assert parse_strategy({"gradients": {"codec": ours}})

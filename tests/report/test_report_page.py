@@ -84,6 +84,13 @@ def test_report_writes_exactly_the_expected_files(report):
     summary = read_json(report / "summary.json")
     assert list(summary["runs"]) == sorted(STRATEGIES)
     assert all(isinstance(n, float) for run in summary["runs"].values() for n in run.values())
+    measured = {"gradients_ratio", "ppl_ratio", "ppl_ratio_low", "ppl_ratio_high"}
+    assert all(measured <= {*run} for run in summary["runs"].values())
+    group = make_evidence(make_records()).main_group
+    for timing, steps in summary["step_ms"].items():
+        rows = group[group["timing"] == timing]
+        assert steps == pytest.approx(dict(zip(rows["run"], rows["step_ms"], strict=True)))
+    assert len(summary["step_ms"]) == group["timing"].nunique() > 1
     assert summary["agent"]["rounds"] == 2
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from shardlab.report import columns
 from shardlab.report.aggregate import loss_curves
+from shardlab.report.aim import aim
 from shardlab.report.evidence import Evidence
 from shardlab.report.plots import bytes_quality_plot, loss_plot
 from shardlab.report.sections.appendix import setting_line
@@ -26,8 +27,9 @@ def comparison_table(evidence: Evidence, extra: bool = True) -> Table:
 
 
 def quality(evidence: Evidence) -> Section:
-    """Show losses, and quality against compression."""
+    """Show losses, quality against compression, and which runs meet the aim of compression."""
     compared, baseline = evidence.compared, evidence.baseline
+    stated, lines = aim(compared, baseline)
     figures = [
         Figure(
             "loss",
@@ -41,7 +43,7 @@ def quality(evidence: Evidence) -> Section:
             bytes_quality_plot(compared, baseline),
         ),
     ]
-    return Section("What does it cost in quality?", figures=figures)
+    return Section("What does it cost in quality?", sentences=stated, items=lines, figures=figures)
 
 
 def _section_of_runs(title: str, shown: Sequence[Column]) -> Callable[[Evidence], Section]:
