@@ -91,6 +91,19 @@ def test_a_table_shows_the_step_at_which_a_run_diverged():
     assert "fsdp2 diverged at step 7" in answer(evidence).warnings[0]
 
 
+def test_a_run_that_diverged_has_no_quality_though_its_weights_are_finite():
+    """Updates are left out from a step on, so that its model is that of the step before."""
+    lost = [make_record("ddp", seed, diverged_at=7, steps=10) for seed in range(3)]
+    assert all(record.val_ppl and record.val_loss for record in lost)
+    evidence = make_evidence([*make_records(["fsdp2"]), *lost])
+    row = evidence.compared.loc["ddp"]
+    quality = "train_loss", "val_loss", "val_ppl", "val_bits_per_byte", "untrained_factor"
+    assert row[[*quality, "ppl_ratio", "ppl_ratio_high"]].isna().all()
+    assert row[["step_ms_mean", "bytes_wire", "untrained_ppl"]].notna().all()
+    shown = comparison_rows(evidence.compared)[1]
+    assert (shown["val_ppl"], shown["val_bits_per_byte"]) == (None, None)
+
+
 def test_a_perplexity_beyond_the_largest_number_is_infinite():
     records = [*make_records(["fsdp2"]), *(make_record("ddp", s, val_ppl=None) for s in range(3))]
     table = comparison_table(make_evidence(records))
