@@ -72,8 +72,9 @@ def groups_of(timed):
 
 
 def test_tokens_are_of_all_ranks_and_micro_batches():
-    row = row_of([make_timed(step_ms=[40.0], accumulation=4)])
+    row = row_of([make_timed(step_ms=[30.0, 40.0, 50.0], accumulation=4)])
     assert row["tokens_per_s"] == pytest.approx(2 * 4 * 8 * 64 / 0.04)
+    assert (row["step_ms"], row["step_ms_sd"]) == (40.0, 10.0)
 
 
 def test_efficiency_is_throughput_per_rank_against_one_rank():
