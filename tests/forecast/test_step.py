@@ -158,6 +158,8 @@ def test_predicted_traffic_matches_the_ledger_of_the_engine(name, world_size):
         ({"every": 4, "fragments": 2}, (2 + 3) * 0.01 / 4),
         # two fragments, of the root with a block and of a block: a step of 30 ms hides each
         ({"every": 4, "fragments": 2, "delay": 1}, 0.0),
+        # the next fragment's begins before the delay is over
+        ({"every": 4, "fragments": 4, "delay": 3}, 0.0),
         ({"every": 16, "delay": 1}, (0.04 - 0.03) / 16),
         ({"every": 16, "delay": 2}, 0.0),
     ],

@@ -262,14 +262,17 @@ def test_a_run_that_did_not_train_is_named_by_how_much_worse_it_became():
     assert text == "At least one run failed to train: its perplexity grew 2.00 times."
 
 
-def test_each_verdict_names_the_model_its_tokens_and_the_ratio_of_the_link():
+def test_each_verdict_names_the_model_its_tokens_and_the_ratio_of_the_link(monkeypatch):
     text = verdict({"fsdp2": 6.0, "ddp": 4.0, **ALONE})
     named = "(tiny, 1.31 M parameters, 512 tokens per rank and step, synchronisation / computation"
     # a step of DDP is four of computation
     assert f"{named} 3.0): " in text
     # whatever others take, which compress or exchange rarely
-    records = trained({}, ["fsdp2", "ddp-int8", "ddp"])
-    timed = beside_one({"fsdp2": 6.0, "ddp-int8": 2.0, "ddp": 4.0, **ALONE})
+    monkeypatch.setitem(STRATEGIES, "rare", {"engine": "ddp", "sync": {"every": 8}})
+    route = {"codec": "none", "route": "exchange"}
+    monkeypatch.setitem(STRATEGIES, "exchange", {"engine": "ddp", "gradients": route})
+    steps = {"fsdp2": 6.0, "rare": 1.2, "exchange": 5.0, "ddp-int8": 2.0, "ddp": 4.0, **ALONE}
+    records, timed = trained({}, ["fsdp2", "ddp-int8", "ddp"]), beside_one(steps)
     assert f"{named} 3.0): " in answer(make_evidence(records, timed=timed)).lines[0]
     text = verdict({"fsdp2": 6.0, **ALONE})
     assert f"{named} unknown, as stock DDP was not timed): " in text
