@@ -158,8 +158,6 @@ def test_predicted_traffic_matches_the_ledger_of_the_engine(name, world_size):
         ({"every": 4, "fragments": 2}, (2 + 3) * 0.01 / 4),
         # two fragments, of the root with a block and of a block: a step of 30 ms hides each
         ({"every": 4, "fragments": 2, "delay": 1}, 0.0),
-        # the next fragment's begins before the delay is over
-        ({"every": 4, "fragments": 4, "delay": 3}, 0.0),
         ({"every": 16, "delay": 1}, (0.04 - 0.03) / 16),
         ({"every": 16, "delay": 2}, 0.0),
     ],
@@ -174,6 +172,14 @@ def test_a_round_has_one_exchange_less_what_its_delay_hides(options, added, shar
     busy = rare._replace(outer_update=Line(0.001, 1e-9))
     more = (3 * 0.001 + 1e-9 * sum(rare.units)) / options["every"]
     assert step_seconds(busy, Counted(0.01)) == pytest.approx(step_s + more)
+
+
+def test_a_delay_hides_no_more_than_the_steps_until_the_next_fragment():
+    """Each of three compares steps and sends in 50 ms each, beside one step of 30 ms."""
+    options = {"every": 3, "fragments": 3, "delay": 2}
+    strategy = parse_strategy({"engine": "ddp", "sync": options}).canonical()
+    rare = work_of("fsdp2", strategy=strategy, outer=outer_coding(strategy, MACHINE))
+    assert step_seconds(rare, Counted(0.05)) == pytest.approx(0.1)
 
 
 def test_only_checkpointed_blocks_are_computed_again():
