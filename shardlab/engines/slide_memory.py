@@ -67,7 +67,7 @@ def shared_vectors(layout: Layout, group: dist.ProcessGroup) -> tuple[Tensor, di
                         os.posix_fallocate(file.fileno(), first, last - first)
         except OSError as error:
             raise _too_little(total, f"{_SHARED}: {(error.strerror or '').lower()}") from error
-        return torch.from_file(str(path), shared=True, size=total, dtype=torch.uint8)
+        return torch.from_file(str(path), True, total, dtype=torch.uint8, device="cpu")
 
     if world_size == 1:
         _check_free(total)
@@ -85,7 +85,8 @@ def shared_vectors(layout: Layout, group: dist.ProcessGroup) -> tuple[Tensor, di
 def own_vectors(layout: Layout) -> tuple[Tensor, dict[str, Tensor]]:
     """Return zeroed vectors of this rank alone, as `shared_vectors` does."""
     places, total = _places(layout)
-    memory = torch.zeros(total + mmap.PAGESIZE, dtype=torch.uint8)
+    # named, as programs set another default device
+    memory = torch.zeros(total + mmap.PAGESIZE, dtype=torch.uint8, device="cpu")
     # whole pages, since one page cannot be locked in parts
     start = -memory.data_ptr() % mmap.PAGESIZE
     memory = memory[start : start + total]
@@ -168,7 +169,7 @@ class SlideUnit:
         """the trained part"""
         self.message_of_both = Unit(name, (Block(name, self.whole, 1),))
         self.between_nodes = Unit(name + REPLICAS, (Block(name, self.chunk, 1),))
-        self.step = torch.zeros((), dtype=torch.float32)
+        self.step = torch.zeros((), dtype=torch.float32, device="cpu")
         """updates so far, continued from a checkpoint"""
         self._rank, self._world_size = rank, world_size
         self.vectors: dict[str, Tensor] = {}

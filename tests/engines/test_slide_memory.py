@@ -21,3 +21,9 @@ def test_vectors_lie_on_pages_of_their_own(group, world_size):
         assert all(vector.data_ptr() % mmap.PAGESIZE == 0 for vector in vectors.values())
         assert {n: (v.dtype, v.numel()) for n, v in vectors.items()} == LAYOUT
         assert not any(vector.any() for vector in vectors.values())
+
+
+def test_host_memory_is_that_of_the_host_whatever_the_default_device_is():
+    with torch.device("meta"):
+        memory, _ = own_vectors(LAYOUT)
+    assert memory.device.type == "cpu"
