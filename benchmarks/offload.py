@@ -91,8 +91,8 @@ def measure(
     device = device_of(group)
     off = device.type == "cuda" and name == "fsdp2"
     if off:  # as many threads for AdamW on the CPU as `slide` has there
-        cpus = gather_values(sorted(os.sched_getaffinity(0)), group)
-        placed = place_here([RankLocation(each) for each in cpus])[dist.get_rank(group)]
+        masks = gather_values(sorted(os.sched_getaffinity(0)), group)
+        placed = place_here([RankLocation(cpus) for cpus in masks])[dist.get_rank(group)]
         torch.set_num_threads(len(placed.workers))
     strategy = parse_strategy({**STRATEGIES[name], "offload": off})
     model = _model(options, layers)
