@@ -5,7 +5,8 @@ Experimental: no GPU has run this yet.
 
 from collections.abc import Callable
 from functools import cache, wraps
-from typing import ParamSpec, TypeVar
+from inspect import signature
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,14 +31,13 @@ def compiled_on_gpus(reference: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @cache
     def compiled(backend: str) -> Callable[_P, _R]:
-        # torch declares no overload with the limit
-        return torch.compile(  # type: ignore[call-overload, no-any-return]
-            reference,
-            dynamic=True,
-            fullgraph=True,
-            backend=backend,
-            recompile_limit=_RECOMPILE_LIMIT,
-        )
+        options: dict[str, Any] = {"dynamic": True, "fullgraph": True, "backend": backend}
+        if "recompile_limit" in signature(torch.compile).parameters:
+            options["recompile_limit"] = _RECOMPILE_LIMIT
+        else:  # torch 2.11 has one limit for the process
+            config = torch.compiler.config
+            config.recompile_limit = max(config.recompile_limit, _RECOMPILE_LIMIT)
+        return torch.compile(reference, **options)  # type: ignore[no-any-return]
 
     @wraps(reference)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
