@@ -6,6 +6,7 @@ Experimental: no GPU has run this yet.
 from collections.abc import Callable
 from functools import cache, wraps
 from inspect import signature
+from operator import index
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -15,7 +16,7 @@ BACKENDS = {"cuda": "inductor"}
 """of `torch.compile`, by the type of devices on which references are compiled"""
 _RECOMPILE_LIMIT = 256
 """versions of one reference, for formats, groups and kinds of lengths; torch's default of 8 would
-run the others eagerly, with a warning alone"""
+refuse the others"""
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -46,3 +47,12 @@ def compiled_on_gpus(reference: Callable[_P, _R]) -> Callable[_P, _R]:
         return (compiled(backend) if backend else reference)(*args, **kwargs)
 
     return run
+
+
+def constant(number: int) -> int:
+    """Return the number, a constant of each version that is compiled.
+
+    torch.compile makes numbers of objects inputs, which kernels then divide by, and powers of them
+    floating-point numbers.
+    """
+    return index(number)
