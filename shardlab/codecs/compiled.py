@@ -38,7 +38,7 @@ def compiled_on_gpus(reference: Callable[_P, _R]) -> Callable[_P, _R]:
         else:  # torch 2.11 has one limit for the process
             config = torch.compiler.config
             config.recompile_limit = max(config.recompile_limit, _RECOMPILE_LIMIT)
-        return torch.compile(reference, **options)  # type: ignore[no-any-return]
+        return torch.compile(reference, **options)
 
     @wraps(reference)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:

@@ -19,8 +19,8 @@ from torch.autograd import Variable
 from shardlab.core.errors import UserError
 
 TRIED = ("2.11", "2.12", "2.13", "2.14")
-"""minors with which the tests of attach and LayerAdam passed, and but for 2.12 those of the engines,
-too. The first is the lowest that `pyproject.toml` allows"""
+"""minors with which the tests of attach and LayerAdam passed, and but for 2.12 those of the
+engines, too. The first is the lowest that `pyproject.toml` allows"""
 
 
 def check_version(version: str) -> None:

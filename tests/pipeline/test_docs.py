@@ -30,7 +30,7 @@ SEARCH = " ".join(["shardlab search", *COMMAND[3:], "--minutes", "10"])
 DATATROVE = "python examples/datatrove_tokens.py texts tokenizer.json my-tokens"
 TORCH = "make test-torch TORCH=2.11.0"
 TESTED_ELSEWHERE = ["make run", *OF_CI, "make test-docs", "make test-long", TORCH, DATATROVE]
-"""by the pipeline that these tests begin with, by CI, by hand, and by a test of what datatrove writes"""
+"""by the pipeline that these tests begin with, by CI, by hand, and by a test of datatrove"""
 SLOW = {
     SEARCH: "\n# for params.yaml\nstrategies:\n",
     "cd ../mine && shardlab run": "\n- 2 ranks at 100 Mbit/s",
