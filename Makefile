@@ -73,18 +73,13 @@ test-torch:
 test-cluster: .venv/.project
 	@python -m tests.cluster -p no:xdist
 
+# what a GPU computes, and figures of it, five minutes each: parts with time limits, most telling
+# first; `DEVICE=cpu make test-gpu` is a dry run
 test-gpu: .venv/.project
-	@pytest -m gpu
+	@python -m benchmarks.gpu correct
 
-# after `make rivals` and, for its gradients, the data stages
 bench-gpu: .venv/.project
-	@python -m benchmarks.gpu --out docs/figures/gpu
-	@python -m benchmarks.offload --world-size 1 --layers 8 24 48 96 --width 2048 --length 1024 \
-	  --out docs/figures/gpu
-	@python -m benchmarks.engines ddp ddp-int8 ddp-topk fsdp2 fsdp2-int8 fsdp2-topk manual-int8 \
-	  --world-size $$(nvidia-smi --list-gpus | wc -l) --preset 8x576 --samples 32 --length 1024 --steps 30 \
-	  --out docs/figures/gpu
-	@python -m benchmarks.rivals --out docs/figures/gpu
+	@python -m benchmarks.gpu measure
 
 # the environment as an image, by each builder that is installed
 container:
