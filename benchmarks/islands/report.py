@@ -169,7 +169,7 @@ def what_to_use(
 ) -> tuple[Table, Table]:
     """Return the fastest method by the ratio of synchronisation to computation: with its gain over
     one device and over the kind on two machines whose interval begins lowest, and with that over
-    each kind."""
+    each kind and the methods that it is not told apart from."""
     short, full = [], []
     for link in sorted(links, key=lambda link: link.ratio):
         best = fastest(rows, METHODS, link)
@@ -193,9 +193,9 @@ def what_to_use(
             [*beginning, alone, ABSENT if next_best is None else _over(*gains[next_best]), quality]
         )
         cells = (_over(*gains[family]) if family in gains else ABSENT for family in FAMILIES)
-        full.append([*beginning, *cells, quality])
+        same = (row.title for row in rows if row != best and not link.gain(best, row).low > 1)
+        full.append([*beginning, *cells, ", ".join(same) or ABSENT])
     headings = "synchronisation / computation", "link", "fastest"
-    quality_heading = "perplexity after equal tokens"
     return (
         text_table(
             "What to use",
@@ -203,13 +203,13 @@ def what_to_use(
                 *headings,
                 "gain over one device",
                 "least certain gain over another kind on two machines",
-                quality_heading,
+                "perplexity after equal tokens",
             ),
             short,
         ),
         text_table(
             "Over the best of each kind",
-            (*headings, *(f"gain over {family}" for family in FAMILIES), quality_heading),
+            (*headings, *(f"gain over {family}" for family in FAMILIES), "not told apart from it"),
             full,
         ),
     )

@@ -130,8 +130,7 @@ def _over(steps: Mapping[str, Sequence[float]], run: str, other: str) -> Ratio:
     if run != other and ONE_DEVICE in (run, other):
         return ratio_in_turns(steps[run], steps[other])
     # the arms of a race have different numbers of repetitions, the first ones of each
-    pairs = zip(steps[run], steps[other], strict=False)
-    return paired_ratio(*zip(*(p for p in pairs if not any(map(math.isnan, p))), strict=True))
+    return paired_ratio(*zip(*zip(steps[run], steps[other], strict=False), strict=True))
 
 
 def _row(run: TimedRun) -> dict[str, object]:

@@ -63,8 +63,7 @@ class Choice:
         ]
         if not shared:
             return self.ratio("bound_ratio").times(other.ratio("bound_ratio").inverse)
-        measured = ([pair for pair in pairs if not any(map(math.isnan, pair))] for pairs in shared)
-        return enclosing(paired_ratio(*zip(*pairs, strict=True)) for pairs in measured)
+        return enclosing(paired_ratio(*zip(*pairs, strict=True)) for pairs in shared)
 
     @property
     def speed(self) -> float:

@@ -1,5 +1,4 @@
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,12 +16,12 @@ from benchmarks.islands.methods import (
 )
 from benchmarks.islands.plots import gains_over_one_device
 from benchmarks.islands.report import codecs_table, larger_table, pays_table, tuning_table
-from benchmarks.islands.timing import LINKS, Steps, timing_path, timings, valid_timings
+from benchmarks.islands.timing import LINKS, Steps, timings, valid_timings
 from benchmarks.islands.training import Run, key_of, lengths_around, plan_of, tuned_rate
-from shardlab.config.timing_record import NO_COMMUNICATION, write_timings
+from shardlab.config.timing_record import NO_COMMUNICATION
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, write_json
-from tests.timed_run_factory import make_timed
+from tests.benchmarks.island_records import STEPS, TWO_RANKS, timed, trained
 from tests.token_data import write_tokens
 
 
@@ -63,58 +62,6 @@ def test_learning_rates_are_tried_until_the_best_is_between_two() -> None:
 
 def test_every_method_has_a_strategy() -> None:
     assert {method.strategy for method in METHODS.values()} <= set(strategies())
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder of records."""
-    parameters()
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def trained(
-    method: str,
-    losses: Mapping[tuple[int, int], float],
-    rate: float = 0.003,
-    folder: str = "runs",
-) -> None:
-    """Write records of runs at one learning rate, by seed and steps."""
-    for (seed, steps), loss in losses.items():
-        run = Run(method, steps, seed, rate, folder)
-        strategy = strategies()[METHODS[method].strategy]
-        facts = {"strategy_hash": strategy.hash(), "bytes_wire": 1.0, "parameters": 10}
-        write_json(run.path, {**run._asdict(), **facts, "val_loss": loss})
-
-
-def timed(link: str, steps_ms: Mapping[tuple[Steps, str], list[float]], **changes: object) -> None:
-    """Write the timing of steps on a link."""
-    train, runs = parameters()("train"), []
-    for (steps, run), step_ms in steps_ms.items():
-        strategy = strategies().get(run)
-        facts = {
-            "strategy": strategy and strategy.canonical().model_dump(mode="json"),
-            "strategy_hash": strategy and strategy.hash(),
-            "model": parameters()("model").name,
-            "batch_size": train.batch_size,
-            "sequence_length": train.sequence_length,
-            "accumulation": steps.accumulation,
-        }
-        runs.append(
-            make_timed("one", run, steps.world_size, step_ms=step_ms, **{**facts, **changes})
-        )
-    write_timings(timing_path(link), runs)
-
-
-TWO_RANKS = Steps(2, 1)
-STEPS = {
-    (TWO_RANKS, "ddp"): [200.0, 220.0],
-    (TWO_RANKS, "ddp-bf16"): [150.0, 165.0],
-    (TWO_RANKS, "ddp-int4"): [120.0, 132.0],
-    (TWO_RANKS, NO_COMMUNICATION): [100.0, 110.0],
-    (Steps(1, 1), NO_COMMUNICATION): [80.0, 88.0],
-    (Steps(1, 2), NO_COMMUNICATION): [150.0, 165.0],
-}
 
 
 def test_gains_are_of_steps_in_pairs_of_seeds_and_of_times_in_pairs_of_repetitions(

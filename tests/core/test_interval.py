@@ -10,6 +10,7 @@ from shardlab.core.interval import (
     geometric_mean,
     interval_factor,
     paired_ratio,
+    pauses,
     ratio_in_turns,
 )
 
@@ -81,3 +82,16 @@ def test_several_timings_enclose_the_intervals_of_all():
     assert enclosing(ratios[:1]) == pytest.approx(ratios[0])
     ratio, low, high = enclosing([*ratios, Ratio(2.0, math.nan, math.nan)])
     assert ratio == pytest.approx(32 ** (1 / 3)) and math.isnan(low) and math.isnan(high)
+
+
+def test_several_repetitions_in_one_turn_count_by_their_geometric_mean():
+    assert ratio_in_turns([4.0, 4.0], [2.0, 8.0, 1.0, 16.0]) == pytest.approx((1, 1, 1))
+
+
+def test_a_pause_is_over_twice_the_median_and_far_beyond_the_spread():
+    steady = [10.0] * 9
+    assert pauses([*steady, 19.0, 21.0]) == [False] * 10 + [True]
+    # median 20, of whose distances the median is 10: ten deviations end at 168
+    noisy = [10.0, 20.0, 5.0, 30.0, 8.0, 25.0]
+    assert pauses([*noisy, 160.0]) == [False] * 7
+    assert pauses([*noisy, 180.0]) == [False] * 6 + [True]

@@ -70,6 +70,12 @@ def groups_of(timed):
     return crossovers(timing_table(timed, BASELINE))
 
 
+def test_tokens_are_of_all_ranks_and_micro_batches():
+    row = row_of([make_timed(step_ms=[30.0, 40.0, 50.0], accumulation=4)])
+    assert row["tokens_per_s"] == pytest.approx(2 * 4 * 8 * 64 / 0.04)
+    assert (row["step_ms"], row["step_ms_sd"]) == (40.0, 10.0)
+
+
 def test_efficiency_is_throughput_per_rank_against_one_rank():
     alone = make_timed("one-rank", world_size=1, step_ms=[30.0])
     four = make_timed("four-ranks", world_size=4, step_ms=[40.0])

@@ -193,7 +193,8 @@ def test_what_the_search_holds_is_a_candidate_on_its_link():
     )
     assert "5.0 times as fast as fsdp2, 1.67 times as fast as one device alone" in found.lines[0]
     assert next(iter(found.snippets)) == "found-by-search"
-    for slower in (raced(1.7, 1.01), raced(1.2, 1.2), raced(1.2, 1.01, link="1gbit")):
+    others = raced(1.7, 1.01), raced(1.2, 1.2), raced(1.2, 1.01, link="1gbit")
+    for slower in (*others, raced(1.2, 1.01, fits=False)):
         assert f"use {INT8}: " in answer(slower).lines[0]
     assert (
         "not recommended: found-by-search (perplexity +20.0 %" in answer(raced(1.2, 1.2)).lines[0]
@@ -242,11 +243,37 @@ def test_another_engine_or_codec_is_used_where_it_is_shown_to_be_faster(
     assert (f" Not told apart from it: {same}." in line) if same else "told apart" not in line
 
 
-def test_each_verdict_names_the_model_its_tokens_and_the_ratio_of_the_link():
+def test_a_strategy_has_the_quality_of_one_that_computes_the_same_but_not_its_memory(monkeypatch):
+    form = {"engine": "ddp", "bucket_mb": 5.0, "gradients": {"codec": "int8:group=128"}}
+    monkeypatch.setitem(STRATEGIES, "buckets", form)
+    records = trained({"ddp-int8": [1.002, 1.004, 1.003]}, ["fsdp2", "ddp-int8"])
+    steps = {"fsdp2": 6.0, "ddp-int8": 1.8, **ALONE}
+    [own, *_] = answer(make_evidence(records, timed=beside_one(steps))).lines
+    assert "memory per rank" in own and "perplexity +0.3 %" in own
+    timed = beside_one({**steps, "buckets": 1.2})
+    [line, *_] = answer(make_evidence(records, timed=timed)).lines
+    assert ": use buckets: " in line and "perplexity +0.3 % (+0.1 to +0.5)" in line
+    assert "memory per rank" not in line
+
+
+def test_a_run_that_did_not_train_is_named_by_how_much_worse_it_became():
+    worse = [make_record("ddp", s, val_ppl=4000.0, untrained_ppl=2000.0) for s in range(3)]
+    [text] = answer(make_evidence([*trained({}, ["fsdp2"]), *worse])).warnings
+    assert text == "At least one run failed to train: its perplexity grew 2.00 times."
+
+
+def test_each_verdict_names_the_model_its_tokens_and_the_ratio_of_the_link(monkeypatch):
     text = verdict({"fsdp2": 6.0, "ddp": 4.0, **ALONE})
     named = "(tiny, 1.31 M parameters, 512 tokens per rank and step, synchronisation / computation"
     # a step of DDP is four of computation
     assert f"{named} 3.0): " in text
+    # whatever others take, which compress or exchange rarely
+    monkeypatch.setitem(STRATEGIES, "rare", {"engine": "ddp", "sync": {"every": 8}})
+    route = {"codec": "none", "route": "exchange"}
+    monkeypatch.setitem(STRATEGIES, "exchange", {"engine": "ddp", "gradients": route})
+    steps = {"fsdp2": 6.0, "rare": 1.2, "exchange": 5.0, "ddp-int8": 2.0, "ddp": 4.0, **ALONE}
+    records, timed = trained({}, ["fsdp2", "ddp-int8", "ddp"]), beside_one(steps)
+    assert f"{named} 3.0): " in answer(make_evidence(records, timed=timed)).lines[0]
     text = verdict({"fsdp2": 6.0, **ALONE})
     assert f"{named} unknown, as stock DDP was not timed): " in text
 

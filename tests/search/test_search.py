@@ -13,7 +13,8 @@ from shardlab.search import proposal as proposals
 from shardlab.search.history import hold_fastest
 from shardlab.search.judge import Judge, Question, choose_by_rules
 from shardlab.search.records import Candidate, Verdict
-from shardlab.search.space import Option, peaks_of
+from shardlab.search.space import Option, formula_bytes, peak_of, peaks_of
+from tests.record_factory import STRATEGIES
 from tests.search.chat_server import judge as http_judge
 from tests.search.chat_server import listed, model_judge, says, serving
 from tests.search.machine import Machine, quality, raced, space_of
@@ -95,6 +96,44 @@ def test_what_is_timed_as_the_fastest_is_not_held_beyond_the_memory_limit():
         (peaks[manual.hash()] - 1, start),
     ):
         assert hold_fastest(history, 0.03, limit, peaks).incumbent == held.hash()
+
+
+def test_a_peak_is_that_of_the_largest_seed():
+    machine = Machine()
+    history = machine.begin()
+    start, other = (
+        history.measured[parse_strategy(STRATEGIES[run]).hash()] for run in ("fsdp2", "ddp")
+    )
+    rows = {
+        row.hash: row.model_copy(
+            update={
+                "trained": [
+                    run.model_copy(update={"memory_peak_bytes": peak + more})
+                    for run, more in zip(row.trained, (9_000_000, 0), strict=True)
+                ]
+            }
+        )
+        for row, peak in ((start, 800_000_000), (other, 700_000_000))
+    }
+    measured = {**history.measured, **rows}
+    peaks = peaks_of(history.model_copy(update={"measured": measured}), machine.shapes)
+    assert (peaks[start.hash], peaks[other.hash]) == (809_000_000, 709_000_000)
+    # what the start has beyond the formula, others have, too
+    untried = parse_strategy({"reshard_after_forward": False}).canonical()
+    beyond = 809_000_000 - formula_bytes(start.strategy, machine.shapes, 2)
+    predict = peak_of(history.model_copy(update={"measured": measured}), machine.shapes)
+    assert predict(untried) == beyond + formula_bytes(untried, machine.shapes, 2)
+
+
+def test_peaks_of_a_search_on_other_ranks_than_training_are_predicted():
+    """What the start has beyond the formula on the ranks that it was trained on is added."""
+    machine = Machine()
+    agent = machine.agent(world_size=4)
+    history = machine.begin(agent)
+    peaks, start = peaks_of(history, machine.shapes), history.reference
+    beyond = start.trained[0].memory_peak_bytes - formula_bytes(start.strategy, machine.shapes, 2)
+    for row in history.measured.values():
+        assert peaks[row.hash] == beyond + formula_bytes(row.strategy, machine.shapes, 4)
 
 
 @pytest.mark.long
