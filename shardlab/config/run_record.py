@@ -18,7 +18,7 @@ from shardlab.core.files import finite, read_json, read_json_lines, write_json_l
 SCHEMA_VERSION = 3
 
 Finite = Annotated[float | None, BeforeValidator(finite)]
-"""None: not finite, in a run that diverged; JSON has no such number"""
+"""None: not finite, as in a run that diverged; JSON has no such number"""
 
 LinkEmulation = Literal["none", "namespaces", "in-process"]
 """none: the link is real; namespaces: the kernel delays packets; in-process: collectives end when
@@ -154,9 +154,10 @@ class Breakdown(Document):
     comm_ms_by_op: dict[str, float]
     comm_ms_by_unit: dict[str, float]
     """by the unit whose values moved; `other` for none"""
-    comm_skew_ms: float
-    """time until the last rank has started the same collective"""
-    comm_transfer_ms: float
+    comm_skew_ms: Finite
+    """time until the last rank has started the same collective; None where collectives of the ranks
+    do not match, as of ranks that train alone"""
+    comm_transfer_ms: Finite
     """the rest of the communication that could be matched across ranks"""
     exposed_comm_ms: float
     overlap: float

@@ -44,6 +44,20 @@ def test_rows_hold_every_step_of_every_rank_and_the_breakdown_their_means(params
         assert getattr(breakdown, name) == pytest.approx(mean)
 
 
+def test_collectives_of_ranks_that_train_alone_have_an_unknown_skew(params, tmp_path):
+    ranks = []
+    for rank, start in enumerate((100, 700)):
+        events = [*step(1, 0, 1000), label("gloo:all_reduce", start, start + 100, WORKER)]
+        ranks.append(write_rank(tmp_path / f"{rank}.json", events, rank))
+    trace = Path("results/train/ddp/seed3/trace.json.gz")
+    merge_traces(ranks, trace)
+    write_json(trace.with_name("metrics.json"), {})
+    main(params, "ddp")
+    breakdown = Breakdown.from_file("results/profile/ddp/seed3.json", "profile it")
+    assert breakdown.comm_skew_ms is breakdown.comm_transfer_ms is None
+    assert breakdown.comm_ms_per_step == pytest.approx(0.1)
+
+
 def test_a_missing_trace_writes_nothing(params, tmp_path):
     fix = r"metrics\.json: no such file: run python -m stages\.train --run ddp --seed 3"
     with pytest.raises(UserError, match=fix):
