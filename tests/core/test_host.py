@@ -19,8 +19,8 @@ from shardlab.core.host import (
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "results").mkdir()
-    for name in ("code.py", "README.md", "results/table.csv"):
+    for name in ("code.py", "README.md", "experiments/one/results/table.csv", "results/table.csv"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("one\n")
     git("init", "--quiet")
     git("add", "--all")
@@ -36,7 +36,7 @@ def git(*arguments: str) -> str:
 def test_changed_code_is_marked_and_made_results_are_not(repository: Path) -> None:
     clean = git_revision()
     assert git("rev-parse", "HEAD").startswith(clean)
-    for name in ("README.md", "results/table.csv"):
+    for name in ("README.md", "experiments/one/results/table.csv", "results/table.csv"):
         (repository / name).write_text("two\n")
     (repository / "untracked").touch()
     assert git_revision() == clean

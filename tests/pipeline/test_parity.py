@@ -5,6 +5,7 @@ from pathlib import Path
 
 import networkx
 import pytest
+import yaml
 
 from tests.pipeline.graphs import differences, dvc_jobs, snakemake_jobs, wanted
 from tests.pipeline.workspace import ROOT, copy_project, run
@@ -37,6 +38,14 @@ def test_a_drift_of_either_description_is_reported(tmp_path: Path) -> None:
     reported = "\n".join(differences(dvc_jobs(root), snakemake))
     for words in ("collect: inputs", "collect: parameters", "report: code", "only in dvc.yaml"):
         assert words in reported
+
+
+@pytest.mark.long
+def test_the_lock_has_no_stage_that_dvc_yaml_lacks() -> None:
+    """DVC never removes one: what it held would stand for results that nothing makes."""
+    named = run(ROOT, "dvc", "stage", "list", "--name-only", "--all").stdout.split()
+    locked = yaml.safe_load((ROOT / "dvc.lock").read_text())["stages"]
+    assert locked and locked.keys() - {*named} == set()
 
 
 @pytest.mark.long

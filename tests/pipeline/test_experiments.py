@@ -1,0 +1,74 @@
+"""Folders of experiments whose small results are committed."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.pipeline.test_docs import DOCUMENTS
+from tests.pipeline.workspace import ROOT, copy_project, run
+
+PUBLISHED = ("codecs", "fsdp", "judge")
+SMALL = [
+    "README.md",
+    "results/answers/0123abcd.json",
+    "results/report/plots/svg/loss.svg",
+    "results/report/summary.json",
+    "results/report/tables.md",
+    "results/results.jsonl",
+    "results/rounds/1/trial.json",
+    "results/timings/two-ranks.jsonl",
+]
+LEFT_OUT = [
+    ".dvc/config",
+    "Snakefile",
+    "data/tokens/train.bin",
+    "params.yaml",
+    "logs/params.log",
+    "results/report/plots/png/loss.png",
+    "results/report/report.html",
+    "results/rounds/1/runs/arm/seed0/events.jsonl",
+    "results/train/fsdp2/seed0/final_model/model.safetensors",
+    "shardlab",
+]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_git_keeps_the_small_results_alone(name: str) -> None:
+    """Of other experiments it keeps nothing."""
+    folder = f"experiments/{name}"
+    paths = [f"{of}/{path}" for of in (folder, "experiments/mine") for path in SMALL + LEFT_OUT]
+    command = ["git", "check-ignore", "--no-index", *paths]
+    ignored = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.split()
+    assert [path for path in paths if path not in ignored] == [f"{folder}/{p}" for p in SMALL]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_experiment_is_linked_and_names_its_parameters(name: str) -> None:
+    page = (ROOT / "experiments" / name / "README.md").read_text()
+    assert f"make run PARAMS=params/{name}.yaml" in page and (ROOT / f"params/{name}.yaml").exists()
+    linked = [path for path in DOCUMENTS if f"experiments/{name}/README.md)" in path.read_text()]
+    assert {ROOT / "README.md", ROOT / "docs/benchmarks.md"} <= {*linked}
+    for link in re.findall(r"\]\(([^)#]+)\)", page):
+        kept = link.removeprefix("results/")
+        assert kept != link or (ROOT / "experiments" / name / link).resolve().exists(), link
+
+
+@pytest.mark.long
+def test_a_clone_goes_on_in_the_folder_of_committed_results(tmp_path: Path) -> None:
+    """Links are not committed: `make` writes them, and leaves the page as it is."""
+    root = copy_project(tmp_path / "project")
+    folder = root / "experiments/quick"
+    (folder / "results").mkdir(parents=True)
+    page = "# A page\n\n<!-- headline:begin -->\nold\n<!-- headline:end -->\n"
+    (folder / "README.md").write_text(page)
+    (folder / "results/results.jsonl").write_text("{}\n")
+    (root / "params").mkdir()
+    (root / "params.yaml").rename(root / "params/quick.yaml")
+    for _ in range(2):
+        run(root, "make", "experiments/quick", "PARAMS=params/quick.yaml")
+    assert (folder / "README.md").read_text() == page
+    run(folder, "snakemake", "--cores", "1", "--", "data/corpus.json")
+    assert (folder / "data/corpus.json").exists()
+    assert "collect" in run(folder, "snakemake", "-n", "--cores", "1").stdout
