@@ -187,6 +187,7 @@ def result_text(history: History, name: str, reason: str) -> str:
             "",
             "Steps (95 % interval) and perplexities are over those of the start.",
             f"* held: {why}",
+            *([f"its training runs: {folder}"] if (folder := history.held.folder) else []),
             *_without_communication(history),
             "",
             "# for params.yaml",

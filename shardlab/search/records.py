@@ -83,9 +83,14 @@ class Measured(Document):
     steps: list[StepRatio] = []
     """over the start's, the latest last"""
     failures: list[Failure] = []
-    files: str = "results"
-    """folder with the files of its training runs, `train/RUN/seedS` and what other stages make of
-    them; RUN is that of a record"""
+    files: str | None = None
+    """folder with the files of its training runs, in the layout of `results`; None: `results`"""
+
+    @property
+    def folder(self) -> str | None:
+        """The folder with seedS/final_model, seedS/trace.json.gz and seedS/events.jsonl for each
+        seed; None where there are no training runs."""
+        return f"{self.files or 'results'}/train/{self.trained[0].run}" if self.trained else None
 
     @property
     def diverged(self) -> bool:

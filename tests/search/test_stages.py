@@ -271,7 +271,7 @@ def test_what_a_round_trained_on_real_ranks_is_kept_and_can_be_opened(project, m
     trial.main(short, "1")
     (row,) = read(Trial, "1", "trial").trained
     (record,) = row.trained
-    folder = Path(row.files, "train", record.run, f"seed{record.seed}")
+    folder = Path(row.folder, f"seed{record.seed}")
     assert (record.run, record.seed, record.steps) == (KEPT.hash(), 1, 6)
     run = ["events.jsonl", "final_model", "metrics.json", "trace.json.gz"]
     assert sorted(path.name for path in folder.iterdir()) == run

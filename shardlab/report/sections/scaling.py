@@ -21,8 +21,8 @@ def scaling(evidence: Evidence) -> Section:
             Figure(
                 "breakdown",
                 "Compute, exposed communication, exposed copies and idle time sum to the traced "
-                f"step; {place(first)}.",
-                breakdown_plot(first),
+                f"step; {place(first)}. What a search found is of its last race there.",
+                breakdown_plot(evidence.main_traces),
             ),
             Figure(
                 "scaling",
