@@ -21,7 +21,7 @@ from shardlab.config.schema import Agent, Timing, Train
 from shardlab.config.timing_record import Race, Ruling
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import RunFailed, StorageError, UserError
-from shardlab.core.files import atomic, read_json, write_json
+from shardlab.core.files import atomic, read_json, unfinished, write_json
 from shardlab.core.progress import say, stopwatch
 from shardlab.search.decision import failure_of, train_promising
 from shardlab.search.race_rule import RaceRule, ruling
@@ -120,31 +120,39 @@ def main(
     if step:
         _report_failure(work, Step.model_validate_json(step))
         return
-    do = partial(_start, shlex.split(start), number) if start else work.do
+    command = [sys.executable, "-m", "stages.trial", number, *params.arguments]
+    do = partial(_start, [*shlex.split(start), *command]) if start else work.do
     elapsed = stopwatch()
     raced, trained = None, []
-    with atomic(folder / "runs") as runs:
+    # all nodes see it
+    with unfinished(folder / "trial") as scratch:
+        runs = scratch / "runs"
         runs.mkdir()
         if proposal.arms:
-            raced = _raced(proposal, do, runs.parent)
+            raced = _raced(proposal, do, scratch)
             train_arm = partial(measure, work, do, runs)
             trained = train_promising(raced, proposal, work.agent, seeds, train_arm)
-        # until the new one is there, no trial looks finished
-        (folder / "trial.json").unlink(missing_ok=True)
+        with atomic(folder / "runs") as finished:
+            # until the new one is there, no trial looks finished
+            (folder / "trial.json").unlink(missing_ok=True)
+            runs.rename(finished)
     trial = Trial(round=count, race=raced, trained=trained, seconds=elapsed())
     trial.to_file(folder / "trial.json")
     reason = raced.reason if raced else f"nothing was raced: {proposal.verdict.reason}"
     say(f"trial {number}: {reason}")
 
 
-def _start(command: list[str], number: str, step: Step) -> None:
+def _start(command: list[str], step: Step) -> None:
     """Do the step on the ranks that the command starts.
+
+    Args:
+        command: this stage, after what starts a process for each rank.
 
     Raises:
         RunFailed, UserError: of the ranks.
     """
-    program = [sys.executable, "-m", "stages.trial", number, "--step", step.model_dump_json()]
-    done = subprocess.run([*command, *program], stderr=subprocess.PIPE, text=True)
+    program = [*command, "--step", step.model_dump_json()]
+    done = subprocess.run(program, stderr=subprocess.PIPE, text=True)
     sys.stderr.write(done.stderr)
     if done.returncode:
         if (failed := Path(step.folder, _FAILED)).exists():
@@ -169,7 +177,7 @@ def _raced(proposal: Proposal, do: Do, folder: Path) -> Race:
     """Return the race; without runs where ranks failed and no arm is to blame.
 
     Args:
-        folder: for its file; all nodes see it.
+        folder: for the file of the race.
     """
     elapsed = stopwatch()
     try:

@@ -170,16 +170,19 @@ class Evidence:
         """Sentence that names what crashed, which stands above all others."""
         return f"Crashed, and left out: {'; '.join(self.crashed)}." if self.crashed else None
 
-    def run_table(self, title: str, columns: Sequence[Column]) -> Table:
-        """Return a table of the training runs, with a row for each run and each strategy that was
-        found, and the warning of too few seeds."""
+    @cached_property
+    def trained(self) -> pd.DataFrame:
+        """The rows of `compared`, and those of the strategies that were found."""
         named = [
             record.model_copy(update={"run": name})
             for name, row in self.found.items()
             for record in row.trained
         ]
-        rows = comparison([*self.records, *named], self.steps, self.baseline)
-        return self.main_table(title, columns, rows.reset_index().to_dict("records"))
+        return comparison([*self.records, *named], self.steps, self.baseline)
+
+    def run_table(self, title: str, columns: Sequence[Column]) -> Table:
+        """Return a table with a row per run of `trained`, and the warning of too few seeds."""
+        return self.main_table(title, columns, self.trained.reset_index().to_dict("records"))
 
     def main_table(
         self, title: str, columns: Sequence[Column], rows: Sequence[dict[str, Any]]
@@ -195,7 +198,7 @@ class Evidence:
 
 
 def is_on(entry: TimedRun | Decision, size: int, link: str) -> bool:
-    """Return whether it is of so many ranks on the link of a timing."""
+    """Return whether a race or a search is on so many ranks and the link of a timing."""
     return (entry.world_size, entry.link) == (size, link.removesuffix(" (in-process)"))
 
 

@@ -116,6 +116,11 @@ def test_two_rounds_build_on_each_other_and_repeat_to_the_byte(params, capsys):
     assert first.incumbent != after.incumbent
     second, last = run_round(params, "2")
     assert second.incumbent == after.incumbent
+    # what was accepted has records, and nothing that has any is trained again
+    assert {arm.hash for arm in second.arms if arm.trained} >= {first.incumbent, after.incumbent}
+    trained = [row.hash for number in "12" for row in read(Trial, number, "trial").trained]
+    assert len(trained) == len({*trained}) and after.incumbent in trained
+    assert second.settings == TrialSettings.of(*params("train", "model", "seeds"))
     assert [decision.round for decision in last.rounds] == [1, 2]
     assert [race.name for race in last.races] == ["round-1", "round-2"]
     path = Path("results/rounds/2/proposal.json")
