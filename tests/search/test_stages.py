@@ -248,13 +248,16 @@ def test_ranks_that_fail_in_a_race_leave_a_round_without_one(params, monkeypatch
 
 
 @pytest.mark.long
-def test_a_round_on_real_ranks_races_and_decides(project):
+@pytest.mark.parametrize("start", ["", "env"])
+def test_a_round_on_real_ranks_races_and_decides(project, monkeypatch, start):
+    # a job step runs the code that this process runs
+    monkeypatch.setenv("PYTHONPATH", str(Path(trial.__file__).parents[1]))
     history = begin(["fsdp2", "ddp"], agent=AGENT)
     write_records("results/results.jsonl", make_records(["fsdp2", "ddp"], seeds=2))
     own = ["agent.searches.three={world_size: 3}", "rounds.1.search=three"]
     real = Parameters(overrides=["agent.link=null", "agent.repetitions=10", *own])
     write_proposal(real, proposal_of(history, DDP))
-    trial.main(real, "1")
+    trial.main(real, "1", start=start)
     decide.main(real, "1")
     after = read(History, "1", "history")
     (race,) = after.races
