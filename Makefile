@@ -1,6 +1,6 @@
 # Every target sets up what it needs. The first call installs the pinned packages into .venv.
-.PHONY: always run test test-long test-pipeline test-docs test-cluster test-gpu bench-gpu container lint docs lock \
-  rivals clean
+.PHONY: always run test test-long test-pipeline test-docs test-torch test-cluster test-gpu bench-gpu \
+  container lint docs lock rivals clean
 .DELETE_ON_ERROR:
 
 # the stages call `python`: the environment comes first on the path
@@ -54,6 +54,19 @@ test-pipeline: .venv/.project
 # commands of the documents that take over a minute
 test-docs: .venv/.project
 	@pytest -m minutes tests/pipeline/test_docs.py
+
+# what depends on torch, with another one, in an environment outside of the tree:
+# `make test-torch TORCH=2.11.0`
+OTHER = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/shardlab/torch-$(TORCH)
+test-torch:
+	@test "$(TORCH)" || { echo "make test-torch: say which, as in TORCH=2.11.0" >&2; exit 2; }
+	@python3 -m venv $(OTHER)
+	@$(OTHER)/bin/pip install --quiet torch==$(TORCH)
+	@grep -v '^torch==' requirements.lock \
+	  | $(OTHER)/bin/pip install --quiet --no-deps --requirement /dev/stdin
+	@PATH=$(OTHER)/bin:$$PATH $(OTHER)/bin/python -m pytest -n 2 --dist loadfile \
+	  -m "not long and not gpu and not cluster" \
+	  tests/comm tests/core tests/codecs tests/engines tests/examples
 
 # the quick pipeline through a SLURM of three nodes, which ends with the tests: needs root, for
 # namespaces and Debian's packages of SLURM, which it installs

@@ -4,14 +4,16 @@
                                  [--length T] [--out FOLDER]
 
 The device is a GPU where there is one, and FSDP2 off-loads its shards to host memory there
-(`CPUOffloadPolicy`). Elsewhere it is the CPU: the device holds then what torch allocates, and the
-host memory of `slide` is what its ranks share, which torch does not allocate.
+(`CPUOffloadPolicy`), with as many threads for its AdamW as `slide` has. Elsewhere it is the CPU:
+the device holds then what torch allocates, and the host memory of `slide` is what its ranks share,
+which torch does not allocate.
 
 What is held is the most that tensors took at a time, from before the model was made. Tokens per
 second are of one rank, the median of several steps of one run; AdamW, clipping at 1.
 """
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -25,7 +27,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.common import arguments, on_ranks, publish, text_table
-from shardlab.comm.object_collectives import device_of
+from shardlab.comm.object_collectives import device_of, gather_values
 from shardlab.config.model_and_data import Shape
 from shardlab.config.schema import Train
 from shardlab.config.strategy import Strategy, parse_strategy
@@ -34,6 +36,7 @@ from shardlab.core.numbers import ABSENT, figure
 from shardlab.core.progress import say
 from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
+from shardlab.engines.cpu_placement import RankLocation, place_here
 from shardlab.models.build import shape_config
 from shardlab.models.memory import closed_form, host_memory
 from shardlab.models.random_weights import RandomWeights
@@ -87,6 +90,10 @@ def measure(
     """Return the figures of a strategy in `COLUMNS` from its parameters on, on each rank."""
     device = device_of(group)
     off = device.type == "cuda" and name == "fsdp2"
+    if off:  # as many threads for AdamW on the CPU as `slide` has there
+        masks = gather_values(sorted(os.sched_getaffinity(0)), group)
+        placed = place_here([RankLocation(cpus) for cpus in masks])[dist.get_rank(group)]
+        torch.set_num_threads(len(placed.workers))
     strategy = parse_strategy({**STRATEGIES[name], "offload": off})
     model = _model(options, layers)
     train = Train(batch_size=options.samples, sequence_length=options.length)

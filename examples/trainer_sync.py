@@ -1,8 +1,8 @@
-"""Hugging Face Trainer: two ranks whose copies of the model exchange every eighth step alone.
+"""Hugging Face Trainer: two replicas that synchronise every eighth step alone.
 
     torchrun --standalone --nproc-per-node 2 examples/trainer_sync.py
 
-It evaluates and saves where the copies are equal, and loads the best model at the end.
+It evaluates and saves where the replicas are equal, and loads the best model at the end.
 """
 
 import tempfile
@@ -26,8 +26,8 @@ VOCABULARY, LENGTH = 100, 64
 EVERY = 8
 
 
-class RareExchanges(TrainerCallback):
-    """Exchanges the parameters of a Trainer every few steps, in place of all gradients.
+class ParameterSynchronisation(TrainerCallback):
+    """Synchronises the parameters of a Trainer every few steps, in place of all gradients.
 
     Args:
         trainer: the callback is added to it. It wraps its model when training begins.
@@ -46,7 +46,7 @@ class RareExchanges(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Average the copies after the last step, before it is evaluated and saved.
+        """Average the replicas after the last step, before the model is evaluated and saved.
 
         `on_train_end` would be too late: the best model has been loaded then.
         """
@@ -89,7 +89,7 @@ def main() -> None:
             max_steps=20,
             learning_rate=3e-3,
             logging_steps=4,
-            # at multiples of the steps between exchanges, where all copies are equal
+            # at multiples of `sync_every`, where all replicas are equal
             eval_strategy="steps",
             eval_steps=EVERY,
             save_steps=EVERY,
@@ -102,7 +102,7 @@ def main() -> None:
         )
         data = Numbers()
         trainer = Trainer(GPT2LMHeadModel(config), arguments, train_dataset=data, eval_dataset=data)
-        RareExchanges(trainer, sync_every=EVERY, outer={"codec": "int8"})
+        ParameterSynchronisation(trainer, sync_every=EVERY, outer={"codec": "int8"})
         trainer.train()
         loss = trainer.evaluate()["eval_loss"]
         if arguments.process_index == 0:

@@ -13,7 +13,7 @@ from shardlab.config.schema import Quality
 from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun
 from shardlab.forecast.results import ForecastDocument
 from shardlab.report.aggregate import comparison, seed_warning
-from shardlab.report.tables import ONE_DEVICE, SHARED, Column, Section, Table, make_table
+from shardlab.report.tables import ONE_DEVICE, Column, Section, Table, make_table
 from shardlab.report.timings import ALIKE, crossovers, timing_table
 from shardlab.search.history import History
 from shardlab.search.records import Decision, Measured
@@ -156,7 +156,7 @@ class Evidence:
         left_out = [NO_COMMUNICATION, *self.lost]
         steps = timed.drop(left_out, errors="ignore").to_dict("index")
         facts = trained.to_dict("index")
-        first = [run for run in steps if run in (ONE_DEVICE, SHARED)]
+        first = [run for run in steps if run == ONE_DEVICE]
         runs = dict.fromkeys([*first, *facts, *steps])
         return [{**blank, **facts.get(r, {}), **steps.get(r, {}), "run": r} for r in runs]
 

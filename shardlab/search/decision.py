@@ -180,7 +180,7 @@ def _losses_agree(arm: Candidate, race: Race, history: History) -> bool:
         return True
     pairs = zip(race.arms[arm.hash].losses, start.losses, strict=False)
     return all(
-        one is not None and other is not None and abs(one - other) <= _LOSSES_DIFFER * abs(other)
+        one is not None and other is not None and abs(one - other) <= _LOSSES_DIFFER * other
         for one, other in pairs
     )
 

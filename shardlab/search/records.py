@@ -133,6 +133,18 @@ class Prediction(Document):
     """source of the perplexity, or why there is no prediction"""
 
 
+class Action(Document):
+    """Named change of one setting of the incumbent."""
+
+    name: str
+    hypothesis: str
+    """why it might be faster, or fit"""
+    fact: str
+    """measurement that speaks for it"""
+    change: str
+    """setting with its value before and after"""
+
+
 class Candidate(Document):
     """Strategy that a judge may choose or that a race times."""
 
@@ -141,6 +153,8 @@ class Candidate(Document):
     label: str
     why: str
     """origin"""
+    action: Action | None = None
+    """that makes it of the incumbent; None: it is any strategy"""
     prediction: Prediction
     roles: list[Role] = []
     """in the race"""

@@ -17,6 +17,7 @@ from shardlab.config.schema import Train
 from shardlab.config.strategy import parse_strategy
 from shardlab.core.device import compute_deterministically
 from shardlab.engines.sliding_checkpoint import FOLDER_VARIABLE
+from shardlab.engines.state_files import in_host_memory
 from shardlab.train.plans import RunPlan
 from tests.engines.engine_cases import LOSSY, STRATEGIES, losses_of, make, train
 from tests.measured_run import measure
@@ -108,6 +109,19 @@ def test_deterministic_runs_repeat_every_bit(group, name: str, device: str) -> N
         for _ in range(2)
     )
     assert torch.equal(first, second)
+
+
+@on_devices
+@pytest.mark.parametrize("name", ["ddp-int8", "ddp-powersgd"])
+@on_ranks(1)
+def test_state_that_was_loaded_on_the_host_continues(group, name: str, device: str) -> None:
+    engines = [make(group, strategy_of(name, device), own_device(device)) for _ in range(2)]
+    for engine in engines:
+        train(engine, group, 2)
+    state = engines[0].rank_state()
+    engines[0].load_rank_state({kind: in_host_memory(named) for kind, named in state.items()})
+    losses = [train(engine, group, 2, first=2) for engine in engines]
+    torch.testing.assert_close(*losses, rtol=1e-5, atol=0)
 
 
 @pytest.mark.gpu

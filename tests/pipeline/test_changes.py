@@ -83,7 +83,7 @@ CHANGES: dict[str, tuple[Callable[[Tree], None], set[str]]] = {
     "a point of the curves": (put("quality.time_s", [2]), {"report"}),
     "the baseline": (put("baseline", "fsdp2-int8"), {"report"}),
     "what the judge is offered": (
-        put("agent.candidates", "action"),
+        put("agent.candidates", "config"),
         {"propose/1", "trial/1", "decide/1", "report"},
     ),
     "a search that no round names": (put("agent.searches", {"slow": {"world_size": 2}}), set()),

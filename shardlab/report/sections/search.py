@@ -67,6 +67,13 @@ def _round(decision: Decision) -> Section:
     number, verdict = decision.round, decision.verdict
     sentences = [_narrowed(decision.space)] if decision.space else []
     sentences.append(f"Judge {verdict.judge}: {verdict.reason}.")
+    for candidate in decision.candidates:
+        if candidate.id == verdict.choice and candidate.action is not None:
+            action = candidate.action
+            sentences.append(
+                f"Action: {action.name} ({action.change}). Hypothesis: {action.hypothesis}. Fact: "
+                f"{action.fact}."
+            )
     if verdict.prompts:
         prompts = ", ".join(verdict.prompts)
         sentences.append(f"Prompts to a language model, with the answers: {prompts}.")
