@@ -112,8 +112,8 @@ rivals: .venv/.packages
 
 # results of the pipeline outside of git; .venv, DVC's cache and the committed results stay
 clean:
-	@rm -rf .snakemake .trials .work build data/*.* data/tokens data/inputs/* dvc_plots logs \
-	  results/report/plots results/report/report.html
+	@rm -rf .snakemake .work build data/*.* data/tokens data/inputs/* dvc_plots logs \
+	  results/report/plots results/report/report.html results/rounds/*/runs
 	@find results -name final_model -prune -exec rm -rf {} + 2>/dev/null || true
 	@find results \( -name events.jsonl -o -name trace.json.gz \) -delete 2>/dev/null || true
 

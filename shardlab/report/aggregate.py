@@ -226,13 +226,13 @@ def comparison(records: Sequence[Record], timed: pd.DataFrame, baseline: str) ->
     name and its standard deviation as `NAME_sd`; what `costs` returns.
 
     Args:
-        timed: rows of `timings.timing_table` of one timing of all runs.
+        timed: rows of `timings.timing_table` of one timing; values of a run that it lacks are NaN.
     """
     by_run: dict[str, list[Record]] = {}
     for record in records:
         by_run.setdefault(record.run, []).append(record)
     index = pd.Index(by_run, name="run")
-    steps = timed.set_index("run").loc[index]
+    steps = timed.set_index("run").reindex(index)
     table = measurements(records)
     by_seed = table.drop(columns=["flops_share", *TIMED], errors="ignore").groupby(level="run")
     mean, deviation = by_seed.mean(skipna=False), by_seed.std(ddof=1, skipna=False)

@@ -93,7 +93,13 @@ class Column:
         return figure(value * scale, self.digits) if isinstance(value, float) else str(value)
 
 
-RUN = Column("run", "", "run", "name of the strategy in params.yaml", numeric=False)
+RUN = Column(
+    "run",
+    "",
+    "run",
+    "name of the strategy in params.yaml, or found-by-… of a search",
+    numeric=False,
+)
 
 
 @dataclass(frozen=True)

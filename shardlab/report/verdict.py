@@ -19,11 +19,10 @@ from shardlab.config.strategy import CanonicalStrategy, parse_strategy
 from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun
 from shardlab.core.interval import Ratio, enclosing, paired_ratio
 from shardlab.report.aggregate import costs, measurements
-from shardlab.report.evidence import Evidence
+from shardlab.report.evidence import Evidence, is_on, last_decisions
 from shardlab.report.tables import estimate
 from shardlab.report.timings import timing_table
 from shardlab.search.history import Numerics
-from shardlab.search.records import Decision
 
 STOCK: tuple[EngineName, ...] = ("ddp", "fsdp2", "fsdp1")
 """engines of torch; of strategies that are not told apart the first one in this order is named"""
@@ -235,7 +234,7 @@ class _Candidates:
         bound = timing[timing["run"] == NO_COMMUNICATION]
         raced: dict[str, list[tuple[pd.Series, TimedRun]]] = {}
         for race in self._evidence.history.races:
-            runs = [run for run in race.runs if _is_on(run, size, link)]
+            runs = [run for run in race.runs if is_on(run, size, link)]
             if not runs:
                 continue
             rows = timing_table(runs, self._base.hash()).set_index("run", drop=False)
@@ -249,14 +248,10 @@ class _Candidates:
 
     def _held(self, timing: pd.DataFrame) -> dict[str, str]:
         """Return the hash of what each search on the ranks and link of a timing holds, by name."""
-        rounds, (size, link) = self._evidence.history.rounds, timing[["world_size", "link"]].iloc[0]
-        last = {decision.search: decision for decision in rounds}
+        size, link = timing[["world_size", "link"]].iloc[0]
+        last = last_decisions(self._evidence.history, self._evidence.names)
         return {
-            f"found-by-{name or 'search'}": decision.held
+            name: decision.held
             for name, decision in last.items()
-            if decision.fits and _is_on(decision, size, link)
+            if decision.fits and is_on(decision, size, link)
         }
-
-
-def _is_on(entry: TimedRun | Decision, size: int, link: str) -> bool:
-    return (entry.world_size, entry.link) == (size, link.removesuffix(" (in-process)"))

@@ -186,6 +186,7 @@ def result_text(history: History, name: str, reason: str) -> str:
             "",
             "Steps (95 % interval) and perplexities are over those of the start.",
             f"* held: {why}",
+            *([f"its training runs: {folder}"] if (folder := history.held.folder) else []),
             "",
             "# for params.yaml",
             yaml.safe_dump(entry, sort_keys=False).rstrip(),

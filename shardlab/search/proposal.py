@@ -158,7 +158,10 @@ def propose(
         if not shortlist.options:
             what = "action has a fact for it and" if agent.candidates == "action" else "strategy"
             stop = f"no {what} is legal, new, tolerated and fits in memory"
-    candidates = [candidate(each, quality) for each in shortlist.options]
+    trained = {key for key, row in history.measured.items() if row.trained}
+    candidates = [
+        candidate(each, quality, trained=each.hash in trained) for each in shortlist.options
+    ]
     if stop is None:
         verdict = judge(Question(evidence, held_ms, candidates))
     else:
@@ -177,7 +180,10 @@ def propose(
         space=narrowed,
         candidates=sorted(candidates, key=lambda each: each.id),
         verdict=verdict,
-        arms=[candidate(option(arm), quality, "", roles) for arm, roles in arms.values()],
+        arms=[
+            candidate(option(arm), quality, "", roles, trained=key in trained)
+            for key, (arm, roles) in arms.items()
+        ],
         reference=history.reference.trained,
     )
 
@@ -329,11 +335,13 @@ def candidate(
     quality_of: Callable[[CanonicalStrategy], Quality | None],
     why: str | None = None,
     roles: Sequence[Role] = (),
+    trained: bool = False,
 ) -> Candidate:
     """Return an option with all predictions, for a judge or as an arm of a race.
 
     Args:
         why: its origin; None: the shortlist.
+        trained: whether it has records.
     """
     quality, step = quality_of(option.strategy), option.step
     known = quality is not None and quality.ratio < math.inf
@@ -363,7 +371,7 @@ def candidate(
             note=note,
         ),
         roles=[*roles],
-        has_quality=quality is not None and quality.sure,
+        trained=trained,
     )
 
 

@@ -57,8 +57,8 @@ def proposal_of(history: History, *strategies: Strategy) -> Proposal:
     """Race of the incumbent, the start and these strategies."""
     arms: dict[str, Candidate] = {}
     for each in (history.held.strategy, history.reference.strategy, *strategies):
-        quality = history.quality(each.canonical())
-        known = {"roles": ["judge"], "has_quality": quality is not None and quality.sure}
+        row = history.measured.get(each.hash())
+        known = {"roles": ["judge"], "trained": bool(row and row.trained)}
         arms[each.hash()] = candidate_of(each).model_copy(update=known)
     return Proposal(
         round=len(history.rounds) + 1,

@@ -12,8 +12,6 @@ from shardlab.core.errors import UserError
 from shardlab.search.decision import conclude
 from shardlab.search.experiment import ranking_text
 from shardlab.search.history import History, hold_fastest, initial_history, load_history
-from shardlab.search.proposal import candidate
-from shardlab.search.space import Option
 from tests.record_factory import FIGURES, STRATEGIES, make_record, make_records
 from tests.search.searches import (
     AGENT,
@@ -131,14 +129,13 @@ def test_what_was_trained_with_a_part_of_its_codecs_alone_is_neither_held_nor_of
     ]
     history = begin(timed=timed)
     assert history.held.hash == DDP.hash()
-    option = Option(both.canonical(), both.hash(), 1)
-    assert not candidate(option, history.qualities()).has_quality
+    assert not history.quality(both.canonical()).sure
     rows = {row.split()[-1]: row.split() for row in ranking_text(history).splitlines()}
     label = both.label().split()[-1]
     assert rows[label][0] == "0.200" and "-" in rows[label]
     row = trained(both, 1.01)
     history = history.model_copy(update={"measured": {**history.measured, row.hash: row}})
-    assert candidate(option, history.qualities()).has_quality
+    assert history.quality(both.canonical()).sure
 
 
 def test_the_quality_of_other_numerics_is_unknown():

@@ -35,7 +35,7 @@ def quality(evidence: Evidence) -> Section:
             "loss",
             "Training loss, mean over seeds with a band of one standard deviation; below, the "
             "difference from the baseline at the same step.",
-            loss_plot(loss_curves(evidence.losses), evidence.runs, baseline),
+            loss_plot(loss_curves(evidence.losses), [*evidence.losses], baseline),
         ),
         Figure(
             "bytes_quality",

@@ -14,6 +14,7 @@ def scaling(evidence: Evidence) -> Section:
     """Show the share of communication in a step, and throughput by ranks."""
     rows = evidence.timing_rows
     first = evidence.main_steps
+    races = " What a search found is of its last race there." if evidence.found else ""
     return Section(
         "What takes the time?",
         items=[text for each in evidence.several for text in share(each, evidence.baseline)],
@@ -21,8 +22,8 @@ def scaling(evidence: Evidence) -> Section:
             Figure(
                 "breakdown",
                 "Compute, exposed communication, exposed copies and idle time sum to the traced "
-                f"step; {location(first)}.",
-                breakdown_plot(first),
+                f"step; {location(first)}.{races}",
+                breakdown_plot(evidence.main_traces),
             ),
             Figure(
                 "scaling",
