@@ -146,7 +146,11 @@ def test_on_a_cluster_the_machine_is_the_partition(finished: Path, tmp_path: Pat
 def test_the_tools_show_the_results(workspace: Path) -> None:
     metrics = json.loads(run(workspace, "dvc", "metrics", "show", "--json").stdout)
     shown = metrics[""]["data"]["results/report/summary.json"]["data"]
-    assert shown == json.loads((workspace / "results/report/summary.json").read_text())
+    summary = json.loads((workspace / "results/report/summary.json").read_text())
+    for figures in summary["runs"].values():
+        # a single seed has no intervals, and DVC leaves out what is null
+        del figures["ppl_ratio_low"], figures["ppl_ratio_high"]
+    assert shown == summary
 
     run(workspace, "dvc", "plots", "show")
     page = (workspace / "dvc_plots/index.html").read_text()

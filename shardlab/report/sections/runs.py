@@ -29,7 +29,7 @@ def comparison_table(evidence: Evidence, extra: bool = True) -> Table:
 def quality(evidence: Evidence) -> Section:
     """Show losses, quality against compression, and which runs meet the aim of compression."""
     compared, baseline = evidence.compared, evidence.baseline
-    stated, lines = aim(compared, baseline)
+    stated, lines = aim(evidence.trained, baseline)
     figures = [
         Figure(
             "loss",
