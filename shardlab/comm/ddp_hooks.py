@@ -11,8 +11,12 @@ With `find_unused_parameters` DDP leaves the gradients alone of parameters that 
 pass. What a message has sent of their residuals would arrive nowhere, so it goes back to the
 residuals; the ranks agree once per pass on which parameters those are: whose gradients are zero on
 all of them.
+
+In `join` of DDP a rank that has no more batches calls the hook with zeros, and so sends what its
+residuals owe.
 """
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -143,13 +147,21 @@ class _BucketHook:
         """of the running pass, where what is not applied is taken back"""
         self._accelerator = accelerator_of(next(model.parameters()).device)
         self._stream = self._accelerator.stream() if self._accelerator else None
+        # weak, since the reducer holds the hook, and no cycle through it is collected
+        self._model = weakref.ref(model)
 
     def disable(self) -> None:
         """Average as DDP itself does, since torch cannot remove a hook."""
         self._collective = self._native
 
     def average(self, state: object, bucket: dist.GradBucket) -> _Future:
-        """Start the average of a bucket that is ready; DDP calls it."""
+        """Start the average of a bucket that is ready; DDP calls it.
+
+        Raises:
+            UserError: on all ranks, in `join` of DDP, also after its end: what it asks for would
+                not happen.
+        """
+        self._check_join()
         if isinstance(self._collective, WarmUp) and self._collective.is_over():
             ended: _Future = (
                 self._accelerator.future() if self._accelerator else (torch.futures.Future())
@@ -162,6 +174,21 @@ class _BucketHook:
         # any grouping gives the same sums, so a bucket need not wait for a whole message
         unit, scale = Unit(f"bucket{bucket.index()}"), 1 / self._collective.world_size
         return self._collective.start_all_reduce(bucket.buffer(), scale, unit)
+
+    def _check_join(self) -> None:
+        model = self._model()
+        if model is None or not torch_private.lets_ranks_end(model):
+            return
+        if isinstance(self._collective, WarmUp):
+            raise UserError(
+                "ddp: with sync_every a rank that ends early in join() leaves the others waiting: "
+                "call join(throw_on_early_termination=True), or attach without sync_every"
+            )
+        if not torch_private.divides_by_all(model):
+            raise UserError(
+                "ddp: torch divides by the number of all ranks where a model is attached, whatever "
+                "join(divide_by_initial_world_size=False) says: call join() without it"
+            )
 
     @contextmanager
     def _overlapped(self) -> Iterator[None]:
