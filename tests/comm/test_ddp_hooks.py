@@ -82,7 +82,7 @@ def gradient(rank, step):
 
 
 def owed(handle, group):
-    """What the residuals of all ranks owe to the gradients of the second matrix."""
+    """Return the sum that the residuals of all ranks owe to the gradient of the second matrix."""
     state = {name.partition(".residual.")[2]: t for name, t in handle.state_dict().items()}
     sent = [state[key] for key in ("bucket0*", "bucket0>0", "bucket0>1") if key in state]
     total = sum(gathered(torch.cat([widen(part) for part in sent]), group)) / 2

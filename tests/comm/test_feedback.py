@@ -73,7 +73,7 @@ def test_decay_is_that_of_methods_of_several_phases_too(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_loaded_state_is_all_that_is_left(kind):
-    """What it lacks is zero, and a step that is rolled back after it ends where it was loaded."""
+    """Residuals that it lacks are zero, and a later step is rolled back to what was loaded."""
     feedback, fresh = ErrorFeedback(kind), ErrorFeedback(kind)
     first, second, third = vectors(3)
     send(feedback, first)
