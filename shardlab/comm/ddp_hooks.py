@@ -94,8 +94,7 @@ class _OwnBuffers:
         """whether gradients are not reduced any more; None in a copy of the model"""
 
     def __call__(self, model: DistributedDataParallel, _: object) -> None:
-        if self._is_over is not None:
-            model.broadcast_buffers = not self._is_over()
+        model.broadcast_buffers = self._is_over is None or not self._is_over()
 
     def __reduce__(self) -> tuple[type["_OwnBuffers"], tuple[()]]:
         # a copied or pickled model is not exchanged, and the condition holds process groups
