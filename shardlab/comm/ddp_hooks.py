@@ -115,7 +115,7 @@ class _Bucket(NamedTuple):
     averaged: _Future
 
 
-class _Result(NamedTuple):
+class _MessageResult(NamedTuple):
     """Result of a message."""
 
     unit: Unit
@@ -141,9 +141,9 @@ class _BucketHook:
         """gradients of the running pass by the `id` of their parameter, as parts of buffers"""
         self._sent: set[int] = set()
         self._waiting: list[_Bucket] = []
-        self._takes_back = model.find_unused_parameters and collective.keeps_residuals
-        self._results: list[_Result] = []
-        """of the running pass, where what is not applied is taken back"""
+        self._returns_unused = model.find_unused_parameters and collective.keeps_residuals
+        self._results: list[_MessageResult] = []
+        """of the running pass, where what is not applied returns to the residuals"""
         self._accelerator = accelerator_of(next(model.parameters()).device)
         self._stream = self._accelerator.stream() if self._accelerator else None
         # weak, since the reducer holds the hook, and no cycle through it is collected
@@ -238,18 +238,18 @@ class _BucketHook:
             if parameters[0] in self._sent or not all(key in self._ready for key in parameters):
                 continue
             parts = [self._ready.pop(key) for key in parameters]
-            if self._takes_back:
-                self._results.append(_Result(unit, parts, [part.any() for part in parts]))
+            if self._returns_unused:
+                self._results.append(_MessageResult(unit, parts, [part.any() for part in parts]))
             vector = _joined(parts)
             self._collective.all_reduce(vector, 1 / self._collective.world_size, unit)
             if vector.data_ptr() != parts[0].data_ptr():
                 sizes = [part.numel() for part in parts]
                 torch._foreach_copy_(parts, list(vector.split(sizes)))
             self._sent.update(parameters)
-        if self._takes_back:
+        if self._returns_unused:
             if len(self._results) < max(1, len(self._messages)):
                 return
-            self._take_back()
+            self._return_to_residuals()
         waiting, self._waiting = self._waiting, []
         for bucket in waiting:
             if bucket.parameters <= self._sent:
@@ -257,8 +257,9 @@ class _BucketHook:
             else:
                 self._waiting.append(bucket)
 
-    def _take_back(self) -> None:
-        """Take back what was sent for parameters that no rank uses; set their gradients to zero."""
+    def _return_to_residuals(self) -> None:
+        """Return to the residuals what was sent for parameters that no rank uses; set their
+        gradients to zero."""
         flags = torch.stack([used for result in self._results for used in result.used])
         flags = flags.to(torch.int32)
         self._collective.any_rank(flags)
@@ -271,7 +272,7 @@ class _BucketHook:
                 is_unused = next(unused)
                 lost.append(part.where(is_unused, 0.0))
                 part.masked_fill_(is_unused, 0.0)
-            self._collective.take_back(torch.cat(lost), unit)
+            self._collective.return_to_residuals(torch.cat(lost), unit)
 
 
 def _limits(model: DistributedDataParallel) -> list[int]:

@@ -225,7 +225,7 @@ class ErrorFeedback:
         narrow(kept if self._decay == 1 else kept.mul_(self._decay), target)
         torch.where(mask, target, before, out=target)
 
-    def add(self, part: str, values: Tensor) -> None:
+    def return_unapplied(self, part: str, values: Tensor) -> None:
         """Add to the residual of a part, if it has one, what was sent but is not applied.
 
         Args:
