@@ -84,6 +84,8 @@ class CodecCollective(Collective):
 
     ranks_per_node = 0
     """of a two-level collective; 0 for one level"""
+    unsent_part = "*"
+    """ends the name of a part of residuals that these messages would never send"""
 
     def __init__(
         self,
@@ -280,7 +282,8 @@ class CodecCollective(Collective):
         if n > self.route.minimum_size - self.world_size:
             size = self.world_size
             layout = Layout.scattering(unit, size, n // size) if scatter else Layout.whole(size, n)
-            feedback.lay_out(unit.name, layout._replace(ranks_per_node=self.ranks_per_node))
+            layout = layout._replace(ranks_per_node=self.ranks_per_node)
+            feedback.lay_out(unit.name, layout, self.unsent_part)
 
     @contextmanager
     def _raw_bytes_of(self, narrow: Tensor) -> Iterator[None]:

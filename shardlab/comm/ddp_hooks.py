@@ -87,7 +87,7 @@ def attach_ddp(model: DistributedDataParallel, gradients: MakeCollective) -> Cal
 
 
 class _OwnBuffers:
-    """Hook before the forward pass: between exchanges each replica has buffers of its own."""
+    """Hook before the forward pass: while they train alone, each replica has its own buffers."""
 
     def __init__(self, is_over: Callable[[], bool] | None = None) -> None:
         self._is_over = is_over
@@ -97,7 +97,7 @@ class _OwnBuffers:
         model.broadcast_buffers = self._is_over is None or not self._is_over()
 
     def __reduce__(self) -> tuple[type["_OwnBuffers"], tuple[()]]:
-        # a copied or pickled model is not exchanged, and the condition holds process groups
+        # a copied or pickled model is not synchronised, and the condition holds process groups
         return _OwnBuffers, ()
 
 

@@ -26,6 +26,8 @@ class MultiPhaseCollective(CodecCollective):
     they are named `UNIT*`.
     """
 
+    unsent_part = ">0"
+
     def __init__(self, group: dist.ProcessGroup, ledger: Ledger, kind: Kind, route: Route) -> None:
         super().__init__(group, ledger, kind, route)
         assert isinstance(route.method, MultiPhaseMethod), "other codecs have no phases"
