@@ -1,6 +1,6 @@
 # Every target sets up what it needs. The first call installs the pinned packages into .venv.
-.PHONY: always run test test-long test-pipeline test-docs test-cluster test-gpu bench-gpu container lint docs lock \
-  rivals clean
+.PHONY: always run test test-long test-pipeline test-docs test-torch test-cluster test-gpu bench-gpu \
+  container lint docs lock rivals clean
 .DELETE_ON_ERROR:
 
 # the stages call `python`: the environment comes first on the path
@@ -55,23 +55,31 @@ test-pipeline: .venv/.project
 test-docs: .venv/.project
 	@pytest -m minutes tests/pipeline/test_docs.py
 
+# what depends on torch, with another one, in an environment outside of the tree:
+# `make test-torch TORCH=2.11.0`
+OTHER = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/shardlab/torch-$(TORCH)
+test-torch:
+	@test "$(TORCH)" || { echo "make test-torch: say which, as in TORCH=2.11.0" >&2; exit 2; }
+	@python3 -m venv $(OTHER)
+	@$(OTHER)/bin/pip install --quiet torch==$(TORCH)
+	@grep -v '^torch==' requirements.lock \
+	  | $(OTHER)/bin/pip install --quiet --no-deps --requirement /dev/stdin
+	@PATH=$(OTHER)/bin:$$PATH $(OTHER)/bin/python -m pytest -n 2 --dist loadfile \
+	  -m "not long and not gpu and not cluster" \
+	  tests/comm tests/core tests/codecs tests/engines tests/examples
+
 # the quick pipeline through a SLURM of three nodes, which ends with the tests: needs root, for
 # namespaces and Debian's packages of SLURM, which it installs
 test-cluster: .venv/.project
 	@python -m tests.cluster -p no:xdist
 
+# what a GPU computes, and figures of it, five minutes each: parts with time limits, most telling
+# first; `DEVICE=cpu make test-gpu` is a dry run
 test-gpu: .venv/.project
-	@pytest -m gpu
+	@python -m benchmarks.gpu correct
 
-# after `make rivals` and, for its gradients, the data stages
 bench-gpu: .venv/.project
-	@python -m benchmarks.gpu --out docs/figures/gpu
-	@python -m benchmarks.offload --world-size 1 --layers 8 24 48 96 --width 2048 --length 1024 \
-	  --out docs/figures/gpu
-	@python -m benchmarks.engines ddp ddp-int8 ddp-topk fsdp2 fsdp2-int8 fsdp2-topk manual-int8 \
-	  --world-size $$(nvidia-smi --list-gpus | wc -l) --preset 8x576 --samples 32 --length 1024 --steps 30 \
-	  --out docs/figures/gpu
-	@python -m benchmarks.rivals --out docs/figures/gpu
+	@python -m benchmarks.gpu measure
 
 # the environment as an image, by each builder that is installed
 container:
@@ -104,8 +112,8 @@ rivals: .venv/.packages
 
 # results of the pipeline outside of git; .venv, DVC's cache and the committed results stay
 clean:
-	@rm -rf .snakemake .trials .work build data/*.* data/tokens data/inputs/* dvc_plots logs \
-	  results/report/plots results/report/report.html
+	@rm -rf .snakemake .work build data/*.* data/tokens data/inputs/* dvc_plots logs \
+	  results/report/plots results/report/report.html results/rounds/*/runs
 	@find results -name final_model -prune -exec rm -rf {} + 2>/dev/null || true
 	@find results \( -name events.jsonl -o -name trace.json.gz \) -delete 2>/dev/null || true
 

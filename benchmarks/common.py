@@ -33,7 +33,7 @@ _SPINNING_S = 0.05
 def arguments(
     doc: str | None, positional: tuple[str, str] | None = None, **options: Any
 ) -> argparse.Namespace:
-    """Parse the command line of a benchmark; every one has `--out FOLDER`, for `publish`.
+    """Parse the command line of a benchmark; every one has `--out FOLDER`, for its pages.
 
     Args:
         doc: docstring of the module, whose first line describes the benchmark.
@@ -45,7 +45,7 @@ def arguments(
     if positional is not None:
         name, text = positional
         parser.add_argument(name, nargs="*", metavar=name.removesuffix("s").upper(), help=text)
-    for name, option in {**options, "out": _FIGURES}.items():
+    for name, option in {"out": _FIGURES, **options}.items():
         default, text = option if isinstance(option, tuple) else (option, None)
         flag = f"--{name.replace('_', '-')}"
         if default is False:

@@ -1,17 +1,19 @@
-"""Device memory of `slide` and FSDP2, compared with the closed forms, for growing models.
+"""Device memory of `slide`, FSDP2 and DDP, compared with the closed forms, for growing models.
 
     python -m benchmarks.offload [--world-size W] [--layers L ...] [--width H] [--samples S]
-                                 [--length T] [--out FOLDER]
+                                 [--length T] [--steps N] [--out FOLDER]
 
 The device is a GPU where there is one, and FSDP2 off-loads its shards to host memory there
-(`CPUOffloadPolicy`). Elsewhere it is the CPU: the device holds then what torch allocates, and the
-host memory of `slide` is what its ranks share, which torch does not allocate.
+(`CPUOffloadPolicy`), with as many threads for its AdamW as `slide` has. Elsewhere it is the CPU:
+the device holds then what torch allocates, and the host memory of `slide` is what its ranks share,
+which torch does not allocate.
 
 What is held is the most that tensors took at a time, from before the model was made. Tokens per
 second are of one rank, the median of several steps of one run; AdamW, clipping at 1.
 """
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -21,11 +23,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.common import arguments, on_ranks, publish, text_table
-from shardlab.comm.object_collectives import device_of
+from shardlab.comm.object_collectives import device_of, gather_values
 from shardlab.config.model_and_data import Shape
 from shardlab.config.schema import Train
 from shardlab.config.strategy import Strategy, parse_strategy
@@ -34,16 +37,18 @@ from shardlab.core.numbers import ABSENT, figure
 from shardlab.core.progress import say
 from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
+from shardlab.engines.cpu_placement import RankLocation, place_here
 from shardlab.models.build import shape_config
 from shardlab.models.memory import closed_form, host_memory
 from shardlab.models.random_weights import RandomWeights
 from shardlab.models.sizes import sizes_of
 from shardlab.train.launch import RunFailed
 
-_VOCABULARY, _UNTIMED, _TIMED, _MB = 512, 2, 6, 1e6
+_VOCABULARY, _UNTIMED, _MB = 512, 2, 1e6
 _FULL = {"activation_checkpointing": "full"}
 _SLIDE = {"engine": "slide", **_FULL}
 STRATEGIES: dict[str, dict[str, Any]] = {
+    "ddp": {"engine": "ddp", **_FULL},
     "fsdp2": {"engine": "fsdp2", **_FULL},
     "slide": _SLIDE,
     "slide, shards": {**_SLIDE, "param_transfer": "shard", "grad_sync": "gpu_reduce"},
@@ -63,6 +68,7 @@ def main() -> None:
         width=256,
         samples=(4, "of a rank and step"),
         length=64,
+        steps=(6, "that are timed"),
     )
     rows = []
     for layers in options.layers:
@@ -87,20 +93,24 @@ def measure(
     """Return the figures of a strategy in `COLUMNS` from its parameters on, on each rank."""
     device = device_of(group)
     off = device.type == "cuda" and name == "fsdp2"
+    if off:  # as many threads for AdamW on the CPU as `slide` has there
+        masks = gather_values(sorted(os.sched_getaffinity(0)), group)
+        placed = place_here([RankLocation(cpus) for cpus in masks])[dist.get_rank(group)]
+        torch.set_num_threads(len(placed.workers))
     strategy = parse_strategy({**STRATEGIES[name], "offload": off})
-    model = _model(options, layers)
+    model = model_of(options, layers)
     train = Train(batch_size=options.samples, sequence_length=options.length)
     memory = strategy, sizes_of(model, strategy, train, device), options.world_size
     form, host = (sum(parts(*memory).values()) for parts in (closed_form, host_memory))
-    trained = partial(_trained, options, layers, strategy, device, group)
-    held, engine = _held(device, trained)
-    seconds = [_step(engine, options) for _ in range(_TIMED)]
+    held, engine = _held(device, partial(trained, options, layers, strategy, device, group))
+    seconds = [step_s(engine, options) for _ in range(options.steps)]
     parameters = sum(p.numel() for p in model.parameters())
     tokens_per_s = options.samples * options.length / statistics.median(seconds)
     return [parameters / 1e6, held / _MB, form / _MB, held / form, host / _MB, tokens_per_s]
 
 
-def _model(options: argparse.Namespace, layers: int) -> PreTrainedModel:
+def model_of(options: argparse.Namespace, layers: int) -> PreTrainedModel:
+    """Return the GPT-2 of a row, without weights."""
     # fused attention on GPUs has heads of at most 256 elements
     heads = max(4, options.width // 64)
     config = shape_config(Shape(layers, options.width, heads), _VOCABULARY, options.length, 0)
@@ -109,7 +119,7 @@ def _model(options: argparse.Namespace, layers: int) -> PreTrainedModel:
     return model
 
 
-def _trained(
+def trained(
     options: argparse.Namespace,
     layers: int,
     strategy: Strategy,
@@ -117,17 +127,22 @@ def _trained(
     group: dist.ProcessGroup,
 ) -> Engine:
     """Train until memory peaks: the first step allocates optimizer states, the second has all."""
-    model = _model(options, layers)
+    model = model_of(options, layers)
     weights, optimization = RandomWeights(model, 0), Optimization(0.1, 1.0, (0.9, 0.95))
     engine = build_engine(model, strategy, optimization, group, weights=weights, device=device)
     for _ in range(_UNTIMED):
-        _step(engine, options)
+        step_s(engine, options)
     return engine
 
 
-def _step(engine: Engine, options: argparse.Namespace) -> float:
+def batch_of(options: argparse.Namespace) -> Tensor:
+    """Return random tokens."""
+    return torch.randint(_VOCABULARY, (options.samples, options.length + 1))
+
+
+def step_s(engine: Engine, options: argparse.Namespace) -> float:
     """Return the seconds of a step."""
-    batch = torch.randint(_VOCABULARY, (options.samples, options.length + 1))
+    batch = batch_of(options)
     start = time.perf_counter()
     engine.step([batch], 1e-4)
     return time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""The loop of nanoGPT on two ranks whose copies of the model exchange every eighth step alone.
+"""The loop of nanoGPT on two ranks, replicas that synchronise every eighth step alone.
 
     torchrun --standalone --nproc-per-node 2 examples/nanogpt_ddp.py
 

@@ -15,7 +15,7 @@ import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -38,6 +38,7 @@ from shardlab.comm.transport import Transport
 from shardlab.config.compression import Compression
 from shardlab.config.model_and_data import GPT2_VOCABULARY, PRESETS, Model
 from shardlab.config.strategy import parse_strategy
+from shardlab.core.arguments import Parser
 from shardlab.core.document import validate
 from shardlab.core.errors import RunFailed, UserError
 from shardlab.core.host import describe_host
@@ -206,7 +207,7 @@ def _build(options: argparse.Namespace, device: torch.device) -> "BuiltModel":
     built = build_model(model, vocabulary if preset else 1, options.seq, 0, seed=0)
     logits = options.batch * options.seq * built.module.config.get_text_config().vocab_size
     # of each parameter weight, gradient and two moments; logits and their gradient
-    needed = 16 * _parameters(built) + 8 * logits
+    needed = 16 * built.parameters + 8 * logits
     free = free_bytes(device, int(os.environ["LOCAL_WORLD_SIZE"]))
     if needed > free:
         raise UserError(
@@ -214,10 +215,6 @@ def _build(options: argparse.Namespace, device: torch.device) -> "BuiltModel":
             f"{free / 1e9:.3g} GB on {device.type}: lower --batch or --seq, or take a smaller model"
         )
     return built
-
-
-def _parameters(built: "BuiltModel") -> int:
-    return sum(parameter.numel() for parameter in built.module.parameters())
 
 
 def _step(built: "BuiltModel", options: argparse.Namespace, world: dist.ProcessGroup) -> Times:
@@ -305,7 +302,7 @@ def probe(options: argparse.Namespace, world: dist.ProcessGroup) -> None:
     """
     rank, size, device = dist.get_rank(world), dist.get_world_size(world), device_of(world)
     built = run_or_fail_together(world, "probe: model", partial(_build, options, device))
-    nbytes, local = 4 * _parameters(built), int(os.environ["LOCAL_WORLD_SIZE"])
+    nbytes, local = 4 * built.parameters, int(os.environ["LOCAL_WORLD_SIZE"])
     # a folder may have another name on each node
     _compare({**vars(options), "model": f"of {nbytes // 4:,} parameters", "node": local}, world)
     threads, host, codecs = (
@@ -350,11 +347,6 @@ def probe(options: argparse.Namespace, world: dist.ProcessGroup) -> None:
     show("\n".join([*advice, _LEGEND]))
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; see python -m shardlab.probe --help")
-
-
 def _options() -> argparse.Namespace:
     """Parse the arguments.
 
@@ -362,7 +354,7 @@ def _options() -> argparse.Namespace:
         UserError: one is wrong.
     """
     about = "Measure synchronisation against computation on these machines."
-    parser = _Parser("shardlab.probe", description=about)
+    parser = Parser("python -m shardlab.probe", description=about)
     parser.add_argument("model", help="a preset; or folder, config.json or name on the hub")
     for name, default, words in (
         ("batch", 8, "sequences per rank and step (8)"),

@@ -16,13 +16,18 @@ def main(params: Parameters, run: str) -> None:
     """Write results/profile/RUN/seedS.csv, a row per step and rank, and the means in seedS.json,
     for every seed."""
     for seed in params("seeds"):
-        _break_down_run(run, seed)
+        break_down(Path("results"), run, seed)
 
 
-def _break_down_run(run: str, seed: int) -> None:
-    folder = Path("results/train", run, f"seed{seed}")
+def break_down(results: Path, run: str, seed: int) -> None:
+    """Write what the stage writes of one seed.
+
+    Args:
+        results: folder with train/, for profile/.
+    """
+    folder = results / "train" / run / f"seed{seed}"
     require(folder / "metrics.json", f"train --run {run} --seed {seed}")
-    output = Path("results/profile", run)
+    output = results / "profile" / run
     crash = read_crash(folder / "metrics.json", f"run python -m stages.train --run {run}")
     if crash is not None:
         write_text(output / f"{folder.name}.csv", "")

@@ -15,8 +15,9 @@ from shardlab.search.evidence import data_facts, machine_facts
 from shardlab.search.history import hold_fastest, initial_history, load_history
 from shardlab.search.judge import judge_of
 from shardlab.search.proposal import predictor, propose, with_limits
+from shardlab.search.records import TrialSettings
 from shardlab.search.space import peaks_of
-from stages.common import SAMPLES, integer, refuse_other_tokens, run
+from stages.common import integer, refuse_other_tokens, run
 
 RESULTS = "results/results.jsonl"
 ANSWERS = Path("results/answers")
@@ -29,7 +30,6 @@ def main(params: Parameters, number: str) -> None:
     refuse_other_tokens(params)
     agent, here = params.agent_of(number), params(f"rounds.{number}")
     train, forecast, timings, model = params("train", "forecast", "timings", "model")
-    train = train.only(*SAMPLES, "threads", "clip", "link")
     timed = read_all(Path("results/timings"), timings)
     first = initial_history(read_records(RESULTS), timed, agent, train, here.search)
     history = load_history(here.after, RESULTS, first)
@@ -59,6 +59,8 @@ def main(params: Parameters, number: str) -> None:
         facts,
     )
     proposal = with_limits(proposal, agent, history, timed)
+    settings = TrialSettings.of(train, model, params("seeds"))
+    proposal = proposal.model_copy(update={"settings": settings})
     proposal.to_file(Path("results/rounds", number, "proposal.json"))
     predicted = "" if proposal.space is None else f"{proposal.space.predicted} predicted; "
     say(f"propose {number}: {predicted}{proposal.verdict.judge}: {proposal.verdict.reason}")

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pandas as pd
+
 from shardlab.config.parameters import Parameters
 from shardlab.config.run_record import Crash, read_records
 from shardlab.config.schema import turns
@@ -12,9 +14,10 @@ from shardlab.core.progress import say
 from shardlab.forecast.results import ForecastDocument
 from shardlab.report.aggregate import select
 from shardlab.report.collect import read_losses
-from shardlab.report.evidence import Evidence
+from shardlab.report.evidence import Evidence, found_strategies
 from shardlab.report.write import write_report
 from shardlab.search.history import History
+from shardlab.search.records import Measured
 from stages.common import run
 
 _RESULTS = Path("results")
@@ -35,17 +38,21 @@ def main(params: Parameters) -> None:
     if baseline in lost:
         raise UserError(f"baseline: run {baseline!r} crashed ({lost[baseline]}): name another run")
     runs = [run for run in strategies if run not in lost]
+    searched = History.from_file(history, f"run python -m stages.decide {last}")
+    timed = read_all(_RESULTS / "timings", timings)
+    found = found_strategies(searched, {*runs, *(run.run for run in timed)})
     evidence = Evidence(
         records=select(records, runs, seeds),
         baseline=baseline,
         losses={
             name: {seed: read_losses(_RESULTS, name, seed)["loss"] for seed in seeds}
             for name in runs
-        },
-        history=History.from_file(history, f"run python -m stages.decide {last}"),
+        }
+        | {name: _losses_of(row) for name, row in found.items()},
+        history=searched,
         source=read_json("data/source.json", "run python -m stages.prepare"),
         statistics=read_json("data/statistics.json", "run python -m stages.tokenize"),
-        timed=read_all(_RESULTS / "timings", timings),
+        timed=timed,
         turns=turns(timings),
         comparison=comparison,
         quality=quality,
@@ -59,6 +66,17 @@ def main(params: Parameters) -> None:
     )
     write_report(evidence, _FOLDER)
     say(f"report: {_FOLDER / 'report.html'}")
+
+
+def _losses_of(row: Measured) -> dict[int, pd.Series]:
+    """Return by seed the losses of a strategy that a round has trained."""
+    assert row.files is not None, "a round has trained it"
+    runs = Path(row.files)
+    fix = f"run python -m stages.trial {runs.parent.name}"
+    return {
+        record.seed: read_losses(runs, record.run, record.seed, fix)["loss"]
+        for record in row.trained
+    }
 
 
 if __name__ == "__main__":

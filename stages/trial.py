@@ -1,10 +1,11 @@
-"""Race the arms of a round, then train what was faster and of which the quality is unknown.
+"""Race the arms of a round, then train the fastest that has no record.
 
 Ranks on several nodes are tasks of job steps: each race and each run is one step, and this stage,
 outside of them, starts one after the other.
 """
 
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,22 +21,19 @@ from shardlab.config.schema import Agent, Timing, Train
 from shardlab.config.timing_record import Race, Ruling
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import RunFailed, StorageError, UserError
-from shardlab.core.files import read_json, unfinished, write_json
+from shardlab.core.files import atomic, read_json, unfinished, write_json
 from shardlab.core.progress import say, stopwatch
-from shardlab.profiling.breakdown import analyse
 from shardlab.search.decision import failure_of, train_promising
 from shardlab.search.race_rule import RaceRule, ruling
-from shardlab.search.records import Candidate, Failure, Proposal, Trial
-from shardlab.train.evaluation import validate_run
+from shardlab.search.records import Candidate, Failure, Proposal, Trial, TrialSettings
 from shardlab.train.plans import RunPlan, TimingPlan
 from shardlab.train.race import race
 from shardlab.train.run import train_run
 from stages.common import integer, refuse_other_source, refuse_other_tokens, run
+from stages.profile import break_down
+from stages.validate import validate_seed
 
 DATA = Path("data")
-SCRATCH = Path(".trials")
-"""files of a trial while it runs; all nodes see them"""
-
 _FAILED = "failed.json"
 _ERRORS = {kind.__name__: kind for kind in (RunFailed, StorageError, UserError)}
 
@@ -77,8 +75,8 @@ class Work:
             train_run(self.plan(arm, step.seed), Path(step.folder), limit_s=step.limit_s)
 
     def plan(self, arm: Candidate, seed: int) -> RunPlan:
-        """Return the training run of an arm."""
-        return RunPlan(f"trial-{arm.hash}", seed, arm.strategy, self.train, self.model, DATA)
+        """Return the training run of an arm, named by its hash."""
+        return RunPlan(arm.hash, seed, arm.strategy, self.train, self.model, DATA)
 
     def _race(self, folder: Path) -> None:
         proposal, agent, rule = self.proposal, self.agent, RaceRule.of(self.agent)
@@ -105,37 +103,56 @@ def main(
     start: Annotated[str, "command that starts ranks, such as srun -n 8; none: forks"] = "",
     step: Annotated[str, "do a part of the trial, which this JSON describes"] = "",
 ) -> None:
-    """Write trial.json of the round; what fails is a result like any other."""
+    """Write trial.json of the round, and runs/ with the files of its training runs in the layout
+    of results/.
+
+    What fails is a result like any other, of which trial.json alone speaks.
+    """
     refuse_other_source(params)
     refuse_other_tokens(params)
     count, folder = integer("round", number), Path("results/rounds", number)
-    fix = f"run python -m stages.propose {number}"
-    proposal = Proposal.from_file(folder / "proposal.json", fix)
+    path, fix = folder / "proposal.json", f"run python -m stages.propose {number}"
+    proposal = Proposal.from_file(path, fix)
     train, model, seeds = params("train", "model", "seeds")
+    if proposal.settings != TrialSettings.of(train, model, seeds):
+        raise UserError(f"{path}: of other parameters, as with --set: {fix}")
     work = Work(proposal, params.agent_of(number), train, model)
     if step:
         _report_failure(work, Step.model_validate_json(step))
         return
-    do = partial(_start, shlex.split(start), number) if start else work.do
+    command = [sys.executable, "-m", "stages.trial", number, *params.arguments]
+    do = partial(_start, [*shlex.split(start), *command]) if start else work.do
     elapsed = stopwatch()
     raced, trained = None, []
-    if proposal.arms:
-        raced = _raced(proposal, do)
-        trained = train_promising(raced, proposal, work.agent, seeds, partial(measure, work, do))
+    # all nodes see it
+    with unfinished(folder / "trial") as scratch:
+        runs = scratch / "runs"
+        runs.mkdir()
+        if proposal.arms:
+            raced = _raced(proposal, do, scratch)
+            train_arm = partial(measure, work, do, runs)
+            trained = train_promising(raced, proposal, work.agent, seeds, train_arm)
+        with atomic(folder / "runs") as finished:
+            # until the new one is there, no trial looks finished
+            (folder / "trial.json").unlink(missing_ok=True)
+            runs.rename(finished)
     trial = Trial(round=count, race=raced, trained=trained, seconds=elapsed())
     trial.to_file(folder / "trial.json")
     reason = raced.reason if raced else f"nothing was raced: {proposal.verdict.reason}"
     say(f"trial {number}: {reason}")
 
 
-def _start(command: list[str], number: str, step: Step) -> None:
+def _start(command: list[str], step: Step) -> None:
     """Do the step on the ranks that the command starts.
+
+    Args:
+        command: this stage, after what starts a process for each rank.
 
     Raises:
         RunFailed, UserError: of the ranks.
     """
-    program = [sys.executable, "-m", "stages.trial", number, "--step", step.model_dump_json()]
-    done = subprocess.run([*command, *program], stderr=subprocess.PIPE, text=True)
+    program = [*command, "--step", step.model_dump_json()]
+    done = subprocess.run(program, stderr=subprocess.PIPE, text=True)
     sys.stderr.write(done.stderr)
     if done.returncode:
         if (failed := Path(step.folder, _FAILED)).exists():
@@ -156,51 +173,68 @@ def _report_failure(work: Work, step: Step) -> None:
         raise
 
 
-def _raced(proposal: Proposal, do: Do) -> Race:
-    """Return the race; without runs where ranks failed and no arm is to blame."""
-    SCRATCH.mkdir(exist_ok=True)
+def _raced(proposal: Proposal, do: Do, folder: Path) -> Race:
+    """Return the race; without runs where ranks failed and no arm is to blame.
+
+    Args:
+        folder: for the file of the race.
+    """
     elapsed = stopwatch()
-    with unfinished(SCRATCH / f"race-{proposal.round}") as folder:
-        try:
-            do(Step(folder=str(folder)))
-            found = Race.from_file(folder / "race.json", "repeat the trial")
-        except RunFailed as failure:
-            found = Race(
-                name=f"round-{proposal.round}",
-                incumbent=proposal.incumbent,
-                arms={},
-                reason=f"the race failed: {failure.summary}",
-                seconds=elapsed(),
-                runs=[],
-            )
-    reason = found.reason
+    try:
+        do(Step(folder=str(folder)))
+        result = Race.from_file(folder / "race.json", "repeat the trial")
+    except RunFailed as failure:
+        result = Race(
+            name=f"round-{proposal.round}",
+            incumbent=proposal.incumbent,
+            arms={},
+            reason=f"the race failed: {failure.summary}",
+            seconds=elapsed(),
+            runs=[],
+        )
+    reason = result.reason
     for arm in proposal.arms:
         reason = reason.replace(arm.hash, arm.label)
-    return found.model_copy(update={"reason": reason})
+    return result.model_copy(update={"reason": reason})
 
 
-def measure(work: Work, do: Do, arm: Candidate, seed: int, left_s: float) -> Record | Failure:
-    """Return the record of a training run, or its failure."""
-    SCRATCH.mkdir(exist_ok=True)
-    with unfinished(SCRATCH / f"{arm.hash}-seed{seed}") as folder:
-        try:
-            do(Step(folder=str(folder), arm=arm.hash, seed=seed, limit_s=left_s))
-            return evaluated(work.plan(arm, seed), folder)
-        except RunFailed as failure:
-            return failure_of(work.proposal, failure.kind, failure.detail)
-        except StorageError:
-            raise  # no property of the strategy: a rerun tries it again
-        except UserError as error:  # not chosen by a user, so a refusal is data
-            return failure_of(work.proposal, "crash", str(error))
+def measure(
+    work: Work, do: Do, runs: Path, arm: Candidate, seed: int, left_s: float
+) -> Record | Failure:
+    """Return the record of a training run, whose files stay in `runs`; or its failure, of which
+    none stays."""
+    plan = work.plan(arm, seed)
+    folder = runs / "train" / plan.run / f"seed{seed}"
+    folder.mkdir(parents=True)
+    try:
+        do(Step(folder=str(folder), arm=arm.hash, seed=seed, limit_s=left_s))
+        return evaluated(plan, runs)
+    except RunFailed as failure:
+        result = failure_of(work.proposal, failure.kind, failure.detail)
+    except StorageError:
+        raise  # no property of the strategy: a rerun tries it again
+    except UserError as error:  # not chosen by a user, so a refusal is data
+        result = failure_of(work.proposal, "crash", str(error))
+    shutil.rmtree(folder)
+    return result
 
 
-def evaluated(plan: RunPlan, folder: Path) -> Record:
-    """Return the record of a run from its files, after measuring the quality of its model."""
-    quality, fix = folder / "validation.json", "repeat the trial"
-    metrics = read_json(folder / "metrics.json", fix)
-    validate_run(folder / "final_model", quality, plan.train, plan.model, plan.seed, plan.data)
-    breakdown = analyse(folder / "trace.json.gz").model_dump()
-    return validate(Record, {**metrics, **breakdown, **read_json(quality, fix)}, str(folder))
+def evaluated(plan: RunPlan, runs: Path) -> Record:
+    """Return the record of a run from its files, after what the stages validate and profile do.
+
+    Args:
+        runs: folder with train/, for validate/ and profile/.
+    """
+    run, seed = plan.run, plan.seed
+    validate_seed(runs, run, seed, plan.train, plan.model)
+    break_down(runs, run, seed)
+    files = (
+        f"train/{run}/seed{seed}/metrics",
+        f"profile/{run}/seed{seed}",
+        f"validate/{run}/seed{seed}",
+    )
+    parts = (read_json(runs / f"{file}.json", "repeat the trial") for file in files)
+    return validate(Record, {key: part[key] for part in parts for key in part}, str(runs))
 
 
 if __name__ == "__main__":

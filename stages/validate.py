@@ -5,6 +5,7 @@ from pathlib import Path
 from shardlab.config.model_and_data import Model
 from shardlab.config.parameters import Parameters
 from shardlab.config.run_record import Validation, read_crash
+from shardlab.config.schema import Train
 from shardlab.core.progress import say
 from shardlab.train.evaluation import validate_run
 from stages.common import refuse_other_tokens, require
@@ -17,16 +18,25 @@ def main(params: Parameters, run: str) -> None:
     train, model, seeds = params("train", "model", "seeds")
     train = train.only("threads", "placement", "sequence_length")
     for seed in seeds:
-        folder = Path("results/train", run, f"seed{seed}")
-        require(folder / "metrics.json", f"train --run {run} --seed {seed}")
-        crash = read_crash(folder / "metrics.json", f"run python -m stages.train --run {run}")
-        output = Path("results/validate", run, f"seed{seed}.json")
-        if crash is not None:
-            crash.to_file(output)
-            continue
-        validate_run(folder / "final_model", output, train, model, seed, Path("data"))
-        found = Validation.from_file(output, "validate again")
-        say(f"validate {run} seed {seed}: {_change(found, model)}")
+        validate_seed(Path("results"), run, seed, train, model)
+
+
+def validate_seed(results: Path, run: str, seed: int, train: Train, model: Model) -> None:
+    """Write what the stage writes of one seed.
+
+    Args:
+        results: folder with train/, for validate/.
+    """
+    folder = results / "train" / run / f"seed{seed}"
+    require(folder / "metrics.json", f"train --run {run} --seed {seed}")
+    crash = read_crash(folder / "metrics.json", f"run python -m stages.train --run {run}")
+    output = results / "validate" / run / f"seed{seed}.json"
+    if crash is not None:
+        crash.to_file(output)
+        return
+    validate_run(folder / "final_model", output, train, model, seed, Path("data"))
+    measured = Validation.from_file(output, "validate again")
+    say(f"validate {run} seed {seed}: {_change(measured, model)}")
 
 
 def _change(found: Validation, model: Model) -> str:

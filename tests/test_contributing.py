@@ -247,12 +247,15 @@ PLACES: dict[str, list[Place]] = {
         ),
     ],
 }
+OF_ALL_ENGINES = {
+    *("engine", "overrides", "param_dtype", "activation_checkpointing", "activations"),
+    *("compile", "accumulation", "gradients"),
+}
+"""settings that no row of `ENGINES` names"""
 NAMES = {
     "codec": [*BUILT_IN],
     "engine": [*{*ENGINES} | {*get_args(EngineName)}],
-    "setting to an existing engine": sorted(
-        set[str]().union(*(traits.settings for traits in ENGINES.values()))
-    ),
+    "setting to an existing engine": sorted({*Strategy.model_fields} - OF_ALL_ENGINES),
     # tokens that exist are no text: shardlab/data/token_files.py maps them
     "data source": [*({*SOURCES} | {*READERS}) - {"tokens"}],
     # the chart above the sections is the answer's

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import shardlab
 from shardlab.codecs.grouped import GroupedCodec
-from shardlab.codecs.scales import read_scales, scale_words, widened
+from shardlab.codecs.scales import head_bytes, read_scales, scale_words, widened
 from shardlab.config.codec_options import Group
 
 
@@ -47,7 +47,7 @@ class Ternary(GroupedCodec):
         scale = widened(words)
         # a scale of NaN, of a group that is not finite, makes every comparison false: code 1
         positive, negative = rows > scale / 2, rows < -scale / 2
-        return words.view(torch.uint8), 1 + positive.to(torch.uint8) - negative.to(torch.uint8)
+        return head_bytes(words), 1 + positive.to(torch.uint8) - negative.to(torch.uint8)
 
     def dequantize(self, heads: Tensor, codes: Tensor) -> Tensor:  # noqa: D102
         return read_scales(heads) * (codes.float() - 1)

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,34 +22,15 @@ from benchmarks.islands.timing import Steps, stock_of, valid_timings, warm_step
 from shardlab.config.timing_record import NO_COMMUNICATION, machine_name
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
-from shardlab.core.interval import Ratio, interval_factor
-
-
-class Mean(NamedTuple):
-    """Mean of logarithms and half its interval; NaN for one value."""
-
-    log: float
-    half: float
-
-    @property
-    def ratio(self) -> Ratio:
-        """The mean as a factor."""
-        ends = math.exp(self.log - self.half), math.exp(self.log + self.half)
-        return Ratio(math.exp(self.log), *ends)
-
-
-def mean_of(logs: Sequence[float]) -> Mean:
-    """Return the mean with Student's interval."""
-    deviation = float(np.std(logs, ddof=1)) if len(logs) > 1 else math.nan
-    return Mean(float(np.mean(logs)), interval_factor(len(logs)) * deviation)
+from shardlab.core.interval import Ratio, geometric_mean, paired_ratio
 
 
 class Length(NamedTuple):
-    """Logarithm of the steps of a run that ends at a loss, and its change per nat."""
+    """Steps of a run that ends at a loss, and the change of their logarithm per nat."""
 
     shorter: int
     """steps of the shorter of the two runs that have the loss between them"""
-    log: float
+    steps: float
     per_nat: float
 
 
@@ -62,7 +43,7 @@ def length_at(loss: float, losses: Mapping[int, float]) -> Length | None:
     for (steps, above), (more, below) in itertools.pairwise(sorted(losses.items())):
         if above >= loss >= below and above > below:
             per_nat = math.log(more / steps) / (above - below)
-            return Length(steps, math.log(steps) + (above - loss) * per_nat, per_nat)
+            return Length(steps, steps * math.exp((above - loss) * per_nat), per_nat)
     return None
 
 
@@ -118,35 +99,34 @@ class Curve:
         return float(np.mean([record["bytes_wire"] for record in equal or records]))
 
     def steps_to(self, target: "Curve") -> dict[int, float]:
-        """Return the logarithm of the steps to the target's loss by seed; of other seeds than the
-        first by what the loss of one length differs by. Empty where no two lengths have it between
-        them."""
+        """Return the steps to the target's loss by seed; of other seeds than the first by what the
+        loss of one length differs by. Empty where no two lengths have it between them."""
         if self.trained_as == target.name:
-            return dict.fromkeys(self.records, math.log(TARGET_STEPS))
+            return dict.fromkeys(self.records, float(TARGET_STEPS))
         reached = target.loss(0, TARGET_STEPS)
         losses = {steps: record["val_loss"] for steps, record in self.records.get(0, {}).items()}
         length = None if reached is None else length_at(reached, losses)
         if reached is None or length is None:
             return {}
-        found = {}
+        steps_by_seed = {}
         for seed in self.records:
-            other, own = target.loss(seed, TARGET_STEPS), self.loss(seed, length.shorter)
-            if other is not None and own is not None:
-                worse = (own - other) - (losses[length.shorter] - reached)
-                found[seed] = length.log + worse * length.per_nat
-        return found
+            baseline, loss = target.loss(seed, TARGET_STEPS), self.loss(seed, length.shorter)
+            if baseline is not None and loss is not None:
+                worse = (loss - baseline) - (losses[length.shorter] - reached)
+                steps_by_seed[seed] = length.steps * math.exp(worse * length.per_nat)
+        return steps_by_seed
 
     def perplexity_over(self, target: "Curve", target_steps: int = TARGET_STEPS) -> Ratio | None:
         """Return the perplexity over the target's after the tokens of so many steps of the target,
         in pairs of seeds; None if unknown."""
         steps = steps_of_equal_tokens(self.name, target_steps)
-        logs = [
-            mine - other
+        pairs = [
+            (math.exp(loss), math.exp(baseline))
             for seed in self.records
-            if (mine := self.loss(seed, steps)) is not None
-            and (other := target.loss(seed, target_steps)) is not None
+            if (loss := self.loss(seed, steps)) is not None
+            and (baseline := target.loss(seed, target_steps)) is not None
         ]
-        return mean_of(logs).ratio if logs else None
+        return paired_ratio(*zip(*pairs, strict=True)) if pairs else None
 
 
 class Row(NamedTuple):
@@ -154,13 +134,13 @@ class Row(NamedTuple):
 
     name: str
     engine: str | None
-    logs: Mapping[int, float]
-    """logarithm of the steps by seed"""
+    steps: Mapping[int, float]
+    """to the loss, by seed"""
 
     @property
-    def steps(self) -> Mean:
-        """Mean steps."""
-        return mean_of([*self.logs.values()])
+    def mean_steps(self) -> float:
+        """Geometric mean of the steps over the seeds."""
+        return geometric_mean([*self.steps.values()]).ratio
 
     @property
     def title(self) -> str:
@@ -171,7 +151,7 @@ class Row(NamedTuple):
 
 
 class LinkTimes:
-    """Step times on one link, as logarithms of ms, repetition by repetition.
+    """Step times on one link, in ms, repetition by repetition.
 
     All timings of a link have the same repetitions, in turns. So ratios are of pairs: what slows a
     repetition down slows both.
@@ -190,14 +170,18 @@ class LinkTimes:
         return machine_name(run.host, run.torch)
 
     @property
+    def stock_over_bound(self) -> Ratio:
+        """Step of stock torch over one without communication."""
+        return self.over(self.stock, NO_COMMUNICATION)
+
+    @property
     def ratio(self) -> float:
-        """Communication of stock torch over computation: what `shardlab.probe` measures."""
-        return self.over(self.stock, NO_COMMUNICATION).ratio - 1
+        """Synchronisation over computation: how much longer the step of stock torch is."""
+        return self.stock_over_bound.ratio - 1
 
     def over(self, strategy: str, other: str) -> Ratio:
         """Return the step of one micro-batch over that of another strategy."""
-        logs = self._logs(self._at_once, strategy)
-        return paired(logs, self._logs(self._at_once, other)).ratio
+        return paired_ratio(*(self._measured(self._at_once, name) for name in (strategy, other)))
 
     def strategies(self) -> list[str]:
         """Return the strategies whose steps of one micro-batch were timed."""
@@ -207,40 +191,29 @@ class LinkTimes:
         """Return whether the steps of a method were timed."""
         return all(timed in self._runs for timed in self._parts(row))
 
-    def logs(self, row: Row) -> list[float]:
-        """Return the mean step of a method that trains until the loss."""
-        parts = self._parts(row)
-        later = self._logs(*parts[0])
-        if len(parts) == 1:
+    def step_ms(self, row: Row) -> list[float]:
+        """Return the mean step of a method that trains until the loss; NaN where the machine
+        paused."""
+        later, *first = (self._measured(*part) for part in self._parts(row))
+        if not first:
             return later
         sync = sync_of(row.name)
         assert sync is not None
-        share = sync.warmup_steps / row.steps.ratio.ratio
-        first = self._logs(*parts[1])
-        return [
-            math.log(share * math.exp(warm) + (1 - share) * math.exp(step))
-            for warm, step in zip(first, later, strict=True)
-        ]
-
-    def computing(self, row: Row) -> float:
-        """Return the share of the step of a method in which it computes."""
-        steps = Steps(METHODS[row.name].world_size, METHODS[row.name].accumulation)
-        return paired(self._logs(steps, NO_COMMUNICATION), self.logs(row)).ratio.ratio
+        share = sync.warmup_steps / row.mean_steps
+        return [share * warm + (1 - share) * step for warm, step in zip(*first, later, strict=True)]
 
     def seconds(self, row: Row) -> float:
         """Return the mean seconds to the loss."""
-        return math.exp(row.steps.log + mean_of(finite(self.logs(row))).log) / 1e3
+        return row.mean_steps * geometric_mean(self.step_ms(row)).ratio / 1e3
 
     def gain(self, row: Row, other: Row) -> Ratio:
         """Return the time to the loss of another method over that of a method: steps in pairs of
         seeds, their times in pairs of repetitions."""
-        step = paired(self.logs(other), self.logs(row))
-        steps = mean_of(
-            [other.logs[seed] - row.logs[seed] for seed in row.logs if seed in other.logs]
-        )
-        # methods that share their runs have equal steps, whatever the number of seeds
-        half = 0.0 if shares_runs(row, other) else steps.half
-        return Mean(step.log + steps.log, math.hypot(step.half, half)).ratio
+        step = paired_ratio(self.step_ms(other), self.step_ms(row))
+        if shares_runs(row, other):  # equal steps, whatever the number of seeds
+            return step
+        pairs = [(other.steps[seed], row.steps[seed]) for seed in row.steps if seed in other.steps]
+        return step.times(paired_ratio(*zip(*pairs, strict=True)))
 
     def _parts(self, row: Row) -> list[tuple[Steps, str]]:
         """Return what was timed of a method: its step, and that of its warm-up if it has one."""
@@ -253,19 +226,9 @@ class LinkTimes:
             parts.append((self._at_once, warm_step(self.name)))
         return parts
 
-    def _logs(self, steps: Steps, strategy: str) -> list[float]:
-        """Return the logarithms of the steps; not a number where the machine paused."""
-        return [math.log(ms) for ms in self._runs[steps, strategy].measured_ms()]
-
-
-def finite(logs: Sequence[float]) -> list[float]:
-    """Return the values of repetitions in which the machine did not pause."""
-    return [log for log in logs if math.isfinite(log)]
-
-
-def paired(logs: Sequence[float], others: Sequence[float]) -> Mean:
-    """Return the ratio of steps in pairs of repetitions."""
-    return mean_of(finite([log - other for log, other in zip(logs, others, strict=True)]))
+    def _measured(self, steps: Steps, strategy: str) -> list[float]:
+        """Return the steps in ms; NaN where the machine paused."""
+        return self._runs[steps, strategy].measured_ms()
 
 
 def shares_runs(row: Row, other: Row) -> bool:

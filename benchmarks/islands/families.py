@@ -12,7 +12,7 @@ FAMILIES = {
     "compressed steps": tuple(
         name for name in METHODS if name.startswith(("ddp-", "manual-")) or name == "hsdp-int8"
     ),
-    "rare exchanges": tuple(name for name in METHODS if sync_of(name) is not None),
+    "parameter synchronisation": tuple(name for name in METHODS if sync_of(name) is not None),
 }
 
 
@@ -25,10 +25,10 @@ def rows_of(curves: Mapping[str, Curve]) -> list[Row]:
     """Return the methods that reach the loss; stock ones with each type of gradients of torch."""
     rows = []
     for name, curve in curves.items():
-        logs = curve.steps_to(curves[TARGET])
-        if logs:
+        steps = curve.steps_to(curves[TARGET])
+        if steps:
             engines = STOCK if name.startswith(TARGET) else (None,)
-            rows += [Row(name, engine, logs) for engine in engines]
+            rows += [Row(name, engine, steps) for engine in engines]
     return rows
 
 

@@ -101,7 +101,7 @@ def strategies() -> dict[str, Strategy]:
 
 
 def sync_of(name: str) -> Sync | None:
-    """Return how often a method exchanges parameters; None where it reduces every gradient."""
+    """Return how a method synchronises parameters; None where it reduces every gradient."""
     return strategies()[METHODS[name].strategy].sync
 
 

@@ -12,8 +12,14 @@ from shardlab.core.interval import Ratio
 from shardlab.core.numbers import figure
 from shardlab.report import plots
 
-_BELOW = "diloco32-warm", "streaming32-warm", "diloco32-fp32", "manual-int8-w8"
-"""methods that are named below their points, since others are above these"""
+_NAMED_AT = {
+    **dict.fromkeys(("diloco32-warm", "streaming32-warm"), (4, -9)),
+    **dict.fromkeys(("ddp-topk-dense-first", "manual-int8-w8"), (4, -9)),
+    **dict.fromkeys(("diloco32", "diloco128-warm"), (-4, -9)),
+    **dict.fromkeys(("diloco32-int8", "stock"), (-4, 3)),
+    "ddp-int4-acc4": (5, -3),
+}
+"""where names begin, points from those of the methods; to the left of them they end there"""
 
 
 def gains_over_one_device(
@@ -32,7 +38,7 @@ def gains_over_one_device(
 
 @mpl.rc_context(plots.STYLE)
 def gain_plot(rows: Sequence[Row], links: Sequence[LinkTimes]) -> Figure:
-    """Plot the gain over one device by the ratio of communication to computation."""
+    """Plot the gain over one device by the ratio of synchronisation to computation."""
     ordered = sorted(links, key=lambda link: link.ratio)
     drawing = Figure((plots.WIDTH, 3.4), layout="constrained")
     axes = drawing.subplots()
@@ -45,7 +51,7 @@ def gain_plot(rows: Sequence[Row], links: Sequence[LinkTimes]) -> Figure:
     ticks = [f"{figure(link.ratio, 2)}\n{link.name}" for link in ordered]
     axes.set_xticks([link.ratio for link in ordered], ticks, fontsize=7)
     axes.set_xticks([], minor=True)
-    axes.set_xlabel("communication of stock DDP / computation")
+    axes.set_xlabel("synchronisation / computation")
     axes.set_ylabel("times as fast to the loss as one device")
     axes.legend()
     return drawing
@@ -73,8 +79,15 @@ def bytes_plot(curves: Mapping[str, Curve]) -> Figure:
             x, [*points.values()], color=_colour(number), marker=plots.MARKERS[number], label=family
         )
         for at, (name, ratio) in zip(x, points.items(), strict=True):
-            offset = 4, -9 if name in _BELOW else 3
-            axes.annotate(name, (at, ratio), offset, textcoords="offset points", fontsize=7)
+            right, up = _NAMED_AT.get(name, (4, 3))
+            axes.annotate(
+                name,
+                (at, ratio),
+                (right, up),
+                textcoords="offset points",
+                ha="left" if right > 0 else "right",
+                fontsize=7,
+            )
     axes.set(xscale="log")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.set_xlabel("kB per micro-batch and rank, mean over the run")

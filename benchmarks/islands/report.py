@@ -12,7 +12,6 @@ one seed have none. They do not hold the choice of the learning rate and of the 
 the same runs, nor what another sitting on another machine would show.
 """
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common import publish, text_table
-from benchmarks.islands.curves import Curve, LinkTimes, Row, mean_of, records_of
+from benchmarks.islands.curves import Curve, LinkTimes, Row, records_of
 from benchmarks.islands.families import FAMILIES, ONE_DEVICE, family_of, fastest, rows_of
 from benchmarks.islands.methods import (
     FOLDER,
@@ -38,29 +37,14 @@ from benchmarks.islands.plots import bytes_plot, gain_plot, gains_over_one_devic
 from benchmarks.islands.timing import LINKS, NODES, RARE, valid_timings
 from shardlab.config.timing_record import NO_COMMUNICATION
 from shardlab.core.errors import UserError
-from shardlab.core.interval import Ratio
-from shardlab.core.numbers import ABSENT, figure, percent, within
+from shardlab.core.interval import Ratio, geometric_mean
+from shardlab.core.numbers import ABSENT, figure, within
 from shardlab.report import plots
 from shardlab.report.tables import Table
 from stages.readme import replace_block
 
 _UNCOMPRESSED = "-fp32"
-"""ends the names of methods whose exchanges have no codec"""
-
-
-def crossing(gains: Sequence[tuple[float, float]]) -> str:
-    """Return the ratio of synchronisation to computation at which a gain falls below 1.
-
-    Args:
-        gains: ratios, ascending, with their gains.
-    """
-    if not gains or gains[0][1] <= 1:
-        return "never, in what was timed"
-    for (ratio, gain), (more, less) in itertools.pairwise(gains):
-        if gain > 1 >= less:
-            share = math.log(gain) / math.log(gain / less)
-            return figure(ratio ** (1 - share) * more**share, 2)
-    return f"beyond {figure(gains[-1][0], 2)}"
+"""ends the names of methods that synchronise parameters without a codec"""
 
 
 def quality_table(curves: Mapping[str, Curve]) -> Table:
@@ -71,14 +55,14 @@ def quality_table(curves: Mapping[str, Curve]) -> Table:
         losses = [[curve.loss(seed, steps) for seed in curve.records] for steps in lengths]
         means = [_mean_known(at) for at in losses]
         shown = ", ".join(f"{n:,}: {figure(m, 4)}" for n, m in zip(lengths, means, strict=True))
-        logs, over = curve.steps_to(target), curve.perplexity_over(target)
+        to_loss, over = curve.steps_to(target), curve.perplexity_over(target)
         rows.append(
             [
                 name,
                 str(len(curve.records)),
                 f"{curve.rate:g}",
                 shown,
-                within(*mean_of([*logs.values()]).ratio, 0) if logs else ABSENT,
+                within(*geometric_mean([*to_loss.values()]), 0) if to_loss else ABSENT,
                 ABSENT if over is None else within(*over, 3),
                 figure(curve.mean_bytes() / 1e3),
             ]
@@ -102,8 +86,8 @@ def lengths_table(curves: Mapping[str, Curve]) -> Table:
     return text_table("Perplexity over that of stock torch, by length", headings, rows)
 
 
-def exchanges_table(curves: Mapping[str, Curve]) -> Table:
-    """Return the perplexity of compressed exchanges over that of the same ones uncompressed, at
+def codecs_table(curves: Mapping[str, Curve]) -> Table:
+    """Return the perplexity of synchronised parameters with a codec over that without one, at
     equal tokens."""
     rows = []
     for name in METHODS:
@@ -113,8 +97,8 @@ def exchanges_table(curves: Mapping[str, Curve]) -> Table:
             over = curves[name].perplexity_over(curves[plain])
         if over is not None:
             rows.append([name, plain, within(*over, 3)])
-    headings = ("method", "uncompressed", "perplexity over that of uncompressed exchanges")
-    return text_table("Codecs of the exchanges", headings, rows)
+    headings = ("method", "without a codec", "perplexity over that without a codec")
+    return text_table("Codecs of parameter synchronisation", headings, rows)
 
 
 def larger_table(curves: Mapping[str, Curve]) -> Table | None:
@@ -147,19 +131,9 @@ def _mean_known(values: Sequence[float | None]) -> float | None:
 
 
 def times_table(rows: Sequence[Row], links: Sequence[LinkTimes]) -> Table:
-    """Return the minutes to the loss on each link, and of the step the share that computes."""
-    headings = ["method", *(f"{link.name}: minutes, computing" for link in links)]
-    cells = [
-        [
-            row.title,
-            *(
-                f"{figure(link.seconds(row) / 60)}, {percent(link.computing(row))}"
-                for link in links
-            ),
-        ]
-        for row in rows
-    ]
-    return text_table("Time to the loss", headings, cells)
+    """Return the minutes to the loss on each link."""
+    cells = [[row.title, *(figure(link.seconds(row) / 60) for link in links)] for row in rows]
+    return text_table("Minutes to the loss", ("method", *(link.name for link in links)), cells)
 
 
 def tuning_table(curves: Mapping[str, Curve]) -> Table:
@@ -172,20 +146,20 @@ def tuning_table(curves: Mapping[str, Curve]) -> Table:
             curve = curves[name]
             rates = sorted(curve.tuning)
             bracketed = rates[0] < curve.rate < rates[-1]
-            tried = ", ".join(f"**{r:g}**" if r == curve.rate else f"{r:g}" for r in rates)
             rows.append(
                 [
                     family,
                     name,
                     str(curve.method.accumulation),
-                    tried if bracketed else f"{tried} (not between two others)",
+                    ", ".join(f"{rate:g}" for rate in rates),
+                    f"{curve.rate:g}" if bracketed else f"{curve.rate:g} (not between two others)",
                     "itself" if curve.tuned_as == name else curve.tuned_as,
                     "itself" if curve.trained_as == name else curve.trained_as,
                 ]
             )
     headings = (
-        *("kind", "method", "micro-batches of a step", "learning rates, the best in bold"),
-        *("rates tried with", "trained as"),
+        *("kind", "method", "micro-batches of a step", "learning rates tried", "best"),
+        *("tried with", "trained as"),
     )
     return text_table("What was tuned", headings, rows)
 
@@ -193,8 +167,9 @@ def tuning_table(curves: Mapping[str, Curve]) -> Table:
 def what_to_use(
     rows: Sequence[Row], links: Sequence[LinkTimes], curves: Mapping[str, Curve]
 ) -> tuple[Table, Table]:
-    """Return the fastest method by the ratio of communication to computation: with its gain over
-    one device and over the kind that it is told apart from least, and with that over each kind."""
+    """Return the fastest method by the ratio of synchronisation to computation: with its gain over
+    one device and over the kind on two machines whose interval begins lowest, and with that over
+    each kind and the methods that it is not told apart from."""
     short, full = [], []
     for link in sorted(links, key=lambda link: link.ratio):
         best = fastest(rows, METHODS, link)
@@ -207,7 +182,7 @@ def what_to_use(
                 gains[family] = link.gain(best, row), row.title
         over = curves[best.name].perplexity_over(curves[TARGET])
         quality = ABSENT if over is None else within(*over, 3)
-        place = [figure(link.ratio, 2), link.name, best.title]
+        beginning = [_ratio(link), link.name, best.title]
         alone = within(*gains[ONE_DEVICE][0], 2) if ONE_DEVICE in gains else ABSENT
         next_best = min(
             (family for family in gains if family != ONE_DEVICE),
@@ -215,26 +190,26 @@ def what_to_use(
             default=None,
         )
         short.append(
-            [*place, alone, ABSENT if next_best is None else _over(*gains[next_best]), quality]
+            [*beginning, alone, ABSENT if next_best is None else _over(*gains[next_best]), quality]
         )
         cells = (_over(*gains[family]) if family in gains else ABSENT for family in FAMILIES)
-        full.append([*place, *cells, quality])
-    place_headings = "communication / computation", "link", "fastest"
-    quality_heading = "perplexity after equal tokens"
+        same = (row.title for row in rows if row != best and not link.gain(best, row).low > 1)
+        full.append([*beginning, *cells, ", ".join(same) or ABSENT])
+    headings = "synchronisation / computation", "link", "fastest"
     return (
         text_table(
             "What to use",
             (
-                *place_headings,
+                *headings,
                 "gain over one device",
-                "gain over the best of another kind",
-                quality_heading,
+                "least certain gain over another kind on two machines",
+                "perplexity after equal tokens",
             ),
             short,
         ),
         text_table(
             "Over the best of each kind",
-            (*place_headings, *(f"gain over {family}" for family in FAMILIES), quality_heading),
+            (*headings, *(f"gain over {family}" for family in FAMILIES), "not told apart from it"),
             full,
         ),
     )
@@ -245,11 +220,17 @@ def _over(gain: Ratio, title: str) -> str:
     return f"{within(*gain, 2)} {title}" + ("" if gain.low > 1 else ": not told apart")
 
 
+def _ratio(link: LinkTimes) -> str:
+    """Format the ratio of synchronisation to computation on a link."""
+    ratio, low, high = (figure(end - 1, 2) for end in link.stock_over_bound)
+    return f"{ratio} ({low} to {high})"
+
+
 def steps_table(links: Sequence[LinkTimes]) -> Table:
     """Return the steps of all strategies over those of stock torch on each link."""
     headings = (
         "strategy",
-        *(f"{link.name}, communication / computation {figure(link.ratio, 2)}" for link in links),
+        *(f"{link.name}, synchronisation / computation {_ratio(link)}" for link in links),
     )
     names = dict.fromkeys(name for link in links for name in link.strategies())
     cells = [
@@ -266,8 +247,7 @@ def steps_table(links: Sequence[LinkTimes]) -> Table:
 
 
 def rare_table(links: Sequence[LinkTimes], curves: Mapping[str, Curve]) -> Table:
-    """Return the steps of rare exchanges over those without communication, and the share that
-    computes."""
+    """Return the steps of methods that synchronise parameters over those without communication."""
     cells = []
     for link in links:
         for strategy in link.strategies():
@@ -282,27 +262,27 @@ def rare_table(links: Sequence[LinkTimes], curves: Mapping[str, Curve]) -> Table
                     link.name,
                     strategy,
                     within(*step, 3),
-                    percent(1 / step.ratio),
                     figure(sync.every * (step.ratio - 1), 3),
                     ABSENT if over is None else within(*over, 3),
                 ]
             )
     headings = (
-        *("link", "method", "step over one without communication", "computing"),
-        *("exchange, in steps of computation", "perplexity after equal tokens"),
+        *("link", "method", "step over one without communication"),
+        *("synchronisation, in steps of computation", "perplexity after equal tokens"),
     )
-    return text_table("Rare exchanges on slow links", headings, cells)
+    return text_table("Parameter synchronisation on slow links", headings, cells)
 
 
 def pays_table(rows: Sequence[Row], links: Sequence[LinkTimes]) -> Table:
-    """Return up to which ratio a second machine gains over one, by kind of method."""
+    """Return the gain over one device by kind of method and link."""
     ordered = sorted(links, key=lambda link: link.ratio)
     cells = [
-        [family, crossing([(link.ratio, gain.ratio) for link, gain in gains])]
+        [family, *(within(*gain, 2) for _, gain in gains)]
         for family, gains in gains_over_one_device(rows, ordered).items()
         if family != ONE_DEVICE
     ]
-    return text_table("Where a second machine pays", ("kind", "up to the ratio"), cells)
+    headings = (f"at {figure(link.ratio, 2)}, {link.name}" for link in ordered)
+    return text_table("Gain over one device", ("kind", *headings), cells)
 
 
 def write_report() -> None:
@@ -341,7 +321,7 @@ def write_report() -> None:
     # those that share the runs of others have their losses
     trained_curves = {name: curve for name, curve in curves.items() if curve.trained_as == name}
     parts += [tuning_table(curves), quality_table(trained_curves)]
-    parts += [lengths_table(trained_curves), exchanges_table(trained_curves)]
+    parts += [lengths_table(trained_curves), codecs_table(trained_curves)]
     plots.save(bytes_plot(curves), FOLDER / "bytes.svg")
     parts.append("\n![perplexity by the bytes of a step](bytes.svg)\n")
     larger = larger_table(curves)

@@ -29,18 +29,18 @@ RARE = {
     "30mbit-rare": Link(rate="30mbit"),
     **{rate: Link(rate=rate) for rate in ("2300kbit", "540kbit")},
 }
-"""on which only rare exchanges are timed; on the slowest two an uncompressed one takes hundreds of
-steps"""
+"""on which only parameter synchronisation is timed; on the slowest two it takes hundreds of steps
+without a codec"""
 _RARE_TIMED = {"30mbit-rare": (32, 20), "2300kbit": (128, 4), "540kbit": (128, 3)}
-"""steps between the exchanges of what is timed there, and repetitions"""
+"""steps between synchronisations of what is timed there, and repetitions"""
 NODES = {
     f"{rate}-nodes": Link(rate=rate, ranks_per_node=2) for rate in ("1gbit", "300mbit", "100mbit")
 }
 """between two nodes of two ranks"""
 _REPETITIONS = 5
 _MICRO_BATCHES = 16
-"""of a repetition, about: a single step would find its data in no cache, and rounds of exchanges,
-which have many steps, do not"""
+"""of a repetition, about: a single step would find its data in no cache, and rounds of many
+steps, which end with a synchronisation, do not"""
 
 
 class Steps(NamedTuple):
@@ -93,7 +93,7 @@ def warm_step(link: str) -> str:
 
 
 def exchanging_every(steps: int, names: Sequence[str]) -> list[str]:
-    """Return the strategies of methods of two ranks that exchange every so many steps."""
+    """Return the strategies of methods of two ranks that synchronise every so many steps."""
     timed = dict.fromkeys(
         timed_as(METHODS[name].strategy) for name in names if METHODS[name].world_size == 2
     )

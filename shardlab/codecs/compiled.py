@@ -5,7 +5,9 @@ Experimental: no GPU has run this yet.
 
 from collections.abc import Callable
 from functools import cache, wraps
-from typing import ParamSpec, TypeVar
+from inspect import signature
+from operator import index
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ BACKENDS = {"cuda": "inductor"}
 """of `torch.compile`, by the type of devices on which references are compiled"""
 _RECOMPILE_LIMIT = 256
 """versions of one reference, for formats, groups and kinds of lengths; torch's default of 8 would
-run the others eagerly, with a warning alone"""
+refuse the others"""
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -30,14 +32,13 @@ def compiled_on_gpus(reference: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @cache
     def compiled(backend: str) -> Callable[_P, _R]:
-        # torch declares no overload with the limit
-        return torch.compile(  # type: ignore[call-overload, no-any-return]
-            reference,
-            dynamic=True,
-            fullgraph=True,
-            backend=backend,
-            recompile_limit=_RECOMPILE_LIMIT,
-        )
+        options: dict[str, Any] = {"dynamic": True, "fullgraph": True, "backend": backend}
+        if "recompile_limit" in signature(torch.compile).parameters:
+            options["recompile_limit"] = _RECOMPILE_LIMIT
+        else:  # torch 2.11 has one limit for the process
+            config = torch.compiler.config
+            config.recompile_limit = max(config.recompile_limit, _RECOMPILE_LIMIT)
+        return torch.compile(reference, **options)
 
     @wraps(reference)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -46,3 +47,12 @@ def compiled_on_gpus(reference: Callable[_P, _R]) -> Callable[_P, _R]:
         return (compiled(backend) if backend else reference)(*args, **kwargs)
 
     return run
+
+
+def constant(number: int) -> int:
+    """Return the number, a constant of each version that is compiled.
+
+    torch.compile makes numbers of objects inputs, which kernels then divide by, and powers of them
+    floating-point numbers.
+    """
+    return index(number)

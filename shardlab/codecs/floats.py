@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shardlab.codecs.grouped import GroupedCodec
-from shardlab.codecs.scales import read_scales, scale_words, widened
+from shardlab.codecs.scales import head_bytes, read_scales, scale_words, widened
 
 _GROUP = 1024
 """elements of a group: of `natural` those whose exponents and signs are stored together, of the
@@ -142,33 +142,21 @@ class Fp8(GroupedCodec):
         scale = widened(words)
         reciprocal = torch.where(scale > 0, scale, 1.0).reciprocal()
         scaled = torch.where(scale > 0, rows * reciprocal, 0.0)
-        return words.view(torch.uint8), scaled.to(self._dtype).view(torch.uint8)
+        return head_bytes(words), scaled.to(self._dtype).view(torch.uint8)
 
     def dequantize(self, heads: Tensor, codes: Tensor) -> Tensor:  # noqa: D102
         return codes.view(self._dtype).to(torch.float32) * read_scales(heads)
 
 
-_DECADES = [(d, 64 >> d) for d in range(7)]
 _POSITIVE = [
     (2 * n + 9 * (2 * i + 1)) / (2 * n * 10 ** (d + 1))
-    for d, n in reversed(_DECADES)
+    for d, n in reversed([(d, 64 >> d) for d in range(7)])
     for i in range(n)
 ]
 LEVELS = [0.0, *_POSITIVE, 1.0, *(-level for level in _POSITIVE)]
 """of `dynamic8` by code, in units of the scale"""
-
-
-def _float32(value: float) -> float:
-    """Return the number as float32 rounds it."""
-    return float(torch.tensor(value, dtype=torch.float32))
-
-
-_STEPS = [
-    (_float32(6.4 * (1 + 1.8 / n) * 10.0**-d), 5.0**d / 0.9, float(n))
-    for d, n in reversed(_DECADES[:6])
-]
-"""of each decade but the last: its begin, codes per unit, levels"""
-_ZERO, _ONE, _EIGHT_NINTHS = _float32(64 * 2.75e-7), _float32(63.775), _float32(8 / 9)
+_LEVELS = torch.tensor(LEVELS)
+"""a tensor, since torch.compile makes each number of a list an input"""
 
 
 class Dynamic8(GroupedCodec):
@@ -209,19 +197,20 @@ class Dynamic8(GroupedCodec):
         magnitude = scaled.abs()
         slope = torch.full_like(magnitude, 5.0**6 / 0.9)
         n = torch.ones_like(magnitude)
-        for begin, codes_per_unit, levels in _STEPS:
-            reached = magnitude >= begin
-            slope = slope.masked_fill(reached, codes_per_unit)
+        for d in reversed(range(6)):
+            levels = 64 >> d
+            reached = magnitude >= 6.4 * (1 + 1.8 / levels) * 10.0**-d
+            slope = slope.masked_fill(reached, 5.0**d / 0.9)
             n = n.masked_fill(reached, levels)
-        position = magnitude * slope + n * _EIGHT_NINTHS
+        position = magnitude * slope + n * (8 / 9)
         code = torch.minimum(position, 2 * n - 0.5).to(torch.int32)
-        positive = code.masked_fill(magnitude >= _ONE, 128)
+        positive = code.masked_fill(magnitude >= 63.775, 128)
         both = torch.where(scaled < 0, code + 128, positive)
-        both = both.masked_fill(magnitude < _ZERO, 0)
-        return words.view(torch.uint8), both.to(torch.uint8)
+        both = both.masked_fill(magnitude < 64 * 2.75e-7, 0)
+        return head_bytes(words), both.to(torch.uint8)
 
     def dequantize(self, heads: Tensor, codes: Tensor) -> Tensor:  # noqa: D102
-        levels = torch.tensor(LEVELS, dtype=torch.float32, device=codes.device)
+        levels = _LEVELS.to(codes.device, non_blocking=True)
         return levels[codes.long()] * read_scales(heads)
 
 

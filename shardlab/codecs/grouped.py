@@ -23,7 +23,7 @@ from torch import Tensor
 
 from shardlab.codecs import native
 from shardlab.codecs.base import Content, FusedCodec, MessageKey, key_words
-from shardlab.codecs.compiled import compiled_on_gpus
+from shardlab.codecs.compiled import compiled_on_gpus, constant
 from shardlab.codecs.kernels import kernel
 from shardlab.codecs.random import uniform
 
@@ -126,14 +126,17 @@ def encode_groups(
     """Write the payload of `x + residual`, and to `kept` what it loses, in PyTorch."""
     wanted = x if residual is None else x + residual
     chance = uniform(len(x), k0, k1, x.device) if codec.random else None
-    decoded = []
-    for elements, width, heads, packed in _parts(codec, payload, len(x)):
-        chances = None if chance is None else chance[elements].view(-1, width)
-        head, codes = codec.quantize(wanted[elements].view(-1, width), chances)
-        heads.copy_(head)
-        packed.copy_(pack(codes, codec.bits))
+    heads, packed, decoded = [], [], []
+    for start, stop, width in _parts(codec, len(x)):
+        chances = None if chance is None else chance[start:stop].view(-1, width)
+        head, codes = codec.quantize(wanted[start:stop].view(-1, width), chances)
+        heads.append(head)
+        packed.append(pack(codes, constant(codec.bits)))
         if residual is not None:
-            decoded.append(_unpacked(codec, heads, packed, width))
+            decoded.append(_unpacked(codec, head, packed[-1], width))
+    if heads:
+        # one pass: each write to a part of the payload would be one over all of it once compiled
+        payload.copy_(torch.cat([part.flatten() for part in (*heads, *packed)]))
     if residual is not None and kept is not None and decoded:
         rest = wanted - torch.cat(decoded)
         kept.copy_(torch.where(rest.isfinite(), rest, residual))
@@ -154,34 +157,28 @@ def decode_groups(
 
 
 def _decoded(codec: GroupedCodec, payload: Tensor, n: int) -> Tensor:
-    rows = [
-        _unpacked(codec, heads, packed, width)
-        for _, width, heads, packed in _parts(codec, payload, n)
-    ]
+    size, bits, group = codec.head_bytes, constant(codec.bits), constant(codec.group)
+    border, rows = size * -(-n // group), []
+    for start, stop, width in _parts(codec, n):
+        groups = (stop - start) // width
+        heads = payload[size * (start // group) :][: size * groups].view(groups, size)
+        packed = payload[border + start * bits // 8 :][: groups * -(-width * bits // 8)]
+        rows.append(_unpacked(codec, heads, packed.view(groups, -1), width))
     return torch.cat(rows) if rows else payload.new_empty(0, dtype=torch.float32)
 
 
 def _unpacked(codec: GroupedCodec, heads: Tensor, packed: Tensor, width: int) -> Tensor:
-    return codec.dequantize(heads, unpack(packed, codec.bits, width)).flatten()
+    return codec.dequantize(heads, unpack(packed, constant(codec.bits), width)).flatten()
 
 
-def _parts(
-    codec: GroupedCodec, payload: Tensor, n: int
-) -> Iterator[tuple[slice, int, Tensor, Tensor]]:
-    """Yield all full groups, then the shorter last one, where there are such.
-
-    Yields:
-        elements, elements of a group, and views of the payload: heads [groups, head_bytes] and
-        packed codes [groups, bytes].
-    """
-    size, bits, group = codec.head_bytes, codec.bits, codec.group
-    full, border = n // group * group, codec.head_bytes * -(-n // group)
+def _parts(codec: GroupedCodec, n: int) -> Iterator[tuple[int, int, int]]:
+    """Yield begin, end and elements of a group for all full groups, then for the shorter last one,
+    where there are such."""
+    group = constant(codec.group)
+    full = n // group * group
     for start, stop, width in ((0, full, group), (full, n, n - full)):
         if start < stop:
-            groups = (stop - start) // width
-            heads = payload[size * (start // group) :][: size * groups]
-            packed = payload[border + start * bits // 8 :][: groups * -(-width * bits // 8)]
-            yield slice(start, stop), width, heads.view(groups, size), packed.view(groups, -1)
+            yield start, stop, width
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:

@@ -16,9 +16,11 @@ rounding, what is lost is exactly representable in float32: sent and kept add up
 import torch
 from torch import Tensor
 
+from shardlab.codecs.compiled import constant
 from shardlab.codecs.grouped import GroupedCodec
 from shardlab.codecs.scales import (
     NOT_FINITE,
+    head_bytes,
     norm_words,
     read_scales,
     scale_words,
@@ -33,6 +35,8 @@ _LEVELS = (
 NF4 = tuple(level / 2**15 for level in _LEVELS)
 """the levels of NormalFloat by code: those of Dettmers et al. 2023 (QLoRA, appendix E), quantiles
 of the normal distribution, rounded to multiples of 2**-15"""
+_NF4 = torch.tensor(NF4)
+"""a tensor, since torch.compile makes each number of a tuple an input"""
 
 
 def quantize(
@@ -56,7 +60,7 @@ def quantize(
         fixed = (steps * 2.0**24).to(torch.int64).clamp_max(top << 24)
         codes = (fixed + (chance * 2.0**24).to(torch.int64)) >> 24
     stored = codes if bits == 8 else codes + 2 ** (bits - 1)
-    return words.view(torch.uint8), (stored & (2**bits - 1)).to(torch.uint8)
+    return head_bytes(words), (stored & (2**bits - 1)).to(torch.uint8)
 
 
 def dequantize(heads: Tensor, codes: Tensor, bits: int) -> Tensor:
@@ -139,7 +143,7 @@ class Int4(GroupedCodec):
 
     def dequantize(self, heads: Tensor, codes: Tensor) -> Tensor:  # noqa: D102
         if self.format == "nf4":
-            levels = torch.tensor(NF4, dtype=torch.float32, device=codes.device)
+            levels = _NF4.to(codes.device, non_blocking=True)
             return levels[codes.to(torch.int64)] * read_scales(heads)
         return dequantize(heads, codes, 4)
 
@@ -147,10 +151,10 @@ class Int4(GroupedCodec):
         words = scale_words(rows, 1.0)
         blank = (words == 0) | (words == NOT_FINITE)
         values = rows * widened(words).masked_fill(blank, 1.0).reciprocal()
-        levels = torch.tensor(NF4, dtype=torch.float32, device=rows.device)
+        levels = _NF4.to(rows.device, non_blocking=True)
         borders = (levels[1:] + levels[:-1]) / 2
         codes = torch.bucketize(values.masked_fill(blank, 0.0), borders)
-        return words.view(torch.uint8), codes.to(torch.uint8)
+        return head_bytes(words), codes.to(torch.uint8)
 
 
 class Qsgd(GroupedCodec):
@@ -176,7 +180,8 @@ class Qsgd(GroupedCodec):
         super().__init__(group, f"qsgd{levels}")
 
     def quantize(self, rows: Tensor, chance: Tensor | None) -> tuple[Tensor, Tensor]:  # noqa: D102
-        return quantize(rows, norm_words(rows, self._levels), self.bits, chance)
+        words = norm_words(rows, constant(self._levels))
+        return quantize(rows, words, constant(self.bits), chance)
 
     def dequantize(self, heads: Tensor, codes: Tensor) -> Tensor:  # noqa: D102
-        return dequantize(heads, codes, self.bits)
+        return dequantize(heads, codes, constant(self.bits))

@@ -71,6 +71,12 @@ def read_scales(heads: Tensor) -> Tensor:
     return (low << 16 | high << 24).view(torch.float32)
 
 
+def head_bytes(words: Tensor) -> Tensor:
+    """Return uint8 [groups, 2 * count], little endian, from int16 [groups, count]."""
+    # byte by byte: Inductor of torch 2.11 refuses some views of one column, and ends a kernel there
+    return torch.stack([words & 0xFF, words >> 8 & 0xFF], 2).flatten(1).to(torch.uint8)
+
+
 def _words(largest: Tensor, scale: Tensor, limit: float) -> Tensor:
     bits = (scale.clamp_min(_SMALLEST_SCALE).view(torch.int32) + 0xFFFF) >> 16
     bits = bits.masked_fill(largest == 0, 0).masked_fill(~(largest < limit), NOT_FINITE)
@@ -100,5 +106,6 @@ def square_root(values: Tensor) -> Tensor:
 
 
 def _divided(values: Tensor, levels: float) -> Tensor:
-    # by a tensor: some devices divide by a number through its reciprocal, which rounds twice
+    # by a tensor: some devices divide by a number through its reciprocal, which rounds twice.
+    # Inductor makes the same product of this: what it encodes may have other scales, by one step
     return values / torch.full_like(values, levels)

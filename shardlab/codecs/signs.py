@@ -18,7 +18,7 @@ from shardlab.codecs import native
 from shardlab.codecs.base import Content, FusedCodec, MessageKey
 from shardlab.codecs.grouped import GroupedCodec, pack, unpack
 from shardlab.codecs.kernels import kernel
-from shardlab.codecs.scales import NOT_FINITE, lane_sums, read_scales, widened
+from shardlab.codecs.scales import NOT_FINITE, head_bytes, lane_sums, read_scales, widened
 
 _LANES = 32
 _SMALLEST = 2.0**-126
@@ -51,7 +51,7 @@ class EfSign(GroupedCodec):
     def quantize(self, rows: Tensor, chance: Tensor | None) -> tuple[Tensor, Tensor]:  # noqa: D102
         sums = lane_sums(rows.abs(), _LANES)
         words = _mean_words(sums, torch.full_like(sums, rows.shape[1]))
-        return words.view(torch.uint8), (rows < 0).to(torch.uint8)
+        return head_bytes(words), (rows < 0).to(torch.uint8)
 
     def dequantize(self, heads: Tensor, codes: Tensor) -> Tensor:  # noqa: D102
         mean = read_scales(heads)
@@ -93,7 +93,7 @@ class OneBit(GroupedCodec):
         words = torch.cat(means, 1)
         finite = widened(words).isfinite().all(1, keepdim=True)
         words = torch.where(finite, words, NOT_FINITE)
-        return words.view(torch.uint8), below.to(torch.uint8)
+        return head_bytes(words), below.to(torch.uint8)
 
     def dequantize(self, heads: Tensor, codes: Tensor) -> Tensor:  # noqa: D102
         others, below = read_scales(heads).split(1, 1)

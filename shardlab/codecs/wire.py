@@ -43,18 +43,20 @@ class Buffers:
     """One growing buffer per purpose, reused from message to message.
 
     Fresh memory costs more than encoding into it. A buffer keeps its bytes until its purpose is
-    requested again.
+    requested again. On a GPU every buffer is new: several streams encode at a time, as of shards
+    and of replicas, and PyTorch's allocator keeps what was freed for the stream that used it.
     """
 
     def __init__(self) -> None:
-        self._buffers: dict[tuple[str, torch.device], Tensor] = {}
+        self._buffers: dict[str, Tensor] = {}
 
     def bytes(self, purpose: str, size: int, device: torch.device) -> Tensor:
         """Return uninitialized uint8 [size] that starts at a cache line."""
-        buffer = self._buffers.get((purpose, device))
+        if device.type != "cpu":
+            return torch.empty(size, dtype=torch.uint8, device=device)
+        buffer = self._buffers.get(purpose)
         if buffer is None or buffer.numel() < size:
-            buffer = torch.empty(size, dtype=torch.uint8, device=device)
-            self._buffers[purpose, device] = buffer
+            buffer = self._buffers[purpose] = torch.empty(size, dtype=torch.uint8)
         return buffer[:size]
 
     def floats(self, purpose: str, size: int, device: torch.device) -> Tensor:

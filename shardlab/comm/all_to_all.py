@@ -176,13 +176,8 @@ class AllToAllCollective(CodecCollective):
         # overflow; on a GPU the host would wait for it
         if reduced.device.type == "cpu" and math.isfinite(reduced.sum().item()):
             return
-        # the largest magnitude: NaN with a NaN; nothing overflows and no temporary is needed
-        largest = torch.linalg.vector_norm(reduced, math.inf)
-        account = self.account
-        if reduced.device.type == "cpu":
-            account.not_finite += not math.isfinite(largest.item())
-        else:
-            account.not_finite = account.not_finite + ~largest.isfinite()
+        # nothing overflows in the largest magnitude, and no temporary is needed
+        self.account.count_not_finite(torch.linalg.vector_norm(reduced, math.inf))
 
     def _count_sent(self, whole: Tensor, payloads: Sequence[Tensor], copies: int) -> None:
         """Count a collective that sends payloads of 1/W of `whole`, each to `copies` ranks."""

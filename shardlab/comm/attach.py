@@ -180,6 +180,7 @@ def _attach(
     gradients, weights = _gradient_route(for_gradients, seed), _weight_route(for_weights, seed)
     wrapper = find_wrapper(model)
     check_wrapper(model, wrapper, weights, overlap)
+    overlap = overlap and _can_overlap()
     _check_replicas(wrapper, gradients, replicas, sync)
     excluded = excluded_blocks(model, wrapper, for_gradients["exclude"])
     if not gradients.is_plain:
@@ -288,6 +289,17 @@ def _rare_sync(
     route = Route(codec, codec.name == "none", MINIMUM_SIZE, seed=seed, feedback=feedback)
     collective = make_collective(group, ledger, "gradients", route)
     return RareSync(model, settings, Exchanges(model, settings, collective, exact, feedback))
+
+
+def _can_overlap() -> bool:
+    """Return whether torch can overlap communication of `fully_shard`; warn where it cannot."""
+    able = hasattr(FSDPModule, "set_separate_reduce_scatter_group")
+    if not able and dist.get_rank() == 0:
+        warn_script(
+            "attach: overlap, and prefetch of fsdp2 on a CPU, need torch 2.13 or newer: without it "
+            "communication blocks"
+        )
+    return able
 
 
 def _gradient_bytes(model: nn.Module, replicas: int) -> float:

@@ -102,8 +102,10 @@ class Running(dist.Work):
         self._future = future
 
     def settle(self) -> None:
-        """Wait until the call has ended or failed."""
+        """Wait until the call has ended, as `wait` does, or failed."""
         futures.wait([self._future])
+        if self._future.exception() is None:
+            self.wait()  # on a GPU: what the call uses may be freed then
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait until the call has ended; raise its error. Collectives have their own timeouts."""

@@ -316,6 +316,9 @@ class ErrorFeedback:
         """Return the stored residual of a part, zeros at first."""
         if part not in self._current:
             self._new(part, vector.numel(), vector.device)
+        if self._current[part].device != vector.device:  # loaded, as checkpoints are, on the host
+            for residuals in (self._current, self._before):
+                residuals[part] = residuals[part].to(vector.device)
         current = self._current[part]
         if current.numel() != vector.numel() and elements(current) != vector.numel():
             raise ValueError(

@@ -218,8 +218,6 @@ class _TrainedUnit:
 
 def _check_overlap(units: Sequence[_UnitGroup], on: bool) -> None:
     """Compare at once, since with another order of collectives no message would arrive."""
-    if on and not hasattr(FSDPModule, "set_separate_reduce_scatter_group"):
-        raise UserError("attach: overlap needs torch 2.13 or newer: remove it, or install one")
     for _, _, group in units[:1]:
         overlapping = gather_values(on, torch_private.shard_group(group))
         if len(set(overlapping)) > 1:

@@ -1,9 +1,10 @@
 """Ledger of one rank: bytes requested, bytes sent, and the time of codecs."""
 
+import math
 import os
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from time import perf_counter
@@ -20,16 +21,16 @@ Kind = Literal["gradients", "weights"]
 Times = Literal["encode_s", "decode_s", "extra_collective_s"]
 
 _UNREAD = 1024
-"""times on a GPU that are kept as pairs of events"""
+"""additions on a GPU that are kept, as times as pairs of events"""
 
 
-class _Span(NamedTuple):
-    """Time on a GPU that nobody has read yet."""
+class _Unread(NamedTuple):
+    """Addition to a sum that a GPU may not have computed yet."""
 
-    what: Times
-    begin: torch.cuda.Event
+    what: str
     end: torch.cuda.Event
-    sign: int
+    read: Callable[[], float]
+    """once the GPU has passed `end`"""
 
 
 class SharesBetweenNodes(NamedTuple):
@@ -80,13 +81,12 @@ class Account:
     elements_sent: int = 0
     encode_s: float = 0.0
     decode_s: float = 0.0
-    not_finite: int | Tensor = 0
-    """results of compressed reductions that hold a NaN or an infinity on this rank, on a GPU a
-    tensor; uncompressed ones show in the norm of the gradient, and a check of each message would
-    cost as much"""
+    not_finite: int = 0
+    """results of compressed reductions that hold a NaN or an infinity on this rank; uncompressed
+    ones show in the norm of the gradient, and a check of each message would cost as much"""
     uncompressed: Counter[str] = field(default_factory=Counter)
     """messages that a codec was meant for but does not support, by reason"""
-    _unread: deque[_Span] = field(default_factory=deque)
+    _unread: deque[_Unread] = field(default_factory=deque)
 
     def __str__(self) -> str:
         """Say by how much messages were shorter, or what most of the uncompressed ones had."""
@@ -113,8 +113,22 @@ class Account:
             setattr(self, what, getattr(self, what) + sign * (perf_counter() - begin))
             return
         end = now(device)
-        assert not isinstance(end, float), "of one device"
-        self._unread.append(_Span(what, begin, end, sign))
+        self._add_later(what, end, lambda: sign * seconds_between(begin, end))
+
+    def count_not_finite(self, largest: Tensor) -> None:
+        """Count a result, on a GPU without a wait, by its largest magnitude: NaN with a NaN."""
+        if largest.device.type == "cpu":
+            self.not_finite += not math.isfinite(largest.item())
+            return
+        # a count on the GPU would be one of several streams: those of shards and of replicas
+        on_host = largest.to("cpu", non_blocking=True)
+        end = now(largest.device)
+        self._add_later("not_finite", end, lambda: not math.isfinite(on_host.item()))
+
+    def _add_later(self, what: str, end: Moment, read: Callable[[], float]) -> None:
+        """Add to a sum what can be read when the GPU has passed `end`."""
+        assert not isinstance(end, float), "of a GPU"
+        self._unread.append(_Unread(what, end, read))
         while len(self._unread) > _UNREAD and self._unread[0].end.query():
             self._read(self._unread.popleft())
 
@@ -123,7 +137,6 @@ class Account:
         while self._unread:
             self._unread[0].end.synchronize()
             self._read(self._unread.popleft())
-        self.not_finite = int(self.not_finite)
         values = {**vars(self), "uncompressed": dict(self.uncompressed)}
         del values["_unread"]
         return values
@@ -136,9 +149,8 @@ class Account:
             "density": self.elements_sent / self.elements if self.elements else None,
         }
 
-    def _read(self, span: _Span) -> None:
-        seconds = span.sign * seconds_between(span.begin, span.end)
-        setattr(self, span.what, getattr(self, span.what) + seconds)
+    def _read(self, unread: _Unread) -> None:
+        setattr(self, unread.what, getattr(self, unread.what) + unread.read())
 
 
 @dataclass

@@ -36,6 +36,8 @@ class MultiPhaseCollective(CodecCollective):
         # factors and bases of other options have other shapes
         self._prefix = f"{METHOD}{self._name}/"
         self._wire = GroupCommunicator(group, ledger, kind)
+        self._is_loaded = False
+        """whether the method's state is where it was loaded, as checkpoints are on the host"""
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the steps of every unit and the method's state; the same on all ranks."""
@@ -48,6 +50,7 @@ class MultiPhaseCollective(CodecCollective):
         self.method.reset()
         for name, value in methods.items():
             self.method.state[name.removeprefix(self._prefix)] = value.clone()
+        self._is_loaded = True
 
     def _reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:
         if self._is_exact(vector.numel()):
@@ -79,6 +82,10 @@ class MultiPhaseCollective(CodecCollective):
         wire, account, feedback = self._wire, self.account, self.route.feedback
         key = MessageKey(self.route.seed, self._begin(unit, vector), unit.name, self.rank)
         uncompressed = account.uncompressed.total()
+        if self._is_loaded:
+            state = self.method.state
+            state.update({name: value.to(vector.device) for name, value in state.items()})
+            self._is_loaded = False
         begin = now(vector.device)
         wire.begin_message()
         part = f"{unit.name}*"

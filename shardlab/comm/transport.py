@@ -7,7 +7,7 @@ with one other rank after another: concurrent streams to several ranks congest t
 share their links unevenly and leave some idle at the end. So a message is cut at least in halves
 and at most two pieces are in flight: it has nearly ended before the next begins. Small messages are
 sent to all ranks at once. Figures: `benchmarks/transport.py`. Pieces are slices of the caller's
-buffers: nothing is copied.
+buffers: nothing is copied, except from and to a GPU, whose memory gloo cannot send.
 """
 
 import time
@@ -58,9 +58,10 @@ class _DeviceStep(NamedTuple):
 
     def seconds(self) -> float:
         """Return the length of the union of the spans; the host waits for their ends."""
-        for _, end in self.spans:
-            if isinstance(end, torch.cuda.Event):
-                end.synchronize()
+        # and for the begin: a stream with an operation of an earlier step may be past its end
+        for moment in (self.begin, *(end for _, end in self.spans)):
+            if isinstance(moment, torch.cuda.Event):
+                moment.synchronize()
         total = covered = 0.0
         for begin, end in sorted(
             (seconds_between(self.begin, begin), seconds_between(self.begin, end))
@@ -250,26 +251,50 @@ class Transport:
                 inputs[b] of rank a has as many bytes as outputs[a] of rank b. Those of this rank
                 itself are ignored.
         """
+        peers = [rank for rank in range(self.world_size) if rank != self.rank]
+        sent = sum(inputs[rank].nbytes for rank in peers)
+        received = sum(outputs[rank].nbytes for rank in peers)
+        device = inputs[0].device
+        with self._traffic.operation(max(sent, received), device, self.group):
+            if not self._in_pieces:
+                # at once, as one operation: separate ones could wait for each other on NCCL
+                self._exchange_at_once(self._pieces(inputs, outputs))
+            elif device.type == "cuda":
+                self._exchange_through_host(inputs, outputs)
+            else:
+                self._exchange(self._pieces(inputs, outputs))
+
+    def _pieces(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> list["_Piece"]:
+        """Return the pieces of all messages, in the order in which they are posted."""
         pieces: list[_Piece] = []
-        sent = received = 0
         # every rank begins with another one, so that no receiver is congested
         for shift in range(1, self.world_size):
             source = (self.rank - shift) % self.world_size
             target = (self.rank + shift) % self.world_size
-            received += outputs[source].nbytes
-            sent += inputs[target].nbytes
             both = zip_longest(self._cut(outputs[source]), self._cut(inputs[target]))
             for incoming, outgoing in both:
                 if incoming is not None:
                     pieces.append(_Piece(source, incoming, False))
                 if outgoing is not None:
                     pieces.append(_Piece(target, outgoing, True))
-        with self._traffic.operation(max(sent, received), inputs[0].device, self.group):
-            if self._in_pieces:
-                self._exchange(pieces)
-            else:
-                # at once, as one operation: separate ones could wait for each other on NCCL
-                self._exchange_at_once(pieces)
+        return pieces
+
+    def _exchange_through_host(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        """Exchange by page-locked copies, as of ranks that share a GPU, which NCCL refuses.
+
+        gloo gives addresses to sockets, which refuse those of a GPU ("Bad address").
+        """
+        parts = {id(part): part for part in inputs}  # an all-gather sends one to all ranks
+        sent = {
+            key: _page_locked(part).copy_(part, non_blocking=True) for key, part in parts.items()
+        }
+        received = [_page_locked(part) for part in outputs]
+        torch.cuda.current_stream(inputs[0].device).synchronize()
+        self._exchange(self._pieces([sent[id(part)] for part in inputs], received))
+        for rank, (part, copy) in enumerate(zip(outputs, received, strict=True)):
+            if rank != self.rank:
+                # PyTorch frees the copy when this one is done (CachingHostAllocator.h)
+                part.copy_(copy, non_blocking=True)
 
     def gathering(
         self, shard: Tensor, parts: Sequence[Tensor]
@@ -333,6 +358,11 @@ class Transport:
         data = part.view(-1).view(torch.uint8)
         limit = PIECE if self.world_size == 2 else min(PIECE, max(SMALL, -(-size // AT_ONCE)))
         return data.split(limit) if self._in_pieces and size > limit else (data,)
+
+
+def _page_locked(like: Tensor) -> Tensor:
+    """Return uninitialized host memory of the same shape and type, for copies from or to a GPU."""
+    return torch.empty_like(like, device="cpu", pin_memory=True)
 
 
 class _Piece(NamedTuple):

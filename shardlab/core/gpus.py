@@ -90,6 +90,27 @@ def backend_of(gpus: Sequence[RankGpu | None]) -> str:
     return "cpu:gloo,cuda:nccl"
 
 
+def refuse_shared(gpus: Sequence[RankGpu], fix: str) -> None:
+    """Refuse GPUs of ranks that send from one GPU to another: NCCL hangs or fails with shared ones.
+
+    Args:
+        gpus: of every rank.
+        fix: what else can be done, in words.
+
+    Raises:
+        UserError: ranks share one.
+    """
+    ranks: dict[str, list[str]] = {}
+    for rank, gpu in enumerate(gpus):
+        ranks.setdefault(gpu.uuid, []).append(str(rank))
+    for uuid, sharing in ranks.items():
+        if len(sharing) > 1:
+            raise UserError(
+                f"ranks {', '.join(sharing)} share the GPU {uuid}, which NCCL refuses: start one "
+                f"rank for each GPU, or {fix}"
+            )
+
+
 def why_on_cpu(world_size: int) -> str | None:
     """Return why ranks train on the CPU of a machine with GPUs, in one line; None if it has none.
 

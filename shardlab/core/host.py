@@ -6,8 +6,9 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
+from runpy import run_path
 from typing import Any, NamedTuple
 
 import psutil
@@ -132,10 +133,11 @@ def torch_version() -> str:
     Raises:
         UserError: there is no torch.
     """
-    try:
-        return version("torch")
-    except PackageNotFoundError:
-        raise UserError("no torch here: run make") from None
+    torch = find_spec("torch")
+    if torch is None or torch.origin is None:
+        raise UserError("no torch here: run make")
+    # the metadata of PyPI's packages lacks the build
+    return str(run_path(str(Path(torch.origin).with_name("version.py")))["__version__"])
 
 
 def _cpu_name() -> str:

@@ -55,44 +55,45 @@ class Ratio(NamedTuple):
 
 
 def paired_ratio(values: Sequence[float], others: Sequence[float]) -> Ratio:
-    """Return values over others, pair by pair: Student's interval of the mean of the logarithms."""
-    logs = [math.log(one / other) for one, other in zip(values, others, strict=True)]
+    """Return values over others, pair by pair: Student's interval of the mean of the logarithms.
+
+    Pairs of which one is NaN, no measurement, are left out; where none is left all is NaN.
+    """
+    pairs = [pair for pair in zip(values, others, strict=True) if not any(map(math.isnan, pair))]
+    logs = [math.log(one / other) for one, other in pairs]
+    if not logs:
+        return Ratio(math.nan, math.nan, math.nan)
     mean = sum(logs) / len(logs)
     square = sum((log - mean) ** 2 for log in logs) / max(len(logs) - 1, 1)
     half = interval_factor(len(logs)) * math.sqrt(square)
     return Ratio(*map(math.exp, (mean, mean - half, mean + half)))
 
 
+def geometric_mean(values: Sequence[float]) -> Ratio:
+    """Return the geometric mean with its interval; NaN, no measurement, is left out."""
+    return paired_ratio(values, [1.0] * len(values))
+
+
 def ratio_in_turns(values: Sequence[float], divisors: Sequence[float]) -> Ratio:
     """Return values over divisors, of two timings whose repetitions took turns.
 
-    A timing of more repetitions has several between two of the other. Where its number is a
-    multiple, those are one: the geometric mean of each block is paired with the repetition beside
-    it, so that a drift of the machine cancels. Otherwise the geometric means count as independent,
-    and the interval has both half-widths in quadrature: a drift widens it.
+    A timing of more repetitions has several between two of the other. Both are split into as many
+    blocks as divide both numbers, and the geometric means of the blocks beside each other are
+    paired, so that a drift of the machine cancels.
 
     Args:
         values: in their order, NaN where there is no measurement.
         divisors: likewise.
     """
-    count = min(len(values), len(divisors))
-    if any(len(times) % count for times in (values, divisors)):
-        return _mean(values).times(_mean(divisors).inverse)
-    blocks = [_blocks(times, count) for times in (values, divisors)]
-    pairs = [pair for pair in zip(*blocks, strict=True) if not any(map(math.isnan, pair))]
-    return paired_ratio(*zip(*pairs, strict=True))
-
-
-def _mean(times: Sequence[float]) -> Ratio:
-    measured = [time for time in times if not math.isnan(time)]
-    return paired_ratio(measured, [1.0] * len(measured))
+    count = math.gcd(len(values), len(divisors))
+    return paired_ratio(*(_blocks(times, count) for times in (values, divisors)))
 
 
 def _blocks(times: Sequence[float], count: int) -> list[float]:
     """Return the geometric means of as many blocks; NaN for one without a measurement."""
     size = len(times) // count
     blocks = [times[first : first + size] for first in range(0, len(times), size)]
-    return [math.nan if all(map(math.isnan, block)) else _mean(block).ratio for block in blocks]
+    return [geometric_mean(block).ratio for block in blocks]
 
 
 def enclosing(ratios: Iterable[Ratio]) -> Ratio:

@@ -18,10 +18,9 @@ from torch.autograd import Variable
 
 from shardlab.core.errors import UserError
 
-TRIED = ("2.12", "2.13", "2.14")
-"""minors with which the tests of attach and LayerAdam passed, and but for the first those of the
-engines, too. That is the lowest that `pyproject.toml` allows, and cannot overlap communication of
-`fully_shard`"""
+TRIED = ("2.11", "2.12", "2.13", "2.14")
+"""minors with which the tests of attach and LayerAdam passed, and but for 2.12 those of the
+engines, too. The first is the lowest that `pyproject.toml` allows"""
 
 
 def check_version(version: str) -> None:
@@ -80,7 +79,10 @@ DDPMeshInfo = _fsdp_common.DDPMeshInfo
 
 def parameter_groups(module: FSDPModule) -> list[FSDPParamGroup]:
     """Return the groups of a unit."""
-    return module._get_fsdp_state()._fsdp_param_groups
+    state = module._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):
+        return state._fsdp_param_groups
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]  # torch 2.11
 
 
 def shard_group(group: FSDPParamGroup) -> dist.ProcessGroup:
@@ -259,7 +261,7 @@ def assign_buckets(parameters: list[Tensor], limits: list[int]) -> list[list[int
 
 # process groups and DTensor
 
-# torch 2.12 has them under names that later ones deprecate
+# torch 2.11 and 2.12 have them under names that later ones deprecate
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """all-gather of one tensor"""
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

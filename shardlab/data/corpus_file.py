@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
+import ijson
 import orjson
 
 from shardlab.core.errors import UserError
@@ -56,7 +57,7 @@ def write_corpus(path: Path, documents: Iterable[Document]) -> dict[str, int]:
 
 
 def read_corpus(path: Path, start: int = 0, stop: int | None = None) -> Iterator[Document]:
-    """Yield the documents whose lines begin between bytes `start` and `stop`.
+    """Yield the documents whose lines begin between bytes `start` and `stop`, in constant memory.
 
     Raises:
         UserError: the file is absent, damaged or not written by `write_corpus`.
@@ -64,24 +65,41 @@ def read_corpus(path: Path, start: int = 0, stop: int | None = None) -> Iterator
     if not path.is_file():
         raise UserError(f"{path}: there is none; make it: python -m stages.prepare")
     with path.open("rb") as file:
-        if start:
+        if file.readline() != b"[\n":
+            raise _damaged(path, 0, "it does not begin as stages.prepare writes it")
+        if start > file.tell():
             file.seek(start - 1)  # a line that begins at `start` follows a line end
             file.readline()
-        elif file.readline() != b"[\n":
-            raise _damaged(path, 0, "it does not begin as stages.prepare writes it")
-        while stop is None or file.tell() < stop:
-            offset = file.tell()
-            line = file.readline()
+        try:
+            for record in ijson.items(_Array(file, stop), "item"):
+                yield Document(**record)
+        except (ijson.JSONError, UnicodeDecodeError, TypeError):
+            reason = "what is before it is no array of documents"
+            raise _damaged(path, file.tell(), reason) from None
+
+
+class _Array:
+    """Lines of the file from where it stands up to the byte `stop`, as an array for ijson."""
+
+    def __init__(self, file: BinaryIO, stop: int | None) -> None:
+        self._file, self._stop = file, stop
+        self._before: bytes | None = b"["
+        """what stands before the next document; None after the last one"""
+
+    def read(self, size: int) -> bytes:
+        parts: list[bytes] = []
+        while self._before is not None and sum(map(len, parts)) < size:
+            ended = self._stop is not None and self._file.tell() >= self._stop
+            line = b"]\n" if ended else self._file.readline()
             if line == b"]\n":
-                return
-            yield _document(path, offset, line)
-
-
-def _document(path: Path, start: int, line: bytes) -> Document:
-    try:
-        return Document(**orjson.loads(line.rstrip(b",\n")))
-    except (ValueError, TypeError):
-        raise _damaged(path, start, "this line is no document") from None
+                parts.append(b"[]" if self._before == b"[" else b"]")
+                self._before = None
+            elif line:
+                parts += [self._before, line.removesuffix(b"\n").removesuffix(b",")]
+                self._before = b","
+            else:
+                break  # a file without its last line: an array without its end
+        return b"".join(parts)
 
 
 def _damaged(path: Path, offset: int, reason: str) -> UserError:

@@ -18,6 +18,7 @@ from shardlab.core.errors import UserError
 from shardlab.core.files import atomic
 from shardlab.core.progress import say, track
 from shardlab.data.corpus_file import Document, write_corpus
+from shardlab.data.download import download, is_address
 from shardlab.data.huggingface import read_huggingface
 from shardlab.data.local_files import SEPARATOR, read_json_array, read_json_lines, read_text
 from shardlab.data.mediawiki import read_dump, read_mediawiki
@@ -121,7 +122,9 @@ def _fields(data: Data) -> Fields:
     return Fields(data.text_column, data.title_column)
 
 
-def _file(data: Data) -> Path:
+def _file(data: Data, work: Path) -> Path:
+    if is_address(data.path or ""):
+        return download(str(data.path), work)
     path = Path(data.path or "")
     if not (path.is_file() or (path.is_dir() and data.source == "text")):
         raise UserError(f"data.path {data.path!r}: {_no_file(path, data.source)}")
@@ -157,7 +160,7 @@ def describe(data: Data) -> dict[str, str | None]:
         "name": f"{data.source}: {name}",
         "licence": "not stated",
         "attribution": f"Given by the user: {name}",
-        "url": None,
+        "url": data.path if is_address(data.path or "") else None,
     }
 
 
@@ -237,18 +240,18 @@ def _invent(draw: random.Random) -> list[str]:
 READERS: Mapping[str, Callable[[Data, Path, Tally], Iterator[Document]]] = {
     "wikipedia": lambda data, work, tally: read_wikipedia(work, tally),
     "text": lambda data, work, tally: to_documents(
-        read_text(_file(data), data.separator or SEPARATOR, tally), tally
+        read_text(_file(data, work), data.separator or SEPARATOR, tally), tally
     ),
     "json": lambda data, work, tally: to_documents(
-        read_json_array(_file(data), tally), tally, _fields(data)
+        read_json_array(_file(data, work), tally), tally, _fields(data)
     ),
     "jsonl": lambda data, work, tally: to_documents(
-        read_json_lines(_file(data), tally), tally, _fields(data)
+        read_json_lines(_file(data, work), tally), tally, _fields(data)
     ),
     "huggingface": lambda data, work, tally: to_documents(
         read_huggingface(data, _fields(data)), tally, _fields(data)
     ),
-    "mediawiki": lambda data, work, tally: read_mediawiki(_file(data), tally),
+    "mediawiki": lambda data, work, tally: read_mediawiki(_file(data, work), tally),
     "synthetic": lambda data, work, tally: generate(data.documents or _SYNTHETIC_DOCUMENTS),
 }
 """by `data.source`: its documents, from a folder for downloads or from `data.path`"""

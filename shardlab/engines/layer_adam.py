@@ -155,6 +155,10 @@ class LayerAdam(Optimizer):
                     f"LayerAdam: the gradient of a parameter {tuple(parameter.shape)} is sparse: "
                     "build its nn.Embedding with sparse=False, or use torch.optim.SparseAdam"
                 )
+        if any(_local(parameter.grad).is_pinned() for parameter, _ in due):
+            # a GPU may still copy: until torch 2.13, fully_shard with CPUOffloadPolicy calls hooks
+            # of gradients before, on the stream of their copies
+            torch.cuda.current_stream().synchronize()
         for parameter, group in due:
             self._update(parameter, group)
         return loss

@@ -78,7 +78,7 @@ class SlideEngine(Engine):
         trained = [root, *(unit for unit in others if unit.count)]
         _allocate(units, groups.here, copies)
         keeping = kept_gradients(optimization.accumulation, self._holding)
-        buffers = GradBuffers(trained, groups, keeping, on_device, reduced, device, copies.pin)
+        buffers = GradBuffers(trained, groups, keeping, on_device, reduced, copies.pin)
         run_or_fail_together(
             groups.here,
             "slide: host memory cannot take the model",

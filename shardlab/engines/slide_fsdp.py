@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardlab.comm.object_collectives import device_of, run_or_fail_together
+from shardlab.comm.object_collectives import device_of, gather_values, run_or_fail_together
 from shardlab.core.device import moved
 from shardlab.core.errors import UserError
-from shardlab.core.gpus import usable_gpu
+from shardlab.core.gpus import RankGpu, refuse_shared, usable_gpu
 from shardlab.engines import slide_checkpoint as checkpoint
 from shardlab.engines.base import State
 from shardlab.engines.build import build_engine
@@ -220,11 +220,16 @@ class SlideFSDP:
         if ours and getattr(model, "is_activation_checkpointing", False):
             pretrained.activation_checkpointing_disable()  # else layers are computed three times
         device = torch.device(config.device or device_of(self._group))
+        strategy, optimization = config.strategy(), config.optimization()
         if device.type == "cuda":
-            device = run_or_fail_together(
+            index, gpu = run_or_fail_together(
                 self._patient, "GPUs cannot be used", lambda: _own_gpu(device)
             )
-        strategy, optimization = config.strategy(), config.optimization()
+            device = torch.device("cuda", index)
+            sends = config.param_transfer == "shard" or config.grad_sync == "gpu_reduce"
+            if sends and device_of(self._group).type == "cuda":
+                fix = "set param_transfer='full' and grad_sync='cpu_reduce'"
+                refuse_shared(gather_values(gpu, self._patient), f"{fix}, which use host memory")
         engine = build_engine(
             model, strategy, optimization, self._group, config.seed, device=device
         )
@@ -240,7 +245,7 @@ def _init_process_group() -> None:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
 
-def _own_gpu(device: torch.device) -> torch.device:
+def _own_gpu(device: torch.device) -> tuple[int, RankGpu]:
     """Make the GPU of this rank the current one: that of the device's index.
 
     By default that of LOCAL_RANK, unless the program has made another one current.
@@ -248,8 +253,7 @@ def _own_gpu(device: torch.device) -> torch.device:
     index = torch.cuda.current_device() if device.index is None else device.index
     if device.index is None and index == 0:
         index = int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count()
-    usable_gpu(index)
-    return torch.device("cuda", index)
+    return index, usable_gpu(index)
 
 
 def _to_device(value: Any, device: torch.device) -> Any:

@@ -46,13 +46,7 @@ def shared_vectors(layout: Layout, group: dist.ProcessGroup) -> tuple[Tensor, di
         UserError: (on all ranks) there is too little memory, or the ranks cannot share it.
     """
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-    places: dict[str, slice] = {}
-    """in bytes"""
-    total = 0
-    for name, (dtype, elements) in layout.items():
-        size = elements * dtype.itemsize
-        places[name] = slice(total, total + size)
-        total += -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    places, total = _places(layout)
 
     def create() -> str | None:
         if rank > 0:
@@ -73,20 +67,41 @@ def shared_vectors(layout: Layout, group: dist.ProcessGroup) -> tuple[Tensor, di
                         os.posix_fallocate(file.fileno(), first, last - first)
         except OSError as error:
             raise _too_little(total, f"{_SHARED}: {(error.strerror or '').lower()}") from error
-        return torch.from_file(str(path), shared=True, size=total, dtype=torch.uint8)
+        return torch.from_file(str(path), True, total, dtype=torch.uint8, device="cpu")
 
     if world_size == 1:
         _check_free(total)
-        memory = torch.zeros(total, dtype=torch.uint8)
-    else:
-        failed = "slide: the ranks of a node cannot share host memory"
-        path = Path(gather_values(run_or_fail_together(group, failed, create), group)[0])
-        try:
-            memory = run_or_fail_together(group, failed, map_file)
-        finally:
-            if rank == 0:
-                path.unlink()
+        return own_vectors(layout)
+    failed = "slide: the ranks of a node cannot share host memory"
+    path = Path(gather_values(run_or_fail_together(group, failed, create), group)[0])
+    try:
+        memory = run_or_fail_together(group, failed, map_file)
+    finally:
+        if rank == 0:
+            path.unlink()
     return memory, {name: memory[at].view(layout[name][0]) for name, at in places.items()}
+
+
+def own_vectors(layout: Layout) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return zeroed vectors of this rank alone, as `shared_vectors` does."""
+    places, total = _places(layout)
+    # named, as programs set another default device
+    memory = torch.zeros(total + mmap.PAGESIZE, dtype=torch.uint8, device="cpu")
+    # whole pages, since one page cannot be locked in parts
+    start = -memory.data_ptr() % mmap.PAGESIZE
+    memory = memory[start : start + total]
+    return memory, {name: memory[at].view(layout[name][0]) for name, at in places.items()}
+
+
+def _places(layout: Layout) -> tuple[dict[str, slice], int]:
+    """Return in bytes where vectors lie, each of which begins a page, and the size of all pages."""
+    places: dict[str, slice] = {}
+    total = 0
+    for name, (dtype, elements) in layout.items():
+        size = elements * dtype.itemsize
+        places[name] = slice(total, total + size)
+        total += -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    return places, total
 
 
 def _check_free(total: int) -> None:
@@ -154,7 +169,7 @@ class SlideUnit:
         """the trained part"""
         self.message_of_both = Unit(name, (Block(name, self.whole, 1),))
         self.between_nodes = Unit(name + REPLICAS, (Block(name, self.chunk, 1),))
-        self.step = torch.zeros((), dtype=torch.float32)
+        self.step = torch.zeros((), dtype=torch.float32, device="cpu")
         """updates so far, continued from a checkpoint"""
         self._rank, self._world_size = rank, world_size
         self.vectors: dict[str, Tensor] = {}
@@ -288,8 +303,7 @@ class GradBuffers:
         units: those with a trained part, and the root first.
         chunks: ranks reduce on the device, and each keeps its chunk.
         dtype: of gradients as they arrive.
-        device: that gradients come from.
-        pin: page-locks shared memory for it.
+        pin: page-locks memory for the device that gradients come from.
 
     Raises:
         UserError: (on all ranks) there is too little memory.
@@ -302,11 +316,9 @@ class GradBuffers:
         keeping: KeptGradients,
         chunks: bool,
         dtype: torch.dtype,
-        device: torch.device,
         pin: Callable[[Tensor], None],
     ) -> None:
         self.keeping, self._groups, self._pin = keeping, groups, pin
-        self._pinned = device.type != "cpu"
         self._sizes = {unit.index: unit.chunk if chunks else unit.size for unit in units}
         self._order = {unit.index: number for number, unit in enumerate(units)}
         root, *others = self._sizes.values()
@@ -319,15 +331,14 @@ class GradBuffers:
 
     def _allocate(self, sizes: Sequence[int], dtype: torch.dtype, shared: bool) -> list[GradSlot]:
         """Return slots of these sizes, in shared memory where several ranks read them."""
-        if not shared:
-            vectors = [torch.zeros(size, dtype=dtype, pin_memory=self._pinned) for size in sizes]
-            return [GradSlot([vector], vector) for vector in vectors]
-        ranks, here = range(self._groups.world_size), self._groups.here
+        rank = self._groups.rank
+        ranks = range(self._groups.world_size) if shared else [rank]
         layout = {f"{n}.{r}": (dtype, size) for n, size in enumerate(sizes) for r in ranks}
-        memory, named = shared_vectors(layout, here)
+        # page-locked in place: torch.zeros(pin_memory=True) takes up to twice as much
+        memory, named = shared_vectors(layout, self._groups.here) if shared else own_vectors(layout)
         self._pin(memory)
         slots = [[named[f"{number}.{r}"] for r in ranks] for number in range(len(sizes))]
-        return [GradSlot(vectors, vectors[self._groups.rank]) for vectors in slots]
+        return [GradSlot(slot, named[f"{number}.{rank}"]) for number, slot in enumerate(slots)]
 
     def slot(self, unit: SlideUnit) -> GradSlot:
         """Return the next slot of a unit, another one than its neighbours have."""

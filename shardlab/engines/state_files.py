@@ -36,23 +36,19 @@ def load_state(path: Path) -> State:
     return state
 
 
-_CUDA = torch.device("cuda")
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    """Return the states of torch's generators: of the CPU, and of a GPU that computes.
 
-
-def random_state(device: torch.device = _CUDA) -> dict[str, Tensor]:
-    """Return the states of torch's generators: of the CPU and, where there is one, of a GPU.
-
-    Args:
-        device: the one that computes; by default the current GPU.
+    To ask another GPU would take memory of it.
     """
     state = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda" and torch.cuda.is_available():
+    if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
     return state
 
 
-def set_random_state(state: dict[str, Tensor], device: torch.device = _CUDA) -> None:
-    """Restore the result of `random_state()`."""
+def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
+    """Restore the result of `random_state`."""
     torch.set_rng_state(state["cpu"])
-    if "cuda" in state and device.type == "cuda" and torch.cuda.is_available():
+    if "cuda" in state and device.type == "cuda":
         torch.cuda.set_rng_state(state["cuda"], device)

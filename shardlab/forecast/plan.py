@@ -9,11 +9,12 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from shardlab.config.machine import bits_per_second
 from shardlab.config.model_and_data import GPT2_VOCABULARY, PRESETS, Model
 from shardlab.config.schema import Train
+from shardlab.core.arguments import Parser
 from shardlab.core.errors import UserError, nearest
 from shardlab.core.numbers import number
 from shardlab.core.progress import say
@@ -79,17 +80,17 @@ def _of_transformers(name: str, train: Train) -> _Facts:
         ) from None
     seq = train.sequence_length
     try:
-        model = build_model(Model(config=name), 1, seq, 0, seed=0).module
+        built = build_model(Model(config=name), 1, seq, 0, seed=0)
     except UserError as error:
         if Path(name).exists():
             # the option of this command that sets it
             raise UserError(str(error).replace("train.sequence_length:", "--seq")) from None
         raise UserError(f"{error}; {nearest(name, [*PRESETS, *PUBLISHED])}") from None
+    model = built.module
     if reason := unplanned(model):
         raise UserError(f"MODEL {name!r} {reason}: not planned")
-    parameters = sum(parameter.numel() for parameter in model.parameters())
     shapes = ModelShapes(model, train, on_gpu=True)
-    return _facts_of(name, shapes, parameters, flops_per_token(model, seq))
+    return _facts_of(name, shapes, built.parameters, flops_per_token(model, seq))
 
 
 def _facts_of(name: str, shapes: Shapes, parameters: int, flops: float) -> _Facts:
@@ -225,16 +226,11 @@ def _whole(low: int, high: int) -> Callable[[str], int]:
     return read
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; see {self.prog} --help")
-
-
-def _parser() -> _Parser:
+def _parser() -> Parser:
     about = (__doc__ or "").partition("\n")[0]
     example = "shardlab plan llama-3-8b --nodes 2x8 --device a100-80g --link 10gbit"
     as_it_is = argparse.RawDescriptionHelpFormatter  # an example may not be broken at a hyphen
-    parser = _Parser(
+    parser = Parser(
         "shardlab plan",
         description=about,
         epilog=f"example: {example}",

@@ -60,6 +60,11 @@ class BuiltModel(NamedTuple):
     weights: Weights
     """initial weights, the same on every rank"""
 
+    @property
+    def parameters(self) -> int:
+        """Number of parameters; one that modules share counts once."""
+        return sum(parameter.numel() for parameter in self.module.parameters())
+
     def whole(self) -> PreTrainedModel:
         """Return the module with all of its weights, float32 on the CPU."""
         self.weights.materialize(self.module)

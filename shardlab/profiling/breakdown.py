@@ -26,7 +26,9 @@ unit and a process group in a step is the same one on all ranks of the group, or
 record names the group; the i-th message from one of two ranks is what the other receives. Until the
 last rank has begun it the others wait; from then on bytes move. On one machine all ranks read one
 clock. Between machines the difference of their clocks is added to one of the two and taken from the
-other: keep it below what is to be seen (NTP: about a millisecond, PTP: microseconds).
+other: keep it below what is to be seen (NTP: about a millisecond, PTP: microseconds). Nobody leaves
+a collective before all have begun it: where the traces say so, clocks are apart, and beyond a tenth
+of the time of the collectives the skew is unknown.
 """
 
 import math
@@ -37,6 +39,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardlab.config.run_record import Breakdown
 from shardlab.core.errors import UserError
@@ -59,6 +62,10 @@ from shardlab.profiling.trace_file import refusing
 OTHER = "other"
 """collectives that belong to no unit, such as that of the gradient norm"""
 _PARTS = ("forward", "backward", "update")
+_TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+"""collectives that no rank leaves before all have begun them"""
+_APART = 0.1
+"""share of the time of collectives"""
 
 
 @dataclass(frozen=True)
@@ -292,7 +299,8 @@ def _phases(
 
     Collectives of no known group that the ranks have not equally often in a step are matched with
     none, nor is what began outside of the steps. Unknown are steps that some rank does not have, or
-    with a message between two ranks or a group's collective that nothing matches.
+    with a message between two ranks or a group's collective that nothing matches; and all steps of
+    ranks whose clocks are apart.
     """
     waiting: dict[int, list[Intervals]] = {rank: [EMPTY] for rank in ranks}
     transfer: dict[int, list[Intervals]] = {rank: [EMPTY] for rank in ranks}
@@ -301,21 +309,46 @@ def _phases(
         for kind, of_kind in _by_kind(rank, trace, sorted(ranks)).items():
             kinds[kind][rank] = of_kind
     unknown: set[tuple[int, int]] = set()
+    apart: dict[tuple[int, ...], float] = defaultdict(float)
     for kind, of_ranks in kinds.items():
         counts = {*map(len, of_ranks.values())}
         if len(of_ranks) == (kind.size or len(ranks)) and len(counts) == 1:
             last = np.max([events["start"] for events in of_ranks.values()], axis=0)
+            apart[tuple(of_ranks)] += _left_early(kind, of_ranks, last)
             for rank, events in of_ranks.items():
                 begun = np.clip(last, events["start"], events["end"])
                 waiting[rank].append(times_of(events))
                 transfer[rank].append(np.column_stack([begun, events["end"]]))
         elif kind.size or not all(kind.step in trace.steps for trace in ranks.values()):
             unknown |= {(rank, kind.step) for rank in of_ranks}
+    for together, excess in apart.items():
+        if excess > 0:
+            unknown |= {(rank, number) for rank in together for number in ranks[rank].steps}
     phases = {}
     for rank in ranks:
         moving = merge(np.concatenate(transfer[rank]))
         phases[rank] = difference(merge(np.concatenate(waiting[rank])), moving), moving
     return phases, unknown
+
+
+def _left_early(
+    kind: "_Kind", of_ranks: Mapping[int, EventTable], last: NDArray[np.float64]
+) -> float:
+    """Return for how long ranks left collectives before the last one began them, beyond what
+    clocks may differ by.
+
+    Args:
+        last: when the last rank began each.
+    """
+    library, _, operation = kind.name.rpartition(":")
+    sender = operation.removeprefix("from ")
+    # copies end when they have what they fetch
+    together = operation in _TOGETHER and library != "collective"
+    if sender == operation and not together:
+        return 0.0
+    left = [events["end"] for rank, events in of_ranks.items() if str(rank) != sender]
+    lasting = np.mean([events["end"] - events["start"] for events in of_ranks.values()], axis=0)
+    return float(np.sum(np.maximum(0, last - np.min(left, axis=0)) - _APART * lasting))
 
 
 class _Kind(NamedTuple):

@@ -51,7 +51,8 @@ class Capture:
 
     def step(self) -> None:
         """End a step; the next one begins at once."""
-        if torch.cuda.is_available():
+        # else no GPU is used here, and `synchronize` would take memory of the first
+        if torch.cuda.is_initialized():
             # queued kernels belong to the step that launched them
             torch.cuda.synchronize()
         self._done += 1

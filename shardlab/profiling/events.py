@@ -172,6 +172,10 @@ class Events(NamedTuple):
     """time of the first event since the base"""
     world_size: int
     """of the job; 0 where the trace does not say"""
+    numbered: bool
+    """whether the trace says which rank it is of"""
+    process: str
+    """that ran the rank, by host and number; empty in a merged trace"""
     unread: dict[str, int]
     """how many timed events have no time, or a category that is not known, by category"""
 
@@ -187,13 +191,13 @@ def read_events(path: str | Path) -> Events:
         events = [event for event in found if not _lost_time(event)]
         job = header.get("distributedInfo") or {}
         of_process = {int(pid): rank for pid, rank in (header.get("ranks") or {}).items()}
-        alone = max(int(job.get("rank", 0)), 0)  # -1: of a group that was not initialized
+        alone = int(job.get("rank", -1))  # -1: of a group that was not initialized
+        numbered, alone = bool(of_process) or alone >= 0, max(alone, 0)
 
         def rank_of(event: Event) -> Any:
             return of_process.get(event.get("pid", -1)) if of_process else alone
 
-        if not of_process:
-            _refuse_several_processes(path, events)
+        process = "" if of_process else f"{header.get('host_name')} {_process(path, events)}"
         first = next((float(event["ts"]) for event in events if event["ph"] == "X"), 0.0)
         table = np.fromiter(_rows(events, rank_of, first), EVENT)
         _refuse_joined_traces(path, table)
@@ -213,6 +217,8 @@ def read_events(path: str | Path) -> Events:
             base_ns=int(header.get("baseTimeNanoseconds", 0)),
             first_us=first,
             world_size=max(0, *(int(job.get("world_size", 0)) for job in jobs)),
+            numbered=numbered,
+            process=process,
             unread=unread,
         )
 
@@ -254,8 +260,9 @@ def _lost_time(event: Event) -> bool:
     return event["ph"] == "X" and float(event["ts"]) == float(event["dur"]) == 0
 
 
-def _refuse_several_processes(path: str | Path, events: Iterable[Event]) -> None:
-    """Refuse the ranks of a job in one file that another tool has written.
+def _process(path: str | Path, events: Iterable[Event]) -> str:
+    """Return the number of the process that ran the operators; refuse the ranks of a job in one
+    file that another tool has written.
 
     Nothing there says which work on a device is whose: its process is the number of the device.
     Ranges alone may be of another process: in a container one has two numbers.
@@ -270,6 +277,7 @@ def _refuse_several_processes(path: str | Path, events: Iterable[Event]) -> None
             f"{path}: holds {len(processes)} processes ({', '.join(sorted(processes)[:4])}), which "
             "another tool merged: give the trace of each rank"
         )
+    return "".join(processes)
 
 
 def _refuse_joined_traces(path: str | Path, table: EventTable) -> None:

@@ -7,15 +7,14 @@ from itertools import count, groupby
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from shardlab.core.errors import UserError
 from shardlab.profiling.breakdown import StepTimes, step_times
-from shardlab.profiling.events import Events, groups, list_unread, read_events
+from shardlab.profiling.events import Events, EventTable, groups, list_unread, read_events
 from shardlab.profiling.trace import Trace, traces_of
 from shardlab.profiling.trace_file import is_trace, refusing
 from shardlab.profiling.unlabelled import infer
-
-_APART_US = 3.6e9
-"""between the first events of two ranks whose clocks are taken for one"""
 
 
 @dataclass(frozen=True)
@@ -33,26 +32,24 @@ def break_down(paths: Sequence[str | Path]) -> Job:
         paths: traces of one rank or merged ones, or folders that hold some, in any order.
 
     Raises:
-        UserError: a trace is missing, incomplete, or one without events; a folder holds none, or
-            those of several jobs.
+        UserError: a trace is missing, incomplete, or one without events; a folder holds none;
+            two are of one rank at the same steps, or of several jobs.
     """
-    given = {*map(Path, paths)}
-    found = _traces_in(paths)
-    files = {path: read_events(path) for path in found}
-    parts = _parts([(path, files[path]) for path in found])
-    for number, of_number in groupby(parts, key=lambda part: part.number):
-        first, *others = of_number
-        for part in others:
-            if part.path not in given and first.path.parent != part.path.parent:
-                where = f"rank {number} is in {first.path}, too"
-                raise UserError(f"{part.path}: {where}: give the folder of one job")
+    files = {path: read_events(path) for path in _traces_in(paths)}
+    size, named = _world_size(files), {Path(path).resolve() for path in paths}
+    parts = _placed(_distinct(_parts(files)), named)
+    for part in parts:
+        if size and part.rank >= size:
+            raise UserError(
+                f"{part.path}: rank {part.rank} of a job of {size} ranks, which are counted from "
+                "0: leave out the traces of other jobs"
+            )
     steps: list[StepTimes] = []
     notes: dict[str, list[int]] = defaultdict(list)
-    size = max(events.world_size for events in files.values())
     for cycle in range(1 + max(part.cycle for part in parts)):
         steps += _of_cycle([part for part in parts if part.cycle == cycle], files, size, notes)
     if not steps:
-        raise UserError(f"{found[0]}: no step: trace at least one step of the training")
+        raise UserError(f"{parts[0].path}: no step: trace at least one step of the training")
     ranks = {part.rank for part in parts}
     steps.sort(key=lambda step: step.rank)
     return Job(steps, [f"{_names(of, ranks)}: {note}" for note, of in notes.items()])
@@ -62,51 +59,114 @@ class _Part(NamedTuple):
     """Trace of a rank in a file."""
 
     number: int
-    """of the rank, as the file says"""
+    """of the rank, as the file says; 0 where it does not"""
+    numbered: bool
+    """whether it does"""
+    process: str
     start_us: float
     end_us: float
+    table: EventTable
     steps: frozenset[str]
+    """that are labelled, with those of its cycles before"""
     path: Path
+    copies: tuple[Path, ...] = ()
+    """with the same events"""
     rank: int = 0
-    """its number in the job, where several files say the same one"""
+    """its number in the job, where files do not say theirs"""
     cycle: int = 0
     """of a profiler's schedule, which writes a file in each"""
 
 
-def _parts(files: Sequence[tuple[Path, Events]]) -> list[_Part]:
-    """Return the traces of each rank in order of time.
+def _world_size(files: Mapping[Path, Events]) -> int:
+    """Return the number of ranks of the job; 0 where no trace says it."""
+    sizes: dict[int, Path] = {}
+    for path, events in files.items():
+        if events.world_size:
+            sizes.setdefault(events.world_size, path)
+    if len(sizes) > 1:
+        (size, first), (other, path) = [*sizes.items()][:2]
+        raise UserError(
+            f"{path}: of a job of {other} ranks, {first} of one of {size}: give the traces of one"
+        )
+    return max(sizes, default=0)
 
-    A later one with other steps is another cycle of the rank, any other one is that of a rank
-    whose number is not known.
-    """
+
+def _parts(files: Mapping[Path, Events]) -> list[_Part]:
+    """Return the traces by rank; of a rank, those that say so first, each in order of time."""
     parts: list[_Part] = []
-    for path, events in files:
+    for path, events in files.items():
         with refusing(path):
             for number, table in groups(events.table, events.table["rank"].tolist()).items():
                 zero = events.base_ns / 1000 + events.first_us
                 start, end = zero + table["start"].min(), zero + table["end"].max()
                 names = frozenset(table["name"][table["role"] == "step"])
-                parts.append(_Part(number, start, end, names, path))
+                identity = number, events.numbered, events.process
+                parts.append(_Part(*identity, start, end, table, names, path))
+    return sorted(parts, key=lambda part: (part.number, not part.numbered, part.start_us))
+
+
+def _distinct(parts: Sequence[_Part]) -> list[_Part]:
+    """Return the first of the traces with the same events, which names the others."""
+    distinct: list[_Part] = []
+    for part in parts:
+        for place, other in enumerate(distinct):
+            at_once = (part.number, part.start_us) == (other.number, other.start_us)
+            if at_once and np.array_equal(part.table, other.table):
+                distinct[place] = other._replace(copies=(*other.copies, part.path))
+                break
+        else:
+            distinct.append(part)
+    return distinct
+
+
+def _placed(parts: Sequence[_Part], named: Collection[Path]) -> list[_Part]:
+    """Give each trace its rank and its cycle.
+
+    What the process of a rank traced later is another cycle of it. Any other trace is that of
+    another rank where it does not say its own, and is refused where it does: of another run.
+
+    Args:
+        named: paths of the user, who means them.
+    """
     numbers = {part.number for part in parts}
     placed: list[_Part] = []
-    for number, of_number in groupby(sorted(parts, key=_order), key=lambda part: part.number):
-        last, *others = of_number
-        placed.append(last := last._replace(rank=number))
-        for part in others:
-            if part.steps and not part.steps & last.steps and part.start_us >= last.end_us:
-                last = part._replace(
-                    rank=number, cycle=last.cycle + 1, steps=part.steps | last.steps
-                )
-                placed.append(last)
-            else:
+    for number, of_number in groupby(parts, key=lambda part: part.number):
+        last: dict[int, _Part] = {}
+        for part in of_number:
+            rank = next((rank for rank, before in last.items() if _continues(part, before)), None)
+            if rank is None and last:
+                _refuse_second(part, last[number], named)
                 rank = next(free for free in count(number) if free not in numbers)
                 numbers.add(rank)
-                placed.append(part._replace(rank=rank))
+            if rank in last:
+                before = last[rank]
+                part = part._replace(cycle=before.cycle + 1, steps=part.steps | before.steps)
+            rank = number if rank is None else rank
+            last[rank] = part._replace(rank=rank)
+            placed.append(last[rank])
     return placed
 
 
-def _order(part: _Part) -> tuple[int, float]:
-    return part.number, part.start_us
+def _continues(part: _Part, before: _Part) -> bool:
+    """Return whether a rank traced `part` after `before`: steps without labels may be equal ones,
+    so that then the trace must say its rank."""
+    later = part.process == before.process and part.start_us >= before.end_us
+    return later and not part.steps & before.steps and bool(part.steps or part.numbered)
+
+
+def _refuse_second(part: _Part, first: _Part, named: Collection[Path]) -> None:
+    """Refuse a second trace of a rank unless it may be that of another one."""
+    if part.numbered:
+        raise UserError(
+            f"{part.path}: rank {part.number} is in {first.path}, too, and is no later part of it "
+            f"(begun {(part.start_us - first.start_us) / 1e6:.4g} s after it): leave out the one "
+            "of another run"
+        )
+    if part.path.resolve() not in named and first.path.parent != part.path.parent:
+        raise UserError(
+            f"{part.path}: does not say its rank, like {first.path}: give the folder of one job, "
+            "or name the file of each rank"
+        )
 
 
 def _of_cycle(
@@ -124,7 +184,8 @@ def _of_cycle(
         - first.first_us
         for part in parts
     }
-    same_clock = all(abs(shift) < _APART_US for shift in later.values())
+    # by the clock of one machine ranks of a job trace at the same time
+    same_clock = max(part.start_us for part in parts) < min(part.end_us for part in parts)
     ranks: dict[int, Trace] = {}
     for part in parts:
         path, rank = part.path, part.rank
@@ -132,7 +193,10 @@ def _of_cycle(
             trace = traces_of(files[path], later[path] if same_clock else 0.0)[part.number]
             ranks[rank], inferred = infer(trace)
         if rank != part.number:
-            inferred = [f"rank: unknown: {path} is a second trace of rank {part.number}", *inferred]
+            inferred = [f"rank: unknown: {path} does not say which it is of", *inferred]
+        if part.cycle and not part.steps:
+            inferred = [f"steps: those of {path} are taken for later ones of its run", *inferred]
+        inferred += [f"{copy} counts as nothing: {path} has its events" for copy in part.copies]
         if files[path].unread:
             inferred = [*inferred, f"{list_unread(files[path].unread)} count as nothing"]
         for note in inferred:
@@ -146,13 +210,16 @@ def _of_cycle(
         return [replace(step, comm_skew_ms=None, comm_transfer_ms=None) for step in steps]
     unmatched = [step.rank for step in steps if step.comm_skew_ms is None]
     if unmatched:
-        note = "skew, transfer: unknown in steps whose messages nothing on the other ranks matches"
+        note = (
+            "skew, transfer: unknown in steps whose messages nothing on the other ranks matches, "
+            "or nothing at the same time, as where the clocks of hosts are apart"
+        )
         notes[note] = sorted({*unmatched, *notes[note]})
     return steps
 
 
 def _traces_in(paths: Sequence[str | Path]) -> list[Path]:
-    """Return the files, and all traces below folders."""
+    """Return the files, and all traces below folders, each once."""
     found: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
@@ -167,7 +234,7 @@ def _traces_in(paths: Sequence[str | Path]) -> list[Path]:
             found.append(path)
         else:
             raise UserError(f"{path}: no such file or folder: give traces of torch.profiler")
-    return found
+    return [*{path.resolve(): path for path in found}.values()]
 
 
 def _unknown_skew(ranks: Mapping[int, Trace], size: int, same_clock: bool) -> str | None:
@@ -176,7 +243,7 @@ def _unknown_skew(ranks: Mapping[int, Trace], size: int, same_clock: bool) -> st
         return None
     if len(ranks) < (size or 2):
         return f"{len(ranks)} of {size or 'an unknown number of'} ranks given"
-    return None if same_clock else "the clocks of the traces are more than an hour apart"
+    return None if same_clock else "the traces of the ranks do not overlap in time"
 
 
 def _names(numbers: Sequence[int], ranks: Collection[int]) -> str:

@@ -48,6 +48,7 @@ _RECORDED = [
     for name, field in part.model_fields.items()
     if field.annotation in _NUMBERS
 ]
+_QUALITY = ("train_loss", "val_loss", "val_ppl", "val_bits_per_byte")
 _TRACED = [name for name in _RECORDED if name in Breakdown.model_fields]
 
 
@@ -112,8 +113,7 @@ def select(
 def measurements(records: Sequence[Record]) -> pd.DataFrame:
     """Return one row per record, by run and seed: all measures, absent ones as NaN."""
     rows = [
-        {**record.model_dump(include={*_RECORDED}), "val_ppl": _perplexity(record)}
-        | derived(record)
+        {**record.model_dump(include={*_RECORDED}), **_quality(record), **derived(record)}
         | ({} if shows_rounds(record.strategy) else dict.fromkeys(_TRACED))
         for record in records
     ]
@@ -128,12 +128,14 @@ def shows_rounds(strategy: Mapping[str, Any]) -> bool:
     return sync is None or sync.whole_rounds(1) is not None
 
 
-def _perplexity(record: Record) -> float | None:
-    """Return the perplexity, infinity included; None of a run that diverged."""
+def _quality(record: Record) -> dict[str, float | None]:
+    """Return the measures of quality that are not as recorded: a perplexity beyond the largest
+    number is infinite, and a run that diverged has none, although its last weights may be finite.
+    """
     if record.diverged_at is not None:
-        return None
+        return dict.fromkeys(_QUALITY)
     infinite = record.val_ppl is None and record.val_loss is not None
-    return math.inf if infinite else record.val_ppl
+    return {"val_ppl": math.inf if infinite else record.val_ppl}
 
 
 def derived(record: Record) -> dict[str, float | None]:
@@ -145,7 +147,7 @@ def derived(record: Record) -> dict[str, float | None]:
     measures: dict[str, float | None] = {
         "collectives": sum(account["collectives"] for account in accounts),
         "bytes_between_nodes": sum(account["bytes_between_nodes"] for account in accounts) or None,
-        "untrained_factor": _ratio(record.untrained_ppl, _perplexity(record)),
+        "untrained_factor": _ratio(record.untrained_ppl, _quality(record)["val_ppl"]),
         "memory_ratio": _ratio(record.memory_growth_bytes, record.memory_estimate_bytes),
     }
     for kind, account in zip(KINDS, accounts, strict=True):
@@ -224,13 +226,13 @@ def comparison(records: Sequence[Record], timed: pd.DataFrame, baseline: str) ->
     name and its standard deviation as `NAME_sd`; what `costs` returns.
 
     Args:
-        timed: rows of `timings.timing_table` of one timing of all runs.
+        timed: rows of `timings.timing_table` of one timing; values of a run that it lacks are NaN.
     """
     by_run: dict[str, list[Record]] = {}
     for record in records:
         by_run.setdefault(record.run, []).append(record)
     index = pd.Index(by_run, name="run")
-    steps = timed.set_index("run").loc[index]
+    steps = timed.set_index("run").reindex(index)
     table = measurements(records)
     by_seed = table.drop(columns=["flops_share", *TIMED], errors="ignore").groupby(level="run")
     mean, deviation = by_seed.mean(skipna=False), by_seed.std(ddof=1, skipna=False)

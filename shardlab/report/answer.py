@@ -18,17 +18,18 @@ from shardlab.report.aggregate import verdict
 from shardlab.report.evidence import Evidence
 from shardlab.report.sections.scaling import share
 from shardlab.report.tables import estimate
-from shardlab.report.timings import place
+from shardlab.report.timings import location
 from shardlab.report.verdict import Choice, Verdict, verdicts
 from shardlab.search.experiment import written
 from shardlab.search.history import History
 
-_ENOUGH_EXCHANGES = 30
-"""fewer exchanges of parameters show little of an outer optimizer, whose momentum counts them"""
+_ENOUGH = 30
+"""synchronisations of parameters: with fewer an outer optimizer with momentum has not settled"""
 _BRACKETS = (
     "Brackets of times are of the repetitions of one timing, or from the least to the largest end "
-    "of several: another run of this experiment may lie outside. Those of perplexity and memory "
-    "are of the seeds."
+    "of several: another run of this experiment may lie outside. Repetitions of timings of other "
+    "lengths are paired in blocks. Races of the search do not time one device: there it is taken "
+    "from the timing. Brackets of perplexity and memory are of the seeds."
 )
 
 
@@ -95,13 +96,11 @@ def _rare_synchronisation(evidence: Evidence) -> Iterator[str]:
     records = [*evidence.records, *chain.from_iterable(searched)]
     syncs = [(record, parse_strategy(record.strategy).sync) for record in records]
     counts = [(record.steps - sync.warmup_steps) // sync.every for record, sync in syncs if sync]
-    most, longest = max(counts, default=0), max(record.steps for record in records)
-    if most < _ENOUGH_EXCHANGES:
-        few = f"exchange parameters {plural(most, 'time')} at most, too seldom to say anything"
-        trained = few if most else "train no rare exchange, and say nothing"
+    most, longest = max(counts, default=_ENOUGH), max(record.steps for record in records)
+    if most < _ENOUGH:
         yield (
-            f"Runs of {plural(longest, 'step')} {trained} of replicas that exchange parameters "
-            "every N steps: experiments/islands/islands.md compares these."
+            f"Too few parameter synchronisations ({most} in {plural(longest, 'step')}) to judge "
+            "`sync`: experiments/islands of shardlab's repository compares it in longer runs."
         )
 
 
@@ -141,7 +140,7 @@ def _line(found: Verdict, evidence: Evidence) -> str:
 
 def _where(found: Verdict, evidence: Evidence) -> str:
     """Return the ranks and the link, and what the verdict holds for: model, tokens and ratio."""
-    where, first = place(found.timing), found.timing.iloc[0]
+    where, first = location(found.timing), found.timing.iloc[0]
     if first["shares_cores"]:
         where += f" on {plural(first['cores'], 'core')}"
     run = next(run for run in evidence.timed if run.timing == first["timing"])

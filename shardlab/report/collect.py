@@ -50,17 +50,21 @@ def read_estimates(path: Path, runs: Sequence[str]) -> dict[str, Estimate]:
         raise UserError(f"{error}: {fix}") from None
 
 
-def read_losses(results: Path, run: str, seed: int) -> pd.DataFrame:
+def read_losses(results: Path, run: str, seed: int, fix: str = _FIX_TRAINING) -> pd.DataFrame:
     """Return the curve in the events of a training run, a row per step.
 
     Columns: loss (nats per token; NaN where it was not finite), seconds (training time until the
     end of the step, where a pause counts as a median step).
 
+    Args:
+        results: folder with train/.
+        fix: what the user should do when the file is missing or damaged.
+
     Raises:
-        UserError: the file is missing or damaged, or an event has no step, loss or time.
+        UserError: it is, or an event has no step, loss or time.
     """
     path = results / "train" / run / f"seed{seed}" / "events.jsonl"
-    fix = _FIX_TRAINING.format(run=run, seed=seed)
+    fix = fix.format(run=run, seed=seed)
     events = read_json_lines(path, fix)
     try:
         steps = pd.Index([int(event["step"]) for event in events], name="step")

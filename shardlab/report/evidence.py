@@ -13,9 +13,34 @@ from shardlab.config.schema import Quality
 from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun
 from shardlab.forecast.results import ForecastDocument
 from shardlab.report.aggregate import comparison, seed_warning
-from shardlab.report.tables import ONE_DEVICE, SHARED, Column, Section, Table, make_table
+from shardlab.report.tables import ONE_DEVICE, Column, Section, Table, make_table
 from shardlab.report.timings import ALIKE, crossovers, timing_table
 from shardlab.search.history import History
+from shardlab.search.records import Decision, Measured
+
+
+def last_decisions(history: History, runs: Collection[str]) -> dict[str, Decision]:
+    """Return the last decision of each search, by a name for the strategy that is held after it.
+
+    Args:
+        runs: names of runs, which are no names of such strategies.
+    """
+    last = {decision.search: decision for decision in history.rounds}
+    names = {search: f"found-by-{search or 'search'}" for search in last}
+    return {
+        f"{name}-again" if name in runs else name: last[search] for search, name in names.items()
+    }
+
+
+def found_strategies(history: History, runs: Collection[str]) -> dict[str, Measured]:
+    """Return by name what searches hold within the memory limit and a round has trained.
+
+    Args:
+        runs: of `last_decisions`.
+    """
+    last = last_decisions(history, runs).items()
+    held = {name: history.measured[decision.held] for name, decision in last if decision.fits}
+    return {name: row for name, row in held.items() if row.trained and row.files is not None}
 
 
 @dataclass(frozen=True)
@@ -26,7 +51,7 @@ class Evidence:
     """of every run and seed, in the order of the runs"""
     baseline: str
     losses: dict[str, dict[int, pd.Series]]
-    """training loss by step, of each run and seed"""
+    """training loss by step, of each run and seed, and then of what searches found"""
     history: History
     source: dict[str, Any]
     statistics: dict[str, Any]
@@ -50,6 +75,16 @@ class Evidence:
     def runs(self) -> list[str]:
         """Names of the runs."""
         return list(dict.fromkeys(record.run for record in self.records))
+
+    @property
+    def names(self) -> set[str]:
+        """Names of the runs, and of what was timed alone."""
+        return {*self.runs, *(run.run for run in self.timed)}
+
+    @cached_property
+    def found(self) -> dict[str, Measured]:
+        """What `found_strategies` returns."""
+        return found_strategies(self.history, self.names)
 
     @cached_property
     def timing_rows(self) -> pd.DataFrame:
@@ -82,6 +117,18 @@ class Evidence:
         return self.timing_rows[self.timing_rows["timing"] == self.main_timing]
 
     @property
+    def main_traces(self) -> pd.DataFrame:
+        """Its rows, and those of the last race on its ranks and link of each strategy that was
+        found."""
+        size, link = self.main_steps[["world_size", "link"]].iloc[0]
+        rows = [self.main_steps]
+        for name, row in self.found.items():
+            raced = [run for race in self.history.races for run in race.runs if run.run == row.hash]
+            if raced := [run for run in raced if is_on(run, size, link)]:
+                rows.append(timing_table(raced[-1:], self.baseline).assign(run=name))
+        return pd.concat(rows, ignore_index=True)
+
+    @property
     def main_group(self) -> pd.DataFrame:
         """Rows of the timings that differ from this one in the rate of the link alone, slowest
         first."""
@@ -109,7 +156,7 @@ class Evidence:
         left_out = [NO_COMMUNICATION, *self.lost]
         steps = timed.drop(left_out, errors="ignore").to_dict("index")
         facts = trained.to_dict("index")
-        first = [run for run in steps if run in (ONE_DEVICE, SHARED)]
+        first = [run for run in steps if run == ONE_DEVICE]
         runs = dict.fromkeys([*first, *facts, *steps])
         return [{**blank, **facts.get(r, {}), **steps.get(r, {}), "run": r} for r in runs]
 
@@ -123,9 +170,19 @@ class Evidence:
         """Sentence that names what crashed, which stands above all others."""
         return f"Crashed, and left out: {'; '.join(self.crashed)}." if self.crashed else None
 
+    @cached_property
+    def trained(self) -> pd.DataFrame:
+        """The rows of `compared`, and those of the strategies that were found."""
+        named = [
+            record.model_copy(update={"run": name})
+            for name, row in self.found.items()
+            for record in row.trained
+        ]
+        return comparison([*self.records, *named], self.steps, self.baseline)
+
     def run_table(self, title: str, columns: Sequence[Column]) -> Table:
-        """Return a table with a row per run of `compared`, and the warning of too few seeds."""
-        return self.main_table(title, columns, self.compared.reset_index().to_dict("records"))
+        """Return a table with a row per run of `trained`, and the warning of too few seeds."""
+        return self.main_table(title, columns, self.trained.reset_index().to_dict("records"))
 
     def main_table(
         self, title: str, columns: Sequence[Column], rows: Sequence[dict[str, Any]]
@@ -138,6 +195,11 @@ class Evidence:
     def timing_table(self, title: str, columns: Sequence[Column], rows: pd.DataFrame) -> Table:
         """Return a table with a line for each of `rows`, a selection of `timing_rows`."""
         return make_table(title, columns, rows.to_dict("records"), self.baseline)
+
+
+def is_on(entry: TimedRun | Decision, size: int, link: str) -> bool:
+    """Return whether a race or a search is on so many ranks and the link of a timing."""
+    return (entry.world_size, entry.link) == (size, link.removesuffix(" (in-process)"))
 
 
 Builder = Callable[[Evidence], Section | None]

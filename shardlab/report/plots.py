@@ -19,7 +19,7 @@ from shardlab.config.machine import LOOPBACK
 from shardlab.config.timing_record import NO_COMMUNICATION
 from shardlab.core.numbers import number, percent
 from shardlab.forecast.extrapolation import Point
-from shardlab.report.tables import ONE_DEVICE, SHARED
+from shardlab.report.tables import ONE_DEVICE
 from shardlab.report.timings import group_title
 
 BASELINE_COLOUR = "#000000"
@@ -64,13 +64,13 @@ def save(figure: Figure, path: Path, kind: str = "svg") -> None:
 
 
 def line_styles(runs: Iterable[str], baseline: str) -> dict[str, dict[str, Any]]:
-    """Return colour, dashes and width of each run; of one device alone, or of the row in its place,
-    thick, and of the no-communication bound, dotted.
+    """Return colour, dashes and width of each run; one device alone is thick, the no-communication
+    bound dotted.
 
     The baseline is black; the others take the palette in their order, with another dash pattern
     each time that the palette begins again.
     """
-    apart = {ONE_DEVICE: (0, (5, 2)), SHARED: (0, (2, 2)), NO_COMMUNICATION: (0, (1, 2))}
+    apart = {ONE_DEVICE: (0, (5, 2)), NO_COMMUNICATION: (0, (1, 2))}
     runs = [*dict.fromkeys(run for run in runs if run not in apart)]
     others = [run for run in runs if run != baseline]
     colours = {run: COLOURS[i % len(COLOURS)] for i, run in enumerate(others)}
@@ -81,7 +81,7 @@ def line_styles(runs: Iterable[str], baseline: str) -> dict[str, dict[str, Any]]
         run: {
             "color": colours.get(run, BASELINE_COLOUR),
             "linestyle": dash,
-            "linewidth": 2.6 if run in (ONE_DEVICE, SHARED) else 1.3,
+            "linewidth": 2.6 if run == ONE_DEVICE else 1.3,
         }
         for run, dash in {**dashes, **apart}.items()
     }
@@ -228,7 +228,7 @@ def scaling_plot(rows: pd.DataFrame, runs: Sequence[str], baseline: str) -> Figu
         rows: of `timings.timing_table`, without an emulated link.
         runs: in the order of their colours in all plots; others follow.
     """
-    rows = rows[~rows["run"].isin([ONE_DEVICE, SHARED])]
+    rows = rows[rows["run"] != ONE_DEVICE]
     rows = rows[rows.groupby("run")["world_size"].transform("nunique") > 1]
     if rows.empty:
         return _message("No timings of several numbers of ranks without an emulated link.")

@@ -20,9 +20,6 @@ _SCALES = {"MB": 1e-6, "kB": 1e-3, "%": 100.0}
 """by the first word of a unit: rows hold bytes, and fractions between 0 and 1"""
 ONE_DEVICE = "one device alone"
 """row of a timing: what one device takes for the tokens of a step of all ranks"""
-SHARED = "ranks that share this machine's memory"
-"""row in its place where one device was not timed in the same turns: as many steps of all ranks at
-once without communication, which take longer than one device where ranks share more than memory"""
 DISTURBED = "\N{DAGGER}"
 PAUSED = "\N{DOUBLE DAGGER}"
 
@@ -96,7 +93,13 @@ class Column:
         return figure(value * scale, self.digits) if isinstance(value, float) else str(value)
 
 
-RUN = Column("run", "", "run", "name of the strategy in params.yaml", numeric=False)
+RUN = Column(
+    "run",
+    "",
+    "run",
+    "name of the strategy in params.yaml, or found-by-… of a search",
+    numeric=False,
+)
 
 
 @dataclass(frozen=True)
@@ -165,7 +168,7 @@ def make_table(
         is_baseline = row.get("run", "") == baseline
         lines.append([column.cell({**row, "is_baseline": is_baseline}) for column in shown])
         highlighted += [number] * is_baseline
-        pinned += [number] * (row.get("run", "") in (ONE_DEVICE, SHARED))
+        pinned += [number] * (row.get("run", "") == ONE_DEVICE)
     return Table(title, shown, lines, highlighted, pinned, layout, warning)
 
 

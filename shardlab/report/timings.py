@@ -19,7 +19,7 @@ from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun, shares_cor
 from shardlab.core.interval import Ratio, paired_ratio, ratio_in_turns
 from shardlab.core.numbers import number, plural
 from shardlab.report.aggregate import shows_rounds, with_ends
-from shardlab.report.tables import DISTURBED, ONE_DEVICE, SHARED
+from shardlab.report.tables import DISTURBED, ONE_DEVICE
 
 _TRACED = [
     "profiled_step_ms",
@@ -41,8 +41,8 @@ def timing_table(
     The order of timings in `timed` does not matter; runs of one timing keep theirs. The first row
     of a timing of several ranks is `ONE_DEVICE`: as many steps as there are ranks, for as many
     tokens, of the no-communication bound of a timing of one rank without a link that took turns
-    with it. Where there is none the row is `SHARED`, as many steps of all ranks at once. Ranks
-    that share cores have neither: what they lose to each other is no matter of communication.
+    with it. Without such a timing, and where ranks share cores, whose loss to each other is not
+    communication, there is no such row.
 
     Args:
         turns: by name of a timing, the name of the one that it took turns with, or its own.
@@ -63,9 +63,9 @@ def timing_table(
     by_timing: dict[str, list[TimedRun]] = {}
     for run in sorted(timed, key=_order):
         by_timing.setdefault(run.timing, []).append(run)
-    single = _single_devices(timed, turns or {})
+    alone = _single_devices(timed, turns or {})
     table = pd.concat(
-        [_rows(runs, baseline, single.get(timing)) for timing, runs in by_timing.items()],
+        [_rows(runs, baseline, alone.get(timing)) for timing, runs in by_timing.items()],
         ignore_index=True,
     )
     # the batch of a rank is the same in all timings, so efficiency is the ratio of step times
@@ -111,15 +111,15 @@ def _rows(runs: Sequence[TimedRun], baseline: str, single: TimedRun | None) -> p
 
 
 def _without_communication(runs: Sequence[TimedRun], single: TimedRun | None) -> Iterator[TimedRun]:
-    """Yield the tokens of a step of several ranks without communication, on one device or else of
-    all ranks at once; none where ranks share cores."""
+    """Yield the tokens of a step of several ranks on one device, without communication; none where
+    ranks share cores, or one device took no turns with them."""
     for bound in runs:
         if bound.run != NO_COMMUNICATION or bound.world_size == 1 or shares_cores(bound):
             continue
-        source, name = (single, ONE_DEVICE) if single else (bound, SHARED)
-        step_ms = [bound.world_size * step for step in source.step_ms]
-        changes = {"run": name, "step_ms": step_ms, "contention": source.contention}
-        yield bound.model_copy(update=changes)
+        if single is not None:
+            step_ms = [bound.world_size * step for step in single.step_ms]
+            changes = {"run": ONE_DEVICE, "step_ms": step_ms, "contention": single.contention}
+            yield bound.model_copy(update=changes)
 
 
 def _over(steps: Mapping[str, Sequence[float]], run: str, other: str) -> Ratio:
@@ -130,8 +130,7 @@ def _over(steps: Mapping[str, Sequence[float]], run: str, other: str) -> Ratio:
     if run != other and ONE_DEVICE in (run, other):
         return ratio_in_turns(steps[run], steps[other])
     # the arms of a race have different numbers of repetitions, the first ones of each
-    pairs = zip(steps[run], steps[other], strict=False)
-    return paired_ratio(*zip(*(p for p in pairs if not any(map(math.isnan, p))), strict=True))
+    return paired_ratio(*zip(*zip(steps[run], steps[other], strict=False), strict=True))
 
 
 def _row(run: TimedRun) -> dict[str, object]:
@@ -142,7 +141,7 @@ def _row(run: TimedRun) -> dict[str, object]:
     payload = counted - FRAME_HEADERS * (run.interface_frames or 0)
     traced = {name: getattr(run.breakdown, name) for name in _TRACED}
     traced["exposed_share"] = run.breakdown.exposed_comm_ms / run.breakdown.profiled_step_ms
-    if run.run in (ONE_DEVICE, SHARED) or (run.strategy and not shows_rounds(run.strategy)):
+    if run.run == ONE_DEVICE or (run.strategy and not shows_rounds(run.strategy)):
         traced = dict.fromkeys(traced, math.nan)
     leaving = run.bytes_wire
     if run.ranks_per_node > 1:
@@ -230,7 +229,7 @@ def group_title(group: pd.DataFrame) -> str:
     return f"{plural(first['world_size'], 'rank')}{node}{delay}"
 
 
-def place(timing: pd.DataFrame) -> str:
+def location(timing: pd.DataFrame) -> str:
     """Return the ranks and the link of the rows of a timing, as in `2 ranks at 100 Mbit/s`."""
     rate, link = timing.iloc[0][["bits_per_second", "link"]]
     mark = " (in-process)" if link.endswith("(in-process)") else ""

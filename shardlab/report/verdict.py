@@ -1,10 +1,11 @@
 """Verdict on each link: the strategy to use, or one device alone.
 
 A strategy is recommended over another only where the interval of their steps shows that it is
-faster. Among those that intervals do not tell apart it is torch's own, in the order of `STOCK`,
-before an engine of this project. One with loss needs a perplexity that was measured on as many
-ranks, with its whole interval within the tolerance. Strategies of equal numerics share their
-quality. On the link of its races, what the search holds is a candidate, too.
+faster. Among those that intervals do not tell apart come first what is shown to be faster than one
+device, then torch's own engines, in the order of `STOCK`, before one of this project. One with
+loss needs a perplexity that was measured on as many ranks, with its whole interval within the
+tolerance. Strategies of equal numerics share their quality. On the link of its races, what the
+search holds is a candidate, too.
 """
 
 import math
@@ -18,11 +19,10 @@ from shardlab.config.strategy import CanonicalStrategy, parse_strategy
 from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun
 from shardlab.core.interval import Ratio, enclosing, paired_ratio
 from shardlab.report.aggregate import costs, measurements
-from shardlab.report.evidence import Evidence
+from shardlab.report.evidence import Evidence, is_on, last_decisions
 from shardlab.report.tables import estimate
 from shardlab.report.timings import timing_table
 from shardlab.search.history import Numerics
-from shardlab.search.records import Decision
 
 STOCK: tuple[EngineName, ...] = ("ddp", "fsdp2", "fsdp1")
 """engines of torch; of strategies that are not told apart the first one in this order is named"""
@@ -62,21 +62,26 @@ class Choice:
         ]
         if not shared:
             return self.ratio("bound_ratio").times(other.ratio("bound_ratio").inverse)
-        measured = ([pair for pair in pairs if not any(map(math.isnan, pair))] for pairs in shared)
-        return enclosing(paired_ratio(*zip(*pairs, strict=True)) for pairs in measured)
+        return enclosing(paired_ratio(*zip(*pairs, strict=True)) for pairs in shared)
 
     @property
     def speed(self) -> float:
         """Number that orders the strategies of a link: smaller is faster."""
-        bound = self.ratio("bound_ratio").ratio
-        return float(self.rows[0]["step_ms"] if math.isnan(bound) else bound)
+        return self.ratio("bound_ratio").ratio
 
     @property
-    def place(self) -> int:
-        """Place in the order of `STOCK`; without a codec torch's own collectives are part of it."""
+    def stock_order(self) -> int:
+        """Index in `STOCK`, or its length. Torch's own collectives are part of it."""
         engine, route = self.strategy.engine, self.strategy.gradients.route
         is_stock = engine in STOCK and not (self.lossless and route == "exchange")
         return STOCK.index(engine) if is_stock else len(STOCK)
+
+    @property
+    def alone_order(self) -> int:
+        """0 where it is shown to be faster than one device alone, 2 where it is shown to be slower,
+        1 where neither is, or nothing is known."""
+        alone = self.ratio("alone_ratio")
+        return 0 if alone.high < 1 else 2 if alone.low > 1 else 1
 
     def is_shorter(self, other: "Choice") -> bool:
         """Return whether its step is shown to be shorter."""
@@ -138,9 +143,14 @@ def _verdict(timing: pd.DataFrame, choices: list[Choice], tolerance: float) -> V
 
 
 def _preferred(choices: Sequence[Choice]) -> Choice | None:
-    """Return the first in the order of `STOCK` that no other is shown to be faster than."""
+    """Return one that no other is shown to be faster than; of several one that beats one device,
+    then the first in the order of `STOCK`."""
     best = [one for one in choices if not any(other.is_shorter(one) for other in choices)]
-    return min(best, key=lambda choice: (choice.place, choice.speed), default=None)
+
+    def order(choice: Choice) -> tuple[int, int, float]:
+        return choice.alone_order, choice.stock_order, choice.speed
+
+    return min(best, key=order, default=None)
 
 
 def _is_same(one: Choice, other: Choice) -> bool:
@@ -154,7 +164,7 @@ def _sync_ratio(choices: Sequence[Choice]) -> float:
             getattr(choice.strategy, name) for name in ("engine", "gradients", "sync")
         )
         if engine == "ddp" and gradients.plain() and gradients.route == "native" and sync is None:
-            return max(0.0, choice.ratio("bound_ratio").ratio - 1)
+            return max(choice.ratio("bound_ratio").ratio - 1, 0.0)
     return math.nan
 
 
@@ -217,14 +227,14 @@ class _Candidates:
     def _raced(self, timing: pd.DataFrame) -> dict[str, list[tuple[pd.Series, TimedRun]]]:
         """Return what each race on the ranks and the link of a timing has of a strategy, by hash.
 
-        No race has one device alone: what a step without communication takes there is taken from
-        the timing.
+        Races do not time one device. Its ratio to the no-communication bound is taken from the
+        timing.
         """
         size, link = timing[["world_size", "link"]].iloc[0]
         bound = timing[timing["run"] == NO_COMMUNICATION]
         raced: dict[str, list[tuple[pd.Series, TimedRun]]] = {}
         for race in self._evidence.history.races:
-            runs = [run for run in race.runs if _is_on(run, size, link)]
+            runs = [run for run in race.runs if is_on(run, size, link)]
             if not runs:
                 continue
             rows = timing_table(runs, self._base.hash()).set_index("run", drop=False)
@@ -238,14 +248,10 @@ class _Candidates:
 
     def _held(self, timing: pd.DataFrame) -> dict[str, str]:
         """Return the hash of what each search on the ranks and link of a timing holds, by name."""
-        rounds, (size, link) = self._evidence.history.rounds, timing[["world_size", "link"]].iloc[0]
-        last = {decision.search: decision for decision in rounds}
+        size, link = timing[["world_size", "link"]].iloc[0]
+        last = last_decisions(self._evidence.history, self._evidence.names)
         return {
-            f"found-by-{name or 'search'}": decision.held
+            name: decision.held
             for name, decision in last.items()
-            if decision.fits and _is_on(decision, size, link)
+            if decision.fits and is_on(decision, size, link)
         }
-
-
-def _is_on(entry: TimedRun | Decision, size: int, link: str) -> bool:
-    return (entry.world_size, entry.link) == (size, link.removesuffix(" (in-process)"))

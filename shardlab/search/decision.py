@@ -55,7 +55,8 @@ def _standings(race: Race, agent: Agent) -> dict[str, Standing]:
 def train_promising(
     race: Race, proposal: Proposal, agent: Agent, seeds: Sequence[int], measure: Measure
 ) -> list[Measured]:
-    """Train what may replace the incumbent, the fastest first, until a quality is tolerated.
+    """Train what may replace the incumbent, the fastest first, until one has records and its
+    quality is tolerated: what a round holds in its place has a model, a curve and a trace.
 
     Challengers may replace it that are faster, and all where it does not fit in memory.
 
@@ -67,7 +68,7 @@ def train_promising(
     promising = [key for key, state in known.items() if state.faster or not proposal.fits]
     rows: list[Measured] = []
     for key in sorted(promising, key=lambda key: (float(known[key].ratio), key)):
-        if arms[key].has_quality:
+        if arms[key].trained:
             break
         rows.append(_train(arms[key], proposal, seeds, measure))
         if mean_ratio(rows[-1].trained, proposal.reference) <= 1 + agent.quality_tolerance:
@@ -77,7 +78,9 @@ def train_promising(
 
 def _train(arm: Candidate, proposal: Proposal, seeds: Sequence[int], measure: Measure) -> Measured:
     """Return the training runs of a strategy, within the limit of the proposal for all seeds."""
-    row = Measured(strategy=arm.strategy, hash=arm.hash, source=f"round {proposal.round}")
+    number = proposal.round
+    files = f"results/rounds/{number}/runs"
+    row = Measured(strategy=arm.strategy, hash=arm.hash, source=f"round {number}", files=files)
     elapsed, limit_s = stopwatch(), proposal.training_limit_s
     runs: list[Record] = []
     for seed in seeds:
@@ -142,7 +145,11 @@ def _measured(
     for row in trained:
         known = measured.get(row.hash, row)
         failures = known.failures if known is row else [*known.failures, *row.failures]
-        update: dict[str, Any] = {"trained": row.trained, "failures": failures}
+        update: dict[str, Any] = {
+            "trained": row.trained,
+            "failures": failures,
+            "files": row.files,
+        }
         measured[row.hash] = known.model_copy(update=update)
     times, place = {run.run: run.step_ms for run in race.runs}, _place(proposal)
     for arm in proposal.arms:
@@ -173,7 +180,7 @@ def _losses_agree(arm: Candidate, race: Race, history: History) -> bool:
         return True
     pairs = zip(race.arms[arm.hash].losses, start.losses, strict=False)
     return all(
-        one is not None and other is not None and abs(one - other) <= _LOSSES_DIFFER * abs(other)
+        one is not None and other is not None and abs(one - other) <= _LOSSES_DIFFER * other
         for one, other in pairs
     )
 

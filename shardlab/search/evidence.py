@@ -4,6 +4,7 @@ Judges favour what is longer, praised or listed first. So there is no adjective,
 ranking here, and strategies come in the order of their hashes.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
@@ -11,28 +12,22 @@ from typing import Any
 from shardlab.config.machine import Hardware
 from shardlab.config.run_record import Record
 from shardlab.config.schema import Agent
-from shardlab.config.strategy import Strategy
 from shardlab.search.history import History, mean_ratio
 from shardlab.search.records import Decision, Measured, Prediction, Workload
 
-
-def aspects(before: Strategy, after: Strategy) -> set[str]:
-    """Return in which of `sharding`, `gradients`, `weights` and `sync` two strategies differ."""
-    one, other = before.canonical(), after.canonical()
-    keys = (key for key in Strategy.model_fields if getattr(one, key) != getattr(other, key))
-    return {key if key in ("gradients", "weights", "sync") else "sharding" for key in keys}
+_STRATEGIES, _ROUNDS = 6, 4
+"""that a judge is told of"""
 
 
 def describe(
     history: History, agent: Agent, memory_limit_bytes: int, facts: Sequence[str] = ()
 ) -> str:
-    """Return the evidence of all that was measured, one fact per line.
+    """Return the evidence, one fact per line: on the start, the incumbent, the fastest others, and
+    the last rounds. It does not grow by the round.
 
     Args:
         facts: on the machine and the data.
     """
-    tried, rows = history.tried, history.measured
-    shown = [rows[key] for key in sorted(rows) if key in tried or rows[key].trained]
     ran = sum(decision.decision != "none" for decision in history.own_rounds)
     return "\n".join(
         [
@@ -40,10 +35,10 @@ def describe(
             *facts,
             "Step ratios are of interleaved steps on link and ranks of the search. Training runs "
             "may have had others: their figures are means over seeds, +- the standard deviation.",
-            *(_strategy(row, history) for row in shown),
+            *(_strategy(row, history) for row in _shown(history)),
             f"Start: {history.reference.strategy.label()}.",
             f"Incumbent: {history.held.strategy.label()} [{history.held.source}].",
-            *map(_round, history.own_rounds),
+            *map(_round, history.own_rounds[-_ROUNDS:]),
             f"Limits: validation perplexity at most {1 + agent.quality_tolerance:.3f} times the "
             f"start's; peak memory at most {memory_limit_bytes / 1e6:.0f} MB per rank.",
             f"Trials left: {max(0, agent.budget - ran)} of {agent.budget}.",
@@ -96,6 +91,20 @@ def predicted(prediction: Prediction) -> str:
     )
 
 
+def _shown(history: History) -> list[Measured]:
+    """Return the start, the incumbent and the others with the shortest steps, by hash."""
+    load = history.workload
+
+    def order(row: Measured) -> tuple[bool, float, str]:
+        step = row.step(load)
+        needed = row.hash in (history.start, history.incumbent)
+        return not needed, math.inf if step is None else step.ratio, row.hash
+
+    tried = history.tried
+    rows = [row for key, row in history.measured.items() if key in tried or row.trained]
+    return sorted(sorted(rows, key=order)[:_STRATEGIES], key=lambda row: row.hash)
+
+
 def _workload(load: Workload) -> str:
     # without the name of the model, which others may have written: a judge would read it
     return (
@@ -133,12 +142,18 @@ def _trained(runs: Sequence[Record], start: Sequence[Record]) -> str:
         )
         return f"{raw:.3f} MB asked, {wire:.3f} MB moved"
 
+    names = sorted({name for run in runs for name in run.comm_ms_by_op})
+    times = (fmean(run.comm_ms_by_op.get(name, 0.0) for run in runs) for name in names)
+    pairs = zip(names, times, strict=True)
+    operations = ", ".join(f"{name} {time:.2f} ms" for name, time in pairs) or "none"
+    collectives = fmean(sum(kind["collectives"] for kind in run.ledger.values()) for run in runs)
     spread = f" +- {stdev(values('val_ppl')):.2f}" if len(runs) > 1 else ""
     return (
         f"trained with {len(runs)} of {len(start)} seeds: traced step "
         f"{mean('profiled_step_ms'):.2f} ms with compute {mean('compute_ms'):.2f} ms, "
-        f"communication {mean('comm_ms_per_step'):.2f} ms, exposed communication "
-        f"{mean('exposed_comm_ms'):.2f} ms, idle {mean('idle_ms'):.2f} ms; "
+        f"communication {mean('comm_ms_per_step'):.2f} ms ({operations}; "
+        f"{100 * mean('backward_comm_share'):.0f} % of backward) in {collectives:.0f} collectives, "
+        f"exposed communication {mean('exposed_comm_ms'):.2f} ms, idle {mean('idle_ms'):.2f} ms; "
         f"encoding {mean('encode_ms'):.2f} ms, decoding {mean('decode_ms'):.2f} ms; "
         f"gradients {moved('gradients')}; weights {moved('weights')}; "
         f"{100 * mean('flops_share'):.1f} % of the fastest matrix product's operations per second; "

@@ -22,12 +22,11 @@ from shardlab.config.machine import Link
 from shardlab.config.model_and_data import PRESETS, Model
 from shardlab.config.parameters import Parameters
 from shardlab.config.strategy import CanonicalStrategy, Strategy, parse_strategy
-from shardlab.config.timing_record import NO_COMMUNICATION, shares_cores
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError, nearest
 from shardlab.core.files import write_text
 from shardlab.core.numbers import plural
-from shardlab.search.history import History, paired_steps
+from shardlab.search.history import History
 from shardlab.search.records import Measured
 
 _REPETITIONS = {"loopback": 20, "link": 10}
@@ -187,32 +186,12 @@ def result_text(history: History, name: str, reason: str) -> str:
             "",
             "Steps (95 % interval) and perplexities are over those of the start.",
             f"* held: {why}",
-            *_without_communication(history),
+            *([f"its training runs: {folder}"] if (folder := history.held.folder) else []),
             "",
             "# for params.yaml",
             yaml.safe_dump(entry, sort_keys=False).rstrip(),
         ]
     )
-
-
-def _without_communication(history: History) -> list[str]:
-    """Return a line on the time of as many tokens as the held strategy's step has, in steps without
-    communication of all ranks at once, where a race timed both and ranks share no cores."""
-    load = history.workload
-    for race in reversed(history.races):
-        runs = [r for r in race.runs if (r.link, r.world_size) == (load.link, load.world_size)]
-        times = {run.run: run.step_ms for run in runs}
-        if not {NO_COMMUNICATION, history.incumbent} <= times.keys() or shares_cores(runs[0]):
-            continue
-        bound, held = times[NO_COMMUNICATION], times[history.incumbent]
-        step = paired_steps(bound, held, race.name, load.link, load.world_size)
-        ratio, low, high = (load.world_size * end for end in (step.ratio, step.low, step.high))
-        return [
-            f"{plural(load.world_size, 'step')} without communication, of ranks that share this "
-            f"machine's memory, take {ratio:.2f} ({low:.2f} to {high:.2f}) times as long, for as "
-            "many tokens"
-        ]
-    return []
 
 
 def ranking_text(history: History) -> str:

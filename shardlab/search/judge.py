@@ -19,18 +19,20 @@ from typing import Any
 from shardlab.config.schema import Agent
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, sha256_of_value, write_json
-from shardlab.search.chat import Endpoint, Messages, one_line
+from shardlab.search.chat import Endpoint, LocalModel, Messages, one_line
 from shardlab.search.evidence import predicted
 from shardlab.search.records import Candidate, Prediction, Verdict
 
 ABSTAIN = "abstain"
+_LONGEST_REASON = 300
+"""characters"""
 
 _INSTRUCTIONS = (
     "You help to search for the strategy with the shortest training step. You are given "
-    "measurements and a list of candidates, each with an id, its settings, and what a performance "
-    "model predicts of it. The order of the list has no meaning. Choose the one candidate that "
-    "should be raced against the incumbent next, or abstain when the measurements give no ground "
-    "for a choice. "
+    "measurements and a list of candidates, each with an id, its settings or what it changes of "
+    "the incumbent, and what a performance model predicts of it. The order of the list has no "
+    "meaning. Choose the one candidate that should be raced against the incumbent next, or abstain "
+    "when the measurements give no ground for a choice. "
     'Answer with one JSON object: {"reason": "at most two sentences that cite measurements", '
     '"choice": "the id of a candidate, or abstain"}.'
 )
@@ -60,9 +62,14 @@ def judge_of(agent: Agent, answers: Path) -> Judge:
     """
     if agent.judge == "rules":
         return choose_by_rules
-    assert agent.endpoint and agent.model, "the parameters demand both with judge: http"
-    endpoint = Endpoint(agent.endpoint, agent.model)
-    return lambda question: choose_by_model(question, endpoint, answers)
+    model: Endpoint | LocalModel
+    if agent.judge == "local":
+        file = Path(agent.model_file) if agent.model_file else None
+        model = LocalModel(file, agent.timeout_s, agent.max_tokens)
+    else:
+        assert agent.endpoint and agent.model, "the parameters demand both with judge: http"
+        model = Endpoint(agent.endpoint, agent.model, agent.timeout_s, agent.max_tokens)
+    return lambda question: choose_by_model(question, model, answers)
 
 
 def choose_by_rules(question: Question) -> Verdict:
@@ -114,7 +121,7 @@ def _kind(prediction: Prediction, held_ms: float) -> int:
     return 1 if step_ms < held_ms else 3 if low_ms < held_ms else _SLOW
 
 
-def choose_by_model(question: Question, endpoint: Endpoint, answers: Path) -> Verdict:
+def choose_by_model(question: Question, model: Endpoint | LocalModel, answers: Path) -> Verdict:
     """Return the choice that a model's answers to both orders of the candidates agree on.
 
     Where it gives no usable answer, rules choose, and the reason says why.
@@ -122,28 +129,27 @@ def choose_by_model(question: Question, endpoint: Endpoint, answers: Path) -> Ve
     Args:
         answers: folder of stored answers.
     """
-    name = f"http: {endpoint.model}"
     forward = sorted(question.candidates, key=lambda candidate: candidate.id)
     ids, files, choices = [candidate.id for candidate in forward], [], []
     try:
         for order in forward, forward[::-1]:
             messages = prompt(question, order)
-            asked = {"model": endpoint.model, "messages": messages}
+            asked = {"model": model.model, "messages": messages}
             file = answers / f"{sha256_of_value(asked)[:16]}.json"
             if not file.exists():
-                write_json(file, {**asked, "answer": endpoint.answer(messages)})
+                write_json(file, {**asked, "answer": model.answer(messages, answer_schema(ids))})
             files.append(str(file))
             choices.append(read_choice(str(read_json(file)["answer"]), ids))
     except UserError as error:
         rules = choose_by_rules(question)
-        reason = f"{name} gave no usable answer ({error}); {rules.reason}"
+        reason = f"{model.name} gave no usable answer ({error}); {rules.reason}"
         return rules.model_copy(update={"reason": reason, "prompts": files})
     (choice, reason), (other, _) = choices
     if choice != other:
         reason = f"abstains: {choice} in one order of the candidates, {other} in the reverse"
         choice = ABSTAIN
     chosen = None if choice == ABSTAIN else choice
-    return Verdict(choice=chosen, reason=reason, judge=name, prompts=files)
+    return Verdict(choice=chosen, reason=reason, judge=model.name, prompts=files)
 
 
 def prompt(question: Question, candidates: Sequence[Candidate]) -> Messages:
@@ -151,9 +157,31 @@ def prompt(question: Question, candidates: Sequence[Candidate]) -> Messages:
 
     The origin of a candidate is left out, since it would carry authority.
     """
-    listed = [f"- {each.id}: {each.label}; {predicted(each.prediction)}" for each in candidates]
-    user = "\n".join([question.evidence, "", "Candidates:", *listed])
+    user = "\n".join([question.evidence, "", "Candidates:", *map(_listed, candidates)])
     return [{"role": "system", "content": _INSTRUCTIONS}, {"role": "user", "content": user}]
+
+
+def _listed(candidate: Candidate) -> str:
+    """Return a candidate as a line; one that an action makes, as what it changes, and why."""
+    what, action = candidate.label, candidate.action
+    if action is not None:
+        what = (
+            f"{action.name} ({action.change}). Hypothesis: {action.hypothesis}. Fact: {action.fact}"
+        )
+    return f"- {candidate.id}: {what}; {predicted(candidate.prediction)}"
+
+
+def answer_schema(offered: Sequence[str]) -> dict[str, Any]:
+    """Return the JSON schema of an answer: a reason of bounded length, then one of the ids."""
+    reason = {"type": "string", "maxLength": _LONGEST_REASON}
+    choice = {"type": "string", "enum": [*offered, ABSTAIN]}
+    properties = {"reason": reason, "choice": choice}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [*properties],
+        "additionalProperties": False,
+    }
 
 
 def read_choice(answer: str, offered: Sequence[str]) -> tuple[str, str]:

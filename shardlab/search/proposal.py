@@ -10,7 +10,7 @@ weights are one where predictions tie.
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,13 +22,17 @@ from shardlab.config.schema import Space as SpaceParameters
 from shardlab.config.strategy import CanonicalStrategy
 from shardlab.config.sync import repetition_steps
 from shardlab.config.timing_record import TimedRun
+from shardlab.config.validation import check_fits
+from shardlab.core.errors import UserError
 from shardlab.forecast.machine import fit_machine
 from shardlab.forecast.model import Estimate, Workload, fit_model, strategy_of, unpredictable
-from shardlab.search.evidence import aspects, describe
+from shardlab.search.actions import Offer, actions
+from shardlab.search.evidence import describe
+from shardlab.search.facts import Facts
 from shardlab.search.history import History, Quality
 from shardlab.search.judge import Judge, Question
 from shardlab.search.records import Candidate, Prediction, Proposal, Role, Space, Verdict
-from shardlab.search.space import Option, feasible, peak_of, peaks_of
+from shardlab.search.space import Option, Peak, feasible, peak_of, peaks_of
 
 if TYPE_CHECKING:  # it needs torch, which a stage that passes one has
     from shardlab.models.sizes import ModelShapes
@@ -132,15 +136,19 @@ def propose(
     def option(strategy: CanonicalStrategy) -> Option:
         return Option(strategy, strategy.hash(), peak(strategy), predict(strategy))
 
+    held, peaks = predict(history.held.strategy), peaks_of(history, shapes)
+    held_ms = None if isinstance(held, str) else 1e3 * held.value
     stop, evidence = reason_to_stop(history, agent), describe(history, agent, limit_bytes, facts)
     narrowed, shortlist = None, Shortlist([], [], 0)
     if stop is None:
         count = Counter(strategies=0, beyond_memory=0, spared=0)
         space = _trainable(space, history)
-        legal = feasible(space, shapes, history.workload.world_size, peak, limit_bytes, count)
         if agent.candidates == "action":
-            held = history.held.strategy
-            legal = (each for each in legal if len(aspects(held, each.strategy)) == 1)
+            share = peaks[history.incumbent] / limit_bytes
+            measured = Facts.of(history, held_ms, share, agent.quality_tolerance)
+            legal = changed(history, measured, space, shapes, peak, limit_bytes, count)
+        else:
+            legal = feasible(space, shapes, history.workload.world_size, peak, limit_bytes, count)
         ranked = rank(legal, predict)
         shortlist = shorten(ranked, history, agent.quality_tolerance, agent.max_candidates)
         unpredicted = Counter(each.step for each in ranked if isinstance(each.step, str))
@@ -148,18 +156,19 @@ def propose(
         known = {"known": shortlist.known, "unpredicted": dict(unpredicted), "predicted": predicted}
         narrowed = Space.model_validate({**count, **known})
         if not shortlist.options:
-            stop = "no strategy is legal, new, tolerated and fits in memory"
-    candidates = [candidate(each, quality) for each in shortlist.options]
+            what = "action has a fact for it and" if agent.candidates == "action" else "strategy"
+            stop = f"no {what} is legal, new, tolerated and fits in memory"
+    trained = {key for key, row in history.measured.items() if row.trained}
+    candidates = [
+        candidate(each, quality, trained=each.hash in trained) for each in shortlist.options
+    ]
     if stop is None:
-        held_s = predict(history.held.strategy)
-        held_ms = None if isinstance(held_s, str) else 1e3 * held_s.value
         verdict = judge(Question(evidence, held_ms, candidates))
     else:
         verdict = Verdict(choice=None, reason=stop, judge=agent.judge)
     chosen = [each.strategy for each in candidates if each.id == verdict.choice]
     assert bool(chosen) == (verdict.choice is not None), "a judge only chooses what is offered"
     arms = _arms(number, history, chosen[0], shortlist.tolerated) if chosen else {}
-    peaks = peaks_of(history, shapes)
     return Proposal(
         round=number,
         workload=history.workload,
@@ -171,7 +180,10 @@ def propose(
         space=narrowed,
         candidates=sorted(candidates, key=lambda each: each.id),
         verdict=verdict,
-        arms=[candidate(option(arm), quality, "", roles) for arm, roles in arms.values()],
+        arms=[
+            candidate(option(arm), quality, "", roles, trained=key in trained)
+            for key, (arm, roles) in arms.items()
+        ],
         reference=history.reference.trained,
     )
 
@@ -210,6 +222,36 @@ def _trainable(space: SpaceParameters, history: History) -> SpaceParameters:
     same = load.world_size == load.trained_on
     kept = [each for each in space.sync if same and each.every + each.warmup_steps <= steps]
     return space.model_copy(update={"sync": (*kept,)})
+
+
+def changed(
+    history: History,
+    facts: Facts,
+    space: SpaceParameters,
+    shapes: "ModelShapes",
+    peak: Peak,
+    limit_bytes: int,
+    count: Counter[str],
+) -> Iterator[Option]:
+    """Yield what the actions make of the incumbent and what fits in memory.
+
+    Args:
+        count: how many `strategies` are legal, and how many are `beyond_memory`.
+    """
+    load, steps = history.workload, min(run.steps for run in history.reference.trained)
+    longest_round = steps if load.world_size == load.trained_on else 0
+    offer = Offer(space, shapes.layers, longest_round)
+    for strategy, action in actions(history.held.strategy, facts, offer):
+        try:
+            check_fits(strategy, load.world_size, shapes.samples)
+            memory = peak(strategy)
+        except UserError:
+            continue  # it does not fit the model
+        count["strategies"] += 1
+        if memory <= limit_bytes:
+            yield Option(strategy, strategy.hash(), memory, action=action)
+        else:
+            count["beyond_memory"] += 1
 
 
 def rank(options: Iterable[Option], predict: Predict) -> list[Option]:
@@ -276,6 +318,8 @@ def shorten(
 def _is_alike(option: Option, best: Option) -> bool:
     """Return whether the shorter of two predictions stands for the other, too: engine, codecs and
     rare exchanges are the same, or only the codec of weights differs and the predictions tie."""
+    if option.action is not None:
+        return False  # each tests another hypothesis
     one, other = option.strategy, best.strategy
     weights, others = (s.weights.codec.name if s.weights else "none" for s in (one, other))
     return (
@@ -291,11 +335,13 @@ def candidate(
     quality_of: Callable[[CanonicalStrategy], Quality | None],
     why: str | None = None,
     roles: Sequence[Role] = (),
+    trained: bool = False,
 ) -> Candidate:
     """Return an option with all predictions, for a judge or as an arm of a race.
 
     Args:
         why: its origin; None: the shortlist.
+        trained: whether it has records.
     """
     quality, step = quality_of(option.strategy), option.step
     known = quality is not None and quality.ratio < math.inf
@@ -307,12 +353,15 @@ def candidate(
     if why is None:
         exploratory = value is None or quality is None
         why = "the shortest predicted step of its engine and codecs"
+        if option.action is not None:
+            why = f"{option.action.name}: {option.action.hypothesis}"
         why = "exploratory: its step or its quality is unknown" if exploratory else why
     return Candidate(
         hash=option.hash,
         strategy=option.strategy,
         label=option.strategy.label(),
         why=why,
+        action=option.action,
         prediction=Prediction(
             step_ms=value,
             low_ms=low,
@@ -322,7 +371,7 @@ def candidate(
             note=note,
         ),
         roles=[*roles],
-        has_quality=quality is not None and quality.sure,
+        trained=trained,
     )
 
 

@@ -1,11 +1,14 @@
 """Records of the search: the table of measurements, the proposal and the decision of a round."""
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal, Self
 
+from shardlab.config.model_and_data import Model
 from shardlab.config.run_record import Record
+from shardlab.config.schema import Seed, Train
 from shardlab.config.strategy import CanonicalStrategy
 from shardlab.config.timing_record import Race
-from shardlab.core.document import Document
+from shardlab.core.document import AS_TUPLE, Document
 
 Outcome = Literal["ok", "timeout", "crash", "memory", "diverged"]
 """of measuring a strategy; diverged: no finite loss or perplexity"""
@@ -80,6 +83,14 @@ class Measured(Document):
     steps: list[StepRatio] = []
     """over the start's, the latest last"""
     failures: list[Failure] = []
+    files: str | None = None
+    """folder with the files of its training runs, in the layout of `results`; None: `results`"""
+
+    @property
+    def folder(self) -> str | None:
+        """The folder with seedS/final_model, seedS/trace.json.gz and seedS/events.jsonl for each
+        seed; None where there are no training runs."""
+        return f"{self.files or 'results'}/train/{self.trained[0].run}" if self.trained else None
 
     @property
     def diverged(self) -> bool:
@@ -122,6 +133,18 @@ class Prediction(Document):
     """source of the perplexity, or why there is no prediction"""
 
 
+class Action(Document):
+    """Named change of one setting of the incumbent."""
+
+    name: str
+    hypothesis: str
+    """why it might be faster, or fit"""
+    fact: str
+    """measurement that speaks for it"""
+    change: str
+    """setting with its value before and after"""
+
+
 class Candidate(Document):
     """Strategy that a judge may choose or that a race times."""
 
@@ -130,11 +153,13 @@ class Candidate(Document):
     label: str
     why: str
     """origin"""
+    action: Action | None = None
+    """that makes it of the incumbent; None: it is any strategy"""
     prediction: Prediction
     roles: list[Role] = []
     """in the race"""
-    has_quality: bool = True
-    """whether its perplexity is known, so that it need not be trained if it is faster"""
+    trained: bool = False
+    """whether it has records, so that no round trains it again"""
 
     @property
     def id(self) -> str:
@@ -168,10 +193,26 @@ class Verdict(Document):
     """to a language model: files with the prompts and their answers"""
 
 
+class TrialSettings(Document):
+    """Parameters of the training runs of a round, beside the strategies of its arms."""
+
+    train: Train
+    """what no result depends on is at its default"""
+    model: Model
+    seeds: Annotated[tuple[Seed, ...], AS_TUPLE]
+
+    @classmethod
+    def of(cls, train: Train, model: Model, seeds: Sequence[int]) -> Self:
+        """Return those of the parameters of an experiment."""
+        return cls(train=Train(**train.meaning()), model=model, seeds=(*seeds,))
+
+
 class Proposal(Document):
     """Shortlist of one round, the choice among it, and what the race times."""
 
     round: int
+    settings: TrialSettings | None = None
+    """with which arms are trained; None in proposals of earlier versions"""
     workload: Workload
     incumbent: str
     """hash"""

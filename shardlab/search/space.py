@@ -19,6 +19,7 @@ from shardlab.core.errors import UserError
 from shardlab.forecast.model import Estimate
 from shardlab.models.memory import device_memory
 from shardlab.search.history import History
+from shardlab.search.records import Action
 
 if TYPE_CHECKING:  # it needs torch, which a stage that passes one has
     from shardlab.models.sizes import ModelShapes
@@ -41,6 +42,8 @@ class Option(NamedTuple):
     """peak of a rank"""
     step: Estimate | str = "not predicted"
     """in seconds, or why it cannot be predicted"""
+    action: Action | None = None
+    """that makes it of the incumbent"""
 
 
 Peak = Callable[[CanonicalStrategy], int]

@@ -129,7 +129,7 @@ class Checkpoints:
             return
         self.finish()
         step, sample = self._loop.step, self._loop.sample
-        state = {**self._engine.rank_state(), "random": random_state()}
+        state = {**self._engine.rank_state(), "random": random_state(self._engine.device)}
         ledger = self._engine.ledger.sums()  # first: now the events, too, know what the device did
         values = json.dumps({"events": [vars(event) for event in events], "ledger": ledger})
         write = partial(self._write, step, sample, self._tensor_writer(), state, values)
@@ -212,7 +212,7 @@ class Checkpoints:
         count = manifest.train.world_size
         if count == self._world_size:
             state, events, ledger = _read_rank(path, self._rank)
-            set_random_state(state["random"])
+            set_random_state(state["random"], self._engine.device)
         else:
             states, all_events, ledgers = zip(
                 *(_read_rank(path, r) for r in range(count)), strict=True

@@ -35,3 +35,32 @@ def test_a_whole_graph_is_captured(spec, monkeypatch):
 @pytest.mark.parametrize("spec", ["int8", "topk:density=0.1"])
 def test_compiled_code_decodes_to_the_same_values(spec, monkeypatch):
     check(spec, "inductor", monkeypatch, lengths=(4096, 5001))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("spec", ["int4:levels=nf4", "qsgd:levels=7", "dynamic8"])
+def test_graphs_take_no_table_and_no_setting_as_inputs(spec, monkeypatch):
+    """A kernel would load each level for itself, and shift by bits that it does not know."""
+
+    def backend(graph, inputs):
+        counts.append(len(inputs))
+        assert not any("pow" in str(node.target) for node in graph.graph.nodes)
+        return graph
+
+    counts: list[int] = []
+    check(spec, backend, monkeypatch, lengths=(5001,))
+    # vectors, payloads, a table, lengths, keys and limits of scales
+    assert counts
+    assert max(counts) <= 12
+
+
+def as_captured(graph, inputs):
+    """Another backend than "eager", for which nothing is compiled yet."""
+    return graph
+
+
+@pytest.mark.long
+def test_formats_beyond_the_limit_of_the_process_are_compiled(monkeypatch):
+    monkeypatch.setattr(torch.compiler.config, "recompile_limit", 1)
+    for spec in ("bf16", "fp16", "efsign:group=8"):
+        check(spec, as_captured, monkeypatch, lengths=(512,))

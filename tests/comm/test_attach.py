@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
+    FSDPModule,
     FullyShardedDataParallel,
     MixedPrecisionPolicy,
     ShardingStrategy,
@@ -384,6 +385,24 @@ def test_other_arguments_on_another_rank_are_refused_at_the_first_message(group,
         with pytest.raises((ValueError, RuntimeError), match="ranks differ in what they send") as e:
             backward(model, group, 0)
         assert option.split(" of ")[0] in str(e.value)
+
+
+@on_ranks(2)
+def test_overlap_that_torch_cannot_is_left_out_with_a_warning_of_the_first_rank(group):
+    gradients = []
+    for overlap in (False, True):
+        model = fsdp2(group)
+        with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            # as in torch 2.12
+            patch.delattr(FSDPModule, "set_separate_reduce_scatter_group", raising=False)
+            shardlab.attach(model, "int8", overlap=overlap, minimum_size=0)
+        messages = [text for text in (str(w.message) for w in caught) if "2.13" in text]
+        assert len(messages) == (overlap and dist.get_rank(group) == 0)
+        assert all(text.endswith("without it communication blocks") for text in messages)
+        backward(model, group, 0)
+        gradients.append([parameter.grad.to_local() for parameter in model.parameters()])
+    assert all(map(torch.equal, *gradients))
 
 
 @needs_torch_2_13

@@ -184,3 +184,10 @@ def test_residuals_stay_finite(kind, bad, where, twice):
     loaded = ErrorFeedback("fp32")
     loaded.load_state_dict(feedback.state_dict())
     assert all(stored.isfinite().all() for stored in loaded.state_dict().values())
+
+
+@pytest.mark.parametrize("kind", ["fp32", "bf16"])
+def test_loaded_residuals_go_to_the_device_of_the_vectors(kind):
+    feedback = ErrorFeedback(kind)
+    feedback.load_state_dict({"unit>0": torch.ones(300)})  # of a file, on the host
+    assert feedback.corrected(torch.ones(300, device="meta"), "unit>0").is_meta

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from shardlab.comm.transport import PIECE, Transport
+from shardlab.engines.slide_groups import gloo_group
 from shardlab.train.launch import RunFailed, launch
 from tests.comm.wire import wire
 from tests.ranks import on_ranks
@@ -19,22 +20,24 @@ def content(sender, receiver, size):
     return torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @on_ranks()
-def test_every_rank_receives_the_bytes_sent_to_it(group, world_size):
+def test_every_rank_receives_the_bytes_sent_to_it(group, world_size, device):
     def size(sender, receiver):
         return SIZES[(3 * sender + receiver) % len(SIZES)]
 
-    transport = Transport(group)
+    transport = Transport(gloo_group(group))  # ranks with a GPU each have another one
     rank, ranks = transport.rank, range(world_size)
-    given = [content(rank, to, size(rank, to)) for to in ranks]
-    taken = [torch.zeros(size(sender, rank), dtype=torch.uint8) for sender in ranks]
+    given = [content(rank, to, size(rank, to)).to(device) for to in ranks]
+    sizes = [size(sender, rank) for sender in ranks]
+    taken = [torch.zeros(count, dtype=torch.uint8, device=device) for count in sizes]
     with wire() as sent:
         transport.all_to_all(given, taken)
     for sender in ranks:
         whole = content(sender, rank, size(sender, rank))
         # nothing is written for the rank itself
-        assert torch.equal(taken[sender], whole * (sender != rank))
+        assert torch.equal(taken[sender].cpu(), whole * (sender != rank))
     assert sent.bytes == sum(size(rank, to) for to in ranks if to != rank)
     assert sent.largest <= PIECE
 

@@ -1,15 +1,16 @@
 """Intervals of comparisons: Student's t, timings that took turns, and several timings."""
 
 import math
-import random
 
 import pytest
 
 from shardlab.core.interval import (
     Ratio,
     enclosing,
+    geometric_mean,
     interval_factor,
     paired_ratio,
+    pauses,
     ratio_in_turns,
 )
 
@@ -32,6 +33,13 @@ def test_ratios_have_the_sample_deviation_of_their_logarithms() -> None:
     assert alone.ratio == pytest.approx(2) and math.isnan(alone.low) and math.isnan(alone.high)
 
 
+def test_pairs_without_a_measurement_are_left_out() -> None:
+    nan = math.nan
+    assert paired_ratio([6.0, nan, 9.0, 8.0], [2.0, 1.0, 3.0, nan]) == pytest.approx([3.0] * 3)
+    assert all(map(math.isnan, paired_ratio([nan, 1.0], [1.0, nan])))
+    assert geometric_mean([2.0, nan, 8.0]).ratio == pytest.approx(4)
+
+
 def test_a_drift_cancels_between_timings_that_took_turns():
     assert ratio_in_turns([3 * step for step in DRIFT], DRIFT) == pytest.approx((3, 3, 3))
     often = [step for step in DRIFT for _ in range(5)]
@@ -44,17 +52,14 @@ def test_pairs_of_as_many_repetitions_are_those_of_one_timing():
     assert ratio_in_turns(values, divisors) == pytest.approx(paired_ratio(values, divisors))
 
 
-def test_numbers_without_a_common_turn_count_as_independent():
-    chance = random.Random(0)
-    values, divisors = ([chance.uniform(90, 110) for _ in range(count)] for count in (12, 40))
-    ratio, low, high = ratio_in_turns(values, divisors)
-    ends = [
-        math.log(mean / one_low)
-        for times in (values, divisors)
-        for mean, one_low, _ in [paired_ratio(times, [1.0] * len(times))]
-    ]
-    assert math.log(ratio / low) == pytest.approx(math.hypot(*ends))
-    assert math.log(high / ratio) == pytest.approx(math.hypot(*ends))
+def test_of_other_numbers_as_many_blocks_are_paired_as_divide_both():
+    drift = [20.0, 40.0, 25.0, 90.0]
+    values = [3 * step for step in drift for _ in range(3)]
+    divisors = [step for step in drift for _ in range(10)]
+    assert ratio_in_turns(values, divisors) == pytest.approx((3, 3, 3))
+    ratio, low, high = ratio_in_turns([3.0] * 7, [1.0] * 40)
+    assert ratio == pytest.approx(3)
+    assert math.isnan(low) and math.isnan(high)
 
 
 def test_what_is_no_measurement_is_left_out_of_a_ratio_in_turns():
@@ -77,3 +82,16 @@ def test_several_timings_enclose_the_intervals_of_all():
     assert enclosing(ratios[:1]) == pytest.approx(ratios[0])
     ratio, low, high = enclosing([*ratios, Ratio(2.0, math.nan, math.nan)])
     assert ratio == pytest.approx(32 ** (1 / 3)) and math.isnan(low) and math.isnan(high)
+
+
+def test_several_repetitions_in_one_turn_count_by_their_geometric_mean():
+    assert ratio_in_turns([4.0, 4.0], [2.0, 8.0, 1.0, 16.0]) == pytest.approx((1, 1, 1))
+
+
+def test_a_pause_is_over_twice_the_median_and_far_beyond_the_spread():
+    steady = [10.0] * 9
+    assert pauses([*steady, 19.0, 21.0]) == [False] * 10 + [True]
+    # median 20, of whose distances the median is 10: ten deviations end at 168
+    noisy = [10.0, 20.0, 5.0, 30.0, 8.0, 25.0]
+    assert pauses([*noisy, 160.0]) == [False] * 7
+    assert pauses([*noisy, 180.0]) == [False] * 6 + [True]

@@ -321,3 +321,15 @@ def test_column_shards_train_in_float32_and_refuse_stochastic_rounding() -> None
     narrow = by_columns(network(torch.bfloat16))
     with pytest.raises(UserError, match=r"\(64, 32\) is cut across its rows"):
         train_model(narrow, shardlab.LayerAdam(narrow.parameters(), 0.01), 1)
+
+
+@pytest.mark.gpu
+@on_ranks(1)
+def test_gradients_that_a_gpu_still_copies_are_awaited(group):
+    gradient = torch.ones(4096, 4096, device="cuda")
+    for _ in range(50):  # ones again, later
+        gradient = (gradient @ gradient) / 4096
+    weight = nn.Parameter(torch.zeros(4096, 4096))
+    weight.grad = gradient.to("cpu", non_blocking=True)
+    shardlab.LayerAdam([weight], lr=1.0).step()
+    torch.testing.assert_close(weight.detach(), torch.full((4096, 4096), -1.0))

@@ -17,6 +17,7 @@ from shardlab.forecast.machine import fit_machine
 from shardlab.forecast.model import case_of, fit_model
 from shardlab.forecast.results import check, fitted_runs, summarize
 from shardlab.forecast.step import step_seconds
+from tests.evidence_factory import make_forecast
 from tests.forecast.timing_factory import (
     MACHINE,
     MODEL,
@@ -208,3 +209,26 @@ def test_exposed_rate_solves_its_equation():
     payload = (ranks - 1) * lines.payload.at(n / ranks)
     work = ranks * (lines.encode.at(n / ranks) + lines.decode.at(n / ranks))
     assert 8 * raw / rate == pytest.approx(8 * payload / rate + work)
+
+
+def test_a_summary_is_of_the_absolute_errors_of_held_out_runs():
+    (first, *_) = make_forecast(["ddp"]).checks
+    facts = [(-0.3, True, 30.0), (0.1, True, 40.0), (0.2, True, 42.0), (-0.9, False, 40.0)]
+    checks = [
+        first.model_copy(update={"error": error, "held_out": held, "measured_ms": measured})
+        for error, held, measured in facts
+    ]
+    found = summarize(checks)
+    assert (found.runs, found.median, found.worst) == (3, 0.2, 0.3)
+    # the interval is 39 to 41
+    assert found.within == pytest.approx(1 / 3)
+
+
+def test_repetitions_that_others_disturbed_change_no_fit(model):
+    runs = [
+        run.model_copy(update={"step_ms": [run.step_ms[0] / 3, *run.step_ms, run.step_ms[0] * 9]})
+        for run in fitted_runs(TIMINGS, FORECAST)
+    ]
+    found = fit_model(fit_machine(made_calibration()), runs)
+    for run in STRATEGIES:
+        assert predicted(found, run) == pytest.approx(predicted(model, run), rel=1e-3)

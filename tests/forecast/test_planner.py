@@ -76,6 +76,22 @@ def test_one_device_computes_and_updates():
     assert compute_s(job, alone) == pytest.approx(step_s(job, alone))
 
 
+def test_a_tenth_of_a_device_is_left_to_what_is_not_counted():
+    job, strategy = made_job(), strategy_of({"engine": "ddp"})
+    need = sum(memory(job, strategy)[0].values())
+    for nbytes, enough in ((need / 0.9 + 1, True), (need / 0.9 - 100, False)):
+        assert fits(job._replace(device=job.device._replace(memory=nbytes)), strategy) == enough
+
+
+def test_error_feedback_reads_and_writes_the_residual_of_every_element():
+    job, n = made_job(), 124_439_808
+    plain, fed = (
+        step_s(job, strategy_of({"engine": "ddp", "gradients": {"codec": "int4", **own}}))
+        for own in ({}, {"error_feedback": True})
+    )
+    assert fed - plain == pytest.approx(8 * n * 9 / 8 / (2039e9 * math.sqrt(0.36 * 0.8)), rel=0.01)
+
+
 def test_memory_by_hand():
     """16 bytes per parameter on one device; an eighth of it on eight that shard."""
     job, n = made_job(), 124_439_808

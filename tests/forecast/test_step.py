@@ -174,6 +174,14 @@ def test_a_round_has_one_exchange_less_what_its_delay_hides(options, added, shar
     assert step_seconds(busy, Counted(0.01)) == pytest.approx(step_s + more)
 
 
+def test_a_delay_hides_no_more_than_the_steps_until_the_next_fragment():
+    """Each of three compares steps and sends in 50 ms each, beside one step of 30 ms."""
+    options = {"every": 3, "fragments": 3, "delay": 2}
+    strategy = parse_strategy({"engine": "ddp", "sync": options}).canonical()
+    rare = work_of("fsdp2", strategy=strategy, outer=outer_coding(strategy, MACHINE))
+    assert step_seconds(rare, Counted(0.05)) == pytest.approx(0.1)
+
+
 def test_only_checkpointed_blocks_are_computed_again():
     plain = work_of("fsdp2")
     blocks = sum(plain.units[1:]) / sum(plain.units)

@@ -59,13 +59,13 @@ CHANGES: dict[str, tuple[Callable[[Tree], None], set[str]]] = {
     ),
     "one more seed": (
         put("seeds", [0, 1]),
-        {"profile/*", "validate/*", "collect", "report", "trial/1"},
+        {"profile/*", "validate/*", "collect", "report", "trial/1", "propose/1"},
     ),
     "one more round": (
         put("rounds.2", {"after": "results/rounds/1/history.json"}),
         {"propose/2", "trial/2", "decide/2", "report"},
     ),
-    "steps": (put("train.steps", 20), {"train/*", "trial/1"}),
+    "steps": (put("train.steps", 20), {"train/*", "trial/1", "propose/1"}),
     "batch size": (
         put("train.batch_size", 2),
         {"train/*", "timing/*", "estimate", "trial/1", "propose/1"},
@@ -83,7 +83,7 @@ CHANGES: dict[str, tuple[Callable[[Tree], None], set[str]]] = {
     "a point of the curves": (put("quality.time_s", [2]), {"report"}),
     "the baseline": (put("baseline", "fsdp2-int8"), {"report"}),
     "what the judge is offered": (
-        put("agent.candidates", "action"),
+        put("agent.candidates", "config"),
         {"propose/1", "trial/1", "decide/1", "report"},
     ),
     "a search that no round names": (put("agent.searches", {"slow": {"world_size": 2}}), set()),

@@ -28,8 +28,9 @@ WORKFLOWS = sorted((ROOT / ".github/workflows").iterdir())
 OF_CI = ["make test", "make lint", "make test-pipeline"]
 SEARCH = " ".join(["shardlab search", *COMMAND[3:], "--minutes", "10"])
 DATATROVE = "python examples/datatrove_tokens.py texts tokenizer.json my-tokens"
-TESTED_ELSEWHERE = ["make run", *OF_CI, "make test-docs", "make test-long", DATATROVE]
-"""by the pipeline that these tests begin with, by CI, and by a test of what datatrove writes"""
+TORCH = "make test-torch TORCH=2.11.0"
+TESTED_ELSEWHERE = ["make run", *OF_CI, "make test-docs", "make test-long", TORCH, DATATROVE]
+"""by the pipeline that these tests begin with, by CI, by hand, and by a test of datatrove"""
 SLOW = {
     SEARCH: "\n# for params.yaml\nstrategies:\n",
     "cd ../mine && shardlab run": "\n- 2 ranks at 100 Mbit/s",

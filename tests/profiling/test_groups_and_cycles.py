@@ -101,6 +101,37 @@ def test_cycles_of_a_schedule_are_steps_of_the_same_ranks(tmp_path):
     assert skews(job) == [None] * 3
 
 
+@pytest.mark.parametrize("apart_us", [1_800_000_000, 500, -500])
+def test_skew_is_unknown_where_clocks_of_hosts_are_apart(tmp_path, apart_us):
+    """By half an hour, or by less than a step and more than a collective."""
+    paths = [
+        written(tmp_path, one, base_us=apart_us * rank)
+        for rank, one in enumerate(cycle(3, late=30))
+    ]
+    job = break_down(paths)
+    assert skews(job) == [None, None]
+    assert any(note.startswith("all ranks: skew, transfer: unknown") for note in job.notes)
+
+
+def test_clocks_may_differ_by_less_than_collectives_take(tmp_path):
+    """A short collective seems to end on one host before the other begins it."""
+    made = cycle(3)
+    for one in made:
+        sent(one, "allreduce", 500, 502, [0, 1], "norm")
+    job = break_down([written(tmp_path, one, base_us=5 * one.rank) for one in made])
+    assert skews(job) == [pytest.approx(0.007), 0]
+
+
+def test_a_sender_may_be_done_before_the_receiver_begins(tmp_path):
+    first, last = ranks_of(2)
+    sent(first, "send", 200, 210, [0, 1]), sent(last, "recv", 400, 410, [0, 1])
+    paths = [written(tmp_path, one) for one in (first, last)]
+    assert skews(break_down(paths)) == [0.01, 0]
+    # nothing arrives before it is sent
+    job = break_down([paths[0], written(tmp_path, last, base_us=-300)])
+    assert skews(job) == [None, None]
+
+
 @pytest.mark.parametrize("launch", [False, True])
 def test_work_without_a_launch_counts_with_what_ran_before_it(tmp_path, launch):
     made = MadeTrace(0).label("ProfilerStep#1", 0, 1000)

@@ -1,5 +1,6 @@
 """Traces of devices that nobody labelled, and what is unknown of them."""
 
+import gzip
 import json
 
 import pytest
@@ -127,16 +128,30 @@ def test_what_is_unknown_is_noted(note, tmp_path):
     assert any(note in text for text in notes), notes
 
 
+def changed(path, **header):
+    """The trace at a path with other values in its header; None takes one away."""
+    trace = json.loads(path.read_text()) | header
+    path.write_text(json.dumps({key: value for key, value in trace.items() if value is not None}))
+    return path
+
+
+def unnumbered(made, path, late_us=0):
+    """A trace of a job whose ranks no group numbers."""
+    base = 1_000_000_000_000 + 1000 * late_us
+    return changed(made.write(path), distributedInfo=None, baseTimeNanoseconds=base)
+
+
 def test_unknown_times_are_no_numbers_and_text_is_printable(tmp_path):
     made = MadeTrace().kernel(0, 9, 0).copy(10, 20, 1, name="Memcpy \x1b")
     made.nccl(0, 9, 0, "Generic", reported="\x1b[2J\n\u202e" + "x" * 1000)
-    path = made.label("Optimizer.step#\x1b]0;\n", 30, 40).write(tmp_path / "0.json")
-    job = break_down([path, path])
+    made.label("Optimizer.step#\x1b]0;\n", 30, 40)
+    paths = [unnumbered(made, tmp_path / f"{late}.json", late) for late in (0, 1)]
+    job = break_down(paths)
     (step,) = job.steps[1:]
     assert (step.rank, step.forward_ms, step.update_ms) == (1, None, None)
     lines = list(render(job))
     assert all(line.isprintable() and len(line) < 400 for line in lines)
-    for text in (f"  {UNKNOWN}  ", "is a second trace of rank 0", "nccl:\\x1b"):
+    for text in (f"  {UNKNOWN}  ", "1.json does not say which it is of", "nccl:\\x1b"):
         assert any(text in line for line in lines)
 
 
@@ -187,3 +202,64 @@ def test_traces_that_others_joined_are_refused(tmp_path, cycle):
     words = "ProfilerStep#5 occurs twice" if cycle else r"2 processes \(4700, 5700\)"
     with pytest.raises(UserError, match=words):
         break_down([first.write(tmp_path / "0.json")])
+
+
+def test_copies_of_a_trace_count_once_and_are_said(tmp_path):
+    ranks = [rocm_ranks(rank=rank).write(tmp_path / f"{rank}.json") for rank in (0, 1)]
+    expected = break_down(ranks)
+    assert break_down([*ranks, ranks[0], tmp_path]) == expected
+    (tmp_path / "0 (1).json").write_bytes(ranks[0].read_bytes())
+    (tmp_path / "1.json.gz").write_bytes(gzip.compress(ranks[1].read_bytes()))
+    job = break_down([tmp_path])
+    assert job.steps == expected.steps
+    said = [note for note in job.notes if "has its events" in note]
+    assert [note.split()[:2] for note in said] == [["rank", "0:"], ["rank", "1:"]]
+    for note, names in zip(said, (("0 (1).json", "0.json"), ("1.json.gz", "1.json")), strict=True):
+        assert all(str(tmp_path / name) in note for name in names)
+
+
+def test_traces_of_two_runs_are_refused_and_name_both(tmp_path):
+    ranks = [rocm_ranks(rank=rank).write(tmp_path / f"{rank}.json") for rank in (0, 1)]
+    again = changed(rocm_ranks().write(tmp_path / "0b.json"), baseTimeNanoseconds=61_000_000_000)
+    changed(ranks[0], baseTimeNanoseconds=1_000_000_000)
+    changed(ranks[1], baseTimeNanoseconds=1_000_000_000)
+    words = r"0b\.json: rank 0 is in .*/0\.json, too, and is no later part of it \(begun 60 s after"
+    for paths in ([tmp_path], [*ranks, again]):
+        with pytest.raises(UserError, match=words):
+            break_down(paths)
+    # other steps, but by another process
+    later = rocm_ranks(steps=3)
+    later.events = [e for e in later.events if e["ts"] >= 1500 or "Optimizer" in e["name"]]
+    later.label("ProfilerStep#9", 0, 3500)
+    for one in later.events:
+        one["pid"] = 9 if one["pid"] == 4700 else one["pid"]
+    changed(later.write(again), baseTimeNanoseconds=61_000_000_000)
+    with pytest.raises(UserError, match=words):
+        break_down([tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("jobs", "words"),
+    [
+        (({"rank": 0, "world_size": 2}, {"rank": 1, "world_size": 4}), "of 4 ranks, .* one of 2"),
+        (({"rank": 0, "world_size": 2}, {"rank": 2, "world_size": 2}), "rank 2 of a job of 2"),
+        (({"rank": 0, "world_size": 2}, {}, {}), r"rank 2 of a job of 2 .*: leave out"),
+    ],
+)
+def test_more_ranks_than_the_job_has_are_refused(tmp_path, jobs, words):
+    for number, job in enumerate(jobs):
+        made = rocm_ranks(late=number)
+        changed(made.write(tmp_path / f"{number}.json"), distributedInfo=job)
+    with pytest.raises(UserError, match=words):
+        break_down([tmp_path])
+
+
+def test_parts_of_a_rank_without_labels_are_steps_of_it(tmp_path):
+    """As by a profiler around each step, which leaves one file each."""
+    for part in range(3):
+        path = rocm_ranks(steps=1, annotated=False).write(tmp_path / f"{part}.json")
+        changed(path, baseTimeNanoseconds=1_000_000_000 * (1 + part))
+    job = break_down([tmp_path])
+    assert [step.rank for step in job.steps] == [0, 0, 0]
+    assert {step.step_ms for step in job.steps} == {job.steps[0].step_ms}
+    assert sum("are taken for later ones of its run" in note for note in job.notes) == 2

@@ -57,8 +57,8 @@ def test_the_page_escapes_what_a_trace_says(tmp_path):
     assert "&lt;script&gt;x" in shown and "<h1>27 % of the step is exposed" in shown
 
 
-def traced(folder, rank=0):
-    events = [label("ProfilerStep#1", 0, 1000), event("aten::mm", 0, 500)]
+def traced(folder, rank=0, late=0):
+    events = [label("ProfilerStep#1", late, 1000 + late), event("aten::mm", late, 500 + late)]
     folder.mkdir(parents=True, exist_ok=True)
     return write_rank(folder / f"{rank}.json", events, rank)
 
@@ -73,17 +73,20 @@ def test_folders_are_searched_for_traces(tmp_path):
 
 
 def test_folders_without_traces_or_with_several_jobs_are_refused(tmp_path):
-    trace = traced(tmp_path / "one")
-    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    traces = traced(tmp_path / "one"), traced(tmp_path / "two", late=1)
     (tmp_path / "none").mkdir()
     with pytest.raises(UserError, match=r"none: no trace of torch.profiler .* in it: write one"):
         break_down([tmp_path / "none"])
-    with pytest.raises(
-        UserError, match=r"two/0.json: rank 0 is in .*one/0.json, too: give the fol"
-    ):
+    for paths in ([tmp_path], traces):
+        with pytest.raises(UserError, match=r"two/0.json: rank 0 is in .*one/0.json, too, and is"):
+            break_down(paths)
+    for path in traces:
+        trace = json.loads(path.read_text())
+        path.write_text(json.dumps({**trace, "distributedInfo": {}}))
+    with pytest.raises(UserError, match=r"two/0.json: does not say its rank, like .*one/0.json"):
         break_down([tmp_path])
     # who names files means them
-    assert len(break_down([trace, tmp_path / "two/0.json"]).steps) == 2
+    assert len(break_down(traces).steps) == 2
 
 
 def test_a_damaged_trace_in_a_folder_is_refused(tmp_path):

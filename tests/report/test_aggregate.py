@@ -20,6 +20,7 @@ from shardlab.report.aggregate import (
     select,
     verdict,
 )
+from shardlab.report.collect import read_losses
 from shardlab.report.sections import runs
 from shardlab.report.tables import tables_of
 from shardlab.report.timings import timing_table
@@ -186,3 +187,31 @@ def test_what_slows_all_steps_of_a_repetition_cancels(pairs, slower):
 )
 def test_verdict_needs_the_whole_interval(low, high, expected):
     assert verdict(low, high, 1) == expected
+
+
+def test_memory_is_over_its_estimate_and_perplexity_over_that_at_the_start():
+    changes = {"memory_growth_bytes": 60, "memory_estimate_bytes": 40}
+    row = compare([make_record(val_ppl=200.0, untrained_ppl=2000.0, **changes)]).loc[BASELINE]
+    assert (row["memory_ratio"], row["untrained_factor"]) == (1.5, 10.0)
+
+
+def test_traced_steps_say_nothing_of_exchanges_that_are_too_rare_to_be_traced():
+    form = parse_strategy({"engine": "ddp", "sync": {"every": 500}}).canonical()
+    rare = make_record("rare", strategy=form.model_dump(mode="json"))
+    found = compare([make_record(), rare])
+    traced = ["comm_share", "exposed_comm_ms", "profiled_step_ms"]
+    assert found.loc["rare", traced].isna().all() and found.loc[BASELINE, traced].notna().all()
+
+
+def test_seconds_of_a_curve_are_without_pauses_of_the_machine(tmp_path):
+    path = tmp_path / "train/a-run/seed3/events.jsonl"
+    path.parent.mkdir(parents=True)
+    events = [
+        {"step": step, "loss": 5.0 - step, "step_ms": ms, "paused": ms > 1e5}
+        for step, ms in enumerate((2000.0, 3e6, 2000.0, 4000.0))
+    ]
+    path.write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    curve = read_losses(tmp_path, "a-run", 3)
+    # the paused one counts as the median of all
+    assert curve["seconds"].tolist() == [2.0, 5.0, 7.0, 11.0]
+    assert curve["loss"].tolist() == [5.0, 4.0, 3.0, 2.0]

@@ -6,14 +6,17 @@ import pytest
 
 from shardlab.config.parameters import Parameters
 from shardlab.config.run_record import Breakdown, Crash, Joined, Record, Validation, read_records
-from shardlab.config.timing_record import NO_COMMUNICATION, CrashedRun, write_timings
+from shardlab.config.strategy import parse_strategy
+from shardlab.config.timing_record import NO_COMMUNICATION, CrashedRun, Race, write_timings
 from shardlab.core.errors import RunFailed, UserError
 from shardlab.core.files import write_json, write_json_lines
+from shardlab.report import write
+from shardlab.search.records import Measured
 from shardlab.train.crash import write_crash
 from shardlab.train.plans import RunPlan
 from stages import collect, profile, report
 from tests.evidence_factory import make_forecast
-from tests.record_factory import make_history, make_losses, make_record, make_records
+from tests.record_factory import STRATEGIES, make_history, make_losses, make_record, make_records
 from tests.timed_run_factory import make_timed
 
 RUNS, SEEDS = ["ddp", "fsdp2"], [0, 3]
@@ -42,7 +45,11 @@ def _write_parts(record):
         write_json(f"results/{folder}/{record.run}/seed{record.seed}.json", part)
     folder = f"results/train/{record.run}/seed{record.seed}"
     write_json(f"{folder}/metrics.json", values)
-    losses = make_losses(record.run, record.seed).items()
+    write_events(folder, record.run, record.seed)
+
+
+def write_events(folder, run, seed):
+    losses = make_losses(run, seed).items()
     events = [{"step": step, "loss": loss, "step_ms": 50.0} for step, loss in losses]
     write_json_lines(f"{folder}/events.jsonl", events)
 
@@ -197,6 +204,66 @@ def test_report_is_limited_to_the_runs_of_the_parameters(undrawn, collected):
     report.main(Parameters())
     lines = (collected / "results/report/comparison.jsonl").read_text().splitlines()
     assert [json.loads(line)["run"] for line in lines] == ["fsdp2"]
+
+
+def hold(run):
+    """A history whose search holds what its round 1 raced and trained, with the files of that;
+    returns their folder."""
+    strategy = parse_strategy(STRATEGIES[run])
+    key, runs = strategy.hash(), Path("results/rounds/1/runs")
+    own = [make_record(run, seed).model_copy(update={"run": key}) for seed in SEEDS]
+    row = Measured(
+        strategy=strategy.canonical(), hash=key, source="round 1", trained=own, files=str(runs)
+    )
+    for seed in SEEDS:
+        write_events(runs / f"train/{key}/seed{seed}", run, seed)
+    raced = make_timed("slow", run).model_copy(update={"run": key, "timing": "round-1"})
+    arms = {key: {"outcome": "ok"}}
+    race = Race(name="round-1", incumbent=key, arms=arms, reason="", seconds=1.0, runs=[raced])
+    history = make_history(make_records(RUNS))
+    last = history.rounds[-1].model_copy(update={"held": key})
+    update = {"rounds": [last], "races": [race], "measured": {**history.measured, key: row}}
+    history.model_copy(update={**update, "incumbent": key}).to_file("results/rounds/1/history.json")
+    return f"{runs}/train/{key}"
+
+
+def test_what_a_search_found_is_shown_beside_the_runs(monkeypatch, collected):
+    folder, drawn = hold("fsdp2-int8"), {}
+    monkeypatch.setattr(
+        write, "save", lambda figure, path, kind: drawn.update({path.stem: figure}) or path.touch()
+    )
+    monkeypatch.setattr(write, "inline", lambda text, name: text)
+    report.main(Parameters())
+    with Path("results/report/loss.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    losses = [float(row["loss"]) for row in rows if row["run"] == "found-by-search"]
+    by_seed = [make_losses("fsdp2-int8", seed).values() for seed in SEEDS]
+    assert losses == pytest.approx([sum(pair) / 2 for pair in zip(*by_seed, strict=True)])
+    labels = [label.get_text() for label in drawn["breakdown"].axes[0].get_yticklabels()]
+    assert labels == ["found-by-search", *reversed(RUNS)]
+    text = Path("results/report/tables.md").read_text().replace("\\", "")
+    for title in "Step breakdown", "Traffic", "Codec statistics", "Memory, compute and link":
+        table = text.partition(f"## {title}\n")[2].partition("## ")[0]
+        assert table.count("| found-by-search |") == 1, title
+    assert f"Its training runs are in {folder}." in text
+    compared = Path("results/report/comparison.jsonl").read_text().splitlines()
+    assert [json.loads(line)["run"] for line in compared] == RUNS
+    Path(folder, "seed3/events.jsonl").unlink()
+    with pytest.raises(UserError, match=rf"^{folder}/.*: no such file: run .* stages\.trial 1$"):
+        report.main(Parameters())
+
+
+def test_what_a_search_found_has_another_name_than_a_run(undrawn, collected):
+    hold("fsdp2-int8")
+    named = {"found-by-search": {"engine": "fsdp2", "wrap": "root"}}
+    timed = make_timed("other", "fsdp2").model_copy(update={"run": "found-by-search"})
+    own = {**PARAMS["timings"], "other": {"runs": ["found-by-search"]}}
+    write_json("params.yaml", {**PARAMS, "timed_strategies": named, "timings": own})
+    write_timings("results/timings/other.jsonl", [timed, make_timed("other", NO_COMMUNICATION)])
+    report.main(Parameters())
+    with Path("results/report/loss.csv").open(newline="") as file:
+        runs = {row["run"] for row in csv.DictReader(file)}
+    assert runs == {*RUNS, "found-by-search-again"}
 
 
 @pytest.mark.parametrize(

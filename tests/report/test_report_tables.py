@@ -3,10 +3,12 @@ from dataclasses import replace
 
 import pytest
 
+from shardlab.config.timing_record import NO_COMMUNICATION
 from shardlab.core.numbers import ABSENT, figure, number, percent, plus_minus, rough, scientific
 from shardlab.report.answer import answer
 from shardlab.report.markdown import escape, unescape
 from shardlab.report.sections.appendix import environment, setting_line
+from shardlab.report.sections.forecast import accuracy, forecast
 from shardlab.report.sections.runs import comparison_table
 from shardlab.report.tables import (
     ONE_DEVICE,
@@ -22,7 +24,7 @@ from shardlab.report.write import (
     headline_markdown,
     report_sections,
 )
-from tests.evidence_factory import make_evidence
+from tests.evidence_factory import make_evidence, make_forecast
 from tests.record_factory import BASELINE, BUSY, STRATEGIES, make_record, make_records
 from tests.timed_run_factory import make_timed, make_timings
 
@@ -89,6 +91,19 @@ def test_a_table_shows_the_step_at_which_a_run_diverged():
     evidence = replace(make_evidence(make_records(["fsdp2", "ddp"], 1)), records=records)
     assert report_sections(evidence)
     assert "fsdp2 diverged at step 7" in answer(evidence).warnings[0]
+
+
+def test_a_run_that_diverged_has_no_quality_though_its_weights_are_finite():
+    """Updates are left out from a step on, so that its model is that of the step before."""
+    lost = [make_record("ddp", seed, diverged_at=7, steps=10) for seed in range(3)]
+    assert all(record.val_ppl and record.val_loss for record in lost)
+    evidence = make_evidence([*make_records(["fsdp2"]), *lost])
+    row = evidence.compared.loc["ddp"]
+    quality = "train_loss", "val_loss", "val_ppl", "val_bits_per_byte", "untrained_factor"
+    assert row[[*quality, "ppl_ratio", "ppl_ratio_high"]].isna().all()
+    assert row[["step_ms_mean", "bytes_wire", "untrained_ppl"]].notna().all()
+    shown = comparison_rows(evidence.compared)[1]
+    assert (shown["val_ppl"], shown["val_bits_per_byte"]) == (None, None)
 
 
 def test_a_perplexity_beyond_the_largest_number_is_infinite():
@@ -163,3 +178,18 @@ def test_numbers_have_significant_digits_and_units(text, expected):
 def test_facts_flatten_nested_values():
     tree = {"a_b": 1200, "c": {"d": 0.5, "e": ["x", "y"]}, "f": None}
     assert flatten(tree) == [("a b", "1,200"), ("c · d", "0.5000"), ("c · e", "x, y"), ("f", "–")]  # noqa: RUF001
+
+
+def test_the_forecast_names_what_it_was_fitted_on_and_its_largest_errors_first():
+    fitted = ["two-ranks/fsdp2", "two-ranks/ddp", f"two-ranks/{NO_COMMUNICATION}"]
+    predicted = make_forecast(["fsdp2", "ddp", "fsdp2-int8"], fitted_on=fitted)
+    text = accuracy(predicted)
+    assert text.startswith("The model is fitted on 2 timed runs and 1 no-communication bound ")
+    errors = dict(zip(("fsdp2", "ddp", "fsdp2-int8"), (0.5, 0.1, -0.4), strict=True))
+    checks = [check.model_copy(update={"error": errors[check.run]}) for check in predicted.checks]
+    evidence = make_evidence(
+        make_records(["fsdp2"]), predicted=predicted.model_copy(update={"checks": checks})
+    )
+    [table] = tables_of([forecast(evidence)])
+    # fsdp2 was not held out
+    assert [row[0] for row in table.rows] == ["fsdp2-int8", "ddp"]

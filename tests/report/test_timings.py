@@ -27,7 +27,6 @@ from shardlab.report.tables import (
     ONE_DEVICE,
     PAUSED,
     RUN,
-    SHARED,
     make_table,
     tables_of,
 )
@@ -69,6 +68,12 @@ def timed(rate, ranks=2, delay=0.0, **steps):
 
 def groups_of(timed):
     return crossovers(timing_table(timed, BASELINE))
+
+
+def test_tokens_are_of_all_ranks_and_micro_batches():
+    row = row_of([make_timed(step_ms=[30.0, 40.0, 50.0], accumulation=4)])
+    assert row["tokens_per_s"] == pytest.approx(2 * 4 * 8 * 64 / 0.04)
+    assert (row["step_ms"], row["step_ms_sd"]) == (40.0, 10.0)
 
 
 def test_efficiency_is_throughput_per_rank_against_one_rank():
@@ -131,10 +136,9 @@ def test_one_device_alone_makes_as_many_of_its_own_steps_as_there_are_ranks():
     assert math.isnan(alone["exposed_share"])
 
 
-def test_ranks_at_once_are_named_as_what_they_are():
+def test_without_a_timing_of_one_device_nothing_is_compared_with_it():
     table = timing_table(pair(3.0), BASELINE)
-    assert table["run"].tolist() == [SHARED, BASELINE, NO_COMMUNICATION]
-    assert table["step_ms"].iloc[0] == pytest.approx(2 * table["step_ms"].iloc[2])
+    assert table["run"].tolist() == [BASELINE, NO_COMMUNICATION]
     assert table["alone_ratio"].isna().all()
     assert in_turns(make_timed("slow"))["run"].tolist() == [BASELINE]
 
@@ -144,7 +148,7 @@ def test_ranks_that_share_cores_are_compared_with_no_device_alone(change):
     single = make_timed("one-rank", NO_COMMUNICATION, 1)
     runs = [run.model_copy(update=change) for run in pair(3.0)]
     for table in (in_turns(*runs, single), timing_table(runs, BASELINE)):
-        assert not {ONE_DEVICE, SHARED} & {*table["run"]}
+        assert ONE_DEVICE not in {*table["run"]}
         assert table["alone_ratio"].isna().all()
 
 
@@ -176,12 +180,11 @@ def test_no_committed_gain_is_above_the_devices_that_made_it():
 
 def test_what_is_no_strategy_is_the_first_row_of_tables_of_timings():
     records = make_records()
-    for turns, name in ((None, ONE_DEVICE), ({}, SHARED)):
-        evidence = make_evidence(records, **({} if turns is None else {"turns": turns}))
-        for table in (comparison_table(evidence), scaling(evidence).tables[0]):
-            assert table.rows[0][0] == name and table.pinned[0] == 0
-        several = evidence.timing_rows.query("world_size > 1").groupby("timing")["run"].first()
-        assert set(several) == {name}
+    evidence = make_evidence(records)
+    for table in (comparison_table(evidence), scaling(evidence).tables[0]):
+        assert table.rows[0][0] == ONE_DEVICE and table.pinned[0] == 0
+    several = evidence.timing_rows.query("world_size > 1").groupby("timing")["run"].first()
+    assert set(several) == {ONE_DEVICE}
 
 
 def test_order_of_timings_does_not_matter():
@@ -344,7 +347,6 @@ def test_a_pause_is_left_out_of_all_that_rests_on_times_and_marked():
     pd.testing.assert_frame_equal(tables["slept"].loc[others], tables["quiet"].loc[others])
     table = make_table("", [RUN, STEP], tables["slept"].reset_index().to_dict("records"))
     assert {row[0]: row[1].endswith(PAUSED) for row in table.rows} == {
-        SHARED: False,
         BASELINE: False,
         "fsdp2-int8": True,
         NO_COMMUNICATION: False,

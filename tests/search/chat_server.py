@@ -86,5 +86,6 @@ def judge(server: Server, answers: Path, **options: float) -> Judge:
 
 
 def model_judge(url: str, answers: Path, model: str = "a-model", **options: float) -> Judge:
-    endpoint = Endpoint(url, model, **{"timeout_s": 60, "pause_s": 0.001, **options})
+    settings: Any = {"timeout_s": 60, "max_tokens": 200, "pause_s": 0.001, **options}
+    endpoint = Endpoint(url, model, **settings)
     return lambda question: choose_by_model(question, endpoint, answers)

@@ -117,7 +117,8 @@ class Machine:
         self.factors: dict[str, float] = {}
 
     def agent(self, **settings: object) -> Agent:
-        return Agent.model_validate({"start": "fsdp2", "link": self.link, **settings})
+        default = {"start": "fsdp2", "link": self.link, "candidates": "config"}
+        return Agent.model_validate({**default, **settings})
 
     def begin(self, agent: Agent | None = None, timed: tuple[TimedRun, ...] = ()) -> History:
         """Return the history of the matrix of tests/record_factory.py."""

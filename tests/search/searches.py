@@ -7,7 +7,7 @@ from typing import Any, get_args
 from shardlab.config import timing_record as race
 from shardlab.config.schema import Agent, Train
 from shardlab.config.strategy import Strategy, parse_strategy
-from shardlab.config.timing_record import TimedRun
+from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun
 from shardlab.search.history import History, hold_fastest, initial_history
 from shardlab.search.judge import Question
 from shardlab.search.records import (
@@ -26,6 +26,7 @@ from tests.record_factory import (
     make_records,
 )
 from tests.search.machine import raced
+from tests.timed_run_factory import make_timed
 
 LIMIT = 4_000_000_000
 AGENT = Agent(start="fsdp2", memory_limit_gb=LIMIT / 1e9)
@@ -56,8 +57,8 @@ def proposal_of(history: History, *strategies: Strategy) -> Proposal:
     """Race of the incumbent, the start and these strategies."""
     arms: dict[str, Candidate] = {}
     for each in (history.held.strategy, history.reference.strategy, *strategies):
-        quality = history.quality(each.canonical())
-        known = {"roles": ["judge"], "has_quality": quality is not None and quality.sure}
+        row = history.measured.get(each.hash())
+        known = {"roles": ["judge"], "trained": bool(row and row.trained)}
         arms[each.hash()] = candidate_of(each).model_copy(update=known)
     return Proposal(
         round=len(history.rounds) + 1,
@@ -95,6 +96,8 @@ def trial_of(
         for key in given
     }
     runs = [_raced(arm, given[arm.hash]) for arm in proposal.arms if arm.hash not in lost]
+    # as in every race, beside the arms
+    runs.append(make_timed(run=NO_COMMUNICATION, step_ms=[5.0] * 40))
     return Trial(
         round=proposal.round,
         race=race.Race(

@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardlab.config.run_record import Record
 from shardlab.config.strategy import Strategy, parse_strategy
 from shardlab.core.errors import UserError
-from shardlab.search.decision import conclude
+from shardlab.search.decision import conclude, train_promising
 from shardlab.search.history import History
-from shardlab.search.records import Decision, Measured, Outcome
+from shardlab.search.records import Candidate, Decision, Measured, Outcome
+from tests.record_factory import make_record
 from tests.search.searches import (
     AGENT,
     DDP,
@@ -29,6 +31,18 @@ from tests.search.searches import (
 HISTORY = begin(["fsdp2", "ddp", "ddp-int8"])
 
 RARE = parse_strategy({"engine": "ddp", "sync": {"every": 8}})
+
+
+INT8 = {"codec": "int8:group=128"}
+BOTH_INT8 = parse_strategy({"gradients": INT8, "weights": INT8})
+
+
+def trained_with_peaks(strategy: Strategy, *peaks: int) -> Measured:
+    """Training runs of a strategy, whose seeds have these peaks of memory."""
+    row = trained(strategy)
+    pairs = zip(row.trained, peaks, strict=True)
+    runs = [run.model_copy(update={"memory_peak_bytes": peak}) for run, peak in pairs]
+    return row.model_copy(update={"trained": runs})
 
 
 def key(strategy: Strategy) -> str:
@@ -92,7 +106,17 @@ def test_the_fastest_is_held_that_is_shown_to_be_faster_as_good_and_small_enough
             {},
             "its trial ended with outcome diverged: seed 1: step 7",
         ),
+        # in one seed of two
+        (
+            {INT4_KEPT: 0.5},
+            [trained_with_peaks(INT4_KEPT, 2 * LIMIT, 1)],
+            {},
+            "peak memory is above 4000 MB",
+        ),
         ({KEPT: 0.5}, [], {"losses": 7.9}, "its losses are not those of the start"),
+        ({KEPT: 0.5}, [], {"losses": 7.3}, "its losses are not those of the start"),
+        # one of its codecs was trained with
+        ({BOTH_INT8: 0.5}, [], {}, "its perplexity was not measured"),
     ],
 )
 def test_what_is_not_held_has_a_reason(figures, runs, how, reason):
@@ -114,6 +138,41 @@ def test_what_fits_replaces_an_incumbent_that_does_not_even_if_it_is_slower():
     large = trained(INT4_KEPT, memory_peak_bytes=2 * LIMIT)
     found = last({INT4_KEPT: 1.2}, large, fits=False)
     assert (found.decision, found.held, found.fits) == ("reject", FSDP2.hash(), False)
+
+
+def test_peaks_of_training_on_other_ranks_are_none_of_the_search():
+    load = HISTORY.workload.model_copy(update={"world_size": 4})
+    on_four = HISTORY.model_copy(update={"workload": load})
+    large = trained(INT4_KEPT, memory_peak_bytes=2 * LIMIT)
+    assert last({INT4_KEPT: 0.5}, large, history=on_four).held == INT4_KEPT.hash()
+
+
+@pytest.mark.parametrize(
+    ("steps", "fits", "quality", "expected"),
+    [
+        # the fastest first, until one is as good as is tolerated
+        ((0.5, 0.8), True, 1.029, [INT4_KEPT]),
+        ((0.8, 0.5), True, 1.029, [BOTH_INT8]),
+        ((0.5, 0.8), True, 1.031, [INT4_KEPT, BOTH_INT8]),
+        ((0.5, 1.5), True, 1.031, [INT4_KEPT]),
+        ((1.5, 1.2), True, 1.0, []),
+        # a slower one may take the place of what does not fit
+        ((1.5, 1.2), False, 1.029, [BOTH_INT8]),
+        ((1.5, 1.2), False, 1.031, [BOTH_INT8, INT4_KEPT]),
+    ],
+)
+def test_what_may_be_held_is_trained_until_one_is_good_enough(steps, fits, quality, expected):
+    arms = dict(zip((INT4_KEPT, BOTH_INT8), steps, strict=True))
+    proposal = proposal_of(HISTORY, *arms).model_copy(update={"fits": fits})
+    race = trial_of(proposal, **{key(arm): step for arm, step in arms.items()}).race
+
+    def measure(arm: Candidate, seed: int, left_s: float) -> Record:
+        start = make_record("fsdp2", seed)
+        return start.model_copy(update={"val_ppl": quality * start.val_ppl})
+
+    rows = train_promising(race, proposal, AGENT, [0, 1], measure)
+    assert [row.hash for row in rows] == [arm.hash() for arm in expected]
+    assert all([run.seed for run in row.trained] == [0, 1] for row in rows)
 
 
 def test_quality_is_compared_with_the_start_and_steps_with_the_incumbent():

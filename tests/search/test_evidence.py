@@ -3,6 +3,7 @@
 import re
 
 from shardlab.config.machine import Connection, Gpu, Hardware
+from shardlab.config.strategy import parse_strategy
 from shardlab.search.decision import conclude
 from shardlab.search.evidence import data_facts, describe, machine_facts, predicted
 from tests.record_factory import make_candidate
@@ -22,7 +23,7 @@ def lines_of(text: str) -> list[str]:
 
 
 def test_strategies_have_one_template_in_the_order_of_their_hashes_without_praise():
-    history = begin()
+    history = begin(["fsdp2", "fsdp2-int8", "fsdp2-int4", "ddp", "ddp-int8"])
     text = describe(history, AGENT, LIMIT)
     lines = lines_of(text)
     assert len({re.sub(r"\d+(\.\d+)?", "N", line.partition("]: ")[2]) for line in lines}) == 1
@@ -41,8 +42,21 @@ def test_figures_are_means_over_seeds_and_bytes_by_kind_of_message():
     assert "gradients 2.600 MB asked, 2.600 MB moved; weights 5.200 MB asked, 5.200 MB" in line
 
 
-def test_races_failures_and_the_budget_are_told():
+def test_the_evidence_does_not_grow_by_the_round():
     history = begin()
+    held, start = history.held.strategy.label(), history.reference.strategy.label()
+    for number in range(1, 9):
+        changed = parse_strategy({"engine": "ddp", "bucket_mb": 1.0 + number})
+        proposal = proposal_of(history, changed)
+        history = conclude(history, proposal, trial_of(proposal), AGENT)
+        text = describe(history, AGENT, LIMIT)
+        assert len(lines_of(text)) <= 6 and text.count("Round ") <= 4
+        assert all(f"Strategy {label} [" in text for label in (held, start))
+    assert "Round 8: raced" in text
+
+
+def test_races_failures_and_the_budget_are_told():
+    history = begin(["fsdp2", "ddp", "ddp-int8"])
     proposal = proposal_of(history, DDP, KEPT)
     trial = trial_of(proposal, **{f"_{KEPT.hash()}": "timeout", f"_{DDP.hash()}": 0.5})
     text = describe(conclude(history, proposal, trial, AGENT), AGENT, LIMIT)

@@ -11,7 +11,6 @@ from shardlab.config.experiment import Params
 from shardlab.config.machine import Link
 from shardlab.config.parameters import Parameters
 from shardlab.config.strategy import parse_strategy
-from shardlab.config.timing_record import NO_COMMUNICATION
 from shardlab.core.errors import UserError
 from shardlab.search.experiment import (
     ranking_text,
@@ -119,22 +118,3 @@ def test_the_printed_entry_is_one_of_the_parameters(tmp_path):
     path = tmp_path / "params.yaml"
     path.write_text(yaml.safe_dump(tree, sort_keys=False))
     assert Parameters(path)("strategies.100mbit-2-ranks").hash() == history.incumbent
-
-
-def test_the_result_says_what_ranks_at_once_take_for_as_many_tokens():
-    history, _ = Machine(rate="100mbit").search(choose_by_rules, rounds=1)
-    assert "of ranks that share" not in result_text(history, "name", "reason")
-    (race,), load = history.races, history.workload
-    here = {"link": load.link, "world_size": load.world_size}
-    held = next(run for run in race.runs if run.run == history.incumbent).model_copy(update=here)
-    fast = {"run": NO_COMMUNICATION, "step_ms": [ms / 4 for ms in held.step_ms]}
-    timed = race.model_copy(update={"runs": [held, held.model_copy(update=fast)]})
-    text = result_text(history.model_copy(update={"races": [timed]}), "name", "reason")
-    # half of the tokens in a quarter of the time; one device was not timed, and is not named
-    assert "of ranks that share this machine's memory, take 0.50 (0.50 to 0.50) times" in text
-    assert "ne device" not in text
-    # those of one core say nothing of communication
-    cramped = [run.model_copy(update={"threads": 9}) for run in timed.runs]
-    races = [race.model_copy(update={"runs": cramped})]
-    text = result_text(history.model_copy(update={"races": races}), "name", "reason")
-    assert "of ranks that share" not in text

@@ -10,6 +10,7 @@ from shardlab.config.strategy import CanonicalStrategy, parse_strategy
 from shardlab.config.timing_record import NO_COMMUNICATION
 from shardlab.core.errors import UserError
 from shardlab.search.decision import conclude
+from shardlab.search.experiment import ranking_text
 from shardlab.search.history import History, hold_fastest, initial_history, load_history
 from tests.record_factory import FIGURES, STRATEGIES, make_record, make_records
 from tests.search.searches import (
@@ -115,6 +116,26 @@ def test_quality_is_that_of_what_computes_most_alike(strategy, ratio, source, su
     assert quality is not None
     assert quality.ratio == pytest.approx(ratio, rel=0.002)
     assert (quality.source, quality.sure) == (source, sure)
+
+
+def test_what_was_trained_with_a_part_of_its_codecs_alone_is_neither_held_nor_of_known_quality():
+    """It is trained first if it is faster, and no figure of it is shown until then."""
+    both = parse_strategy({"gradients": INT8, "weights": INT8})
+    form = {"strategy": both.canonical().model_dump(mode="json"), "strategy_hash": both.hash()}
+    timed = [
+        make_timed("two-ranks", "fsdp2", step_ms=[50.0] * 5),
+        make_timed("two-ranks", "ddp", step_ms=[40.0] * 5),
+        make_timed("two-ranks", "both", step_ms=[10.0] * 5, **form),
+    ]
+    history = begin(timed=timed)
+    assert history.held.hash == DDP.hash()
+    assert not history.quality(both.canonical()).sure
+    rows = {row.split()[-1]: row.split() for row in ranking_text(history).splitlines()}
+    label = both.label().split()[-1]
+    assert rows[label][0] == "0.200" and "-" in rows[label]
+    row = trained(both, 1.01)
+    history = history.model_copy(update={"measured": {**history.measured, row.hash: row}})
+    assert history.quality(both.canonical()).sure
 
 
 def test_the_quality_of_other_numerics_is_unknown():

@@ -1,15 +1,18 @@
 """Judges: the rule, and a language model behind a real server."""
 
 import json
+import sys
 import threading
+from types import ModuleType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardlab.config.schema import Agent
 from shardlab.core.files import read_json
 from shardlab.search.chat import KEY_VARIABLE
-from shardlab.search.judge import choose_by_rules
+from shardlab.search.judge import choose_by_rules, judge_of
 from shardlab.search.records import Candidate
 from tests.record_factory import make_candidate
 from tests.search.chat_server import chat, judge, listed, model_judge, says, serving
@@ -45,13 +48,6 @@ def test_reasons_cite_the_prediction():
     assert UNTRAINED.prediction.note in choose_by_rules(ask(UNTRAINED)).reason
     # an incumbent without prediction is no limit
     assert choose_by_rules(ask(SLOW, UNTIMED, held=None)).choice == SLOW.id
-
-
-def thinking(tokens):
-    """What vLLM answers where the reasoning fills the budget."""
-    reply = chat(None, "length")
-    reply["choices"][0]["message"]["reasoning_content"] = "let me see"
-    return {**reply, "usage": {"completion_tokens": tokens}}
 
 
 KEY = "sk-very-secret-0123456789"
@@ -113,18 +109,14 @@ def test_the_choice_is_found_in_other_text(tmp_path, text):
         ((200, {"error": {"message": "model not loaded"}}), "no chat completion: model not loaded"),
         ((200, b"<html>"), "its reply is no chat completion"),
         ((200, b"[" * 100_000), "its reply is no chat completion"),
-        ((200, {"error": {"message": "slow down", "code": 429}}), "status 429: slow down"),
-        ((200, {"choices": []}), "its reply has no choices"),
+        ((200, {"error": {"message": "slow down", "code": 429}}), "no chat completion: slow down"),
+        ((200, {"choices": []}), "its reply is no chat completion"),
         ((404, {"detail": "no model x"}), "status 404: no model x"),
         ((404, b"404 page not found"), "status 404: 404 page not found"),
-        ((400, {"object": "error", "message": "context of 9 tokens"}), "400: context of 9 tokens"),
-        ((422, {"detail": [{"msg": "field required"}]}), "status 422: field required"),
-        ((200, chat("{}", "length")), "the answer is incomplete: finish_reason length; check it"),
-        (
-            (200, chat("<think> hm", "length")),
-            "finish_reason length: all tokens went into thinking",
-        ),
-        ((200, thinking(1000)), "finish_reason length: all 1000 tokens went into thinking"),
+        ((413, {"object": "error", "message": "context of 9 tokens"}), "413: context of 9 tokens"),
+        ((409, {"detail": [{"msg": "field required"}]}), "status 409: field required"),
+        ((200, chat("{}", "length")), "the answer is incomplete: raise agent.max_tokens"),
+        ((200, chat("{}", "filter")), "the answer is incomplete: finish_reason filter"),
         ((200, chat(None)), "the answer has no text"),
         ((200, chat("<think> and on and on")), "the answer holds no choice in JSON"),
         ((200, says("../../etc/passwd")), "the answer names an id that was not offered"),
@@ -140,8 +132,7 @@ def test_each_way_to_fail_is_one_line_and_rules_choose(tmp_path, monkeypatch, re
     assert verdict.reason.startswith("http: a-model gave no usable answer (")
     assert verdict.reason.endswith(BY_RULES.reason)
     assert (verdict.choice, verdict.judge) == (BY_RULES.choice, "rules")
-    busy = reply[0] == 503 or "slow down" in words or "no choices" in words
-    assert len(server.requests) == (4 if busy else 1)
+    assert len(server.requests) == (4 if reply[0] == 503 else 1)
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:9/v1", "http://api..example/v1"])
@@ -157,6 +148,47 @@ def test_a_slow_server_is_one_line(tmp_path):
         verdict = judge(server, tmp_path, timeout_s=0.05)(QUESTION)
         release.set()
     assert "no answer within 0.05 s; check it, or set agent.judge to rules" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("refusal", "left_out"),
+    [
+        ("Unsupported value: 'temperature' does not support 0", {"temperature"}),
+        ("response_format.type must be text", {"response_format"}),
+        ("max_tokens is not supported: use max_completion_tokens", {"max_tokens"}),
+        ("unexpected field", {"temperature", "response_format", "max_tokens"}),
+    ],
+)
+def test_a_server_that_refuses_a_field_is_asked_without_it(tmp_path, refusal, left_out):
+    def rule(request, number):
+        refused = left_out & request.keys()
+        return (400, {"error": {"message": refusal}}) if refused else (200, says(WANTED))
+
+    with serving(rule) as server:
+        assert judge(server, tmp_path)(QUESTION).choice == WANTED
+    first, second, *_ = server.requests
+    assert first.keys() - second.keys() == left_out
+    schema = first["response_format"]["json_schema"]["schema"]
+    ids = [candidate.id for candidate in sorted(CANDIDATES, key=lambda candidate: candidate.id)]
+    assert schema["properties"]["choice"]["enum"] == [*ids, "abstain"]
+    assert (first["max_tokens"], first["temperature"]) == (200, 0)
+
+
+def test_a_server_that_refuses_everything_is_one_line(tmp_path):
+    verdict, server = verdict_of(tmp_path, (400, {"error": {"message": "context of 9 tokens"}}))
+    assert "status 400: context of 9 tokens" in verdict.reason
+    assert len(server.requests) == 2
+
+
+def test_a_local_judge_that_cannot_start_is_one_line(tmp_path, monkeypatch):
+    file = tmp_path / "model.gguf"
+    agent = Agent(judge="local", model_file=str(file))
+    monkeypatch.setitem(sys.modules, "xllamacpp", None)
+    verdict = judge_of(agent, tmp_path)(QUESTION)
+    assert "agent.judge: local needs llama.cpp: pip install '.[judge]'" in verdict.reason
+    assert verdict.choice == BY_RULES.choice
+    monkeypatch.setitem(sys.modules, "xllamacpp", ModuleType("xllamacpp"))
+    assert f"agent.model_file: {file} does not exist" in judge_of(agent, tmp_path)(QUESTION).reason
 
 
 def test_a_busy_server_is_asked_again(tmp_path):

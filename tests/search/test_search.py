@@ -7,14 +7,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from shardlab.config.strategy import CanonicalStrategy, parse_strategy
+from shardlab.config.strategy import CanonicalStrategy, differences, parse_strategy
 from shardlab.report.sections.search import outcome as outcome_in_words
 from shardlab.search import proposal as proposals
-from shardlab.search.evidence import aspects
 from shardlab.search.history import hold_fastest
 from shardlab.search.judge import Judge, Question, choose_by_rules
 from shardlab.search.records import Candidate, Verdict
-from shardlab.search.space import Option, peaks_of
+from shardlab.search.space import Option, formula_bytes, peak_of, peaks_of
+from tests.record_factory import STRATEGIES
 from tests.search.chat_server import judge as http_judge
 from tests.search.chat_server import listed, model_judge, says, serving
 from tests.search.machine import Machine, quality, raced, space_of
@@ -44,13 +44,26 @@ def test_the_forecasts_first_follows_link_and_tolerance(rate, tolerance, codec):
     assert first.gradients.codec.name == codec
 
 
-def test_action_candidates_differ_from_the_incumbent_in_one_aspect():
+def test_actions_change_one_setting_and_say_why_to_a_judge(tmp_path):
     machine = Machine(rate="100mbit")
     agent = machine.agent(candidates="action", max_candidates=16)
     history = machine.begin()
-    options = machine.propose(history, choose_by_rules, agent).candidates
+    with serving(lambda request, number: (200, says("abstain"))) as server:
+        options = machine.propose(history, http_judge(server, tmp_path), agent).candidates
     assert options
-    assert all(len(aspects(history.held.strategy, each.strategy)) == 1 for each in options)
+    asked = server.requests[0]["messages"][-1]["content"]
+    for option in options:
+        assert len(differences(history.held.strategy, option.strategy)) == 1
+        action = option.action
+        assert f"{action.name} ({action.change}). Hypothesis: {action.hypothesis}." in asked
+        assert f"Fact: {action.fact}; predicted: step" in asked
+
+
+def test_a_search_by_actions_ends_where_no_fact_speaks_for_one():
+    machine = Machine(rate="1000gbit")
+    history, made = machine.search(choose_by_rules, candidates="action", stop_loss=8)
+    assert "no action has a fact for it and is legal" in made[-1].verdict.reason
+    assert machine.true_s(history.held.strategy) <= machine.true_s(history.reference.strategy)
 
 
 def test_equal_inputs_make_equal_proposals_in_which_every_arm_has_a_role():
@@ -83,6 +96,44 @@ def test_what_is_timed_as_the_fastest_is_not_held_beyond_the_memory_limit():
         (peaks[manual.hash()] - 1, start),
     ):
         assert hold_fastest(history, 0.03, limit, peaks).incumbent == held.hash()
+
+
+def test_a_peak_is_that_of_the_largest_seed():
+    machine = Machine()
+    history = machine.begin()
+    start, other = (
+        history.measured[parse_strategy(STRATEGIES[run]).hash()] for run in ("fsdp2", "ddp")
+    )
+    rows = {
+        row.hash: row.model_copy(
+            update={
+                "trained": [
+                    run.model_copy(update={"memory_peak_bytes": peak + more})
+                    for run, more in zip(row.trained, (9_000_000, 0), strict=True)
+                ]
+            }
+        )
+        for row, peak in ((start, 800_000_000), (other, 700_000_000))
+    }
+    measured = {**history.measured, **rows}
+    peaks = peaks_of(history.model_copy(update={"measured": measured}), machine.shapes)
+    assert (peaks[start.hash], peaks[other.hash]) == (809_000_000, 709_000_000)
+    # what the start has beyond the formula, others have, too
+    untried = parse_strategy({"reshard_after_forward": False}).canonical()
+    beyond = 809_000_000 - formula_bytes(start.strategy, machine.shapes, 2)
+    predict = peak_of(history.model_copy(update={"measured": measured}), machine.shapes)
+    assert predict(untried) == beyond + formula_bytes(untried, machine.shapes, 2)
+
+
+def test_peaks_of_a_search_on_other_ranks_than_training_are_predicted():
+    """What the start has beyond the formula on the ranks that it was trained on is added."""
+    machine = Machine()
+    agent = machine.agent(world_size=4)
+    history = machine.begin(agent)
+    peaks, start = peaks_of(history, machine.shapes), history.reference
+    beyond = start.trained[0].memory_peak_bytes - formula_bytes(start.strategy, machine.shapes, 2)
+    for row in history.measured.values():
+        assert peaks[row.hash] == beyond + formula_bytes(row.strategy, machine.shapes, 4)
 
 
 @pytest.mark.long

@@ -12,9 +12,12 @@ from shardlab.config.run_record import Record, write_records
 from shardlab.config.timing_record import NO_COMMUNICATION, write_timings
 from shardlab.core.errors import StorageError, UserError
 from shardlab.core.files import write_json
+from shardlab.profiling.job import break_down
+from shardlab.report.collect import read_losses
 from shardlab.search.decision import conclude
 from shardlab.search.history import History
-from shardlab.search.records import Proposal, Trial
+from shardlab.search.records import Proposal, Trial, TrialSettings
+from shardlab.train.chat import Conversation, Sampling
 from shardlab.train.launch import RunFailed
 from shardlab.train.plans import RunPlan, TimingPlan
 from stages import decide, propose, trial
@@ -94,6 +97,13 @@ def read(kind: Any, number: str, name: str) -> Any:
     return kind.from_file(f"results/rounds/{number}/{name}.json", "make it again")
 
 
+def write_proposal(params: Parameters, proposal: Proposal) -> None:
+    """Write the proposal of a round as the stage does, with the parameters of its training runs."""
+    settings = TrialSettings.of(*params("train", "model", "seeds"))
+    path = f"results/rounds/{proposal.round}/proposal.json"
+    proposal.model_copy(update={"settings": settings}).to_file(path)
+
+
 def run_round(params: Parameters, number: str) -> tuple[Proposal, History]:
     for stage in (propose, trial, decide):
         stage.main(params, number)
@@ -106,6 +116,11 @@ def test_two_rounds_build_on_each_other_and_repeat_to_the_byte(params, capsys):
     assert first.incumbent != after.incumbent
     second, last = run_round(params, "2")
     assert second.incumbent == after.incumbent
+    # what was accepted has records, and nothing that has any is trained again
+    assert {arm.hash for arm in second.arms if arm.trained} >= {first.incumbent, after.incumbent}
+    trained = [row.hash for number in "12" for row in read(Trial, number, "trial").trained]
+    assert len(trained) == len({*trained}) and after.held.trained and last.held.trained
+    assert second.settings == TrialSettings.of(*params("train", "model", "seeds"))
     assert [decision.round for decision in last.rounds] == [1, 2]
     assert [race.name for race in last.races] == ["round-1", "round-2"]
     path = Path("results/rounds/2/proposal.json")
@@ -155,52 +170,67 @@ def test_a_round_that_is_not_in_the_parameters_is_refused(params, number):
 
 
 @pytest.mark.parametrize(
-    ("kept", "quality", "trained"), [(0.8, 1.05, 1), (0.4, 1.0, 0), (1.2, 1.0, 1)]
+    ("kept", "quality", "trained"),
+    [(0.8, 1.05, [INT4_KEPT, KEPT]), (0.4, 1.0, [KEPT]), (1.2, 1.0, [INT4_KEPT])],
 )
-def test_only_what_is_faster_than_all_that_is_known_is_trained(
+def test_what_may_be_held_is_trained_the_fastest_first_until_one_is_tolerated(
     params, monkeypatch, kept, quality, trained
 ):
     history = begin(["fsdp2"])
     proposal = proposal_of(history, KEPT, INT4_KEPT)
     race = trial_of(proposal, **{f"_{INT4_KEPT.hash()}": 0.5, f"_{KEPT.hash()}": kept}).race
-    proposal.to_file("results/rounds/1/proposal.json")
+    write_proposal(params, proposal)
     ran: list[RunPlan] = []
 
-    def evaluated(plan: RunPlan, folder: Path) -> Record:
+    def evaluated(plan: RunPlan, runs: Path) -> Record:
         ran.append(plan)
         known = make_record("fsdp2", plan.seed)
-        return known.model_copy(update={"val_ppl": quality * (known.val_ppl or 0.0)})
+        factor = quality if plan.strategy.hash() == INT4_KEPT.hash() else 1.0
+        return known.model_copy(update={"val_ppl": factor * (known.val_ppl or 0.0)})
 
     monkeypatch.setattr(trial, "race", lambda plan, output, *_: race.to_file(output))
     monkeypatch.setattr(trial, "evaluated", evaluated)
     trial.main(params, "1")
     made = read(Trial, "1", "trial")
-    assert [(plan.strategy.hash(), plan.seed) for plan in ran] == [
-        (INT4_KEPT.hash(), seed) for seed in (0, 1) for _ in range(trained)
-    ]
+    expected = [(strategy.hash(), seed) for strategy in trained for seed in (0, 1)]
+    assert [(plan.run, plan.seed) for plan in ran] == expected
     decided = conclude(history, proposal, made, AGENT)
-    fast = KEPT if kept < 0.5 or quality > 1.03 else INT4_KEPT
-    assert decided.incumbent == fast.hash()
+    assert decided.incumbent == trained[-1].hash()
+    assert decided.held.files == "results/rounds/1/runs"
+    # the records of this round are those of the next one
+    again = proposal_of(decided, *trained).model_copy(update={"round": 2})
+    write_proposal(params, again)
+    ran.clear()
+    trial.main(params, "2")
+    assert ran == []
+
+
+def test_a_trial_of_other_parameters_than_its_proposals_is_refused(params):
+    propose.main(params, "1")
+    with pytest.raises(UserError, match=r"proposal\.json: of other parameters, as with --set: run"):
+        trial.main(Parameters(overrides=["train.steps=20"]), "1")
+    trial.main(Parameters(overrides=["train.timeout_s=20"]), "1")  # which changes no result
 
 
 def test_training_that_fails_is_data_but_a_full_disk_is_not(params):
     proposal = proposal_of(begin(["fsdp2"]), INT4_KEPT)
     train, model = params("train", "model")
-    work = trial.Work(proposal, params.agent_of("1"), train, model)
+    work, runs = trial.Work(proposal, params.agent_of("1"), train, model), Path("runs")
 
     def failing(error: Exception) -> Any:
-        def do(_: trial.Step) -> None:
+        def do(step: trial.Step) -> None:
+            Path(step.folder, "events.jsonl").touch()
             raise error
 
         return do
 
     for error, kind in (RunFailed("memory", "no memory", ""), "memory"), (UserError("no"), "crash"):
-        found = trial.measure(work, failing(error), proposal.arms[-1], 0, 1.0)
+        found = trial.measure(work, failing(error), runs, proposal.arms[-1], 0, 1.0)
         assert (found.outcome, found.source) == (kind, "round 1")
+        assert not [path for path in runs.rglob("*") if path.is_file()]
     with pytest.raises(StorageError):
         full = failing(StorageError("no space left"))
-        trial.measure(work, full, proposal.arms[-1], 0, 1.0)
-    assert not [*Path(".trials").iterdir()]
+        trial.measure(work, full, runs, proposal.arms[-1], 0, 1.0)
 
 
 def test_ranks_that_fail_in_a_race_leave_a_round_without_one(params, monkeypatch):
@@ -218,13 +248,16 @@ def test_ranks_that_fail_in_a_race_leave_a_round_without_one(params, monkeypatch
 
 
 @pytest.mark.long
-def test_a_round_on_real_ranks_races_and_decides(project):
+@pytest.mark.parametrize("start", ["", "env"])
+def test_a_round_on_real_ranks_races_and_decides(project, monkeypatch, start):
+    # a job step runs the code that this process runs
+    monkeypatch.setenv("PYTHONPATH", str(Path(trial.__file__).parents[1]))
     history = begin(["fsdp2", "ddp"], agent=AGENT)
-    proposal_of(history, DDP).to_file("results/rounds/1/proposal.json")
     write_records("results/results.jsonl", make_records(["fsdp2", "ddp"], seeds=2))
     own = ["agent.searches.three={world_size: 3}", "rounds.1.search=three"]
     real = Parameters(overrides=["agent.link=null", "agent.repetitions=10", *own])
-    trial.main(real, "1")
+    write_proposal(real, proposal_of(history, DDP))
+    trial.main(real, "1", start=start)
     decide.main(real, "1")
     after = read(History, "1", "history")
     (race,) = after.races
@@ -234,3 +267,44 @@ def test_a_round_on_real_ranks_races_and_decides(project):
     assert {run.run for run in race.runs} == {history.start, DDP.hash(), NO_COMMUNICATION}
     assert {run.world_size for run in race.runs} == {3}
     assert (after.search, after.workload.world_size) == ("three", 3)
+
+
+@pytest.mark.long
+def test_what_a_round_trained_on_real_ranks_is_kept_and_can_be_opened(project, monkeypatch, capsys):
+    proposal = proposal_of(begin(["fsdp2"]), KEPT)
+    race = trial_of(proposal, **{f"_{KEPT.hash()}": 0.5}).race
+    monkeypatch.setattr(trial, "race", lambda plan, output, *_: race.to_file(output))
+    short = Parameters(overrides=["train.steps=6", "seeds=[1]", "train.link=null"])
+    write_proposal(short, proposal)
+    trial.main(short, "1")
+    (row,) = read(Trial, "1", "trial").trained
+    (record,) = row.trained
+    folder = Path(row.folder, f"seed{record.seed}")
+    assert (record.run, record.seed, record.steps) == (KEPT.hash(), 1, 6)
+    run = ["events.jsonl", "final_model", "metrics.json", "trace.json.gz"]
+    assert sorted(path.name for path in folder.iterdir()) == run
+    # in the layout of results/, so that whatever reads a run reads these, too
+    assert read_losses(Path(row.files), record.run, record.seed)["loss"].size == 6
+    assert break_down([folder / "trace.json.gz"]).steps
+    conversation = Conversation(folder / "final_model", Sampling(tokens=2))
+    ppl = f"validation perplexity {record.val_ppl:.1f}"
+    assert ppl in conversation.banner()
+    conversation.answer("One", lambda piece: None)
+
+
+def test_a_trial_that_ends_early_leaves_what_was_there_before(params, monkeypatch):
+    proposal = proposal_of(begin(["fsdp2"]), KEPT)
+    race = trial_of(proposal, **{f"_{KEPT.hash()}": 0.5}).race
+    monkeypatch.setattr(trial, "race", lambda plan, output, *_: race.to_file(output))
+    write_proposal(params, proposal)
+    trial.main(params, "1")
+    before = {path: path.read_bytes() for path in Path("results/rounds").rglob("*.json")}
+
+    def ends(plan: RunPlan, folder: Path, **_: object) -> None:
+        (folder / "metrics.json").write_text("{}")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trial, "train_run", ends)
+    with pytest.raises(KeyboardInterrupt):
+        trial.main(params, "1")
+    assert {path: path.read_bytes() for path in Path("results/rounds").rglob("*.json")} == before

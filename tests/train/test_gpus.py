@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from shardlab.core.errors import UserError
-from shardlab.core.gpus import RankGpu, backend_of, gpu_index, usable_gpu
+from shardlab.core.gpus import RankGpu, backend_of, gpu_index, refuse_shared, usable_gpu
 
 ONE, TWO = RankGpu("GPU-a", True), RankGpu("GPU-b", True)
 
@@ -42,3 +42,9 @@ def test_every_rank_with_its_own_gpu_uses_nccl(monkeypatch):
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
     with pytest.raises(UserError, match="has no NCCL, which GPUs need: install"):
         backend_of([ONE])
+
+
+def test_ranks_that_share_a_gpu_are_refused_where_they_would_use_nccl():
+    refuse_shared([ONE, TWO], "wait")
+    with pytest.raises(UserError, match=r"^ranks 0, 2 share the GPU GPU-a, .*, or wait$"):
+        refuse_shared([ONE, TWO, ONE], "wait")

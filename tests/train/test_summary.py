@@ -1,5 +1,6 @@
 """Metrics of a run from the measurements of its ranks."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Train
 from shardlab.config.strategy import parse_strategy
 from shardlab.train.plans import RunPlan
-from shardlab.train.summary import Measured, summarize
+from shardlab.train.summary import Measured, merge_events, summarize
 
 STEPS, UNTIMED = 6, 2
 PLAN = RunPlan(
@@ -116,3 +117,66 @@ def test_a_search_for_the_loss_scale_skips_steps_that_are_not_invalid(scaled, in
     events[3] = event(3, applied=False, gradient_norm=float("nan"), loss=float("nan"))
     found = summarize(PLAN, events, [rank(events, loss_scaled=scaled)])
     assert (found["skipped_steps"], found["invalid_steps"]) == (2, invalid)
+
+
+def test_a_step_has_the_mean_of_its_ranks_and_the_time_of_the_slowest():
+    fast = event(0, loss=1.0, step_ms=10.0, bytes_wire=100.0, collective_ms=3.0)
+    slow = event(0, loss=4.0, step_ms=14.0, bytes_wire=300.0, collective_ms=5.0)
+    for ranks in ([fast], [slow]), ([slow], [fast]):
+        (found,) = merge_events(ranks)
+        assert (found["loss"], found["step_ms"]) == (2.5, 14.0)
+        assert (found["bytes_wire"], found["collective_ms"]) == (200.0, 4.0)
+    (found,) = merge_events(([fast], [{**slow, "collective_ms": None}]))
+    assert found["collective_ms"] == 3.0
+
+
+def test_the_training_loss_is_the_mean_of_the_last_tenth_of_the_steps():
+    plan = replace(PLAN, train=PLAN.train.model_copy(update={"steps": 20}))
+    events = [event(step, loss=float(step)) for step in range(20)]
+    assert summarize(plan, events, [rank(events)])["train_loss"] == 18.5
+
+
+def test_most_bytes_are_of_a_timed_step_and_clipped_is_what_exceeds_the_norm():
+    clip = PLAN.train.clip
+    norms = [0.5 * clip, clip, 1.01 * clip, 3 * clip, 0.1 * clip, 0.2 * clip]
+    sent = [9e9, 9e9, 100.0, 500.0, 200.0, 300.0]
+    events = [
+        event(step, gradient_norm=norm, bytes_wire=nbytes)
+        for step, (norm, nbytes) in enumerate(zip(norms, sent, strict=True))
+    ]
+    found = summarize(PLAN, events, [rank(events)])
+    assert (found["bytes_peak"], found["clipped_steps"]) == (500.0, 2)
+
+
+def test_norms_and_errors_are_of_the_whole_vector_and_memory_of_the_fullest_rank():
+    audits = [
+        {"exact_squared": 4.0, "error_squared": 1.0, "reduced_squared": 9.0, "product": 5.0},
+        {"exact_squared": 12.0, "error_squared": 3.0, "reduced_squared": 0.0, "product": 1.0},
+    ]
+    memory = [
+        {"memory_peak_bytes": 9, "memory_growth_bytes": 5, "memory_reserved_bytes": None},
+        {"memory_peak_bytes": 7, "memory_growth_bytes": 6, "memory_reserved_bytes": None},
+    ]
+    ranks = [
+        rank(EVENTS, audit=audit, residual_norm=norm, memory=used)
+        for audit, norm, used in zip(audits, (3.0, 4.0), memory, strict=True)
+    ]
+    found = summarize(PLAN, EVENTS, ranks)
+    assert found["residual_norm"] == 5.0
+    # of 4 and 16 squared, and of a product of 6 over the roots of 16 and 9
+    assert (found["grad_rel_error"], found["grad_cosine"]) == (0.5, 0.5)
+    names = "memory_peak_bytes", "memory_growth_bytes", "memory_reserved_bytes"
+    assert [found[name] for name in names] == [9, 6, None]
+
+
+def test_rare_exchanges_count_in_bytes_of_all_steps_and_are_no_pauses():
+    """A part of the steps may have more or fewer of them than the run."""
+    strategy = parse_strategy({"engine": "ddp", "sync": {"every": 6}})
+    ledger = Ledger()
+    ledger.accounts["gradients"].bytes_raw = ledger.accounts["gradients"].bytes_wire = 600.0
+    exchange = event(5, step_ms=10_000.0, bytes_wire=600.0)
+    events = [*(event(step, bytes_wire=0.0) for step in range(5)), exchange]
+    found = summarize(replace(PLAN, strategy=strategy), events, [rank(events, ledger)])
+    assert (found["bytes_wire"], found["bytes_peak"]) == (100.0, 600.0)
+    assert found["paused_steps"] == 0
+    assert found["step_ms_mean"] == pytest.approx((3 * 10 + 10_000) / 4)

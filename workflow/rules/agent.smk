@@ -21,10 +21,8 @@ rule propose:
             "forecast.timings",
             "forecast.runs",
             "forecast.space",
-            *SAMPLES,
-            "train.threads",
-            "train.clip",
-            "train.link",
+            "seeds",
+            *TRAINING,
         ),
     shell:
         "exec python -m stages.propose {wildcards.round:q} &>> {log:q}"
@@ -36,6 +34,7 @@ rule trial:
         DATASET,
     output:
         "results/rounds/{round}/trial.json",
+        directory("results/rounds/{round}/runs"),
     log:
         "logs/trial/{round}.log",
     threads: lambda wildcards: threads_of(raced(wildcards))

@@ -7,9 +7,9 @@ rule report:
         every_run("results/train/{run}/seed{seed}/events.jsonl"),
         expand(rules.timing.output, timing=config["timings"]),
         expand(
-            "results/rounds/{round}/{file}.json",
+            "results/rounds/{round}/{file}",
             round=config["rounds"],
-            file=["history", "proposal", "trial"],
+            file=["history.json", "proposal.json", "runs", "trial.json"],
         ),
     output:
         "results/report/report.html",

@@ -8,7 +8,7 @@ from shardlab.report.evidence import Evidence
 from shardlab.report.plots import bytes_quality_plot, loss_plot
 from shardlab.report.sections.appendix import setting_line
 from shardlab.report.tables import Column, Figure, Section, Table
-from shardlab.report.timings import place
+from shardlab.report.timings import location
 
 
 def comparison(evidence: Evidence) -> Section:
@@ -21,7 +21,7 @@ def comparison_table(evidence: Evidence, extra: bool = True) -> Table:
     """Return the comparison, with or without the columns that the page folds."""
     shown = columns.comparison(evidence.main_timing, evidence.main_group)
     kept = [column for column in shown if extra or not column.extra]
-    title = f"Comparison, {place(evidence.main_steps)}"
+    title = f"Comparison, {location(evidence.main_steps)}"
     return evidence.main_table(title, kept, evidence.main_rows)
 
 
@@ -33,7 +33,7 @@ def quality(evidence: Evidence) -> Section:
             "loss",
             "Training loss, mean over seeds with a band of one standard deviation; below, the "
             "difference from the baseline at the same step.",
-            loss_plot(loss_curves(evidence.losses), evidence.runs, baseline),
+            loss_plot(loss_curves(evidence.losses), [*evidence.losses], baseline),
         ),
         Figure(
             "bytes_quality",

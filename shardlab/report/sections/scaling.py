@@ -6,14 +6,15 @@ from shardlab.core.numbers import percent, plural, within
 from shardlab.report.columns import SCALING
 from shardlab.report.evidence import Evidence
 from shardlab.report.plots import breakdown_plot, scaling_plot
-from shardlab.report.tables import ONE_DEVICE, SHARED, Figure, Section, estimate
-from shardlab.report.timings import place, without_link
+from shardlab.report.tables import ONE_DEVICE, Figure, Section, estimate
+from shardlab.report.timings import location, without_link
 
 
 def scaling(evidence: Evidence) -> Section:
     """Show the share of communication in a step, and throughput by ranks."""
     rows = evidence.timing_rows
     first = evidence.main_steps
+    races = " What a search found is of its last race there." if evidence.found else ""
     return Section(
         "What takes the time?",
         items=[text for each in evidence.several for text in share(each, evidence.baseline)],
@@ -21,8 +22,8 @@ def scaling(evidence: Evidence) -> Section:
             Figure(
                 "breakdown",
                 "Compute, exposed communication, exposed copies and idle time sum to the traced "
-                f"step; {place(first)}.",
-                breakdown_plot(first),
+                f"step; {location(first)}.{races}",
+                breakdown_plot(evidence.main_traces),
             ),
             Figure(
                 "scaling",
@@ -41,12 +42,12 @@ def scaling(evidence: Evidence) -> Section:
 
 
 def scaling_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the timings without an emulated link of runs on several numbers of ranks: first the
-    rows that are no strategies, then run by run and by ascending ranks."""
-    rows, first = without_link(rows), [ONE_DEVICE, SHARED]
+    """Return the timings without an emulated link of runs on several numbers of ranks: first
+    one device alone, then run by run and by ascending ranks."""
+    rows, first = without_link(rows), ONE_DEVICE
     scaled = rows.groupby("run")["world_size"].transform("nunique") > 1
-    rows = rows[scaled | rows["run"].isin(first)] if scaled.any() else rows[scaled]
-    names = dict.fromkeys([*first, *rows["run"]])
+    rows = rows[scaled | (rows["run"] == first)] if scaled.any() else rows[scaled]
+    names = dict.fromkeys([first, *rows["run"]])
     runs = pd.Categorical(rows["run"], categories=[*names])
     return rows.assign(order=runs).sort_values(["order", "world_size"], kind="stable")
 
@@ -66,7 +67,7 @@ def share(timing: pd.DataFrame, baseline: str) -> list[str]:
         cost, low, high = (max(0, 100 - 100 / end) for end in estimate(row, "bound_ratio"))
         of_step = "" if parts else f" of the step of {baseline}"
         parts.append(f"{within(cost, low, high, 0, ' %')}{of_step} with the cost of sharding")
-    return [f"{place(timing)}: {', '.join(parts)}."] if parts else []
+    return [f"{location(timing)}: {', '.join(parts)}."] if parts else []
 
 
 def cores_note(rows: pd.DataFrame) -> list[str]:

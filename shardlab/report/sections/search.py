@@ -46,10 +46,11 @@ def _outcome(history: History, name: str, last: Decision | None) -> str:
         load = load.model_copy(update={"link": last.link, "world_size": last.world_size})
     step = held.step(load)
     gain = f", step {_interval(step)} times the start's in {step.source}" if step else ""
+    files = f" Its training runs are in {held.folder}." if held.folder else ""
     return (
         f"After {plural(len(decisions), 'round')}, {decisions.count('accept')} of which changed "
         f"the incumbent, the strategy search{name and f' {name}'} {result}: "
-        f"{held.strategy.label()} ({held.source}){gain}."
+        f"{held.strategy.label()} ({held.source}){gain}.{files}"
     )
 
 
@@ -66,6 +67,13 @@ def _round(decision: Decision) -> Section:
     number, verdict = decision.round, decision.verdict
     sentences = [_narrowed(decision.space)] if decision.space else []
     sentences.append(f"Judge {verdict.judge}: {verdict.reason}.")
+    for candidate in decision.candidates:
+        if candidate.id == verdict.choice and candidate.action is not None:
+            action = candidate.action
+            sentences.append(
+                f"Action: {action.name} ({action.change}). Hypothesis: {action.hypothesis}. Fact: "
+                f"{action.fact}."
+            )
     if verdict.prompts:
         prompts = ", ".join(verdict.prompts)
         sentences.append(f"Prompts to a language model, with the answers: {prompts}.")

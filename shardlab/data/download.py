@@ -1,0 +1,46 @@
+"""Downloads of text that a parameter names by its address."""
+
+from pathlib import Path, PurePosixPath
+from urllib.parse import unquote, urlsplit
+
+import requests
+
+from shardlab.core.errors import UserError
+from shardlab.core.files import atomic, sha256_of_value
+from shardlab.core.progress import say
+
+_CHUNK = 1 << 20
+_TIMEOUT_S = 60
+"""longest silence of a server"""
+
+
+def is_address(path: str) -> bool:
+    """Return whether a path is the address of a file on a server."""
+    return path.startswith(("http://", "https://"))
+
+
+def download(address: str, work: Path) -> Path:
+    """Return the file in `work/downloads`, downloaded if it is missing.
+
+    Raises:
+        UserError: the server does not give all of it; one line says why.
+    """
+    name = PurePosixPath(unquote(urlsplit(address).path)).name or "file"
+    path = work / "downloads" / sha256_of_value(address)[:16] / name
+    if path.is_file():
+        return path
+    say(f"downloading {address}")
+    try:
+        with requests.get(address, stream=True, timeout=_TIMEOUT_S) as response:
+            response.raise_for_status()
+            with atomic(path) as temporary, temporary.open("wb") as file:
+                for chunk in response.iter_content(_CHUNK):
+                    file.write(chunk)
+    except requests.RequestException as error:
+        reply = error.response
+        reason = type(error).__name__ if reply is None else f"status {reply.status_code}"
+        raise UserError(
+            f"data.path {address!r}: cannot be downloaded ({reason}): check it, or download the "
+            "file and give its path"
+        ) from None
+    return path
