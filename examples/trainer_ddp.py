@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 2 examples/trainer_ddp.py
     torchrun --standalone --nproc-per-node 2 examples/trainer_ddp.py --sync-every 8
 
-With the option, the copies of the model exchange parameters in every eighth step alone. `Attached`
+With the option, the replicas synchronise parameters in every eighth step alone. `Attached`
 is all that either takes, in any script with a Trainer.
 """
 
@@ -49,7 +49,7 @@ class Attached(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """With `sync_every` average the copies after the last step, before it is evaluated.
+        """With `sync_every` average the replicas after the last step, before it is evaluated.
 
         `on_train_end` would be too late: the best model has been loaded then.
         """
@@ -75,7 +75,7 @@ class Numbers(Dataset[dict[str, torch.Tensor]]):
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--sync-every", type=int, help="steps between exchanges of parameters")
+    parser.add_argument("--sync-every", type=int, help="steps between two synchronisations of parameters")
     every = parser.parse_args().sync_every
     options: dict[str, Any] = {"gradients": "int8:group=64", "error_feedback": True}
     if every is not None:
@@ -98,7 +98,7 @@ def main() -> None:
             max_steps=20,
             learning_rate=3e-3,
             logging_steps=4,
-            # at multiples of the steps between exchanges, where all copies are equal
+            # at multiples of `sync_every`, where all replicas are equal
             eval_strategy="steps",
             eval_steps=every or 8,
             save_steps=every or 8,
