@@ -75,7 +75,7 @@ class Numbers(Dataset[dict[str, torch.Tensor]]):
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--sync-every", type=int, help="steps between two synchronisations of parameters")
+    parser.add_argument("--sync-every", type=int, help="steps between synchronisations")
     every = parser.parse_args().sync_every
     options: dict[str, Any] = {"gradients": "int8:group=64", "error_feedback": True}
     if every is not None:
