@@ -1,25 +1,35 @@
-"""Hugging Face Trainer: a small random GPT-2 on two ranks with DDP, its gradients compressed.
+"""Hugging Face Trainer: a small random GPT-2 on two ranks with DDP, which compress gradients.
 
     torchrun --standalone --nproc-per-node 2 examples/trainer_ddp.py
+    torchrun --standalone --nproc-per-node 2 examples/trainer_ddp.py --sync-every 8
 
-`Compression` is all that compression takes, in any script with a Trainer.
+With the option, the replicas synchronise parameters in every eighth step alone. `Attached`
+is all that either takes, in any script with a Trainer.
 """
 
-import json
+import argparse
 import tempfile
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 import shardlab
 
 VOCABULARY, LENGTH = 100, 64
 
 
-class Compression(TrainerCallback):
-    """Compresses the communication of a Trainer, and prints what it saved.
+class Attached(TrainerCallback):
+    """Compresses or rarely synchronises the communication of a Trainer, and prints what it saved.
 
     Args:
         trainer: the callback is added to it. It wraps its model when training begins.
@@ -32,9 +42,21 @@ class Compression(TrainerCallback):
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
         """Attach to the wrapped model, which callbacks are not given."""
+        if "sync_every" in self.options:
+            self.options["optimizer"] = self.trainer.optimizer
         self.handle = shardlab.attach(self.trainer.model_wrapped, **self.options)
 
-    def on_train_end(self, args: TrainingArguments, *others: Any, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """With `sync_every` average the replicas after the last step, before it is evaluated.
+
+        `on_train_end` would be too late: the best model has been loaded then.
+        """
+        if state.global_step == state.max_steps:
+            self.handle.synchronize()
+
+    def on_train_end(self, args: TrainingArguments, *more: Any, **kwargs: Any) -> None:
         """Print what was saved."""
         if args.process_index == 0:
             print(self.handle)
@@ -52,6 +74,12 @@ class Numbers(Dataset[dict[str, torch.Tensor]]):
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--sync-every", type=int, help="steps between synchronisations")
+    every = parser.parse_args().sync_every
+    options: dict[str, Any] = {"gradients": "int8:group=64", "error_feedback": True}
+    if every is not None:
+        options = {"sync_every": every, "outer": {"codec": "int8"}}
     torch.manual_seed(0)
     config = GPT2Config(
         vocab_size=VOCABULARY,
@@ -69,18 +97,25 @@ def main() -> None:
             per_device_train_batch_size=8,
             max_steps=20,
             learning_rate=3e-3,
-            logging_steps=5,
+            logging_steps=4,
+            # at multiples of `sync_every`, where all replicas are equal
+            eval_strategy="steps",
+            eval_steps=every or 8,
+            save_steps=every or 8,
+            load_best_model_at_end=True,
+            ddp_find_unused_parameters=False,
             report_to="none",
-            save_strategy="no",
             disable_tqdm=True,
             use_cpu=not torch.accelerator.is_available(),
             ddp_backend=None if torch.accelerator.is_available() else "gloo",
         )
-        trainer = Trainer(GPT2LMHeadModel(config), arguments, train_dataset=Numbers())
-        compression = Compression(trainer, gradients="int8:group=64", error_feedback=True)
+        data = Numbers()
+        trainer = Trainer(GPT2LMHeadModel(config), arguments, train_dataset=data, eval_dataset=data)
+        Attached(trainer, **options)
         trainer.train()
+        loss = trainer.evaluate()["eval_loss"]
         if arguments.process_index == 0:
-            print(json.dumps(compression.handle.ledger.summary()))
+            print(f"loss of the best model {loss:.3f}")
 
 
 if __name__ == "__main__":

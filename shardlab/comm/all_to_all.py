@@ -84,11 +84,11 @@ class AllToAllCollective(CodecCollective):
         payloads = self._gather(self._encode([shard], [part], step)[0], output)
         self._decode_chunks(output, payloads, 1.0, [part] * self.world_size, step)
 
-    def _take_back(self, vector: Tensor, unit: Unit) -> None:
+    def _return_to_residuals(self, vector: Tensor, unit: Unit) -> None:
         feedback, chunks = self.route.feedback, self._chunks(self._padded(vector))
         assert feedback is not None, "there are residuals"
         for part, chunk in zip(self._parts_to_ranks(unit), chunks, strict=True):
-            feedback.add(part, chunk)
+            feedback.return_unapplied(part, chunk)
 
     def _scatter(self, vector: Tensor, unit: Unit, step: int) -> Sequence[Tensor]:
         """Send chunk i to rank i, encoded; return the payloads of this rank's chunk."""
@@ -256,8 +256,8 @@ class HierarchicalCollective(CodecCollective):
     def close(self) -> None:  # noqa: D102
         release(self._made)
 
-    def _take_back(self, vector: Tensor, unit: Unit) -> None:
-        self.inside._take_back(self._by_local_rank(self._padded(vector)), _inside(unit))  # noqa: SLF001
+    def _return_to_residuals(self, vector: Tensor, unit: Unit) -> None:
+        self.inside._return_to_residuals(self._by_local_rank(self._padded(vector)), _inside(unit))  # noqa: SLF001
 
     def _by_local_rank(self, vector: Tensor) -> Tensor:
         """Return the chunks of a vector by local rank, those of all its nodes after one another."""

@@ -1,6 +1,5 @@
 """`attach`: compressed communication of an FSDP2, FSDP1 or DDP model in one call."""
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,13 +23,13 @@ from shardlab.comm.background import Lanes
 from shardlab.comm.codec_collective import Route
 from shardlab.comm.collective import Attachable, Collective, MakeCollective, WarmUp
 from shardlab.comm.exchanges import Exchanges
-from shardlab.comm.feedback import Draws, ErrorFeedback, Residual, register_step_hook
+from shardlab.comm.feedback import Draws, ErrorFeedback, Residual
 from shardlab.comm.fsdp2_hooks import replica_group
 from shardlab.comm.handle import Handle
 from shardlab.comm.ledger import Kind, Ledger
 from shardlab.comm.multi_phase import MultiPhaseCollective
 from shardlab.comm.object_collectives import release, subgroup
-from shardlab.comm.optimizer_steps import count_steps, unwrapped
+from shardlab.comm.optimizer_steps import count_steps, on_update, unwrapped
 from shardlab.comm.rare_sync import RareSync
 from shardlab.comm.uncompressed import Native, UncompressedAllToAll
 from shardlab.comm.wrappers import (
@@ -44,7 +43,7 @@ from shardlab.comm.wrappers import (
 from shardlab.config.compression import Compression, WeightCompression
 from shardlab.config.sync import MINIMUM_SIZE, Sync
 from shardlab.core.document import validate
-from shardlab.core.errors import UserError, without_frames
+from shardlab.core.errors import UserError, warn_script, without_frames
 
 Spec = str | Mapping[str, Any] | BaseModel | Codec
 
@@ -104,7 +103,7 @@ def attach(
     seed: int = 0,
     sync_every: int | None = None,
     outer: Mapping[str, Any] | None = None,
-    optimizer: Optimizer | Sequence[Optimizer] = (),
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
 ) -> Handle:
     """Compress the gradients (and gathered parameters) of `model`, and count every byte.
 
@@ -130,10 +129,11 @@ def attach(
         replicas: with FullyShardedDataParallel, and with `sync_every` and `fully_shard` over one
             dimension, the ranks that hold this shard of other replicas.
         seed: of random codecs; the same on all ranks.
-        sync_every: optimizer steps between exchanges of the parameters between replicas, in place
+        sync_every: iterations between two synchronisations of the parameters of replicas, in place
             of the gradients of every step (`shardlab.comm.rare_sync`).
-        outer: more options of these exchanges: `shardlab.config.sync.Sync`, without `every`.
-        optimizer: one, or several, that step once per iteration; else call `handle.step()` in each.
+        outer: more options of that: `shardlab.config.sync.Sync`, without `every`.
+        optimizer: one, or several, that step once per iteration; without it call `handle.step()` at
+            the end of each.
 
     Raises:
         UserError: in one line: options that do not fit each other or the model, or no wrapper.
@@ -152,7 +152,7 @@ def attach(
     }
     gathered = {"codec": weights, "minimum_size": weights_minimum_size}
     if sync_every is None:
-        if outer is not None or optimizer != ():
+        if outer is not None or optimizer is not None:
             raise UserError("attach: outer and optimizer are for sync_every: give it, or none")
         return _attach(model, settings, gathered, overlap, replicas, seed)
     outer = {} if outer is None else outer
@@ -219,7 +219,7 @@ def _attach(
         makers = _until_warm(wrapper, makers, rare)
     undo.append(attach_wrapper(model, wrapper, makers, lanes, replicas))
     if gradients.feedback is not None:
-        undo.append(register_step_hook(model, gradients.feedback))
+        undo.append(on_update(gradients.feedback.updated, model.parameters))
     if rare is not None:
         undo += [count_steps(model, rare, optimizers), rare.detach]
 
@@ -243,13 +243,13 @@ def _rare_sync(
     seed: int,
     undo: list[Callable[[], None]],
 ) -> RareSync:
-    """Return the exchanges between the replicas of a model.
+    """Return the synchronisation of the replicas of a model.
 
     Args:
         undo: gets what `detach` has to call.
 
     Raises:
-        UserError: there are no replicas, or no exchanges for this wrapper.
+        UserError: there are no replicas, or none is possible for this wrapper.
     """
     if isinstance(wrapper, DistributedDataParallel):
         group = wrapper.process_group
@@ -261,7 +261,7 @@ def _rare_sync(
         if wrapper.parameters_to_ignore:
             raise UserError(
                 f"attach: DistributedDataParallel ignores {min(wrapper.parameters_to_ignore)}, and "
-                "exchanges would not: freeze it"
+                "sync_every would not: freeze it"
             )
         model = wrapper.module
     elif isinstance(wrapper, FSDPModule):
@@ -274,13 +274,13 @@ def _rare_sync(
         )
     codec = make_codec(settings.codec)
     if codec.votes:
-        raise UserError(f"attach: outer: {codec.name!r} votes, and exchanges need means")
+        raise UserError(f"attach: outer: {codec.name!r} votes, and outer needs means")
     if (warning := settings.left_out()) and dist.get_rank() == 0:
-        warnings.warn(f"attach: outer: {warning}", stacklevel=5)
+        warn_script(f"attach: outer: {warning}")
     feedback = ErrorFeedback(decay=settings.decay) if settings.error_feedback else None
     ledger.gradients_of_step = _gradient_bytes(model, dist.get_world_size(group))
     if settings.delay:
-        # exchanges run in a thread, and collectives of one group need one order
+        # synchronisation runs in a thread, and collectives of one group need one order
         group = subgroup(group, dist.get_process_group_ranks(group))
         undo.append(partial(release, [group]))
     # others stay this rank's, as torch says of them without broadcast_buffers
@@ -295,10 +295,9 @@ def _can_overlap() -> bool:
     """Return whether torch can overlap communication of `fully_shard`; warn where it cannot."""
     able = hasattr(FSDPModule, "set_separate_reduce_scatter_group")
     if not able and dist.get_rank() == 0:
-        warnings.warn(
+        warn_script(
             "attach: overlap, and prefetch of fsdp2 on a CPU, need torch 2.13 or newer: without it "
-            "communication blocks",
-            stacklevel=5,
+            "communication blocks"
         )
     return able
 
@@ -332,7 +331,7 @@ def _gradient_route(options: dict[str, Any], seed: int) -> Route:
     if checked.plain():
         return Route(method, checked.route != "exchange", seed=seed)
     if (warning := checked.left_out()) and dist.get_rank() == 0:
-        warnings.warn(f"attach: {warning}", stacklevel=5)
+        warn_script(f"attach: {warning}")
     feedback = ErrorFeedback(checked.residual, checked.decay) if checked.error_feedback else None
     size, warmup = checked.minimum_size, checked.warmup_steps
     return Route(method, False, size, frozenset(), warmup, between, seed, feedback)
@@ -357,6 +356,6 @@ def _check_replicas(
     if sync is None or sync.warmup_steps or not (alone or gradients.between_nodes):
         return
     raise UserError(
-        "attach: no gradients are sent between replicas: give the codec of exchanges in "
+        "attach: no gradients are sent between replicas: give their codec in "
         'outer={"codec": ...}, or outer={"warmup_steps": ...}'
     )

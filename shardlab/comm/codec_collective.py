@@ -84,6 +84,8 @@ class CodecCollective(Collective):
 
     ranks_per_node = 0
     """of a two-level collective; 0 for one level"""
+    unsent_part = "*"
+    """ends the name of a part of residuals that these messages would never send"""
 
     def __init__(
         self,
@@ -148,14 +150,14 @@ class CodecCollective(Collective):
     def keeps_residuals(self) -> bool:  # noqa: D102
         return self.route.feedback is not None
 
-    def take_back(self, vector: Tensor, unit: Unit) -> None:  # noqa: D102
+    def return_to_residuals(self, vector: Tensor, unit: Unit) -> None:  # noqa: D102
         wide = vector.float()
         if not self._has_excluded(unit):
-            self._take_back(wide, unit)
+            self._return_to_residuals(wide, unit)
             return
         for part in self._parts(unit, 1):
             if not part.excluded:
-                self._take_back(part.select(wide.view(1, -1)), part.unit)
+                self._return_to_residuals(part.select(wide.view(1, -1)), part.unit)
 
     @abstractmethod
     def _reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:
@@ -174,7 +176,7 @@ class CodecCollective(Collective):
             self._audit(self._chunks(self._padded(vector))[self.rank], self._padded(exact), scale)
 
     @abstractmethod
-    def _take_back(self, vector: Tensor, unit: Unit) -> None:
+    def _return_to_residuals(self, vector: Tensor, unit: Unit) -> None:
         """Add a float32 vector[n] to the residuals of an all-reduce."""
 
     @abstractmethod
@@ -280,7 +282,8 @@ class CodecCollective(Collective):
         if n > self.route.minimum_size - self.world_size:
             size = self.world_size
             layout = Layout.scattering(unit, size, n // size) if scatter else Layout.whole(size, n)
-            feedback.lay_out(unit.name, layout._replace(ranks_per_node=self.ranks_per_node))
+            layout = layout._replace(ranks_per_node=self.ranks_per_node)
+            feedback.lay_out(unit.name, layout, self.unsent_part)
 
     @contextmanager
     def _raw_bytes_of(self, narrow: Tensor) -> Iterator[None]:

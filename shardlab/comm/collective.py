@@ -103,7 +103,7 @@ class Collective(ABC):
         """Return whether what a message lacks is added to a later one."""
         return False
 
-    def take_back(self, vector: Tensor, unit: Unit) -> None:  # noqa: B027
+    def return_to_residuals(self, vector: Tensor, unit: Unit) -> None:  # noqa: B027
         """Add to the residuals of `unit` what its last all-reduce gave, but nobody applies.
 
         Args:

@@ -11,8 +11,12 @@ With `find_unused_parameters` DDP leaves the gradients alone of parameters that 
 pass. What a message has sent of their residuals would arrive nowhere, so it goes back to the
 residuals; the ranks agree once per pass on which parameters those are: whose gradients are zero on
 all of them.
+
+In `join` of DDP a rank that has no more batches calls the hook with zeros, and so sends what its
+residuals owe.
 """
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -83,18 +87,17 @@ def attach_ddp(model: DistributedDataParallel, gradients: MakeCollective) -> Cal
 
 
 class _OwnBuffers:
-    """Hook before the forward pass: between exchanges each replica has buffers of its own."""
+    """Hook before the forward pass: while they train alone, each replica has its own buffers."""
 
     def __init__(self, is_over: Callable[[], bool] | None = None) -> None:
         self._is_over = is_over
         """whether gradients are not reduced any more; None in a copy of the model"""
 
     def __call__(self, model: DistributedDataParallel, _: object) -> None:
-        if self._is_over is not None:
-            model.broadcast_buffers = not self._is_over()
+        model.broadcast_buffers = self._is_over is None or not self._is_over()
 
     def __reduce__(self) -> tuple[type["_OwnBuffers"], tuple[()]]:
-        # a copied or pickled model is not exchanged, and the condition holds process groups
+        # a copied or pickled model is not synchronised, and the condition holds process groups
         return _OwnBuffers, ()
 
 
@@ -112,7 +115,7 @@ class _Bucket(NamedTuple):
     averaged: _Future
 
 
-class _Result(NamedTuple):
+class _MessageResult(NamedTuple):
     """Result of a message."""
 
     unit: Unit
@@ -138,18 +141,26 @@ class _BucketHook:
         """gradients of the running pass by the `id` of their parameter, as parts of buffers"""
         self._sent: set[int] = set()
         self._waiting: list[_Bucket] = []
-        self._takes_back = model.find_unused_parameters and collective.keeps_residuals
-        self._results: list[_Result] = []
-        """of the running pass, where what is not applied is taken back"""
+        self._returns_unused = model.find_unused_parameters and collective.keeps_residuals
+        self._results: list[_MessageResult] = []
+        """of the running pass, where what is not applied returns to the residuals"""
         self._accelerator = accelerator_of(next(model.parameters()).device)
         self._stream = self._accelerator.stream() if self._accelerator else None
+        # weak, since the reducer holds the hook, and no cycle through it is collected
+        self._model = weakref.ref(model)
 
     def disable(self) -> None:
         """Average as DDP itself does, since torch cannot remove a hook."""
         self._collective = self._native
 
     def average(self, state: object, bucket: dist.GradBucket) -> _Future:
-        """Start the average of a bucket that is ready; DDP calls it."""
+        """Start the average of a bucket that is ready; DDP calls it.
+
+        Raises:
+            UserError: on all ranks, in `join` of DDP, also after its end: what it asks for would
+                not happen.
+        """
+        self._check_join()
         if isinstance(self._collective, WarmUp) and self._collective.is_over():
             ended: _Future = (
                 self._accelerator.future() if self._accelerator else (torch.futures.Future())
@@ -162,6 +173,21 @@ class _BucketHook:
         # any grouping gives the same sums, so a bucket need not wait for a whole message
         unit, scale = Unit(f"bucket{bucket.index()}"), 1 / self._collective.world_size
         return self._collective.start_all_reduce(bucket.buffer(), scale, unit)
+
+    def _check_join(self) -> None:
+        model = self._model()
+        if model is None or not torch_private.lets_ranks_end(model):
+            return
+        if isinstance(self._collective, WarmUp):
+            raise UserError(
+                "ddp: with sync_every a rank that ends early in join() leaves the others waiting: "
+                "call join(throw_on_early_termination=True), or attach without sync_every"
+            )
+        if not torch_private.divides_by_all(model):
+            raise UserError(
+                "ddp: torch divides by the number of all ranks where a model is attached, whatever "
+                "join(divide_by_initial_world_size=False) says: call join() without it"
+            )
 
     @contextmanager
     def _overlapped(self) -> Iterator[None]:
@@ -212,18 +238,18 @@ class _BucketHook:
             if parameters[0] in self._sent or not all(key in self._ready for key in parameters):
                 continue
             parts = [self._ready.pop(key) for key in parameters]
-            if self._takes_back:
-                self._results.append(_Result(unit, parts, [part.any() for part in parts]))
+            if self._returns_unused:
+                self._results.append(_MessageResult(unit, parts, [part.any() for part in parts]))
             vector = _joined(parts)
             self._collective.all_reduce(vector, 1 / self._collective.world_size, unit)
             if vector.data_ptr() != parts[0].data_ptr():
                 sizes = [part.numel() for part in parts]
                 torch._foreach_copy_(parts, list(vector.split(sizes)))
             self._sent.update(parameters)
-        if self._takes_back:
+        if self._returns_unused:
             if len(self._results) < max(1, len(self._messages)):
                 return
-            self._take_back()
+            self._return_to_residuals()
         waiting, self._waiting = self._waiting, []
         for bucket in waiting:
             if bucket.parameters <= self._sent:
@@ -231,8 +257,9 @@ class _BucketHook:
             else:
                 self._waiting.append(bucket)
 
-    def _take_back(self) -> None:
-        """Take back what was sent for parameters that no rank uses; set their gradients to zero."""
+    def _return_to_residuals(self) -> None:
+        """Return to the residuals what was sent for parameters that no rank uses; set their
+        gradients to zero."""
         flags = torch.stack([used for result in self._results for used in result.used])
         flags = flags.to(torch.int32)
         self._collective.any_rank(flags)
@@ -245,7 +272,7 @@ class _BucketHook:
                 is_unused = next(unused)
                 lost.append(part.where(is_unused, 0.0))
                 part.masked_fill_(is_unused, 0.0)
-            self._collective.take_back(torch.cat(lost), unit)
+            self._collective.return_to_residuals(torch.cat(lost), unit)
 
 
 def _limits(model: DistributedDataParallel) -> list[int]:

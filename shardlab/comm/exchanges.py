@@ -1,4 +1,4 @@
-"""Exchanges of outer gradients between replicas, fragment by fragment."""
+"""Synchronisation of replicas by outer gradients, fragment by fragment."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from shardlab.models.names import plain
 
 _COUNT = "sync.residuals"
 _RESIDUAL, _MESSAGES, _BUFFERS = "sync.residual.", "sync.messages.", "sync.buffers"
+_DELAYED = "sync.delayed."
 _FIX = (
     "begin with the same weights on all ranks, or load handle.state_dict() with those of a "
     "checkpoint, and count equally many steps: drop_last=True where data do not divide, "
@@ -77,7 +78,7 @@ class Exchanges:
         """exchanges that have begun, by fragment"""
         self._background = Background("outer", device) if settings.delay else None
         # replicas with other settings would wait for messages that never come
-        collective.compare(f"exchanges of {settings!r}", device)
+        collective.compare(f"sync of {settings!r}", device)
         self._are_compared = False
 
     @torch.no_grad()
@@ -100,7 +101,7 @@ class Exchanges:
         """Begin the exchange of a fragment; with a delay, while training goes on.
 
         Raises:
-            UserError: a parameter is trained that is not exchanged.
+            UserError: a parameter is trained that is not synchronised.
         """
         units = self._fragments[index]
         self._check_trained()
@@ -144,6 +145,11 @@ class Exchanges:
         for unit in self.units:
             unit.mix(0.0)
 
+    def digest(self) -> Tensor:
+        """Return what tells the present weights from others, uint8 [8]."""
+        weights = digest(unit.flat() for unit in self.units)
+        return torch.tensor(list(bytes.fromhex(weights)), dtype=torch.uint8)
+
     def wait(self) -> None:
         """Wait until all that is on the way has arrived; the parameters stay as they are."""
         for exchange in self.underway.values():
@@ -168,7 +174,7 @@ class Exchanges:
             state |= unit.state_dict()
         for exchange in self.underway.values():
             for unit, mean in zip(exchange.units, exchange.means, strict=True):
-                state[f"sync.delayed.{unit.name}"] = mean
+                state[_DELAYED + unit.name] = mean
             if exchange.statistics is not None:
                 state[_BUFFERS] = exchange.statistics
         return state
@@ -185,11 +191,15 @@ class Exchanges:
         residuals = below(_RESIDUAL, state)
         if len(residuals) != int(state[_COUNT]):
             raise UserError(
-                f"the state holds {len(residuals)} of {int(state[_COUNT])} residuals of exchanges: "
-                "take the names from the checkpoint's metadata (docs/how-to/your-own-model.md)"
+                f"the state holds {len(residuals)} of {int(state[_COUNT])} residuals of outer "
+                "gradients: take the names from the checkpoint's metadata "
+                "(docs/how-to/your-own-model.md)"
             )
         if residuals and self._feedback is None:
-            raise UserError("the state holds residuals of exchanges: attach with error_feedback")
+            raise UserError(
+                "the state holds residuals of outer gradients: attach with "
+                "outer={'error_feedback': True}"
+            )
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Continue from a state that `check_state` has accepted."""
@@ -200,7 +210,7 @@ class Exchanges:
         for unit in self.units:
             unit.load_state_dict(state)
         for index, units in enumerate(self._fragments):
-            names = [f"sync.delayed.{unit.name}" for unit in units]
+            names = [_DELAYED + unit.name for unit in units]
             if names[0] in state:
                 pairs = zip(names, units, strict=True)
                 means = [state[name].to(unit.device, copy=True) for name, unit in pairs]
@@ -265,6 +275,11 @@ class Exchanges:
 def is_whole(state: dict[str, Tensor]) -> bool:
     """Return whether a state is of one replica, and not merged of several."""
     return _COUNT in state
+
+
+def is_underway(state: dict[str, Tensor]) -> bool:
+    """Return whether a state holds what is on the way between replicas."""
+    return any(name.startswith(_DELAYED) for name in state)
 
 
 def below(prefix: str, state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -15,14 +15,12 @@ in eight bits. Magnitudes are clamped to 2**126, the largest that both narrow fo
 """
 
 import math
-import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch import Tensor
 
 from shardlab.codecs.base import Block, Codec, MessageKey, Unit
 from shardlab.codecs.integers import Int8
@@ -161,7 +159,7 @@ class ErrorFeedback:
     - a residual is always finite;
     - `rollback` restores, bit for bit, the residuals before the first message of the last step.
 
-    `step_ended` ends a step (`register_step_hook` calls it for every optimizer of torch). All
+    `step_ended` ends a step; `attach` calls `updated` after each update by an optimizer. All
     vectors of one step read and write the same generation of a residual. The generation before it
     is kept for `rollback` until the first message of the next step: an optimizer may have left out
     its update without a word, as fused ones do for a loss scaler.
@@ -225,7 +223,7 @@ class ErrorFeedback:
         narrow(kept if self._decay == 1 else kept.mul_(self._decay), target)
         torch.where(mask, target, before, out=target)
 
-    def add(self, part: str, values: Tensor) -> None:
+    def return_unapplied(self, part: str, values: Tensor) -> None:
         """Add to the residual of a part, if it has one, what was sent but is not applied.
 
         Args:
@@ -242,18 +240,35 @@ class ErrorFeedback:
         """End the step: the next message is the first of another one."""
         self._has_ended = True
 
+    def updated(self, _: object) -> None:
+        """End the step after an update of parameters by an optimizer of torch."""
+        if torch_private.in_backward():
+            # other units of this step are still to be sent
+            torch_private.call_after_backward(self.step_ended)
+        else:
+            self.step_ended()
+
     def rollback(self) -> None:
         """Restore the residuals before the last step, whose update is skipped."""
         for part in self._changed:
             self._current[part], self._before[part] = self._before[part], self._current[part]
         self._changed.clear()
 
-    def lay_out(self, unit: str, layout: Layout) -> None:
+    def lay_out(self, unit: str, layout: Layout, unsent_part: str = "*") -> None:
         """Record the layout of the residuals of `unit`, for other world sizes.
 
+        Args:
+            unsent_part: ends the name of a part that messages of the unit do not have.
+
         Raises:
-            UserError: loaded residuals have another layout.
+            UserError: loaded residuals have another layout, or are of such a part.
         """
+        if unit + unsent_part in self._current:
+            phases = "several phases" if unsent_part == "*" else "one phase"
+            raise UserError(
+                f"error feedback: the residual of {unit!r} is of a codec of {phases}, and would "
+                "never be sent: attach with the codec that the state was saved with"
+            )
         known = self._layouts.setdefault(unit, layout)
         if known != layout:
             raise UserError(
@@ -315,33 +330,6 @@ class ErrorFeedback:
     def _new(self, part: str, n: int, device: torch.device) -> None:
         self._current[part] = zeros(self._kind, n, device)
         self._before[part] = zeros(self._kind, n, device)
-
-
-def register_step_hook(model: nn.Module, feedback: ErrorFeedback) -> Callable[[], None]:
-    """Call `feedback.step_ended()` after each update of `model`; return a function that stops that.
-
-    torch calls the hook for every optimizer of the process, so each call is matched with the
-    parameters of the model. The hook keeps neither of the two alive.
-    """
-    model_ref = weakref.ref(model)
-    feedback_ref = weakref.ref(feedback)
-
-    def updated(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        module, alive = model_ref(), feedback_ref()
-        if module is None or alive is None:
-            return
-        parameters = {id(parameter) for parameter in module.parameters()}
-        if any(id(p) in parameters for group in optimizer.param_groups for p in group["params"]):
-            if torch_private.in_backward():
-                # other units of this step are still to be sent
-                torch_private.call_after_backward(alive.step_ended)
-            else:
-                alive.step_ended()
-
-    hook = register_optimizer_step_post_hook(updated)
-    # models are dropped without `detach`, and the registry of torch is global
-    weakref.finalize(feedback, hook.remove)
-    return hook.remove
 
 
 def zeros(kind: Residual, n: int, device: torch.device) -> Tensor:

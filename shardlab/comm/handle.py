@@ -76,25 +76,27 @@ class Handle:
         return str(self)
 
     def _in_place(self) -> str:
-        """Say what exchanges are in place of."""
+        """Say what synchronisation is in place of."""
         steps = 0 if self._sync is None else self._sync.step
-        megabytes = steps * self.ledger.gradients_of_step / 1e6
-        return f"in place of {megabytes:,.1f} MB of gradients in {steps} steps" if megabytes else ""
+        nbytes = steps * self.ledger.gradients_of_step
+        factor, unit = (1e6, "MB") if nbytes >= 1e6 else (1e3, "kB")
+        size = f"{nbytes / factor:,.1f} {unit}"
+        return f"in place of {size} of gradients in {steps} steps" if nbytes else ""
 
     def step(self) -> None:
         """End an iteration, after the update of the parameters, also where that was left out.
 
-        With `sync_every`, and without `optimizer`, all ranks call it equally often: it exchanges
-        what is due between replicas. Else it is needed where the optimizer has other tensors than
-        the model's parameters, such as copies in float32, for `rollback`.
+        With `sync_every`, and without `optimizer`, all ranks call it once per iteration, however
+        many updates that has: it synchronises what is due between replicas. Else it is needed where
+        the optimizer has other tensors than the model's parameters, such as copies in float32, for
+        `rollback`.
         """
+        if self._sync is not None and self._sync.is_counted:
+            raise UserError("handle.step() counts what optimizer= counts already: remove one")
         if self.feedback is not None:
             self.feedback.step_ended()
-        if self._sync is None:
-            return
-        if self._sync.is_counted:
-            raise UserError("handle.step() counts what optimizer= counts already: remove one")
-        self._sync.step_ended()
+        if self._sync is not None:
+            self._sync.step_ended()
 
     def synchronize(self) -> None:
         """Average the replicas, at the end of training or before `detach`; they are then equal."""
@@ -102,14 +104,16 @@ class Handle:
             self._sync.synchronize()
 
     def exchanged_state_dict(self) -> State:
-        """Return the model's state as all replicas know it, at any time between exchanges: that of
-        the outer optimizer. Sharded parameters are DTensors.
+        """Return the model's state as all replicas know it, at any time: that of the outer
+        optimizer. Sharded parameters are DTensors.
 
         Raises:
-            UserError: there are no exchanges: save `model.state_dict()`.
+            UserError: there is no `sync_every`: save `model.state_dict()`.
         """
         if self._sync is None:
-            raise UserError("handle: without sync_every nothing is exchanged: save the model")
+            raise UserError(
+                "handle: replicas are equal without sync_every: save model.state_dict()"
+            )
         return self._sync.exchanged_state_dict()
 
     def exchanged_parameters(self) -> dict[nn.Parameter, Tensor]:
@@ -125,7 +129,7 @@ class Handle:
             self._lanes.drain()
 
     def wait(self) -> None:
-        """Wait until what replicas exchange has arrived, though a `delay` leaves it more steps."""
+        """Wait until what replicas send has arrived, though a `delay` leaves it more steps."""
         if self._sync is not None:
             self._sync.wait()
 
@@ -142,8 +146,9 @@ class Handle:
     def detach(self) -> None:
         """Restore the communication of the model, on all ranks; the ledger keeps its counts.
 
-        Replicas that have trained alone since the last exchange stay apart, with a warning. Process
-        groups that `attach` has made are left to the next one.
+        Replicas that have trained alone since the last synchronisation stay apart, with a warning.
+        Process groups that `attach` has made are left to the next one, since a sweep in one process
+        attaches often.
         """
         self._detach()
 

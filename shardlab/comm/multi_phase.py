@@ -26,6 +26,8 @@ class MultiPhaseCollective(CodecCollective):
     they are named `UNIT*`.
     """
 
+    unsent_part = ">0"
+
     def __init__(self, group: dist.ProcessGroup, ledger: Ledger, kind: Kind, route: Route) -> None:
         super().__init__(group, ledger, kind, route)
         assert isinstance(route.method, MultiPhaseMethod), "other codecs have no phases"
@@ -72,9 +74,9 @@ class MultiPhaseCollective(CodecCollective):
     def _all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:
         self._exact.all_gather(output, shard, unit)
 
-    def _take_back(self, vector: Tensor, unit: Unit) -> None:
+    def _return_to_residuals(self, vector: Tensor, unit: Unit) -> None:
         assert self.route.feedback is not None, "there are residuals"
-        self.route.feedback.add(f"{unit.name}*", vector)
+        self.route.feedback.return_unapplied(f"{unit.name}*", vector)
 
     def _reduce_in_phases(self, reduce: Reduce, vector: Tensor, unit: Unit) -> Tensor:
         wire, account, feedback = self._wire, self.account, self.route.feedback

@@ -49,7 +49,8 @@ def subgroup(
 def release(groups: Iterable[dist.ProcessGroup]) -> None:
     """Leave groups of `subgroup` to its later callers, on all their ranks in the same order.
 
-    They are not destroyed: torch would give a later group of these ranks the same name, under which
+    A sweep in one process attaches often, and would run out of open files and threads. They are not
+    destroyed: torch would give a later group of these ranks the same name, under which
     its ranks would find the addresses of the old one.
     """
     if not dist.is_initialized():
@@ -114,7 +115,7 @@ def naming_lost_rank(step: int) -> Iterator[None]:
         if reason is None:
             raise
         raise RuntimeError(
-            f"sync: {rank[0] if rank else 'a rank'} is lost at the exchange after step {step} "
-            f"({reason}): let all ranks take equally many steps (drop_last=True) and then call "
-            "handle.synchronize(), and go on from the last checkpoint"
+            f"sync: {rank[0] if rank else 'a rank'} is lost at the synchronisation after step "
+            f"{step} ({reason}): let all ranks take equally many steps (drop_last=True) and then "
+            "call handle.synchronize(), and go on from the last checkpoint"
         ) from error

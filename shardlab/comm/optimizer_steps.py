@@ -1,12 +1,14 @@
-"""Hooks of torch's optimizers that tell replicas which train alone of updates and steps."""
+"""Hooks of torch's optimizers: at their updates, and at steps of replicas that train alone."""
 
-import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from weakref import WeakMethod
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from shardlab.comm.rare_sync import RareSync
 from shardlab.core import torch_private
@@ -16,12 +18,14 @@ _BY_HAND = "leave out optimizer=, and call handle.step() at the end of each iter
 
 
 def unwrapped(optimizers: object) -> tuple[Optimizer, ...]:
-    """Return one or several optimizers of torch, each once, without what Accelerate and Fabric wrap
-    them in: that has no hooks of its own.
+    """Return none, one or several optimizers of torch, each once, without what Accelerate and
+    Fabric wrap them in: that has no hooks of its own.
 
     Raises:
         UserError: something is no optimizer.
     """
+    if optimizers is None:
+        return ()
     several: Iterable[object] = optimizers if isinstance(optimizers, Iterable) else (optimizers,)
     result: dict[Optimizer, None] = {}
     for optimizer in several:
@@ -50,7 +54,7 @@ def count_steps(
     Raises:
         UserError: a trained parameter is in none of the optimizers.
     """
-    updates = _watch_updates(sync)
+    updates = on_update(sync.update_begins, sync.trained, is_before=True)
     if not optimizers:
         return updates
     held = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
@@ -92,39 +96,32 @@ def count_steps(
     return stop
 
 
-def _watch_updates(sync: RareSync) -> Callable[[], None]:
-    """Tell `sync` before each update by any optimizer; return a function that stops that.
+def on_update(
+    call: Callable[[Optimizer], None],
+    parameters: Callable[[], Iterable[Tensor]],
+    is_before: bool = False,
+) -> Callable[[], None]:
+    """Call a method at each update of a parameter by any optimizer; return a function that stops
+    that.
 
-    Raise `UserError` before an exchange is missed, as no step is counted: each trained parameter is
-    in an optimizer that has stepped so often.
+    Args:
+        call: method of an object that this does not keep alive; gets the optimizer.
+        parameters: likewise; returns the parameters.
+        is_before: call before the update, not after it.
     """
-    trained = sync.trained()
-    steps, missed, seen = Counter[int](), set[int](), 0
     # weak, since the registry of torch is global, and models are dropped without `detach`
-    sync_ref = weakref.ref(sync)
+    call_ref = WeakMethod(call, lambda _: handle.remove())
+    parameters_ref = WeakMethod(parameters)
 
-    def before(optimizer: Optimizer, *_: object) -> None:
-        nonlocal seen
-        sync = sync_ref()
-        if sync is None:
+    def hook(optimizer: Optimizer, *_: object) -> None:
+        method, current = call_ref(), parameters_ref()
+        if method is None or current is None:
             return
-        updated = {id(p) for group in optimizer.param_groups for p in group["params"]} & trained
-        if not updated:
-            return
-        sync.update_begins(optimizer)
-        if seen != sync.step:
-            steps.clear()
-            missed.clear()
-            seen = sync.step
-        if steps[id(optimizer)] >= max(1, sync.settings.every - 1):
-            missed.update(updated)
-            if missed == trained:
-                raise UserError(
-                    "sync: the optimizer steps, but nothing counts the steps: give attach all that "
-                    "step as optimizer=..., or call handle.step() after each of its steps"
-                )
-        steps[id(optimizer)] += 1
+        # torch calls the hook for every optimizer of the process
+        ids = {id(parameter) for parameter in current()}
+        if any(id(p) in ids for group in optimizer.param_groups for p in group["params"]):
+            method(optimizer)
 
-    hook = register_optimizer_step_pre_hook(before)
-    weakref.finalize(sync, hook.remove)
-    return hook.remove
+    register = register_optimizer_step_pre_hook if is_before else register_optimizer_step_post_hook
+    handle = register(hook)
+    return handle.remove

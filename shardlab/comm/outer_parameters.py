@@ -1,4 +1,4 @@
-"""Parameters as all replicas know them, and the optimizer that moves them at exchanges."""
+"""Parameters as all replicas know them, and the optimizer that moves them."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from shardlab.models.names import by_layer
 
 _DTYPES = torch.float32, torch.bfloat16, torch.float16
 _SENT = "@outer"
-"""suffix of units whose outer gradients are exchanged"""
+"""suffix of units of outer gradients"""
 OUTER = "outer."
 """begins the names of a state that all replicas share"""
 REPLICAS = "sync.replicas"
@@ -24,7 +24,7 @@ _MOMENTUM, _IDENTITY = f"{OUTER}momentum.", f"{OUTER}identity."
 
 
 class OuterUnit:
-    """Parameters that are exchanged in one message, and what the outer optimizer knows of them.
+    """Parameters that are synchronised in one message, and what the outer optimizer knows of them.
 
     Args:
         parameters: by name; of a sharded one, this rank's part.
@@ -135,7 +135,9 @@ def outer_units(model: nn.Module, on_host: bool) -> list[OuterUnit]:
     layers = by_layer(model)
     for name, parameter in (named for part in layers.values() for named in part.items()):
         if parameter.dtype not in _DTYPES:
-            raise UserError(f"attach: {name} of {parameter.dtype}: exchanges are in float32")
+            raise UserError(
+                f"attach: {name} of {parameter.dtype}: sync_every is for float32, bf16 and fp16"
+            )
         if parameter.is_meta:
             raise UserError(
                 f"attach: {name} has no values on the meta device: with sync_every attach after "

@@ -1,7 +1,7 @@
-"""Rare synchronisation: replicas train alone, and exchange parameters every H steps.
+"""Rare synchronisation: replicas train alone, with equal parameters every H steps.
 
-Gradients are reduced inside a replica alone. Every H optimizer steps each unit u of the parameters
-is exchanged between the R replicas:
+Gradients are reduced inside a replica alone. Every H steps each unit u of the parameters
+is synchronised between the R replicas:
 
     delta_r = outer - theta_r                              (the outer gradient of replica r)
     delta   = 1/R * sum over r of D(C(delta_r + e_r))      (by any codec, with error feedback)
@@ -9,39 +9,41 @@ is exchanged between the R replicas:
     theta_r <- alpha * theta_r + (1 - alpha) * outer
 
 Local SGD (Stich 2019) is rate 1 without momentum, DiLoCo (Douillard et al. 2023) AdamW inside and
-Nesterov's momentum outside. Fragments that are exchanged at different steps, a delay of the result
-and alpha are those of Streaming DiLoCo (Douillard et al. 2025).
+Nesterov's momentum outside. Fragments that are synchronised at different steps, a delay of the
+result and alpha are those of Streaming DiLoCo (Douillard et al. 2025).
 
 Laws:
-- `outer` is the same on all replicas, bit for bit; so are the parameters right after an exchange
+- `outer` is the same on all replicas, bit for bit; so are the parameters right after that
   with one fragment, no delay and alpha 0;
-- between exchanges nothing is sent between replicas, and the exchanged bytes are in the ledger;
+- between two synchronisations nothing is sent between replicas; all bytes are in the ledger;
 - with `every` 1, rate 1, no momentum, no codec and SGD inside, training is data parallel, up to
-  rounding; with one replica and rate 1 it is training without exchanges, up to rounding.
+  rounding; with one replica and rate 1 it is training alone, up to rounding.
 """
 
-import warnings
+from collections import Counter
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from shardlab.comm.exchanges import Exchanges, is_whole
-from shardlab.comm.loaded_weights import LoadedWeights
-from shardlab.comm.object_collectives import naming_lost_rank
+from shardlab.comm.exchanges import Exchanges, is_underway, is_whole
+from shardlab.comm.object_collectives import naming_lost_rank, run_or_fail_together
 from shardlab.comm.outer_parameters import OUTER, REPLICAS
 from shardlab.config.sync import Sync
-from shardlab.core.errors import UserError
+from shardlab.core.errors import UserError, warn_script
 from shardlab.models.names import parameter_names, plain
 
 BETWEEN_EXCHANGES = "sync."
 """begins the names of what only the same ranks can continue with"""
 _STEP, _EQUAL_AT, _WEIGHTS = f"{OUTER}step", "sync.equal_at", "sync.weights"
+_SCHEDULE, _SETTINGS = "sync.schedule", ("fragments", "every", "delay", "warmup_steps")
+"""entry of a state, and the settings in it, which say when a fragment is synchronised"""
 
 
 class RareSync:
-    """Replicas of one model that train alone, and when they exchange what changed.
+    """Replicas of one model that train alone, and when they are synchronised.
 
     Args:
         model: of `exchanges`.
@@ -61,54 +63,71 @@ class RareSync:
         self._equal_at = [0] * settings.fragments
         """last step after which replicas had the same parameters of a fragment"""
         self._is_detached = False
-        self._loaded = LoadedWeights(model, exchanges.units, exchanges.collective.group)
+        self._saved_weights: Tensor | None = None
+        """digest of the weights that the first update after a loaded state must find"""
+        self._updates = Counter[int]()
+        """updates since the last step, by the `id` of their optimizer"""
+        self._has_warned = False
+        """whether the script was told of updates that no step counts"""
 
-    def trained(self) -> set[int]:
-        """Return the exchanged parameters by their `id`."""
-        return {id(p) for unit in self._exchanges.units for p in unit.parameters.values()}
+    def trained(self) -> Iterator[nn.Parameter]:
+        """Yield the synchronised parameters."""
+        for unit in self._exchanges.units:
+            yield from unit.parameters.values()
 
     def update_begins(self, optimizer: Optimizer) -> None:
         """Take the parameters before the first update by any optimizer for the outer ones.
 
-        Until then weights may be loaded, and later ones are compared.
+        Until then weights may be loaded.
 
         Raises:
-            UserError: they are not those of the loaded state, or were loaded without one.
+            UserError: they are not those of the loaded state.
         """
-        self._loaded.check(self.step)
-        if self._has_begun:
+        self._check_weights()
+        if not self._has_begun:
+            if self.step == 0 and (steps := _steps_of(optimizer)) and dist.get_rank() == 0:
+                warn_script(
+                    f"sync: the optimizer has made {steps} steps, and the handle begins at step 0: "
+                    "where a run with sync_every is resumed, load its handle.state_dict() of each "
+                    "rank by handle.load_state_dict"
+                )
+            self._exchanges.restart()
+            self._has_begun = True
+        self._updates[id(optimizer)] += 1
+        if (updates := self._updates[id(optimizer)]) <= self.settings.every or self._has_warned:
             return
-        if self.step == 0 and (steps := _steps_of(optimizer)) and dist.get_rank() == 0:
-            warnings.warn(
-                f"sync: the optimizer has made {steps} steps, and exchanges begin at step 0: where "
-                "a run with sync_every is resumed, load its handle.state_dict() of each rank by "
-                "handle.load_state_dict",
-                stacklevel=2,
+        self._has_warned = True
+        if dist.get_rank() == 0:
+            warn_script(
+                f"sync: an optimizer has made {updates} updates, and no step was counted: unless "
+                "one iteration has so many, call handle.step() at the end of each, or give attach "
+                "all that step as optimizer=..."
             )
-        self._exchanges.restart()
-        self._begin()
 
     def step_ended(self) -> None:
-        """Count an optimizer step, and exchange what is due after it.
+        """Count a step, and synchronise what is due after it.
 
         Raises:
             PayloadError: on all replicas: they differ in their steps, or in the parameters they
                 began with.
-            UserError: parameters are trained that are not exchanged.
+            UserError: parameters are trained that are not synchronised.
             RuntimeError: a rank has ended or does not answer; names it.
         """
         if self._is_detached:
             return
         # what another optimizer than torch's has updated cannot be compared
-        self._loaded.forget()
+        self._saved_weights = None
+        self._updates.clear()
         self.step += 1
         if self.step == self.settings.warmup_steps:
             self._exchanges.restart()
-            self._begin()
+            self._has_begun = True
         with naming_lost_rank(self.step):
             for index in range(self.settings.fragments):
                 if self._is_due(index):
-                    self._begin()  # without an optimizer of torch, with the parameters at attach
+                    self._has_begun = (
+                        True  # without an optimizer of torch, with the parameters at attach
+                    )
                     self._exchanges.start(index, self.step)
                 # what was on the way may have been finished early
                 if index in self._exchanges.underway and self._is_due(index, self.settings.delay):
@@ -126,7 +145,7 @@ class RareSync:
         """
         if self.step < self.settings.warmup_steps:
             return
-        self._loaded.check(self.step)
+        self._check_weights()
         if self._is_untrained:
             self._exchanges.restart()
         with naming_lost_rank(self.step):
@@ -135,7 +154,7 @@ class RareSync:
             # a replica that has nothing to send would leave the others waiting
             self._exchanges.compare(self.step)
             for index in range(self.settings.fragments):
-                if not self._is_due(index):  # else it was exchanged after this very step
+                if not self._is_due(index):  # else it was synchronised after this very step
                     self._exchanges.start(index, self.step)
                     self._exchanges.finish(index, averages=True)
         self._exchanges.set_parameters()
@@ -176,12 +195,15 @@ class RareSync:
         all that belongs to: digests of names and shapes, and of this replica's weights."""
         if self._is_untrained:
             self._exchanges.restart()
+        saved = self._saved_weights
         return {
             **self._exchanges.state_dict(),
             _STEP: torch.tensor(self.step),
             REPLICAS: torch.tensor(self._replicas),
             _EQUAL_AT: torch.tensor(self._equal_at),
-            _WEIGHTS: self._loaded.state(),
+            _SCHEDULE: torch.tensor([getattr(self.settings, name) for name in _SETTINGS]),
+            # of a state that was loaded, whose weights may be still to come
+            _WEIGHTS: self._exchanges.digest() if saved is None else saved,
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -190,8 +212,9 @@ class RareSync:
         next update. Other states change nothing.
 
         Raises:
-            UserError: it is of other parameters or another number of shards, or lacks residuals, or
-                it holds some, but there is no error feedback.
+            UserError: it is of other parameters, another number of shards, or settings by which
+                something in it would not go on, or lacks residuals, or it holds some, but there is
+                no error feedback.
         """
         if _STEP not in state:
             return
@@ -202,6 +225,7 @@ class RareSync:
             )
         if is_whole(state):
             self._exchanges.check_state(state)
+            self._check_schedule(state)
             self._exchanges.load_state_dict(state)
         else:
             self._exchanges.forget()
@@ -209,20 +233,18 @@ class RareSync:
             self._load_momentum(state)
         self.step = self._first_step = int(state[_STEP])
         self._has_begun, self._equal_at = False, [self.step] * self.settings.fragments
-        self._loaded.forget()
-        self._loaded.may_change = True
+        self._saved_weights = None
         if is_whole(state) and self.step > 0:
-            self._equal_at = state[_EQUAL_AT].tolist()
-            self._begin()
-            if not self._loaded.may_change:
-                self._loaded.expect(state[_WEIGHTS])
+            self._has_begun, self._equal_at = True, state[_EQUAL_AT].tolist()
+            # the end of the warm-up takes the weights as they are then
+            if self.step >= self.settings.warmup_steps:
+                self._saved_weights = state[_WEIGHTS].cpu()
 
     def detach(self) -> None:
-        """Wait for what is on the way, and forget it; nothing is exchanged any more."""
+        """Wait for what is on the way, and forget it; nothing is sent any more."""
         if (apart := self.apart()) and dist.get_rank() == 0:
-            warnings.warn(f"sync: {apart} before detach() averages them", stacklevel=4)
+            warn_script(f"sync: {apart} before detach() averages them")
         self._is_detached = True
-        self._loaded.remove()
         self._exchanges.forget()
 
     def _load_momentum(self, state: dict[str, Tensor]) -> None:
@@ -232,17 +254,49 @@ class RareSync:
         for unit in units:
             unit.load_momentum(state)
         if lost and self.settings.outer_momentum() and dist.get_rank() == 0:
-            warnings.warn(
+            warn_script(
                 f"sync: the merged state is of other parameters or shards in {', '.join(lost)}, "
-                "whose outer momentum begins at 0",
-                stacklevel=4,
+                "whose outer momentum begins at 0"
             )
 
-    def _begin(self) -> None:
-        """Note that training has begun, from the outer parameters as they are."""
-        self._has_begun = True
-        # in the warm-up replicas are equal, and its end takes the parameters anew
-        self._loaded.may_change = self.step < self.settings.warmup_steps
+    def _check_schedule(self, state: dict[str, Tensor]) -> None:
+        """Raise `UserError` for settings by which something in a state would not go on."""
+        step, settings = int(state[_STEP]), self.settings
+        saved = dict(zip(_SETTINGS, state[_SCHEDULE].tolist(), strict=True))
+        must_agree = {"fragments"}
+        if is_underway(state):
+            must_agree |= {*_SETTINGS}
+        # replicas are equal in the warm-up alone, and the outer parameters are theirs after it
+        if step < max(saved["warmup_steps"], settings.warmup_steps):
+            must_agree.add("warmup_steps")
+        for name, value in saved.items():
+            if name in must_agree and value != (present := getattr(settings, name)):
+                option = (
+                    f"sync_every={value}" if name == "every" else f"outer={{{name!r}: {value}}}"
+                )
+                raise UserError(
+                    f"the state of step {step} is of {name} {value}, not {present}, and cannot go "
+                    f"on so: attach with {option}"
+                )
+
+    def _check_weights(self) -> None:
+        """Refuse, on all replicas at once, other weights than a loaded state was saved with."""
+        if (saved := self._saved_weights) is None:
+            return
+
+        def compare() -> None:
+            if not torch.equal(self._exchanges.digest(), saved):
+                raise UserError(
+                    f"sync: the weights are not those of step {self.step}, with which the handle's "
+                    "state was saved: load each rank's into the wrapped model "
+                    "(DistributedDataParallel sends those of rank 0 to all); for "
+                    "handle.exchanged_state_dict() as the model, load shardlab.merge_states of all "
+                    "ranks"
+                )
+
+        failed = "sync: weights cannot be compared"
+        run_or_fail_together(self._exchanges.collective.group, failed, compare)
+        self._saved_weights = None
 
     @property
     def _is_untrained(self) -> bool:
@@ -250,7 +304,7 @@ class RareSync:
         return not self._has_begun and self.step == self._first_step
 
     def _is_due(self, index: int, delay: int = 0) -> bool:
-        """Return whether an exchange of a fragment began so many steps ago."""
+        """Return whether synchronisation of a fragment began so many steps ago."""
         every = self.settings.every
         # staggered: fragment p of P is due p/P of a round later
         steps = self.step - self.settings.warmup_steps - index * every // self.settings.fragments

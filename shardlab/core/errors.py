@@ -1,6 +1,8 @@
 """Errors for the user: what is wrong, where, and the fix, in one line; and runs that failed."""
 
 import difflib
+import inspect
+import warnings
 from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Literal, ParamSpec, TypeVar
@@ -24,6 +26,14 @@ def without_frames(call: Callable[_P, _R]) -> Callable[_P, _R]:
             raise error.with_traceback(None) from None
 
     return run
+
+
+def warn_script(message: str) -> None:
+    """Warn at the line of the script that has led here, above this package and torch."""
+    frame, level = inspect.currentframe(), 1
+    while frame and frame.f_globals.get("__name__", "").partition(".")[0] in ("shardlab", "torch"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
 
 
 class StorageError(UserError):

@@ -238,6 +238,17 @@ def register_comm_hook(
     model._comm_hooks.pop()
 
 
+def lets_ranks_end(model: DistributedDataParallel) -> bool:
+    """Return whether the last `join`, which may have ended, goes on without ranks that end."""
+    config = model._join_config
+    return bool(config.enable and not config.throw_on_early_termination)
+
+
+def divides_by_all(model: DistributedDataParallel) -> bool:
+    """Return whether the last `join` divides gradients by the number of all ranks."""
+    return bool(model._divide_by_initial_world_size)
+
+
 def assign_buckets(parameters: list[Tensor], limits: list[int]) -> list[list[int]]:
     """Return the indices of the parameters of each bucket, which has one dtype and device.
 

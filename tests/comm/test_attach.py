@@ -272,8 +272,8 @@ def test_exchanges_are_compared_with_the_gradients_of_all_steps(group):
     for step in range(40):
         backward(model, group, step)
         inner.step()
-    megabytes = 40 * sum(p.nbytes for p in model.parameters()) / 1e6
-    assert f"; in place of {megabytes:,.1f} MB of gradients in 40 steps" in str(handle)
+    kilobytes = 40 * sum(p.nbytes for p in model.parameters()) / 1e3
+    assert f"; in place of {kilobytes:,.1f} kB of gradients in 40 steps" in str(handle)
 
 
 @on_ranks(1)

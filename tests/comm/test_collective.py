@@ -1,4 +1,4 @@
-"""What surrounds a collective, such as autocast, changes no bit of what it gives."""
+"""Results of a collective do not depend on its surroundings, such as autocast."""
 
 import pytest
 import torch

@@ -11,6 +11,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import shardlab
 from tests.comm.replicas import refusal
+from tests.comm.wire import is_same_everywhere
 from tests.comm.wrapped_models import backward, ddp, gradients_after
 from tests.ranks import on_ranks
 
@@ -41,6 +42,18 @@ def test_a_copy_of_an_attached_model_is_one_of_torch_alone(group, name, settings
     assert torch.equal(gradients_after(copied, group, 2), exact)
     inner = COPIES[name](model.module)
     assert [*inner.state_dict()] == [*model.module.state_dict()]
+
+
+@pytest.mark.parametrize("name", COPIES)
+@on_ranks(2)
+def test_a_copy_of_replicas_has_the_buffers_of_the_first_rank(group, name):
+    model = DistributedDataParallel(nn.BatchNorm1d(40))
+    shardlab.attach(model, sync_every=4)
+    backward(model, group, 0)
+    copied = COPIES[name](model)
+    backward(copied, group, 1)
+    copied.eval()(torch.ones(1, 40))  # buffers are sent before it
+    assert is_same_everywhere(copied.module.running_mean, group)
 
 
 @pytest.mark.fresh_ranks

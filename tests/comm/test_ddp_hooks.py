@@ -10,7 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 import shardlab
 from shardlab.comm.codec_collective import CodecCollective
 from shardlab.comm.feedback import widen
-from tests.comm.wire import gathered
+from tests.comm.replicas import attached, flat, refusal
+from tests.comm.wire import gathered, is_same_everywhere
 from tests.comm.wrapped_models import Crossed, backward, batch, ddp, network
 from tests.ranks import on_ranks
 
@@ -81,7 +82,7 @@ def gradient(rank, step):
 
 
 def owed(handle, group):
-    """What the residuals of all ranks owe to the gradients of the second matrix."""
+    """Return the sum that the residuals of all ranks owe to the gradient of the second matrix."""
     state = {name.partition(".residual.")[2]: t for name, t in handle.state_dict().items()}
     sent = [state[key] for key in ("bucket0*", "bucket0>0", "bucket0>1") if key in state]
     total = sum(gathered(torch.cat([widen(part) for part in sent]), group)) / 2
@@ -111,3 +112,76 @@ def test_true_gradients_are_those_applied_and_what_residuals_owe(group, codec, s
             model.zero_grad()
         rest = (true - applied - owed(handle, group)[: SIZE * SIZE].view(SIZE, SIZE)).norm()
         assert rest < (1e-5 if residual == "fp32" else 0.05) * true.norm(), uses
+
+
+def trained_in_join(model, group, batches, optimizer=None, **options):
+    """Train each rank on as many batches as are listed for it."""
+    rank = dist.get_rank(group)
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.05)
+    with model.join(**options):
+        for step in range(batches[rank]):
+            optimizer.zero_grad()
+            backward(model, group, step)
+            optimizer.step()
+
+
+# the third rank has none
+BATCHES = 4, 2, 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"gradients": "int8", "error_feedback": True, "minimum_size": 0},
+        {"gradients": "powersgd:rank=31", "error_feedback": True, "minimum_size": 0},
+    ],
+    ids=str,
+)
+@on_ranks(3)
+def test_ranks_without_batches_send_zeros_in_join(group, settings):
+    model, exact, alone = ddp(group, bucket_cap_mb=0.005), network(), network()
+    shardlab.attach(model, **settings)
+    trained_in_join(model, group, BATCHES)
+    inner = torch.optim.SGD(exact.parameters(), 0.05)
+    for step in range(max(BATCHES)):
+        inner.zero_grad()
+        losses = [exact(batch(r, step)).pow(3).mean() for r in range(3) if step < BATCHES[r]]
+        (sum(losses) / 3).backward()
+        inner.step()
+    trained = [torch.cat([p.detach().flatten() for p in m.parameters()]) for m in (model, exact)]
+    begun = torch.cat([p.detach().flatten() for p in alone.parameters()])
+    assert (trained[0] - trained[1]).norm() < 0.02 * (trained[1] - begun).norm()
+
+
+@pytest.mark.parametrize("settings", [{}, {"gradients": "int8"}], ids=str)
+@pytest.mark.parametrize("detaches", [False, True])
+@on_ranks(3)
+def test_a_mean_over_ranks_with_batches_alone_is_refused(group, settings, detaches):
+    model = ddp(group)
+    handle = shardlab.attach(model, **settings)
+    if detaches:  # torch keeps the hook
+        handle.detach()
+    options = {"divide_by_initial_world_size": False}
+    said = refusal(lambda: trained_in_join(model, group, BATCHES, **options))
+    assert "call join() without it" in said
+
+
+@pytest.mark.parametrize("outer", [{}, {"warmup_steps": 3}], ids=str)
+@on_ranks(3)
+def test_exchanges_refuse_that_ranks_end_early(group, outer):
+    model = ddp(group)
+    _, optimizer = attached(model, 2, **outer)
+    said = refusal(lambda: trained_in_join(model, group, BATCHES, optimizer))
+    assert "join(throw_on_early_termination=True)" in said
+
+
+@on_ranks(2)
+def test_replicas_that_end_together_in_join_are_averaged(group):
+    model = ddp(group)
+    handle, optimizer = attached(model, 2)
+    with pytest.raises(RuntimeError, match="exhausted"):
+        trained_in_join(model, group, (5, 3), optimizer, throw_on_early_termination=True)
+    assert "1 step since they were last equal" in str(handle)
+    handle.synchronize()
+    assert is_same_everywhere(flat(model), group)

@@ -1,4 +1,4 @@
-"""What is exchanged between replicas: trained parameters and running statistics, nothing else."""
+"""Replicas exchange trained parameters and running statistics, and nothing else."""
 
 import pytest
 import torch

@@ -7,11 +7,8 @@ from hypothesis import strategies as st
 
 from shardlab.codecs.base import MessageKey
 from shardlab.codecs.registry import make_codec
-from shardlab.comm.feedback import (
-    ErrorFeedback,
-    register_step_hook,
-    zeros,
-)
+from shardlab.comm.feedback import ErrorFeedback, zeros
+from shardlab.comm.optimizer_steps import on_update
 
 KEY = MessageKey(0, 0, "unit", 0)
 KINDS = ["fp32", "bf16", "int8"]
@@ -73,7 +70,7 @@ def test_decay_is_that_of_methods_of_several_phases_too(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_loaded_state_is_all_that_is_left(kind):
-    """What it lacks is zero, and a step that is rolled back after it ends where it was loaded."""
+    """Residuals that it lacks are zero, and a later step is rolled back to what was loaded."""
     feedback, fresh = ErrorFeedback(kind), ErrorFeedback(kind)
     first, second, third = vectors(3)
     send(feedback, first)
@@ -116,7 +113,7 @@ def test_updates_of_other_models_end_no_step():
     """Also when the model is gone, but what listens to it is not."""
     model, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     feedback = ErrorFeedback()
-    register_step_hook(model, feedback)
+    on_update(feedback.updated, model.parameters)
     first, second, third, fourth = vectors(4)
     send(feedback, first)
     step(model)

@@ -1,4 +1,4 @@
-"""Weights that are loaded, which exchanges would undo or miss."""
+"""Weights and states that are loaded, and what exchanges make of them."""
 
 import copy
 import pickle
@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import shardlab
 from tests.comm.replicas import MADE, attached, flat, refusal, stepped, trained
 from tests.comm.wire import is_same_everywhere
-from tests.comm.wrapped_models import ddp, network
+from tests.comm.wrapped_models import backward, ddp, network
 from tests.ranks import on_ranks
 
 
@@ -35,33 +35,41 @@ def test_weights_may_be_loaded_until_the_first_step(group):
 
 @pytest.mark.parametrize("make", MADE.values(), ids=MADE)
 @on_ranks(2)
-def test_weights_that_are_loaded_in_mid_run_are_noticed(group, make):
+def test_weights_and_state_of_one_step_take_a_run_back_to_it(group, make):
     model = make(group)
-    handle, optimizer = attached(model, 2)
+    handle, optimizer = attached(model, 2, momentum=0.5)
     trained(model, group, 3, optimizer)
     weights, state = copy.deepcopy(model.state_dict()), handle.state_dict()
-    average = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
-    model.load_state_dict(average)  # for an evaluation
-    model.load_state_dict(weights)
-    expected = trained(model, group, 2, optimizer, first=3)
-    model.load_state_dict(weights)
-    assert "weights were loaded after step 5" in refusal(handle.synchronize)
-    assert "weights were loaded after step 5" in refusal(optimizer.step)
+    expected = trained(model, group, 3, optimizer, first=3)
     model.load_state_dict(weights)
     handle.load_state_dict(state)
-    assert all(map(torch.equal, trained(model, group, 2, optimizer, first=3), expected))
-    model.load_state_dict(weights, assign=True)
-    assert "assign=True" in refusal(optimizer.step)
-    handle.detach()
-    model = make(group)  # with the same weights everywhere
-    handle, optimizer = attached(model, 2)
-    trained(model, group, 1, optimizer)
-    same = make(group).state_dict()
-    model.load_state_dict(same)
-    handle.detach()
-    model = DistributedDataParallel(model.module) if make is ddp else model
+    assert all(map(torch.equal, trained(model, group, 3, optimizer, first=3), expected))
+
+
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+@on_ranks(2)
+def test_an_average_may_take_the_place_of_the_weights_between_two_steps(group, make):
+    ends = []
+    for evaluates in (False, True):
+        model = make(group)
+        _, optimizer = attached(model, 2)
+        trained(model, group, 3, optimizer)
+        if evaluates:
+            weights = copy.deepcopy(model.state_dict())
+            model.load_state_dict({k: torch.zeros_like(v) for k, v in weights.items()})
+            model.load_state_dict(weights)
+        ends.append(trained(model, group, 2, optimizer, first=3)[-1])
+    assert torch.equal(*ends)
+
+
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+@on_ranks(2)
+def test_parameters_that_take_the_place_of_others_are_told(group, make):
+    model = make(group)
     _, optimizer = attached(model, 2)
-    assert is_same_everywhere(trained(model, group, 2, optimizer)[-1], group)
+    trained(model, group, 1, optimizer)
+    model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
+    assert "assign=True" in refusal(optimizer.step)
 
 
 @on_ranks(2)
@@ -77,17 +85,6 @@ def test_an_evaluation_before_the_first_step_replaces_nothing(group):
         model(torch.ones(1, 40))
     model[0].load_state_dict(model[0].state_dict())
     assert is_same_everywhere(trained(model, group, 1, optimizer, first=1)[-1], group)
-
-
-@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
-@on_ranks(2)
-def test_weights_of_a_part_of_the_model_are_noticed(group, make):
-    model = make(group)
-    _, optimizer = attached(model, 4)
-    trained(model, group, 1, optimizer)
-    part = model.module[0] if make is ddp else model[0]
-    part.load_state_dict({k: torch.zeros_like(v) for k, v in part.state_dict().items()})
-    assert "weights were loaded after step 1" in refusal(optimizer.step)
 
 
 @on_ranks(2)
@@ -181,3 +178,63 @@ def test_a_state_of_more_replicas_is_told_how_to_go_on(group):
     other, _ = attached(DistributedDataParallel(network(), process_group=alone), 4)
     said = refusal(lambda: other.load_state_dict(handle.state_dict()))
     assert "of 2 replicas, here are 1" in said and "merge_states" in said
+
+
+ONE = {"fragments": 1}
+LATE = {"delay": 2, "fragments": 2}
+
+
+@pytest.mark.parametrize(
+    ("steps", "before", "after", "fix"),
+    [
+        (4, ONE, {"fragments": 2}, "outer={'fragments': 1}"),
+        (4, {"fragments": 2}, ONE, "outer={'fragments': 2}"),
+        (5, LATE, {"delay": 2}, "outer={'fragments': 2}"),
+        (5, LATE, {"fragments": 2}, "outer={'delay': 2}"),
+        (5, LATE, {**LATE, "every": 8}, "sync_every=4"),
+        (2, {"warmup_steps": 3}, {}, "outer={'warmup_steps': 3}"),
+        (4, {"warmup_steps": 3}, {"warmup_steps": 5}, "outer={'warmup_steps': 3}"),
+        # nothing is on the way, and the warm-up is over
+        (4, ONE, {"delay": 2, "every": 8}, None),
+        (4, {"warmup_steps": 3}, {"warmup_steps": 4}, None),
+    ],
+    ids=str,
+)
+@on_ranks(2)
+def test_a_state_goes_on_with_settings_that_suit_it_and_names_others(
+    group, steps, before, after, fix
+):
+    after = dict(after)
+    every = after.pop("every", 4)
+    model = ddp(group)
+    handle, optimizer = attached(model, 4, **before)
+    stepped(model, optimizer, steps, group)
+    weights, state = copy.deepcopy(model.state_dict()), handle.state_dict()
+    handle.wait()
+    model = ddp(group)
+    handle, optimizer = attached(model, every, **after)
+    model.load_state_dict(weights)
+    if fix is not None:
+        assert fix in refusal(lambda: handle.load_state_dict(state))
+        return
+    handle.load_state_dict(state)
+    stepped(model, optimizer, 9, group)
+    handle.synchronize()
+    assert is_same_everywhere(flat(model), group)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("int8", "powersgd:rank=1"), ("powersgd:rank=1", "int8")]
+)
+@on_ranks(2)
+def test_residuals_that_another_codec_would_never_send_are_refused(group, before, after):
+    settings = {"error_feedback": True, "minimum_size": 0}
+    model = ddp(group)
+    handle = shardlab.attach(model, before, **settings)
+    backward(model, group, 0)
+    state = {name: tensor for name, tensor in handle.state_dict().items() if "method/" not in name}
+    model = ddp(group)
+    handle = shardlab.attach(model, after, **settings)
+    handle.load_state_dict(state)
+    said = refusal(lambda: backward(model, group, 1))
+    assert "attach with the codec that the state was saved with" in said

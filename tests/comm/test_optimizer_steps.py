@@ -12,7 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import shardlab
 from shardlab.codecs.wire import PayloadError
-from tests.comm.replicas import attached, flat, meshed, refusal, stepped, trained
+from tests.comm import replicas
+from tests.comm.replicas import MADE, attached, flat, meshed, refusal, stepped, trained
 from tests.comm.wire import is_same_everywhere
 from tests.comm.wrapped_models import backward, batch, ddp, hsdp
 from tests.ranks import on_ranks
@@ -100,23 +101,78 @@ def test_updates_of_single_layers_are_not_counted_as_steps(group):
     assert "handle.step()" in refusal(lambda: optimizer.step(layer=layers[0]["name"]))
 
 
-@on_ranks(2)
-def test_steps_that_nothing_counts_are_told_when_the_first_exchange_is_due(group):
-    model = ddp(group)
-    shardlab.attach(model, sync_every=4)
+def told(call, group):
+    """Return the lines that a call warns the first rank of, and no other rank."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    sync = [warning for warning in caught if "sync:" in str(warning.message)]
+    assert dist.get_rank(group) == 0 or not sync
+    assert all(warning.filename == replicas.__file__ for warning in sync)  # the line of the script
+    return [str(warning.message) for warning in sync]
+
+
+def scheduled(model):
+    """An optimizer whose steps a schedule of learning rates wraps, as most scripts do."""
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    trained(model, group, 3, optimizer)
-    assert "handle.step()" in refusal(lambda: trained(model, group, 1, optimizer))
+    torch.optim.lr_scheduler.ConstantLR(optimizer)
+    return optimizer
+
+
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+@on_ranks(2)
+def test_updates_that_no_step_counts_are_told_once(group, make):
+    model = make(group)
+    handle = shardlab.attach(model, sync_every=4)
+    optimizer, is_first = scheduled(model), dist.get_rank(group) == 0
+    assert told(lambda: stepped(model, optimizer, 4, group), group) == []
+    said = told(lambda: stepped(model, optimizer, 9, group), group)
+    assert len(said) == is_first and all("handle.step() at the end of each" in x for x in said)
+    handle.synchronize()
+    assert is_same_everywhere(flat(model), group)
 
 
 @on_ranks(2)
-def test_steps_of_an_optimizer_that_took_the_place_of_another_are_told(group):
+def test_updates_by_an_optimizer_that_took_the_place_of_another_are_told(group):
     model = ddp(group)
     _, optimizer = attached(model, 2)
     stepped(model, optimizer, 2, group)
-    other = torch.optim.SGD(model.parameters(), 0.01)
-    trained(model, group, 1, other)
-    assert "give attach all that step" in refusal(lambda: trained(model, group, 1, other))
+    other = scheduled(model)
+    said = told(lambda: stepped(model, other, 5, group), group)
+    assert len(said) == (dist.get_rank(group) == 0)
+    assert all("give attach all that step as optimizer=" in line for line in said)
+
+
+@pytest.mark.parametrize("every", [1, 2, 8])
+@on_ranks(2)
+def test_an_iteration_may_have_several_updates(group, every):
+    """As the epochs of PPO, or both updates of SAM: replicas are equal every few iterations."""
+    model = ddp(group)
+    handle = shardlab.attach(model, sync_every=every)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    same = []
+    for _ in range(8):
+        trained(model, group, 3, optimizer)
+        handle.step()
+        same.append(is_same_everywhere(flat(model), group))
+    assert same == [iteration % every == 0 for iteration in range(1, 9)]
+
+
+@on_ranks(2)
+def test_steps_that_are_counted_twice_are_refused_before_they_end_one(group):
+    """Error feedback of the step that was made can still be rolled back."""
+    model = ddp(group)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    settings = {"error_feedback": True, "minimum_size": 0, "outer": {"warmup_steps": 8}}
+    handle = shardlab.attach(model, "int4", sync_every=2, optimizer=optimizer, **settings)
+    stepped(model, optimizer, 1, group)
+    before = handle.state_dict()
+    backward(model, group, 1)
+    assert "remove one" in refusal(handle.step)
+    backward(model, group, 2)
+    handle.rollback()
+    after = handle.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before if "residual." in name)
 
 
 @on_ranks(2)

@@ -1,4 +1,4 @@
-"""What outer parameters belong to, and what goes on with another number of replicas."""
+"""Outer parameters belong to their model; momentum goes on with another number of replicas."""
 
 import warnings
 

@@ -149,8 +149,10 @@ def test_a_run_has_fewer_exchanges_than_steps_for_a_sparse_codec() -> None:
     given = {"every": 8, "codec": "topk:density=0.25", "error_feedback": True}
     sync = validate(Sync, given, "")
     assert sync.left_out() is sync.left_out(25) is None
-    said = "sends at most 75 % of the outer gradients in 3 exchanges: set warmup_steps"
+    said = "sends at most 75 % of the outer gradients in 3 synchronisations: set warmup_steps"
     assert said in str(sync.left_out(24))
     assert validate(Sync, {**given, "warmup_steps": 1}, "").left_out(24) is None
     dropped = validate(Sync, {**given, "error_feedback": False}, "")
-    assert "fewer than 4 exchanges cannot send all outer gradients" in str(dropped.left_out())
+    assert "fewer than 4 synchronisations cannot send all outer gradients" in str(
+        dropped.left_out()
+    )
