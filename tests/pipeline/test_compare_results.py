@@ -14,6 +14,7 @@ from tests.record_factory import make_records
 
 Change = Callable[[dict[str, Any]], object]
 ELSEWHERE: Change = lambda record: record["host"].update(cpu="Another processor")  # noqa: E731
+OTHER_KERNELS: Change = lambda record: record.update(kernels="other.so (2 x 4), csrc 0")  # noqa: E731
 
 
 def compared(folder: Path, *changes: Change, runs: tuple[str, ...] = ("fsdp2",)) -> tuple[int, str]:
