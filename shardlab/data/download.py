@@ -33,6 +33,8 @@ def download(address: str, work: Path) -> Path:
         if not path.is_file():
             say(f"downloading {address}")
             _fetch(address, path)
+    except UserError:
+        raise
     # such as that of "http://[", which is none of requests
     except (requests.RequestException, ValueError) as error:
         reply = getattr(error, "response", None)
