@@ -73,7 +73,7 @@ def correct_parts(device: str) -> list[Part]:
         part("shared:attach", 150, "attach", "a_script_trains_as_on_a_cpu"),
         part("races", 150, "streams", races),
         part("waits", 120, "streams", "a_step_makes_the_host_wait_once", gpu=True),
-        part("recompiles", 120, "streams", compiled),
+        part("recompiles", 120, "streams", compiled, gpu=True),
         part("slide-saves", 100, "slide", "sliding_continues_bit_for_bit"),
         part("states", 90, "engines", "state_that_was_loaded_on_the_host_continues"),
         part("activations", 90, "engines", "activations_elsewhere_change_no_bit"),

@@ -1,6 +1,7 @@
 """Run of parts, each a process with a time limit, some beside each other."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from typing import NamedTuple
 from benchmarks.gpu.parts import Part
 
 _LONGEST_TEXT, _SHORTEST_S = 600, 8.0
+_NO_TEST_RAN = re.compile(r"\d+ skipped\b.* in [\d.]+s")
+"""last line of pytest, which begins with those that failed or passed where there are some"""
 
 
 class Outcome(NamedTuple):
@@ -20,7 +23,7 @@ class Outcome(NamedTuple):
 
     name: str
     verdict: str
-    """PASS, FAIL, LATE: killed at its limit, or SKIP: no time was left"""
+    """PASS, FAIL, LATE: killed at its limit, or SKIP: no time was left, or no test of it ran"""
     seconds: float
     text: str
     """one line: what failed, or the last line of the output"""
@@ -51,10 +54,12 @@ class _Process:
         if code is None and seconds < self._limit_s:
             return None
         self.kill()
-        verdict = "LATE" if code is None else "FAIL" if code else "PASS"
         self._log.seek(0)
         output = self._log.read()
-        return Outcome(self._name, verdict, seconds, told(output), output)
+        verdict = "LATE" if code is None else "FAIL" if code else "PASS"
+        if verdict == "PASS" and _NO_TEST_RAN.match(told(output)):
+            verdict = "SKIP"
+        return Outcome(self._name, verdict, seconds, told(output, verdict), output)
 
     def kill(self) -> None:
         """Kill it, and ranks and compilers that it has left."""
@@ -97,8 +102,10 @@ def run_parts(
     return outcomes + [Outcome(part.name, "SKIP", 0.0, "no time was left") for part in waiting]
 
 
-def told(output: str) -> str:
-    """Return the tests that failed, as pytest lists them, or else the last line."""
+def told(output: str, verdict: str = "") -> str:
+    """Return the tests that failed, or that were all skipped, as pytest lists them, or else the
+    last line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()] or ["no output"]
-    failed = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
-    return "; ".join(failed or lines[-1:])[:_LONGEST_TEXT]
+    listed = ("SKIPPED ",) if verdict == "SKIP" else ("FAILED ", "ERROR ")
+    reasons = [line for line in lines if line.startswith(listed)]
+    return "; ".join(reasons or lines[-1:])[:_LONGEST_TEXT]

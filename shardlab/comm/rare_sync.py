@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from shardlab.comm.exchanges import Exchanges, is_underway, is_whole
-from shardlab.comm.object_collectives import naming_lost_rank, run_or_fail_together
+from shardlab.comm.object_collectives import gather_values, naming_lost_rank
 from shardlab.comm.outer_parameters import OUTER, REPLICAS
 from shardlab.config.sync import Sync
 from shardlab.core.errors import UserError, warn_script
@@ -83,7 +83,7 @@ class RareSync:
         Raises:
             UserError: they are not those of the loaded state.
         """
-        self._check_weights()
+        self._check_weights(is_unmoved=True)
         if not self._has_begun:
             if self.step == 0 and (steps := _steps_of(optimizer)) and dist.get_rank() == 0:
                 warn_script(
@@ -110,13 +110,13 @@ class RareSync:
         Raises:
             PayloadError: on all replicas: they differ in their steps, or in the parameters they
                 began with.
-            UserError: parameters are trained that are not synchronised.
+            UserError: parameters are trained that are not synchronised, or as `update_begins`.
             RuntimeError: a rank has ended or does not answer; names it.
         """
         if self._is_detached:
             return
-        # what another optimizer than torch's has updated cannot be compared
-        self._saved_weights = None
+        # a replica that left its first update out is awaited by those that made theirs
+        self._check_weights(is_unmoved=False)
         self._updates.clear()
         self.step += 1
         if self.step == self.settings.warmup_steps:
@@ -145,7 +145,7 @@ class RareSync:
         """
         if self.step < self.settings.warmup_steps:
             return
-        self._check_weights()
+        self._check_weights(is_unmoved=True)
         if self._is_untrained:
             self._exchanges.restart()
         with naming_lost_rank(self.step):
@@ -279,23 +279,26 @@ class RareSync:
                     f"on so: attach with {option}"
                 )
 
-    def _check_weights(self) -> None:
-        """Refuse, on all replicas at once, other weights than a loaded state was saved with."""
+    def _check_weights(self, is_unmoved: bool) -> None:
+        """Refuse, on all replicas at once, other weights than a loaded state was saved with.
+
+        Args:
+            is_unmoved: whether no optimizer has updated them since. Where no replica knows that,
+                another optimizer than torch's may have, and nothing is refused.
+        """
         if (saved := self._saved_weights) is None:
             return
-
-        def compare() -> None:
-            if not torch.equal(self._exchanges.digest(), saved):
-                raise UserError(
-                    f"sync: the weights are not those of step {self.step}, with which the handle's "
-                    "state was saved: load each rank's into the wrapped model "
-                    "(DistributedDataParallel sends those of rank 0 to all); for "
-                    "handle.exchanged_state_dict() as the model, load shardlab.merge_states of all "
-                    "ranks"
-                )
-
-        failed = "sync: weights cannot be compared"
-        run_or_fail_together(self._exchanges.collective.group, failed, compare)
+        differ = not torch.equal(self._exchanges.digest(), saved)
+        replicas = gather_values((is_unmoved, differ), self._exchanges.collective.group)
+        some_unmoved, some_differ = map(any, zip(*replicas, strict=True))
+        if some_unmoved and some_differ:
+            raise UserError(
+                f"sync: the weights are not those of step {self.step}, with which the handle's "
+                "state was saved: load each rank's into the wrapped model "
+                "(DistributedDataParallel sends those of rank 0 to all); for "
+                "handle.exchanged_state_dict() as the model, load shardlab.merge_states of all "
+                "ranks"
+            )
         self._saved_weights = None
 
     @property

@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 CONFIDENCE = 0.95
@@ -78,22 +79,21 @@ def ratio_in_turns(values: Sequence[float], divisors: Sequence[float]) -> Ratio:
     """Return values over divisors, of two timings whose repetitions took turns.
 
     A timing of more repetitions has several between two of the other. Both are split into as many
-    blocks as divide both numbers, and the geometric means of the blocks beside each other are
-    paired, so that a drift of the machine cancels.
+    blocks as the shorter one has repetitions, of sizes as equal as can be, and the geometric means
+    of the blocks beside each other are paired, so that a drift of the machine cancels.
 
     Args:
         values: in their order, NaN where there is no measurement.
         divisors: likewise.
     """
-    count = math.gcd(len(values), len(divisors))
+    count = min(len(values), len(divisors))
     return paired_ratio(*(_blocks(times, count) for times in (values, divisors)))
 
 
 def _blocks(times: Sequence[float], count: int) -> list[float]:
     """Return the geometric means of as many blocks; NaN for one without a measurement."""
-    size = len(times) // count
-    blocks = [times[first : first + size] for first in range(0, len(times), size)]
-    return [geometric_mean(block).ratio for block in blocks]
+    ends = [index * len(times) // count for index in range(count + 1)]
+    return [geometric_mean(times[first:end]).ratio for first, end in pairwise(ends)]
 
 
 def enclosing(ratios: Iterable[Ratio]) -> Ratio:

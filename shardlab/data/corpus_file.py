@@ -1,5 +1,6 @@
 """The corpus file: a JSON array with one document per line."""
 
+import io
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -87,19 +88,20 @@ class _Array:
         """what stands before the next document; None after the last one"""
 
     def read(self, size: int) -> bytes:
-        parts: list[bytes] = []
-        while self._before is not None and sum(map(len, parts)) < size:
+        read = io.BytesIO()
+        while self._before is not None and read.tell() < size:
             ended = self._stop is not None and self._file.tell() >= self._stop
             line = b"]\n" if ended else self._file.readline()
             if line == b"]\n":
-                parts.append(b"[]" if self._before == b"[" else b"]")
+                read.write(b"[]" if self._before == b"[" else b"]")
                 self._before = None
             elif line:
-                parts += [self._before, line.removesuffix(b"\n").removesuffix(b",")]
+                read.write(self._before)
+                read.write(line.removesuffix(b"\n").removesuffix(b","))
                 self._before = b","
             else:
                 break  # a file without its last line: an array without its end
-        return b"".join(parts)
+        return read.getvalue()
 
 
 def _damaged(path: Path, offset: int, reason: str) -> UserError:

@@ -8,10 +8,12 @@ import requests
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic, sha256_of_value
 from shardlab.core.progress import say
+from shardlab.data.local_files import PACKED
 
 _CHUNK = 1 << 20
 _TIMEOUT_S = 60
 """longest silence of a server"""
+_AS_IT_IS = {"Accept-Encoding": "identity"}
 
 
 def is_address(path: str) -> bool:
@@ -25,22 +27,31 @@ def download(address: str, work: Path) -> Path:
     Raises:
         UserError: the server does not give all of it; one line says why.
     """
-    name = PurePosixPath(unquote(urlsplit(address).path)).name or "file"
-    path = work / "downloads" / sha256_of_value(address)[:16] / name
-    if path.is_file():
-        return path
-    say(f"downloading {address}")
     try:
-        with requests.get(address, stream=True, timeout=_TIMEOUT_S) as response:
-            response.raise_for_status()
-            with atomic(path) as temporary, temporary.open("wb") as file:
-                for chunk in response.iter_content(_CHUNK):
-                    file.write(chunk)
-    except requests.RequestException as error:
-        reply = error.response
+        name = PurePosixPath(unquote(urlsplit(address).path)).name or "file"
+        path = work / "downloads" / sha256_of_value(address)[:16] / name
+        if not path.is_file():
+            say(f"downloading {address}")
+            _fetch(address, path)
+    except UserError:
+        raise
+    # such as that of "http://[", which is none of requests
+    except (requests.RequestException, ValueError) as error:
+        reply = getattr(error, "response", None)
         reason = type(error).__name__ if reply is None else f"status {reply.status_code}"
         raise UserError(
             f"data.path {address!r}: cannot be downloaded ({reason}): check it, or download the "
             "file and give its path"
         ) from None
     return path
+
+
+def _fetch(address: str, path: Path) -> None:
+    with requests.get(address, stream=True, timeout=_TIMEOUT_S, headers=_AS_IT_IS) as response:
+        response.raise_for_status()
+        if path.suffix in PACKED:
+            # some servers say so of the file itself, which its reader unpacks
+            response.raw.headers.pop("Content-Encoding", None)
+        with atomic(path) as temporary, temporary.open("wb") as file:
+            for chunk in response.iter_content(_CHUNK):
+                file.write(chunk)

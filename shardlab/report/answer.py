@@ -131,7 +131,7 @@ def _line(found: Verdict, evidence: Evidence) -> str:
         why = "the ranks share cores" if shared else "not timed in the same turns"
         facts[1] = f"not compared with one device alone ({why})"
     elif state == "unknown":
-        facts[1] += " in the only repetition"
+        facts[1] += ", without an interval"
     elif state == "same":
         advice = f"one device alone, or {_name(use)}, which is not shown to be faster"
     without = "" if use is lossless else f"; without any loss: {_alternative(lossless)}"

@@ -47,6 +47,26 @@ def test_a_part_passes_fails_or_is_late_and_says_why():
     assert outcomes[0].output != "" and outcomes[-1].name == "late"
 
 
+def test_a_part_of_which_no_test_ran_is_skipped_and_says_why(tmp_path):
+    tests = tmp_path / "test_parts.py"
+    tests.write_text(
+        "import pytest\n"
+        "@pytest.mark.skip(reason='no sanitizer')\ndef test_absent(): pass\n"
+        "def test_present(): pass\n"
+    )
+
+    def selected(name, words):
+        return Part(name, 60, ("-m", "pytest", "-qra", "-c", "/dev/null", str(tests), "-k", words))
+
+    parts = [selected("none", "absent"), selected("some", "absent or present")]
+    outcomes = {o.name: o for o in run_parts(parts, 60, 1, lambda outcome: None)}
+    assert {name: outcome.verdict for name, outcome in outcomes.items()} == {
+        "none": "SKIP",
+        "some": "PASS",
+    }
+    assert "no sanitizer" in outcomes["none"].text
+
+
 def test_parts_that_have_no_time_left_are_skipped():
     parts = [part("endless", ENDLESS), part("never", ENDLESS)]
     outcomes = run_parts(parts, 1.5, 1, lambda outcome: None)
@@ -62,7 +82,7 @@ def test_a_word_is_a_mode_a_part_or_the_beginning_of_names():
     assert names("measure", skipped=["larger:", "train:"]) == ["ceilings", "codec-rates"]
     assert names("correct") == [part.name for part in MODES["correct"]]
     assert {*names("correct")} - {*names("correct", device="cpu")} == {
-        *("memory", "lanes", "waits", "two-gpus", "sanitizer")
+        *("memory", "lanes", "waits", "recompiles", "two-gpus", "sanitizer")
     }
     for words in ([], ["no-such-part"]):
         with pytest.raises(UserError):

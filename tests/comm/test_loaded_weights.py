@@ -168,6 +168,54 @@ def test_a_resumed_run_begins_with_the_weights_that_were_saved(group, state_firs
         assert "not those of step 3" in said and "merge_states" in said
 
 
+@pytest.mark.parametrize("skipping", [{1}, {0, 1}], ids=str)
+@on_ranks(2)
+def test_replicas_that_leave_out_their_first_update_after_a_state_go_on_together(group, skipping):
+    """As GradScaler leaves out the update of a replica whose gradients are not finite."""
+    rank = dist.get_rank(group)
+
+    def begun():
+        model = ddp(group)
+        handle = shardlab.attach(model, sync_every=4)
+        return handle, model, torch.optim.SGD(model.parameters(), 0.01)
+
+    def train(handle, model, optimizer, steps):
+        for step in steps:
+            backward(model, group, step)
+            if step != 2 or rank not in skipping:
+                optimizer.step()
+            optimizer.zero_grad()
+            handle.step()
+
+    handle, model, optimizer = begun()
+    train(handle, model, optimizer, range(2))
+    weights, state = copy.deepcopy(model.state_dict()), handle.state_dict()
+    train(handle, model, optimizer, range(2, 4))
+    expected = flat(model)
+    handle, model, optimizer = begun()
+    model.load_state_dict(weights)
+    handle.load_state_dict(state)
+    train(handle, model, optimizer, range(2, 4))
+    assert torch.equal(flat(model), expected) and is_same_everywhere(expected, group)
+
+
+@on_ranks(2)
+def test_wrong_weights_of_a_replica_that_leaves_out_its_first_update_are_told_on_all(group):
+    model = ddp(group)
+    handle = shardlab.attach(model, sync_every=4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    backward(model, group, 0)
+    optimizer.step()
+    handle.step()
+    handle.load_state_dict(handle.state_dict())
+    if dist.get_rank(group) == 0:
+        said = refusal(optimizer.step)
+    else:
+        model.load_state_dict({k: 2 * v for k, v in model.state_dict().items()})
+        said = refusal(handle.step)
+    assert "not those of step 1" in said
+
+
 @on_ranks(2)
 def test_a_state_of_more_replicas_is_told_how_to_go_on(group):
     model = ddp(group)

@@ -52,12 +52,21 @@ def test_pairs_of_as_many_repetitions_are_those_of_one_timing():
     assert ratio_in_turns(values, divisors) == pytest.approx(paired_ratio(values, divisors))
 
 
-def test_of_other_numbers_as_many_blocks_are_paired_as_divide_both():
-    drift = [20.0, 40.0, 25.0, 90.0]
-    values = [3 * step for step in drift for _ in range(3)]
-    divisors = [step for step in drift for _ in range(10)]
-    assert ratio_in_turns(values, divisors) == pytest.approx((3, 3, 3))
-    ratio, low, high = ratio_in_turns([3.0] * 7, [1.0] * 40)
+@pytest.mark.parametrize(("count", "others"), [(20, 21), (21, 20), (12, 40), (7, 40), (2, 3)])
+def test_timings_of_any_two_numbers_have_an_interval(count, others):
+    assert ratio_in_turns([3.0] * count, [1.0] * others) == pytest.approx((3, 3, 3))
+
+
+def test_of_other_numbers_blocks_are_as_equal_as_can_be():
+    """Blocks of 1, 1 and 2: the ratios are 2, 2 and 8 / sqrt(4 * 4)."""
+    assert ratio_in_turns([4.0, 4.0, 8.0], [2.0, 2.0, 2.0, 8.0]) == pytest.approx((2, 2, 2))
+    values, divisors = [4.0, 9.0, 8.0], [2.0, 3.0, 2.0, 8.0]
+    expected = paired_ratio([2.0, 3.0, 2.0], [1.0] * 3)
+    assert ratio_in_turns(values, divisors) == pytest.approx(expected)
+
+
+def test_a_single_pair_has_no_interval():
+    ratio, low, high = ratio_in_turns([3.0], [1.0] * 40)
     assert ratio == pytest.approx(3)
     assert math.isnan(low) and math.isnan(high)
 
@@ -65,7 +74,6 @@ def test_of_other_numbers_as_many_blocks_are_paired_as_divide_both():
 def test_what_is_no_measurement_is_left_out_of_a_ratio_in_turns():
     nan = math.nan
     assert ratio_in_turns([3.0, nan, 3.0], [1.0, 1.0, nan, 1.0, 1.0, 1.0]).ratio == pytest.approx(3)
-    # neither number of the rest is a multiple of the other
     assert ratio_in_turns([3.0, nan, 3.0], [1.0, nan, 1.0, 1.0]).ratio == pytest.approx(3)
 
 

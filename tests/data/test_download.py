@@ -1,5 +1,6 @@
 """Downloads of text from a real server on this machine."""
 
+import gzip
 import json
 import threading
 from functools import partial
@@ -16,6 +17,11 @@ from shardlab.data.sources import prepare
 class _Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *args):
         pass
+
+    def end_headers(self):
+        if self.path.endswith(".gz"):
+            self.send_header("Content-Encoding", "gzip")
+        super().end_headers()
 
 
 @pytest.fixture
@@ -41,11 +47,24 @@ def test_an_address_is_downloaded_once_and_read_like_the_file(tmp_path, server):
     assert prepare(data, corpus, tmp_path / "work") == source  # it is kept
 
 
+def test_a_packed_file_is_unpacked_once_whatever_the_server_says_of_it(tmp_path, server):
+    folder, address = server
+    (folder / "text.json.gz").write_bytes(gzip.compress(b'[{"text": "first"}]'))
+    corpus, data = tmp_path / "corpus.json", Data(source="json", path=f"{address}/text.json.gz")
+    prepare(data, corpus, tmp_path / "work")
+    assert [document.content for document in read_corpus(corpus)] == ["first"]
+
+
 @pytest.mark.parametrize(
-    ("path", "reason"), [("/absent.json", "status 404"), (":1/x.json", "InvalidURL")]
+    ("address", "reason"),
+    [
+        ("{server}/absent.json", "status 404"),
+        ("{server}:1/x.json", "InvalidURL"),
+        ("http://[", "ValueError"),
+    ],
 )
-def test_what_cannot_be_downloaded_is_one_line(tmp_path, server, path, reason):
-    data = Data(source="json", path=f"{server[1]}{path}")
+def test_what_cannot_be_downloaded_is_one_line(tmp_path, server, address, reason):
+    data = Data(source="json", path=address.format(server=server[1]))
     with pytest.raises(UserError) as caught:
         prepare(data, tmp_path / "corpus.json", tmp_path / "work")
     assert f"cannot be downloaded ({reason})" in str(caught.value)

@@ -94,9 +94,9 @@ def test_late_lanes_and_late_computation_change_no_bit(
             delay()
 
     expected = train(make(group, case, where), group, 5)
-    Background.start = start_late
-    late_lanes = train(make(group, case, where), group, 5)
-    Background.start = start
+    with monkeypatch.context() as patch:
+        patch.setattr(Background, "start", start_late)
+        late_lanes = train(make(group, case, where), group, 5)
     handles = [
         hooks.register_module_forward_pre_hook(pause),
         hooks.register_module_full_backward_hook(pause),
@@ -128,11 +128,11 @@ def test_a_step_makes_the_host_wait_once(group, name: str) -> None:
     assert len(places) <= 1
 
 
-@on_devices_long
+@pytest.mark.gpu  # on a CPU codecs are not compiled
 @on_ranks(1)
-def test_no_key_and_no_step_is_a_constant_of_compiled_code(group, device) -> None:
+def test_no_key_and_no_step_is_a_constant_of_compiled_code(group) -> None:
     case = {"engine": "ddp", "param_dtype": "fp32", "gradients": INT8}
-    engine = make(group, case, own_device(device))
+    engine = make(group, case, own_device("cuda"))
     train(engine, group, 4)
     with torch.compiler.set_stance("fail_on_recompile"):
         train(engine, group, 4, first=4)

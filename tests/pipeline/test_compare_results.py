@@ -14,6 +14,7 @@ from tests.record_factory import make_records
 
 Change = Callable[[dict[str, Any]], object]
 ELSEWHERE: Change = lambda record: record["host"].update(cpu="Another processor")  # noqa: E731
+OTHER_KERNELS: Change = lambda record: record.update(kernels="kernels_v3.so (AVX2), csrc 0")  # noqa: E731
 
 
 def compared(folder: Path, *changes: Change, runs: tuple[str, ...] = ("fsdp2",)) -> tuple[int, str]:
@@ -50,8 +51,11 @@ def test_a_loss_repeats_on_its_processor_and_is_near_on_others(name: str, tmp_pa
     """The losses of the seeds are thousandths apart."""
     code, said = compared(tmp_path, add(name, 1e-12))
     assert code == 1 and said.startswith(f"fsdp2, seed 0: {name} ")
-    assert compared(tmp_path, add(name, 1e-4), ELSEWHERE)[0] == 0
-    assert compared(tmp_path, add(name, 0.1), ELSEWHERE)[0] == 1
+    for elsewhere in (ELSEWHERE, OTHER_KERNELS):
+        assert compared(tmp_path, add(name, 1e-4), elsewhere)[0] == 0
+        assert compared(tmp_path, add(name, 0.1), elsewhere)[0] == 1
+    rebuilt: Change = lambda record: record.update(kernels=f"{record['kernels']}4")  # noqa: E731
+    assert compared(tmp_path, add(name, 1e-4), rebuilt)[0] == 1
 
 
 def test_runs_that_are_missing_new_diverged_or_crashed_differ(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_what_is_not_shown_to_be_faster_than_one_device_is_an_alternative():
     assert ": one device alone, or ddp, which is not shown to be faster: " in text
     single = [run.model_copy(update={"step_ms": run.step_ms[:1]}) for run in runs]
     [text, *_] = answer(make_evidence(trained({}, RUNS[:2]), timed=single)).lines
-    assert "one device alone in the only repetition" in text
+    assert "one device alone, without an interval" in text
 
 
 def test_ranks_at_once_are_not_taken_for_one_device():
