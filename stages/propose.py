@@ -57,6 +57,7 @@ def main(params: Parameters, number: str) -> None:
         predict,
         judge_of(agent, ANSWERS),
         facts,
+        timed,
     )
     proposal = with_limits(proposal, agent, history, timed)
     settings = TrialSettings.of(train, model, params("seeds"))

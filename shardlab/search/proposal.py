@@ -120,6 +120,7 @@ def propose(
     predict: Predict,
     judge: Judge,
     facts: Sequence[str] = (),
+    timed: Sequence[TimedRun] = (),
 ) -> Proposal:
     """Return the proposal of round `number`.
 
@@ -130,6 +131,7 @@ def propose(
         limit_bytes: of the peak of a rank.
         space: codecs that may be proposed.
         facts: on the machine and the data, for the evidence.
+        timed: all timings, for the facts that speak for an action.
     """
     peak, quality = peak_of(history, shapes), history.qualities()
 
@@ -145,7 +147,7 @@ def propose(
         space = _trainable(space, history)
         if agent.candidates == "action":
             share = peaks[history.incumbent] / limit_bytes
-            measured = Facts.of(history, held_ms, share, agent.quality_tolerance)
+            measured = Facts.of(history, timed, held_ms, share, agent.quality_tolerance)
             legal = changed(history, measured, space, shapes, peak, limit_bytes, count)
         else:
             legal = feasible(space, shapes, history.workload.world_size, peak, limit_bytes, count)
