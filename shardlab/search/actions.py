@@ -32,6 +32,7 @@ class Offer(NamedTuple):
     """What actions may use."""
 
     space: Space
+    """of `sync` only what the training runs can show"""
     layers: int
     """transformer blocks of the model"""
     longest_round: int
@@ -221,12 +222,9 @@ def _feedback(value: bool) -> Change:
 
 def _begin_sync(held: CanonicalStrategy, offer: Offer) -> Part | None:
     plain = held.gradients.plain() and held.weights is None
-    offered = [
-        spec for spec in offer.space.sync if spec.every + spec.warmup_steps <= offer.longest_round
-    ]
-    if held.sync is not None or not _has(held, "sync") or not plain or not offered:
+    if held.sync is not None or not _has(held, "sync") or not plain or not offer.space.sync:
         return None
-    return {"sync": offered[0].model_dump(mode="json")}
+    return {"sync": offer.space.sync[0].model_dump(mode="json")}
 
 
 def _every(factor: float) -> Change:

@@ -193,6 +193,22 @@ def hold_fastest(
     return history.model_copy(update={"incumbent": best.hash})
 
 
+def reason_to_stop(history: History, agent: Agent) -> str | None:
+    """Return why no more trials run, or None."""
+    if history.workload.world_size == 1:
+        return "one rank: there is nothing to shard and nothing to send"
+    ran = [decision for decision in history.own_rounds if decision.decision != "none"]
+    if len(ran) >= agent.budget:
+        return f"the budget of {agent.budget} trials is spent"
+    minutes = sum(decision.seconds for decision in history.own_rounds) / 60
+    if agent.budget_minutes is not None and minutes >= agent.budget_minutes:
+        return f"the budget of {agent.budget_minutes:g} minutes is spent: {minutes:.1f} minutes"
+    last = [decision.decision for decision in ran[-agent.stop_loss :]]
+    if last == ["reject"] * agent.stop_loss:
+        return f"stop-loss: the last {agent.stop_loss} trials were rejected"
+    return None
+
+
 def initial_history(
     records: Sequence[Record | Crash],
     timed: Iterable[TimedRun],

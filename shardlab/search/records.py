@@ -171,10 +171,10 @@ class Space(Document):
     """Numbers of strategies by which the space of the search was narrowed down."""
 
     strategies: int
-    """legal ones"""
+    """legal ones, or actions for which a fact speaks"""
     beyond_memory: int
-    spared: int
-    """that save memory which is not needed, and take longer"""
+    spared: int | None
+    """that save memory which is not needed, and take longer; None: actions, which none hides"""
     known: int
     """measured before, or worse in perplexity than is tolerated"""
     unpredicted: dict[str, int]

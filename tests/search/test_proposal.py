@@ -9,9 +9,9 @@ from shardlab.config.strategy import parse_strategy
 from shardlab.config.sync import Sync
 from shardlab.forecast.model import Estimate
 from shardlab.search.decision import conclude
-from shardlab.search.history import initial_history
+from shardlab.search.history import initial_history, reason_to_stop
 from shardlab.search.judge import choose_by_rules
-from shardlab.search.proposal import propose, reason_to_stop, shorten, with_limits
+from shardlab.search.proposal import propose, shorten, with_limits
 from shardlab.search.records import Decision, Verdict
 from shardlab.search.space import Option
 from tests.record_factory import STRATEGIES, make_records

@@ -58,8 +58,8 @@ def _question(last: Decision | History, name: str) -> str:
     setting = last if isinstance(last, Decision) else last.workload
     return (
         f"Which strategy has the shortest step on {plural(setting.world_size, 'rank')} with "
-        f"link {setting.link}? The search{name and f' {name}'} predicts every legal strategy, "
-        "races a few and holds the fastest whose perplexity is tolerated."
+        f"link {setting.link}? The search{name and f' {name}'} predicts what it may try, races a "
+        "few and holds the fastest whose perplexity is tolerated."
     )
 
 
@@ -91,11 +91,15 @@ def _round(decision: Decision) -> Section:
 
 def _narrowed(space: Space) -> str:
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in space.unpredicted.items())
+    if space.spared is None:
+        what, spared = f"{plural(space.strategies, 'action')} for which a fact speaks", ""
+    else:
+        what = f"{space.strategies:,} legal strategies"
+        spared = f"{space.spared:,} that save memory which is not needed, "
     return (
-        f"{space.strategies:,} legal strategies: {space.beyond_memory:,} beyond the memory limit, "
-        f"{space.spared:,} that save memory which is not needed, {space.predicted:,} predicted"
-        f"{f', not predicted: {reasons}' if reasons else ''}; of these {space.known:,} were known "
-        "already."
+        f"{what}: {space.beyond_memory:,} beyond the memory limit, {spared}{space.predicted:,} "
+        f"predicted{f', not predicted: {reasons}' if reasons else ''}; of these {space.known:,} "
+        "were known already."
     )
 
 
