@@ -56,8 +56,8 @@ def main(params: Parameters, number: str) -> None:
         shapes,
         predict,
         judge_of(agent, ANSWERS),
-        facts,
         timed,
+        facts,
     )
     proposal = with_limits(proposal, agent, history, timed)
     settings = TrialSettings.of(train, model, params("seeds"))

@@ -24,8 +24,8 @@ from shardlab.search.records import Decision, Failure, Measured, StepRatio, Work
 
 
 class Numerics(NamedTuple):
-    """Settings of a canonical strategy that its losses depend on: codecs, types, and what copies of
-    the model exchange."""
+    """Settings of a canonical strategy that its losses depend on: codecs, types, and how
+    replicas synchronise."""
 
     gradients: str
     """codec with its options; empty: none"""
@@ -35,7 +35,7 @@ class Numerics(NamedTuple):
     flat: bool
     """codecs see flat vectors of whole units, and not single parameters"""
     sync: str = ""
-    """rare exchanges between copies of the model, and how many copies, which then train apart;
+    """synchronisation of parameters between replicas that train apart, and how many there are;
     empty: the gradients of every step are reduced"""
 
     @classmethod
@@ -49,8 +49,8 @@ class Numerics(NamedTuple):
         flat = bool(gradients or coded) and strategy.traits.flat_gradients
         sync = ""
         if strategy.sync is not None:
-            copies = strategy.replicas or "all ranks"
-            sync = f"{strategy.sync.model_dump_json()} between {copies}"
+            replicas = strategy.replicas or "all ranks"
+            sync = f"{strategy.sync.model_dump_json()} between {replicas}"
         return cls(gradients, coded, " ".join(types), flat, sync)
 
     def includes(self, other: "Numerics") -> bool:
@@ -70,7 +70,7 @@ class Quality(NamedTuple):
     source: str
     sure: bool = True
     """of the same numerics; otherwise its codecs saw other vectors, or were not all there, or other
-    numbers of copies trained apart"""
+    numbers of replicas trained apart"""
 
 
 class History(Document):
@@ -142,11 +142,11 @@ class History(Document):
                 mean = math.prod(ratio for _, ratio in rows) ** (1 / len(rows))
                 sources = ", ".join(row.source for row, _ in rows)
                 source = f"{'its own' if own else 'the same numerics'}: {sources}"
-                # of more copies that train apart each sees fewer samples
-                other_copies = bool(wanted.sync) and load.world_size != load.trained_on
-                if other_copies:
+                # of more replicas that train apart each sees fewer samples
+                other_replicas = bool(wanted.sync) and load.world_size != load.trained_on
+                if other_replicas:
                     source += f", on {load.trained_on} ranks"
-                return Quality(mean, source, sure=not other_copies)
+                return Quality(mean, source, sure=not other_replicas)
             alike = [(row, ratio) for numerics, row, ratio in trained if wanted.includes(numerics)]
             if not alike:
                 return None

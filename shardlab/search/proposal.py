@@ -101,8 +101,8 @@ def propose(
     shapes: "ModelShapes",
     predict: Predict,
     judge: Judge,
+    timed: Sequence[TimedRun],
     facts: Sequence[str] = (),
-    timed: Sequence[TimedRun] = (),
 ) -> Proposal:
     """Return the proposal of round `number`.
 
@@ -112,8 +112,8 @@ def propose(
     Args:
         limit_bytes: of the peak of a rank.
         space: codecs that may be proposed.
-        facts: on the machine and the data, for the evidence.
         timed: all timings, for the facts that speak for an action.
+        facts: on the machine and the data, for the evidence.
     """
     peak, quality = peak_of(history, shapes), history.qualities()
 
@@ -296,7 +296,7 @@ def shorten(
             tolerated.append(option)
             if not any(_is_alike(option, other) for other in best):
                 best.append(option)
-    # copies that train apart would hide codecs: their steps are the shortest on every slow link
+    # replicas that train apart would hide codecs: their steps are the shortest on every slow link
     explored: dict[bool, Option] = {}
     for option in unknown:
         explored.setdefault(option.strategy.sync is None, option)

@@ -170,10 +170,18 @@ class Machine:
         error = np.random.default_rng(int(key, 16)).normal(0, self._error)
         return self.factors.get(key, 1.0) * math.exp(error) * self.predicted_s(strategy)
 
-    def propose(self, history: History, judge: Judge, agent: Agent | None = None) -> Proposal:
+    def propose(
+        self,
+        history: History,
+        judge: Judge,
+        agent: Agent | None = None,
+        timed: tuple[TimedRun, ...] = (),
+    ) -> Proposal:
         agent, number = agent or self.agent(), len(history.rounds) + 1
         limit = int(1e9 * agent.memory_limit_gb) if agent.memory_limit_gb else ENDLESS
-        return propose(number, history, agent, limit, SPACE, self.shapes, self.predict, judge)
+        return propose(
+            number, history, agent, limit, SPACE, self.shapes, self.predict, judge, timed
+        )
 
     def predict(self, strategy: CanonicalStrategy) -> Estimate | str:
         step_s = self.predicted_s(strategy)

@@ -255,6 +255,14 @@ def test_an_incumbent_that_was_only_timed_has_the_facts_of_its_own_timing():
     assert moved_twice(facts) is None
     assert gathers_exposed(facts) is None
     assert facts.perplexity_ratio == 1.0
+    agent = machine.agent(candidates="action", max_candidates=16)
+    made = machine.propose(history, choose_by_rules, agent, timed=(*timed,)).candidates
+    assert made
+    for candidate in made:
+        assert candidate.strategy.engine == "ddp" and candidate.action
+        assert candidate.action.name != "exchange gradients and sum them here"
+        if "waits" in candidate.action.fact:
+            assert candidate.action.fact.startswith("25 % of a step of 120.0 ms")
 
 
 def test_the_latest_race_on_the_link_of_the_search_counts():

@@ -145,7 +145,7 @@ def test_exchanges_that_no_training_run_would_show_are_not_proposed(ranks, steps
         records = [each.model_copy(update={"steps": steps}) for each in make_records(seeds=1)]
         history = initial_history(records, [], agent, Train())
         space = Space(gradients=(), weights=(), sync=sync)
-        facts = space, machine.shapes, machine.predict, choose_by_rules
+        facts = space, machine.shapes, machine.predict, choose_by_rules, ()
         return propose(1, history, agent, ENDLESS, *facts).space.strategies
 
     both = Space().sync
