@@ -277,9 +277,9 @@ def _advice(
     return "\n".join(
         [
             *lines,
-            f"  {codec} exchanges take 5 % of the time with sync_every={few}, 10 % with {fewer}",
-            f"  {'enough' if enough else 'not enough, but nearest'} for {GOAL * 100:.0f} % of the "
-            f"step: {best.use}",
+            f"  {codec} synchronisation takes 5 % of the time with sync_every={few}, 10 % with "
+            f"{fewer}\n  {'enough' if enough else 'not enough, but nearest'} for "
+            f"{GOAL * 100:.0f} % of the step: {best.use}",
             *(
                 f"  {line}"
                 for line in (best.attach or "handle = shardlab.attach(model)").splitlines()
