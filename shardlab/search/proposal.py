@@ -139,7 +139,7 @@ def propose(
         narrowed = Space(
             strategies=count["strategies"],
             beyond_memory=count["beyond_memory"],
-            spared=None if by_action else count["spared"],
+            spared=count["spared"],
             known=shortlist.known,
             unpredicted=dict(unpredicted),
             predicted=len(ranked) - unpredicted.total(),

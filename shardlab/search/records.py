@@ -173,8 +173,8 @@ class Space(Document):
     strategies: int
     """legal ones, or actions for which a fact speaks"""
     beyond_memory: int
-    spared: int | None
-    """that save memory which is not needed, and take longer; None: actions, which none hides"""
+    spared: int
+    """that save memory which is not needed, and take longer"""
     known: int
     """measured before, or worse in perplexity than is tolerated"""
     unpredicted: dict[str, int]

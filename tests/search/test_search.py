@@ -81,7 +81,10 @@ def test_every_accepted_action_shortens_the_step_until_it_is_near_the_best_of_th
 
 def test_the_report_counts_actions_as_actions_and_strategies_as_strategies():
     machine = Machine(rate="100mbit")
-    for candidates, words in (("action", "actions for which a fact"), ("config", "legal strat")):
+    for candidates, words in (
+        ("action", "actions for which a fact"),
+        ("config", "legal strategies"),
+    ):
         history, _ = machine.search(choose_by_rules, rounds=1, candidates=candidates)
         space = history.rounds[0].space
         assert space is not None

@@ -65,7 +65,7 @@ def _question(last: Decision | History, name: str) -> str:
 
 def _round(decision: Decision) -> Section:
     number, verdict = decision.round, decision.verdict
-    sentences = [_narrowed(decision.space)] if decision.space else []
+    sentences = [_narrowed(decision, decision.space)] if decision.space else []
     sentences.append(f"Judge {verdict.judge}: {verdict.reason}.")
     for candidate in decision.candidates:
         if candidate.id == verdict.choice and candidate.action is not None:
@@ -89,13 +89,13 @@ def _round(decision: Decision) -> Section:
     )
 
 
-def _narrowed(space: Space) -> str:
+def _narrowed(decision: Decision, space: Space) -> str:
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in space.unpredicted.items())
-    if space.spared is None:
-        what, spared = f"{plural(space.strategies, 'action')} for which a fact speaks", ""
-    else:
-        what = f"{space.strategies:,} legal strategies"
-        spared = f"{space.spared:,} that save memory which is not needed, "
+    what = f"{space.strategies:,} legal strategies"
+    if any(candidate.action for candidate in decision.candidates):
+        what = f"{plural(space.strategies, 'action')} for which a fact speaks"
+    # an action hides no other one
+    spared = f"{space.spared:,} that save memory which is not needed, " if space.spared else ""
     return (
         f"{what}: {space.beyond_memory:,} beyond the memory limit, {spared}{space.predicted:,} "
         f"predicted{f', not predicted: {reasons}' if reasons else ''}; of these {space.known:,} "
