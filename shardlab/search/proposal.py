@@ -29,7 +29,15 @@ from shardlab.search.evidence import describe
 from shardlab.search.facts import Facts
 from shardlab.search.history import History, Quality, reason_to_stop
 from shardlab.search.judge import Judge, Question
-from shardlab.search.records import Candidate, Prediction, Proposal, Role, Space, Verdict
+from shardlab.search.records import (
+    Candidate,
+    Prediction,
+    Proposal,
+    Role,
+    Space,
+    TrialSettings,
+    Verdict,
+)
 from shardlab.search.space import Option, Peak, feasible, peak_of, peaks_of
 
 if TYPE_CHECKING:  # it needs torch, which a stage that passes one has
@@ -102,6 +110,7 @@ def propose(
     predict: Predict,
     judge: Judge,
     timed: Sequence[TimedRun],
+    settings: TrialSettings,
     facts: Sequence[str] = (),
 ) -> Proposal:
     """Return the proposal of round `number`.
@@ -113,6 +122,7 @@ def propose(
         limit_bytes: of the peak of a rank.
         space: codecs that may be proposed.
         timed: all timings, for the facts that speak for an action.
+        settings: of the training runs of the round.
         facts: on the machine and the data, for the evidence.
     """
     peak, quality = peak_of(history, shapes), history.qualities()
@@ -125,9 +135,9 @@ def propose(
     stop, evidence = reason_to_stop(history, agent), describe(history, agent, limit_bytes, facts)
     narrowed, shortlist = None, Shortlist([], [], 0)
     if stop is None:
-        count, by_action = Counter[str](), agent.candidates == "action"
+        count = Counter(strategies=0, beyond_memory=0, spared=0)
         space = _trainable(space, history)
-        if by_action:
+        if agent.candidates == "action":
             share = peaks[history.incumbent] / limit_bytes
             measured = Facts.of(history, timed, held_ms, share, agent.quality_tolerance)
             legal = changed(history, measured, space, shapes, peak, limit_bytes, count)
@@ -136,16 +146,11 @@ def propose(
         ranked = rank(legal, predict)
         shortlist = shorten(ranked, history, agent.quality_tolerance, agent.max_candidates)
         unpredicted = Counter(each.step for each in ranked if isinstance(each.step, str))
-        narrowed = Space(
-            strategies=count["strategies"],
-            beyond_memory=count["beyond_memory"],
-            spared=count["spared"],
-            known=shortlist.known,
-            unpredicted=dict(unpredicted),
-            predicted=len(ranked) - unpredicted.total(),
-        )
+        predicted = len(ranked) - unpredicted.total()
+        known = {"known": shortlist.known, "unpredicted": dict(unpredicted), "predicted": predicted}
+        narrowed = Space.model_validate({**count, **known})
         if not shortlist.options:
-            what = "action has a fact for it and" if by_action else "strategy"
+            what = "action has a fact for it and" if agent.candidates == "action" else "strategy"
             stop = f"no {what} is legal, new, tolerated and fits in memory"
     trained = {key for key, row in history.measured.items() if row.trained}
     candidates = [
@@ -160,6 +165,7 @@ def propose(
     arms = _arms(number, history, chosen[0], shortlist.tolerated) if chosen else {}
     return Proposal(
         round=number,
+        settings=settings,
         workload=history.workload,
         incumbent=history.incumbent,
         evidence=evidence,

@@ -211,8 +211,8 @@ class Proposal(Document):
     """Shortlist of one round, the choice among it, and what the race times."""
 
     round: int
-    settings: TrialSettings | None = None
-    """with which arms are trained; None in proposals of earlier versions"""
+    settings: TrialSettings
+    """with which arms are trained"""
     workload: Workload
     incumbent: str
     """hash"""

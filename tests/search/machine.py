@@ -7,6 +7,7 @@ from functools import cache
 import numpy as np
 
 from shardlab.config.machine import Link
+from shardlab.config.model_and_data import Model
 from shardlab.config.run_record import Breakdown
 from shardlab.config.schema import Agent, Space, Train
 from shardlab.config.strategy import CanonicalStrategy, parse_strategy
@@ -19,7 +20,7 @@ from shardlab.search.history import History, initial_history
 from shardlab.search.judge import Judge
 from shardlab.search.proposal import propose
 from shardlab.search.race_rule import RaceRule, ruling
-from shardlab.search.records import Candidate, Outcome, Proposal, Trial
+from shardlab.search.records import Candidate, Outcome, Proposal, Trial, TrialSettings
 from shardlab.search.space import Option, feasible, formula_bytes
 from tests.record_factory import (
     FIGURES,
@@ -42,6 +43,7 @@ SPACE = Space.model_validate(
         "sync": [],
     }
 )
+SETTINGS = TrialSettings.of(Train(), Model(preset="tiny"), [0, 1])
 _BYTES = {"none": 4.0, "int8": 1.03, "int4": 0.53, "topk": 0.4}
 """of an element on the wire"""
 
@@ -180,7 +182,7 @@ class Machine:
         agent, number = agent or self.agent(), len(history.rounds) + 1
         limit = int(1e9 * agent.memory_limit_gb) if agent.memory_limit_gb else ENDLESS
         return propose(
-            number, history, agent, limit, SPACE, self.shapes, self.predict, judge, timed
+            number, history, agent, limit, SPACE, self.shapes, self.predict, judge, timed, SETTINGS
         )
 
     def predict(self, strategy: CanonicalStrategy) -> Estimate | str:
