@@ -1,14 +1,22 @@
-"""The record of a run, measured as a trial measures it."""
+"""The record of a run from its files."""
 
 from pathlib import Path
 
 from shardlab.config.run_record import Record
+from shardlab.core.document import validate
+from shardlab.core.files import read_json
+from shardlab.profiling.breakdown import analyse
+from shardlab.train.evaluation import validate_run
 from shardlab.train.plans import RunPlan
 from shardlab.train.run import train_run
-from stages.trial import evaluated
 
 
 def measure(plan: RunPlan, folder: Path) -> Record:
     """Run `plan` in child processes and return its record; files are left in `folder`."""
     train_run(plan, folder)
-    return evaluated(plan, folder)
+    quality = folder / "validation.json"
+    validate_run(folder / "final_model", quality, plan.train, plan.model, plan.seed, plan.data)
+    parts = read_json(folder / "metrics.json"), read_json(quality)
+    breakdown = analyse(folder / "trace.json.gz").model_dump()
+    values = {key: part[key] for part in (*parts, breakdown) for key in part}
+    return validate(Record, values, str(folder))
