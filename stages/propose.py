@@ -56,11 +56,11 @@ def main(params: Parameters, number: str) -> None:
         shapes,
         predict,
         judge_of(agent, ANSWERS),
+        timed,
+        TrialSettings.of(train, model, params("seeds")),
         facts,
     )
     proposal = with_limits(proposal, agent, history, timed)
-    settings = TrialSettings.of(train, model, params("seeds"))
-    proposal = proposal.model_copy(update={"settings": settings})
     proposal.to_file(Path("results/rounds", number, "proposal.json"))
     predicted = "" if proposal.space is None else f"{proposal.space.predicted} predicted; "
     say(f"propose {number}: {predicted}{proposal.verdict.judge}: {proposal.verdict.reason}")

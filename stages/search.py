@@ -50,7 +50,7 @@ def main(
             pass  # this process may make them
     write_folder(folder, tree)
     history, reason = _search(folder, limit_s)
-    print(result_text(history, name, reason))
+    print(result_text(history, folder, reason))
     sys.stdout.flush()
     say(f"search: all results are in {folder}")
 

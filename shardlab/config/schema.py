@@ -262,8 +262,8 @@ def turns(timings: Mapping[str, Timing]) -> dict[str, str]:
 
 
 class Space(Document):
-    """Codecs and rare exchanges that the search may propose, besides those of the strategies: what
-    codecs cost is calibrated."""
+    """Codecs and synchronisations of parameters that the search may propose, besides those of the
+    strategies: what codecs cost is calibrated."""
 
     gradients: Annotated[tuple[Compression, ...], AS_TUPLE] = tuple(
         Compression.model_validate({"codec": codec, "error_feedback": feedback})
@@ -287,8 +287,8 @@ class Space(Document):
         Sync(every=8),
         Sync(every=32, codec=Int4Spec(group=128), error_feedback=True),
     )
-    """exchanges of copies of the model that train apart between them, in place of the gradients of
-    every step"""
+    """synchronisations of the parameters of replicas that train apart between them, in place of the
+    gradients of every step"""
 
 
 class Forecast(Document):

@@ -159,7 +159,7 @@ class Settings(Document):
     """slide: type of the stored moments. bf16 rounds second moments stochastically, so that their
     updates are unbiased"""
     sync: Sync | None = None
-    """ddp; fsdp2, manual with copies of the model: they train alone and exchange parameters
+    """ddp; fsdp2, manual with replicas: they train alone and synchronise their parameters
     (default: they reduce the gradients of every step)"""
     gradients: Compression = Compression()
     weights: WeightCompression | None = None

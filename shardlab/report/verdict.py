@@ -41,7 +41,7 @@ class Choice:
     steps: Mapping[str, Sequence[float]]
     """milliseconds of each repetition, by timing or race"""
     lossless: bool
-    """without codecs and rare exchanges, in the data types of the baseline"""
+    """without codecs and synchronisation of parameters, in the data types of the baseline"""
     cost: pd.Series
     """of `aggregate.costs`; NaN where it is unknown"""
     searched: bool = False

@@ -23,7 +23,7 @@ from shardlab.search import facts
 from shardlab.search.facts import Facts
 from shardlab.search.records import Action
 
-_BITS = {"none": 32, "bf16": 16, "int8": 8, "fp8": 8, "int4": 4, "nf4": 4, "efsign": 1, "onebit": 1}
+_BITS = {"none": 32, "bf16": 16, "int8": 8, "fp8": 8, "int4": 4, "efsign": 1, "onebit": 1}
 """of an element, by codec: one step coarser is the next lower number that the space has"""
 _BUCKETS_MB = (1.0, 5.0, 25.0, 100.0)
 
@@ -32,10 +32,11 @@ class Offer(NamedTuple):
     """What actions may use."""
 
     space: Space
+    """of `sync` only what the training runs can show"""
     layers: int
     """transformer blocks of the model"""
     longest_round: int
-    """most steps between two exchanges of parameters whose quality the training runs can show"""
+    """most steps until a synchronisation of parameters that the training runs still show"""
 
 
 Part = dict[str, Any]
@@ -167,16 +168,19 @@ def _gradients(coarser: bool) -> Change:
         now = held.gradients
         if held.sync is not None or now.between_nodes is not None:
             return None
-        offered: dict[str, Part] = {}
+        offered: dict[str, Compression] = {}
         for spec in offer.space.gradients:
-            if accepts_codec(held.engine, spec.codec.name):
-                part = spec.model_dump(mode="json", include={"codec", "error_feedback"})
-                offered.setdefault(spec.codec.name, part)
+            if accepts_codec(held.engine, spec.codec.name) and spec.between_nodes is None:
+                offered.setdefault(spec.codec.name, spec)
         codec = _next(now.codec.name, [*offered], coarser)
         if codec is None or codec == "none":
             return None if codec is None else {"gradients": {}}
-        kept = {"exclude": now.exclude, "warmup_steps": now.warmup_steps}
-        return {"gradients": offered[codec] | kept}
+        # what is not compressed has no options to keep
+        kept = [] if now.plain() else ["minimum_size", "exclude", "warmup_steps"]
+        if now.error_feedback and offered[codec].error_feedback:
+            kept += ["residual", "decay"]
+        changed = offered[codec].model_copy(update={name: getattr(now, name) for name in kept})
+        return {"gradients": changed.model_dump(mode="json")}
 
     return change
 
@@ -218,10 +222,9 @@ def _feedback(value: bool) -> Change:
 
 def _begin_sync(held: CanonicalStrategy, offer: Offer) -> Part | None:
     plain = held.gradients.plain() and held.weights is None
-    offered = [spec for spec in offer.space.sync if spec.every <= offer.longest_round]
-    if held.sync is not None or not _has(held, "sync") or not plain or not offered:
+    if held.sync is not None or not _has(held, "sync") or not plain or not offer.space.sync:
         return None
-    return {"sync": offered[0].model_dump(mode="json")}
+    return {"sync": offer.space.sync[0].model_dump(mode="json")}
 
 
 def _every(factor: float) -> Change:
@@ -230,7 +233,8 @@ def _every(factor: float) -> Change:
             return None
         every = int(held.sync.every * factor)
         kept = held.sync.model_dump(mode="json")
-        return {"sync": kept | {"every": every}} if 1 <= every <= offer.longest_round else None
+        longest = offer.longest_round - held.sync.warmup_steps
+        return {"sync": kept | {"every": every}} if 1 <= every <= longest else None
 
     return change
 
@@ -354,19 +358,19 @@ RULES = (
     # parameters instead of gradients
     Rule(
         "synchronise parameters instead of gradients",
-        "gradients fill the link: exchange parameters every few steps",
+        "gradients fill the link: synchronise parameters every few steps",
         facts.mostly_exposed,
         _begin_sync,
     ),
     Rule(
         "synchronise half as often",
-        "exchanges fill the link: exchange less often",
+        "synchronisations fill the link: synchronise less often",
         facts.exposed,
         _every(2),
     ),
     Rule(
         "synchronise twice as often",
-        "replicas drift apart: exchange more often",
+        "replicas drift apart: synchronise more often",
         facts.worse,
         _every(0.5),
     ),

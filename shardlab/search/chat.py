@@ -109,6 +109,7 @@ class Endpoint:
             allowed_methods=None,
             backoff_factor=self._pause_s,
             raise_on_status=False,
+            respect_retry_after_header=False,  # a server may ask for hours
         )
         with requests.Session() as session:
             session.mount(self.url, HTTPAdapter(max_retries=retry))

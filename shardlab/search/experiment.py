@@ -164,18 +164,18 @@ def written(strategy: CanonicalStrategy) -> dict[str, Any]:
     return document
 
 
-def result_text(history: History, name: str, reason: str) -> str:
+def result_text(history: History, folder: Path, reason: str) -> str:
     """Return the ranking of what was raced or timed, and the strategy that is held as an entry of
     params.yaml.
 
     Args:
-        name: of the entry.
+        folder: of the search, after which the entry is named.
         reason: why there are no more rounds.
     """
     load, why = history.workload, "the fastest that was shown to be so, at a tolerated perplexity"
     if history.rounds and not history.rounds[-1].fits:
         why = "the start: nothing was found within the memory limit"
-    entry = {"strategies": {name: written(history.held.strategy)}}
+    entry = {"strategies": {folder.name: written(history.held.strategy)}}
     return "\n".join(
         [
             f"{load.model}, {load.world_size} ranks, link {load.link}: "
@@ -186,7 +186,7 @@ def result_text(history: History, name: str, reason: str) -> str:
             "",
             "Steps (95 % interval) and perplexities are over those of the start.",
             f"* held: {why}",
-            *([f"its training runs: {folder}"] if (folder := history.held.folder) else []),
+            *([f"its training runs: {folder / runs}"] if (runs := history.held.folder) else []),
             "",
             "# for params.yaml",
             yaml.safe_dump(entry, sort_keys=False).rstrip(),

@@ -3,11 +3,13 @@
 Each function returns one fact with its figures, or None where it does not hold.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from shardlab.config.run_record import Record
 from shardlab.config.strategy import differences
+from shardlab.config.timing_record import TimedRun
 from shardlab.search.history import History, Numerics, mean_ratio
 from shardlab.search.records import Measured
 
@@ -30,13 +32,15 @@ _KINDS = ("gradients", "weights")
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What was measured of the incumbent, or of the trained strategy that is most like it.
+    """What was measured of the incumbent; quality is that of training runs with its numerics.
 
     Times are in milliseconds, bytes are those of one rank and step.
     """
 
     source: str
-    """whose training runs, in words"""
+    """race, timing or training runs of the incumbent that steps and bytes are of"""
+    trained: str
+    """whose training runs error and perplexity are of"""
     link: str
     """of the search"""
     step_ms: float
@@ -70,30 +74,45 @@ class Facts:
 
     @classmethod
     def of(
-        cls, history: History, held_ms: float | None, memory: float, tolerance: float
+        cls,
+        history: History,
+        timed: Iterable[TimedRun],
+        held_ms: float | None,
+        memory: float,
+        tolerance: float,
     ) -> "Facts":
         """Return the facts on the incumbent.
 
+        Steps and bytes are those of its latest race or timing on the ranks of the search: on the
+        link of the search, where there is one. Otherwise its training runs have them.
+
         Args:
-            held_ms: predicted step of the incumbent on the link of the search; None: unknown.
+            timed: all timings.
+            held_ms: predicted step of the incumbent on the link of the search, of which its step
+                elsewhere is a part; None: unknown.
             memory: peak of the incumbent over the limit.
         """
-        row = _most_alike(history)
+        source, runs = _runs_of_incumbent(history, timed)
+        load, row = history.workload, _same_numerics(history)
+        traces = [run.breakdown if isinstance(run, TimedRun) else run for run in runs]
+        there = all((run.link, run.world_size) == (load.link, load.world_size) for run in runs)
 
         def mean(field: str) -> float:
-            return fmean(getattr(run, field) for run in row.trained)
+            return fmean(getattr(trace, field) for trace in traces)
 
         def of_kind(kind: str, field: str) -> float:
-            return fmean(run.ledger[kind][field] for run in row.trained)
+            return fmean(run.ledger[kind][field] for run in runs)
 
         errors = [run.grad_rel_error for run in row.trained if run.grad_rel_error is not None]
         backward, communication = mean("backward_comm_ms"), mean("comm_ms_per_step")
+        step_ms = mean("profiled_step_ms")
         return cls(
-            source="its training runs" if row is history.held else row.source,
-            link=history.workload.link,
-            step_ms=mean("profiled_step_ms") if held_ms is None else held_ms,
-            computing_ms=mean("profiled_step_ms") - mean("exposed_comm_ms"),
-            coding_ms=mean("encode_ms") + mean("decode_ms"),
+            source=source,
+            trained="its training runs" if row is history.held else row.source,
+            link=load.link,
+            step_ms=step_ms if there or held_ms is None else held_ms,
+            computing_ms=step_ms - mean("exposed_comm_ms"),
+            coding_ms=1e3 * sum(of_kind(k, t) for k in _KINDS for t in ("encode_s", "decode_s")),
             collectives=sum(of_kind(kind, "collectives") for kind in _KINDS),
             overlap=mean("overlap"),
             backward=backward / communication if communication else 0.0,
@@ -106,16 +125,40 @@ class Facts:
         )
 
 
-def _most_alike(history: History) -> Measured:
-    """Return the trained strategy that is the incumbent or differs from it least."""
+def _runs_of_incumbent(
+    history: History, timed: Iterable[TimedRun]
+) -> tuple[str, Sequence[TimedRun | Record]]:
+    """Return what was measured of the steps of the incumbent, and its name in words.
+
+    What is held was raced or timed on the ranks of the search, or is the start, which was trained.
+    """
+    load = history.workload
+    raced = [(f"its race {race.name}", run) for race in history.races for run in race.runs]
+    measured = [
+        (source, run)
+        for source, run in (*((f"its timing {run.timing}", run) for run in timed), *raced)
+        if (run.strategy_hash, run.world_size) == (history.incumbent, load.world_size)
+    ]
+    on_link = [(source, run) for source, run in measured if run.link == load.link]
+    if not measured:
+        return "its training runs", history.held.trained
+    source, run = (on_link or measured)[-1]
+    return source, [run]
+
+
+def _same_numerics(history: History) -> Measured:
+    """Return the incumbent, if it was trained, or what was trained with its codecs and types and
+    differs from it least."""
     held = history.held.strategy
+    numerics = Numerics.of(held)
 
-    def distance(row: Measured) -> tuple[bool, bool, int, str]:
+    def distance(row: Measured) -> tuple[bool, int, str]:
         other = row.strategy
-        codecs = Numerics.of(other) != Numerics.of(held)
-        return other.engine != held.engine, codecs, len(differences(held, other)), row.hash
+        return other.engine != held.engine, len(differences(held, other)), row.hash
 
-    return min((row for row in history.measured.values() if row.trained), key=distance)
+    trained = (row for row in history.measured.values() if row.trained)
+    same = (row for row in trained if Numerics.of(row.strategy) == numerics)
+    return min(same, key=distance, default=history.held)
 
 
 def exposed(facts: Facts) -> str | None:
@@ -193,14 +236,14 @@ def worse(facts: Facts) -> str | None:
     """Half of the tolerated rise of perplexity is spent."""
     if not facts.perplexity_ratio > 1 + facts.tolerance / 2:
         return None
-    return f"perplexity is {facts.perplexity_ratio:.3f} times the start's ({facts.source})"
+    return f"perplexity is {facts.perplexity_ratio:.3f} times the start's ({facts.trained})"
 
 
 def lossy(facts: Facts) -> str | None:
     """Compressed gradients are far from exact ones."""
     if facts.error is None or facts.error < _LOSSY:
         return None
-    return f"compressed gradients are off by {100 * facts.error:.0f} % ({facts.source})"
+    return f"compressed gradients are off by {100 * facts.error:.0f} % ({facts.trained})"
 
 
 def full(facts: Facts) -> str | None:

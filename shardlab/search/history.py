@@ -24,8 +24,8 @@ from shardlab.search.records import Decision, Failure, Measured, StepRatio, Work
 
 
 class Numerics(NamedTuple):
-    """Settings of a canonical strategy that its losses depend on: codecs, types, and what copies of
-    the model exchange."""
+    """Settings of a canonical strategy that its losses depend on: codecs, types, and how
+    replicas synchronise."""
 
     gradients: str
     """codec with its options; empty: none"""
@@ -35,7 +35,7 @@ class Numerics(NamedTuple):
     flat: bool
     """codecs see flat vectors of whole units, and not single parameters"""
     sync: str = ""
-    """rare exchanges between copies of the model, and how many copies, which then train apart;
+    """synchronisation of parameters between replicas that train apart, and how many there are;
     empty: the gradients of every step are reduced"""
 
     @classmethod
@@ -49,8 +49,8 @@ class Numerics(NamedTuple):
         flat = bool(gradients or coded) and strategy.traits.flat_gradients
         sync = ""
         if strategy.sync is not None:
-            copies = strategy.replicas or "all ranks"
-            sync = f"{strategy.sync.model_dump_json()} between {copies}"
+            replicas = strategy.replicas or "all ranks"
+            sync = f"{strategy.sync.model_dump_json()} between {replicas}"
         return cls(gradients, coded, " ".join(types), flat, sync)
 
     def includes(self, other: "Numerics") -> bool:
@@ -70,7 +70,7 @@ class Quality(NamedTuple):
     source: str
     sure: bool = True
     """of the same numerics; otherwise its codecs saw other vectors, or were not all there, or other
-    numbers of copies trained apart"""
+    numbers of replicas trained apart"""
 
 
 class History(Document):
@@ -142,11 +142,11 @@ class History(Document):
                 mean = math.prod(ratio for _, ratio in rows) ** (1 / len(rows))
                 sources = ", ".join(row.source for row, _ in rows)
                 source = f"{'its own' if own else 'the same numerics'}: {sources}"
-                # of more copies that train apart each sees fewer samples
-                other_copies = bool(wanted.sync) and load.world_size != load.trained_on
-                if other_copies:
+                # of more replicas that train apart each sees fewer samples
+                other_replicas = bool(wanted.sync) and load.world_size != load.trained_on
+                if other_replicas:
                     source += f", on {load.trained_on} ranks"
-                return Quality(mean, source, sure=not other_copies)
+                return Quality(mean, source, sure=not other_replicas)
             alike = [(row, ratio) for numerics, row, ratio in trained if wanted.includes(numerics)]
             if not alike:
                 return None
@@ -191,6 +191,22 @@ def hold_fastest(
         return history
     best = history.fastest(tolerance, limit_bytes, peaks)
     return history.model_copy(update={"incumbent": best.hash})
+
+
+def reason_to_stop(history: History, agent: Agent) -> str | None:
+    """Return why no more trials run, or None."""
+    if history.workload.world_size == 1:
+        return "one rank: there is nothing to shard and nothing to send"
+    ran = [decision for decision in history.own_rounds if decision.decision != "none"]
+    if len(ran) >= agent.budget:
+        return f"the budget of {agent.budget} trials is spent"
+    minutes = sum(decision.seconds for decision in history.own_rounds) / 60
+    if agent.budget_minutes is not None and minutes >= agent.budget_minutes:
+        return f"the budget of {agent.budget_minutes:g} minutes is spent: {minutes:.1f} minutes"
+    last = [decision.decision for decision in ran[-agent.stop_loss :]]
+    if last == ["reject"] * agent.stop_loss:
+        return f"stop-loss: the last {agent.stop_loss} trials were rejected"
+    return None
 
 
 def initial_history(

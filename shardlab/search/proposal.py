@@ -1,10 +1,8 @@
 """Proposal of a round: evidence, shortlist by prediction, verdict, and the arms of the race.
 
-Steps are predicted by the forecast, memory by formula, quality by earlier runs. Many strategies lie
-within the error of a prediction, so a list of the shortest steps would hold one idea many times:
-the shortlist has the best of each class, an engine with a kind of codec, and one strategy of
-unknown quality, or two where one of them exchanges rarely. Classes that differ in the codec of the
-weights are one where predictions tie.
+Steps are predicted by the forecast, memory by formula, quality by earlier runs. Many strategies of
+a grid lie within the error of a prediction: its shortlist has the best of each class, an engine
+with a kind of codec, and one strategy of unknown quality, or two where one of them has `sync`.
 """
 
 import math
@@ -29,9 +27,17 @@ from shardlab.forecast.model import Estimate, Workload, fit_model, strategy_of, 
 from shardlab.search.actions import Offer, actions
 from shardlab.search.evidence import describe
 from shardlab.search.facts import Facts
-from shardlab.search.history import History, Quality
+from shardlab.search.history import History, Quality, reason_to_stop
 from shardlab.search.judge import Judge, Question
-from shardlab.search.records import Candidate, Prediction, Proposal, Role, Space, Verdict
+from shardlab.search.records import (
+    Candidate,
+    Prediction,
+    Proposal,
+    Role,
+    Space,
+    TrialSettings,
+    Verdict,
+)
 from shardlab.search.space import Option, Peak, feasible, peak_of, peaks_of
 
 if TYPE_CHECKING:  # it needs torch, which a stage that passes one has
@@ -94,22 +100,6 @@ def predictor(
     return predict
 
 
-def reason_to_stop(history: History, agent: Agent) -> str | None:
-    """Return why no more trials run, or None."""
-    if history.workload.world_size == 1:
-        return "one rank: there is nothing to shard and nothing to send"
-    ran = [decision for decision in history.own_rounds if decision.decision != "none"]
-    if len(ran) >= agent.budget:
-        return f"the budget of {agent.budget} trials is spent"
-    minutes = sum(decision.seconds for decision in history.own_rounds) / 60
-    if agent.budget_minutes is not None and minutes >= agent.budget_minutes:
-        return f"the budget of {agent.budget_minutes:g} minutes is spent: {minutes:.1f} minutes"
-    last = [decision.decision for decision in ran[-agent.stop_loss :]]
-    if last == ["reject"] * agent.stop_loss:
-        return f"stop-loss: the last {agent.stop_loss} trials were rejected"
-    return None
-
-
 def propose(
     number: int,
     history: History,
@@ -119,6 +109,8 @@ def propose(
     shapes: "ModelShapes",
     predict: Predict,
     judge: Judge,
+    timed: Sequence[TimedRun],
+    settings: TrialSettings,
     facts: Sequence[str] = (),
 ) -> Proposal:
     """Return the proposal of round `number`.
@@ -129,6 +121,8 @@ def propose(
     Args:
         limit_bytes: of the peak of a rank.
         space: codecs that may be proposed.
+        timed: all timings, for the facts that speak for an action.
+        settings: of the training runs of the round.
         facts: on the machine and the data, for the evidence.
     """
     peak, quality = peak_of(history, shapes), history.qualities()
@@ -145,7 +139,7 @@ def propose(
         space = _trainable(space, history)
         if agent.candidates == "action":
             share = peaks[history.incumbent] / limit_bytes
-            measured = Facts.of(history, held_ms, share, agent.quality_tolerance)
+            measured = Facts.of(history, timed, held_ms, share, agent.quality_tolerance)
             legal = changed(history, measured, space, shapes, peak, limit_bytes, count)
         else:
             legal = feasible(space, shapes, history.workload.world_size, peak, limit_bytes, count)
@@ -171,6 +165,7 @@ def propose(
     arms = _arms(number, history, chosen[0], shortlist.tolerated) if chosen else {}
     return Proposal(
         round=number,
+        settings=settings,
         workload=history.workload,
         incumbent=history.incumbent,
         evidence=evidence,
@@ -216,8 +211,8 @@ def with_limits(
 
 
 def _trainable(space: SpaceParameters, history: History) -> SpaceParameters:
-    """Return the space without rare exchanges whose quality the training runs could not show: that
-    begin after their last step, or are between more or fewer copies than theirs."""
+    """Return the space without `sync` whose quality the training runs could not show: that begins
+    after their last step, or is between more or fewer replicas than theirs."""
     load, steps = history.workload, min(run.steps for run in history.reference.trained)
     same = load.world_size == load.trained_on
     kept = [each for each in space.sync if same and each.every + each.warmup_steps <= steps]
@@ -276,7 +271,7 @@ class Shortlist(NamedTuple):
     options: list[Option]
     """the shortest predicted steps of each class whose quality is known and tolerated, then one to
     explore: the shortest of unknown quality, or one whose step cannot be predicted. Likewise one
-    whose copies of the model train apart, where there is one"""
+    whose replicas train apart, where there is one"""
     tolerated: list[Option]
     """all new strategies of known, tolerated quality, the shortest predicted step first"""
     known: int
@@ -307,7 +302,7 @@ def shorten(
             tolerated.append(option)
             if not any(_is_alike(option, other) for other in best):
                 best.append(option)
-    # copies that train apart would hide codecs: their steps are the shortest on every slow link
+    # replicas that train apart would hide codecs: their steps are the shortest on every slow link
     explored: dict[bool, Option] = {}
     for option in unknown:
         explored.setdefault(option.strategy.sync is None, option)
@@ -317,7 +312,7 @@ def shorten(
 
 def _is_alike(option: Option, best: Option) -> bool:
     """Return whether the shorter of two predictions stands for the other, too: engine, codecs and
-    rare exchanges are the same, or only the codec of weights differs and the predictions tie."""
+    `sync` are the same, or only the codec of weights differs and the predictions tie."""
     if option.action is not None:
         return False  # each tests another hypothesis
     one, other = option.strategy, best.strategy

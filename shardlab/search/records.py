@@ -171,7 +171,7 @@ class Space(Document):
     """Numbers of strategies by which the space of the search was narrowed down."""
 
     strategies: int
-    """legal ones"""
+    """legal ones, or actions for which a fact speaks"""
     beyond_memory: int
     spared: int
     """that save memory which is not needed, and take longer"""
@@ -211,8 +211,8 @@ class Proposal(Document):
     """Shortlist of one round, the choice among it, and what the race times."""
 
     round: int
-    settings: TrialSettings | None = None
-    """with which arms are trained; None in proposals of earlier versions"""
+    settings: TrialSettings
+    """with which arms are trained"""
     workload: Workload
     incumbent: str
     """hash"""

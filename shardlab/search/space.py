@@ -1,7 +1,7 @@
 """Space of the search: every legal strategy on a grid of settings that fits in memory.
 
 Settings have a few values each, whose product is validated as any strategy is; what an engine
-lacks, cannot do or does alike drops out. Rare exchanges are not combined with codecs of gradients
+lacks, cannot do or does alike drops out. `sync` is not combined with codecs of gradients
 or weights. To recompute activations or to split a batch only saves memory and takes time, so of
 these the first that fits is taken.
 """
@@ -212,6 +212,6 @@ def _weights(traits: EngineTraits, space: Space) -> list[Part]:
 
 
 def _rare(traits: EngineTraits, space: Space) -> list[Part]:
-    """Return the exchanges of copies that train apart; their gradients are not compressed, too."""
+    """Return the synchronisations of replicas, whose gradients are not compressed, too."""
     rare = space.sync if "sync" in traits.settings else ()
     return [{"sync": sync.model_dump(mode="json")} for sync in rare]

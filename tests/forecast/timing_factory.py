@@ -19,7 +19,7 @@ from shardlab.forecast.costs import Measured
 from shardlab.forecast.machine import CodecLines, Line, Machine
 from shardlab.forecast.model import Model, case_of, workload_of
 from shardlab.forecast.step import Compute, section_seconds
-from tests.record_factory import HOST, QUIET, make_breakdown
+from tests.record_factory import HOST, QUIET, make_breakdown, make_ledger
 from tests.timed_run_factory import timed_facts
 
 INT8 = "int8:group=128"
@@ -86,7 +86,7 @@ def made_run(
         "bytes_wire": 0.0,
         "interface_bytes": None,
         "interface_frames": None,
-        "ledger": {},
+        "ledger": make_ledger(strategy.engine if strategy else "ddp", 1.0),
         # passes are divided as those of `_ALONE`
         "breakdown": make_breakdown(1e3 * sum(_ALONE), 0.0, 0.1),
     }

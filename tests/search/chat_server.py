@@ -34,6 +34,8 @@ class Server:
                 try:
                     self.send_response(status)
                     self.send_header("Content-Length", str(len(data)))
+                    if status in (429, 503):
+                        self.send_header("Retry-After", "20000")  # nobody waits so long
                     if status == 301:
                         self.send_header("Location", "/elsewhere")
                     self.end_headers()

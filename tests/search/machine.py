@@ -7,8 +7,10 @@ from functools import cache
 import numpy as np
 
 from shardlab.config.machine import Link
+from shardlab.config.model_and_data import Model
+from shardlab.config.run_record import Breakdown
 from shardlab.config.schema import Agent, Space, Train
-from shardlab.config.strategy import CanonicalStrategy
+from shardlab.config.strategy import CanonicalStrategy, parse_strategy
 from shardlab.config.timing_record import BLOCK, Arm, Race, TimedRun, UnitSize
 from shardlab.forecast.model import Estimate
 from shardlab.models.block_shape import BlockShape
@@ -18,9 +20,16 @@ from shardlab.search.history import History, initial_history
 from shardlab.search.judge import Judge
 from shardlab.search.proposal import propose
 from shardlab.search.race_rule import RaceRule, ruling
-from shardlab.search.records import Candidate, Outcome, Proposal, Trial
+from shardlab.search.records import Candidate, Outcome, Proposal, Trial, TrialSettings
 from shardlab.search.space import Option, feasible, formula_bytes
-from tests.record_factory import FIGURES, STRATEGIES, make_record, make_records
+from tests.record_factory import (
+    FIGURES,
+    STRATEGIES,
+    make_breakdown,
+    make_ledger,
+    make_record,
+    make_records,
+)
 from tests.timed_run_factory import make_timed
 
 ENDLESS = 10**15
@@ -34,6 +43,7 @@ SPACE = Space.model_validate(
         "sync": [],
     }
 )
+SETTINGS = TrialSettings.of(Train(), Model(preset="tiny"), [0, 1])
 _BYTES = {"none": 4.0, "int8": 1.03, "int4": 0.53, "topk": 0.4}
 """of an element on the wire"""
 
@@ -120,27 +130,41 @@ class Machine:
         default = {"start": "fsdp2", "link": self.link, "candidates": "config"}
         return Agent.model_validate({**default, **settings})
 
-    def begin(self, agent: Agent | None = None, timed: tuple[TimedRun, ...] = ()) -> History:
-        """Return the history of the matrix of tests/record_factory.py."""
-        records = make_records(seeds=2)
+    def begin(
+        self,
+        agent: Agent | None = None,
+        timed: tuple[TimedRun, ...] = (),
+        runs: list[str] | None = None,
+    ) -> History:
+        """Return the history of the matrix of tests/record_factory.py, or of these runs of it."""
+        records = make_records(runs, seeds=2)
         records = [record.model_copy(update={"world_size": self.ranks}) for record in records]
         return initial_history(records, timed, agent or self.agent(), Train())
 
     def predicted_s(self, strategy: CanonicalStrategy) -> float:
         """Predict a step: compute, and what moves over the link."""
-        rate = self.link.bits_per_second / 8 if self.link else 1e9
-        gradients = _BYTES.get(strategy.gradients.codec.name, 4.0)
-        weights = _BYTES["int8"] if strategy.weights else 4.0
-        moved = 2 * gradients if strategy.engine == "ddp" else gradients + 2 * weights
         codec_s = 2e-3 * (
             (strategy.gradients.codec.name != "none") + (strategy.weights is not None)
         )
         units_s = 2e-4 * len(self.shapes.units(strategy))
         saving_s = 8e-3 * (strategy.activation_checkpointing != "none")
         slide_s = 5e-3 * (strategy.engine == "slide")
-        share = 1 - 1 / self.ranks
-        wire_s = share * moved * self.shapes.whole / rate
-        return 0.02 + codec_s + units_s + saving_s + slide_s + wire_s
+        return 0.02 + codec_s + units_s + saving_s + slide_s + self._wire_s(strategy)
+
+    def _moved(self, strategy: CanonicalStrategy) -> dict[str, float]:
+        """Return the bytes that a rank sends in a step, by kind."""
+        gradients = _BYTES.get(strategy.gradients.codec.name, 4.0)
+        weights = _BYTES["int8"] if strategy.weights else 4.0
+        replicated = strategy.engine == "ddp"
+        elements = (1 - 1 / self.ranks) * self.shapes.whole
+        return {
+            "gradients": (2 if replicated else 1) * gradients * elements,
+            "weights": 0.0 if replicated else 2 * weights * elements,
+        }
+
+    def _wire_s(self, strategy: CanonicalStrategy) -> float:
+        rate = self.link.bits_per_second / 8 if self.link else 1e9
+        return sum(self._moved(strategy).values()) / rate
 
     def true_s(self, strategy: CanonicalStrategy) -> float:
         """Return the true step of a strategy, seconds."""
@@ -148,10 +172,18 @@ class Machine:
         error = np.random.default_rng(int(key, 16)).normal(0, self._error)
         return self.factors.get(key, 1.0) * math.exp(error) * self.predicted_s(strategy)
 
-    def propose(self, history: History, judge: Judge, agent: Agent | None = None) -> Proposal:
+    def propose(
+        self,
+        history: History,
+        judge: Judge,
+        agent: Agent | None = None,
+        timed: tuple[TimedRun, ...] = (),
+    ) -> Proposal:
         agent, number = agent or self.agent(), len(history.rounds) + 1
         limit = int(1e9 * agent.memory_limit_gb) if agent.memory_limit_gb else ENDLESS
-        return propose(number, history, agent, limit, SPACE, self.shapes, self.predict, judge)
+        return propose(
+            number, history, agent, limit, SPACE, self.shapes, self.predict, judge, timed, SETTINGS
+        )
 
     def predict(self, strategy: CanonicalStrategy) -> Estimate | str:
         step_s = self.predicted_s(strategy)
@@ -208,7 +240,22 @@ class Machine:
             arms=arms,
             reason=reason,
             seconds=20.0,
-            runs=[raced(key, running[key], steps[key]) for key in running],
+            runs=[self._traced(raced(key, running[key], steps[key])) for key in running],
+        )
+
+    def _traced(self, run: TimedRun) -> TimedRun:
+        """Return a timed run on the link of the machine, which waits for all that it moves."""
+        strategy = parse_strategy(run.strategy).canonical()
+        moved = self._moved(strategy)
+        step_s = self.predicted_s(strategy)
+        ledger = {
+            kind: {**make_ledger(strategy.engine, 1.0)[kind], "bytes_wire": n, "bytes_raw": n}
+            for kind, n in moved.items()
+        }
+        here = {"link": self.link.name if self.link else "loopback", "world_size": self.ranks}
+        trace = make_breakdown(1e3 * step_s, self._wire_s(strategy) / step_s, 0.001)
+        return run.model_copy(
+            update={**here, "ledger": ledger, "breakdown": Breakdown.model_validate(trace)}
         )
 
 

@@ -25,7 +25,7 @@ from tests.record_factory import (
     make_record,
     make_records,
 )
-from tests.search.machine import raced
+from tests.search.machine import SETTINGS, raced
 from tests.timed_run_factory import make_timed
 
 LIMIT = 4_000_000_000
@@ -62,6 +62,7 @@ def proposal_of(history: History, *strategies: Strategy) -> Proposal:
         arms[each.hash()] = candidate_of(each).model_copy(update=known)
     return Proposal(
         round=len(history.rounds) + 1,
+        settings=SETTINGS,
         workload=history.workload,
         incumbent=history.incumbent,
         evidence="",

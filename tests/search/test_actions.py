@@ -8,11 +8,16 @@ import pytest
 from shardlab.config.schema import Space
 from shardlab.config.strategy import differences, parse_strategy
 from shardlab.search.actions import RULES, Offer, actions
-from shardlab.search.facts import Facts
+from shardlab.search.facts import Facts, exposed, gathers_exposed, moved_twice
+from shardlab.search.history import hold_fastest
+from shardlab.search.judge import choose_by_rules
+from tests.record_factory import make_breakdown
 from tests.search.machine import Machine
+from tests.timed_run_factory import make_timed
 
 QUIET = Facts(
-    source="its training runs",
+    source="its timing slow",
+    trained="its training runs",
     link="100mbit",
     step_ms=100.0,
     computing_ms=95.0,
@@ -195,10 +200,35 @@ def test_an_action_changes_one_setting_and_nothing_else(strategy):
     assert len({changed.hash() for changed, _ in found}) == len(found)
 
 
+def test_a_coarser_codec_keeps_the_other_options_of_compression():
+    options = {"minimum_size": 64, "exclude": ["*.bias"], "warmup_steps": 7}
+    feedback = {"error_feedback": True, "residual": "bf16", "decay": 0.9}
+    for before, after in (
+        (INT8, {"codec": INT4["codec"], "error_feedback": True}),
+        (INT8 | feedback, INT4 | feedback),
+    ):
+        held, expected = (
+            parse_strategy({"engine": "fsdp2", "gradients": part | options}).canonical()
+            for part in (before, after)
+        )
+        found = actions(held, Facts(**{**vars(QUIET), **WAITS}), OFFER)
+        (changed,) = [s for s, action in found if action.name == "code gradients one step coarser"]
+        assert changed == expected
+
+
+@pytest.mark.parametrize(("warmup", "offered_every"), [(36, 64), (37, None)])
+def test_no_round_is_longer_than_training_shows_after_its_warmup(warmup, offered_every):
+    sync = {"every": 32, "warmup_steps": warmup}
+    held = parse_strategy({"engine": "ddp", "sync": sync}).canonical()
+    found = actions(held, Facts(**{**vars(QUIET), **WAITS}), OFFER)
+    longer = [s.sync.every for s, a in found if a.name == "synchronise half as often" and s.sync]
+    assert longer == ([] if offered_every is None else [offered_every])
+
+
 def test_the_facts_are_those_of_the_incumbents_training_on_the_link_of_the_search():
     history = Machine(rate="100mbit").begin()
     runs = history.reference.trained
-    facts = Facts.of(history, 2 * runs[0].profiled_step_ms, memory=0.7, tolerance=0.03)
+    facts = Facts.of(history, (), 2 * runs[0].profiled_step_ms, memory=0.7, tolerance=0.03)
     computing = fmean(run.profiled_step_ms - run.exposed_comm_ms for run in runs)
     assert facts.computing_ms == pytest.approx(computing)
     assert facts.waits == pytest.approx(1 - computing / facts.step_ms)
@@ -206,11 +236,57 @@ def test_the_facts_are_those_of_the_incumbents_training_on_the_link_of_the_searc
     assert (facts.source, facts.perplexity_ratio) == ("its training runs", 1.0)
 
 
-def test_an_incumbent_that_was_only_raced_has_the_facts_of_what_is_most_like_it():
+def test_an_incumbent_that_was_only_timed_has_the_facts_of_its_own_timing():
+    """Of fsdp2, which alone was trained, ddp has the perplexity, and neither gathers nor waits."""
+    trace = make_breakdown(120.0, 0.25, 0.05)
+    slow = [
+        make_timed("slow", run, step_ms=[step] * 6, breakdown=trace)
+        for run, step in (("fsdp2", 200.0), ("ddp", 100.0))
+    ]
+    timed = [*slow, make_timed("two-ranks", "ddp"), make_timed("one-rank", "ddp", world_size=1)]
+    machine = Machine(rate="100mbit")
+    history = hold_fastest(machine.begin(timed=(*timed,), runs=["fsdp2"]), 0.03, 10**15, {})
+    assert history.held.strategy.engine == "ddp"
+    facts = Facts.of(history, timed, 500.0, memory=0.7, tolerance=0.03)
+    assert (facts.source, facts.trained) == ("its timing slow", "run fsdp2")
+    assert facts.waits == pytest.approx(0.25)
+    assert facts.moved == {"gradients": slow[1].ledger["gradients"]["bytes_wire"], "weights": 0.0}
+    assert "25 % of a step of 120.0 ms on link 100mbit waits" in (exposed(facts) or "")
+    assert moved_twice(facts) is None
+    assert gathers_exposed(facts) is None
+    assert facts.perplexity_ratio == 1.0
+    agent = machine.agent(candidates="action", max_candidates=16)
+    made = machine.propose(history, choose_by_rules, agent, timed=(*timed,)).candidates
+    assert made
+    for candidate in made:
+        assert candidate.strategy.engine == "ddp" and candidate.action
+        assert candidate.action.name != "exchange gradients and sum them here"
+        if "waits" in candidate.action.fact:
+            assert candidate.action.fact.startswith("25 % of a step of 120.0 ms")
+
+
+def test_the_latest_race_on_the_link_of_the_search_counts():
+    machine = Machine(rate="100mbit")
+    history = machine.begin()
+    made = machine.propose(history, choose_by_rules)
+    race = machine.race(made, machine.agent())
+    elsewhere = [run.model_copy(update={"link": "1gbit"}) for run in race.runs]
+    races = [race, race.model_copy(update={"name": "elsewhere", "runs": elsewhere})]
+    after = history.model_copy(update={"races": races})
+    facts = Facts.of(after, [make_timed("slow", "fsdp2")], None, memory=0.7, tolerance=0.03)
+    (run,) = [run for run in race.runs if run.run == history.incumbent]
+    assert facts.source == "its race round-1"
+    assert facts.step_ms == run.breakdown.profiled_step_ms
+
+
+def test_an_untrained_incumbent_has_the_quality_of_equal_numerics():
     history = Machine(rate="100mbit").begin()
     row = next(row for row in history.measured.values() if row.source == "run fsdp2-int8")
     near = parse_strategy({**row.strategy.model_dump(mode="json"), "prefetch": 1}).canonical()
     raced = row.model_copy(update={"strategy": near, "hash": near.hash(), "trained": []})
     measured = {**history.measured, raced.hash: raced}
     changed = history.model_copy(update={"measured": measured, "incumbent": raced.hash})
-    assert Facts.of(changed, None, memory=0.7, tolerance=0.03).source == "run fsdp2-int8"
+    timed = [make_timed("slow", "fsdp2-int8", strategy_hash=near.hash())]
+    facts = Facts.of(changed, timed, None, memory=0.7, tolerance=0.03)
+    assert (facts.source, facts.trained) == ("its timing slow", "run fsdp2-int8")
+    assert facts.error == row.trained[0].grad_rel_error

@@ -111,7 +111,8 @@ def test_the_ranking_holds_all_that_was_raced_the_fastest_first():
 
 def test_the_printed_entry_is_one_of_the_parameters(tmp_path):
     history, _ = Machine(rate="100mbit").search(choose_by_rules, rounds=1)
-    text = result_text(history, "100mbit-2-ranks", "reason")
+    text = result_text(history, Path("searches/100mbit-2-ranks"), "reason")
+    assert f"its training runs: searches/100mbit-2-ranks/{history.held.folder}\n" in text
     entry = yaml.safe_load(text.partition("# for params.yaml\n")[2])
     tree = yaml.safe_load(TREE.read_text())
     tree["strategies"] |= entry["strategies"]

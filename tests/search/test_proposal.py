@@ -9,13 +9,13 @@ from shardlab.config.strategy import parse_strategy
 from shardlab.config.sync import Sync
 from shardlab.forecast.model import Estimate
 from shardlab.search.decision import conclude
-from shardlab.search.history import initial_history
+from shardlab.search.history import initial_history, reason_to_stop
 from shardlab.search.judge import choose_by_rules
-from shardlab.search.proposal import propose, reason_to_stop, shorten, with_limits
+from shardlab.search.proposal import propose, shorten, with_limits
 from shardlab.search.records import Decision, Verdict
 from shardlab.search.space import Option
 from tests.record_factory import STRATEGIES, make_records
-from tests.search.machine import ENDLESS, Machine
+from tests.search.machine import ENDLESS, SETTINGS, Machine
 from tests.search.searches import AGENT, DDP, KEPT, begin, proposal_of, trial_of
 from tests.timed_run_factory import make_timed
 
@@ -145,7 +145,7 @@ def test_exchanges_that_no_training_run_would_show_are_not_proposed(ranks, steps
         records = [each.model_copy(update={"steps": steps}) for each in make_records(seeds=1)]
         history = initial_history(records, [], agent, Train())
         space = Space(gradients=(), weights=(), sync=sync)
-        facts = space, machine.shapes, machine.predict, choose_by_rules
+        facts = space, machine.shapes, machine.predict, choose_by_rules, (), SETTINGS
         return propose(1, history, agent, ENDLESS, *facts).space.strategies
 
     both = Space().sync

@@ -9,12 +9,14 @@ import pytest
 
 from shardlab.config.strategy import CanonicalStrategy, differences, parse_strategy
 from shardlab.report.sections.search import outcome as outcome_in_words
+from shardlab.report.sections.search import search as search_section
 from shardlab.search import proposal as proposals
 from shardlab.search.history import hold_fastest
 from shardlab.search.judge import Judge, Question, choose_by_rules
 from shardlab.search.records import Candidate, Verdict
 from shardlab.search.space import Option, formula_bytes, peak_of, peaks_of
-from tests.record_factory import STRATEGIES
+from tests.evidence_factory import make_evidence
+from tests.record_factory import STRATEGIES, make_records
 from tests.search.chat_server import judge as http_judge
 from tests.search.chat_server import listed, model_judge, says, serving
 from tests.search.machine import Machine, quality, raced, space_of
@@ -57,6 +59,40 @@ def test_actions_change_one_setting_and_say_why_to_a_judge(tmp_path):
         action = option.action
         assert f"{action.name} ({action.change}). Hypothesis: {action.hypothesis}." in asked
         assert f"Fact: {action.fact}; predicted: step" in asked
+
+
+def test_every_accepted_action_shortens_the_step_until_it_is_near_the_best_of_the_engine():
+    machine = Machine(rate="100mbit")
+    history, _ = machine.search(choose_by_rules, rounds=6, candidates="action", stop_loss=8)
+    held = [history.start, *(decision.held for decision in history.rounds)]
+    steps = [machine.true_s(history.measured[key].strategy) for key in held]
+    decisions = [decision.decision for decision in history.rounds]
+    assert decisions.count("accept") >= 3
+    for decision, before, after in zip(decisions, steps, steps[1:], strict=False):
+        assert after < before if decision == "accept" else after == before
+    engine = history.reference.strategy.engine
+    best = min(
+        machine.true_s(each.strategy)
+        for each in space_of()
+        if each.strategy.engine == engine and quality(each.strategy) <= 1.03
+    )
+    assert steps[-1] <= 1.05 * best < 0.3 * steps[0]
+
+
+def test_the_report_counts_actions_as_actions_and_strategies_as_strategies():
+    machine = Machine(rate="100mbit")
+    for candidates, words in (
+        ("action", "actions for which a fact"),
+        ("config", "legal strategies"),
+    ):
+        history, _ = machine.search(choose_by_rules, rounds=1, candidates=candidates)
+        space = history.rounds[0].space
+        assert space is not None
+        section = search_section(make_evidence(make_records(), history=history))
+        narrowed = section.sections[0].sentences[0]
+        assert narrowed.startswith(f"{space.strategies:,} {words}")
+        assert ("save memory" in narrowed) == (candidates == "config")
+        assert "every legal" not in section.sentences[0]
 
 
 def test_a_search_by_actions_ends_where_no_fact_speaks_for_one():

@@ -58,14 +58,14 @@ def _question(last: Decision | History, name: str) -> str:
     setting = last if isinstance(last, Decision) else last.workload
     return (
         f"Which strategy has the shortest step on {plural(setting.world_size, 'rank')} with "
-        f"link {setting.link}? The search{name and f' {name}'} predicts every legal strategy, "
-        "races a few and holds the fastest whose perplexity is tolerated."
+        f"link {setting.link}? The search{name and f' {name}'} predicts what it may try, races a "
+        "few and holds the fastest whose perplexity is tolerated."
     )
 
 
 def _round(decision: Decision) -> Section:
     number, verdict = decision.round, decision.verdict
-    sentences = [_narrowed(decision.space)] if decision.space else []
+    sentences = [_narrowed(decision, decision.space)] if decision.space else []
     sentences.append(f"Judge {verdict.judge}: {verdict.reason}.")
     for candidate in decision.candidates:
         if candidate.id == verdict.choice and candidate.action is not None:
@@ -89,13 +89,17 @@ def _round(decision: Decision) -> Section:
     )
 
 
-def _narrowed(space: Space) -> str:
+def _narrowed(decision: Decision, space: Space) -> str:
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in space.unpredicted.items())
+    what = f"{space.strategies:,} legal strategies"
+    if any(candidate.action for candidate in decision.candidates):
+        what = f"{plural(space.strategies, 'action')} for which a fact speaks"
+    # an action hides no other one
+    spared = f"{space.spared:,} that save memory which is not needed, " if space.spared else ""
     return (
-        f"{space.strategies:,} legal strategies: {space.beyond_memory:,} beyond the memory limit, "
-        f"{space.spared:,} that save memory which is not needed, {space.predicted:,} predicted"
-        f"{f', not predicted: {reasons}' if reasons else ''}; of these {space.known:,} were known "
-        "already."
+        f"{what}: {space.beyond_memory:,} beyond the memory limit, {spared}{space.predicted:,} "
+        f"predicted{f', not predicted: {reasons}' if reasons else ''}; of these {space.known:,} "
+        "were known already."
     )
 
 
