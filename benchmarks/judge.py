@@ -30,10 +30,11 @@ from shardlab.forecast.model import Estimate
 from shardlab.report.tables import Table
 from shardlab.search.chat import LocalModel
 from shardlab.search.evidence import describe, machine_facts
+from shardlab.search.experiment import written
 from shardlab.search.history import initial_history
 from shardlab.search.judge import Question, choose_by_model, choose_by_rules
 from shardlab.search.proposal import candidate
-from shardlab.search.records import Candidate, Verdict
+from shardlab.search.records import Candidate, Prediction, Verdict
 from shardlab.search.space import Option
 
 _TIMINGS = ("two-ranks", "link-1gbit", "link-300mbit", "link-100mbit")
@@ -58,25 +59,27 @@ def draw_questions(results: Path, params: Parameters) -> list[dict[str, Any]]:
         link = None if rows[0]["link"] == "loopback" else rows[0]["link"]
         agent = Agent.model_validate({"link": link, "candidates": "config"})
         history = initial_history(records, [], agent, params("train"))
-        limit = 4 * history.reference.trained[0].memory_peak_bytes
+        peak_bytes = history.reference.trained[0].memory_peak_bytes
+        evidence = describe(history, agent, 4 * peak_bytes, facts)
         start = next(row for row in rows if row["run"] == agent.start)
         others = [row for row in rows if row["run"] not in (agent.start, "no communication")]
         for _ in range(_QUESTIONS_OF_EACH):
-            options, measured = [], {}
+            options = {}
             for row in chance.sample(others, _OFFERED):
                 strategy = parse_strategy(timed[timing, row["run"]].strategy).canonical()
                 step = Estimate(*(row[key] / 1e3 for key in ("predicted_ms", "low_ms", "high_ms")))
-                memory = history.reference.trained[0].memory_peak_bytes
-                option = Option(strategy, f"{chance.getrandbits(64):016x}", memory, step)
-                options.append(candidate(option, history.qualities()))
-                measured[options[-1].id] = row["measured_ms"]
+                option = Option(strategy, strategy.hash(), peak_bytes, step)
+                options[f"{chance.getrandbits(32):08x}"] = {
+                    "strategy": written(strategy),
+                    "prediction": candidate(option, history.qualities()).prediction.model_dump(),
+                    "measured_ms": row["measured_ms"],
+                }
             questions.append(
                 {
                     "link": rows[0]["link"],
-                    "evidence": describe(history, agent, limit, facts),
+                    "evidence": evidence,
                     "incumbent_ms": start["predicted_ms"],
-                    "candidates": [option.model_dump(mode="json") for option in options],
-                    "measured_ms": measured,
+                    "options": options,
                 }
             )
     return questions
@@ -85,11 +88,12 @@ def draw_questions(results: Path, params: Parameters) -> list[dict[str, Any]]:
 def _agreement(name: str, questions: list[dict[str, Any]], verdicts: list[Verdict]) -> list[str]:
     """Return a row of the table: shares of the questions, in percent."""
     rules = [choose_by_rules(_question(entry)).choice for entry in questions]
-    fastest = [min(entry["measured_ms"], key=entry["measured_ms"].get) for entry in questions]
+    steps = [_measured(entry) for entry in questions]
+    fastest = [min(measured, key=lambda key: measured[key]) for measured in steps]
     choices = [_chosen(name, verdict) for verdict in verdicts]
     lost = [
-        entry["measured_ms"][choice] / min(entry["measured_ms"].values()) - 1
-        for entry, choice in zip(questions, choices, strict=True)
+        measured[choice] / min(measured.values()) - 1
+        for measured, choice in zip(steps, choices, strict=True)
         if choice is not None
     ]
 
@@ -111,17 +115,29 @@ def _chosen(name: str, verdict: Verdict) -> str | None:
 
 
 def _question(entry: dict[str, Any]) -> Question:
-    candidates = [Candidate.model_validate(document) for document in entry["candidates"]]
+    candidates = [
+        Candidate(
+            hash=key,
+            strategy=(strategy := parse_strategy(option["strategy"]).canonical()),
+            label=strategy.label(),
+            why="",
+            prediction=Prediction.model_validate(option["prediction"]),
+        )
+        for key, option in entry["options"].items()
+    ]
     return Question(entry["evidence"], entry["incumbent_ms"], candidates)
+
+
+def _measured(entry: dict[str, Any]) -> dict[str, float]:
+    """Return the measured steps by id, ms."""
+    return {key: option["measured_ms"] for key, option in entry["options"].items()}
 
 
 def _chance(questions: list[dict[str, Any]]) -> list[str]:
     """Return the row of a judge that draws a candidate for each order."""
     count = len(questions)
-    lost = fmean(
-        fmean(entry["measured_ms"].values()) / min(entry["measured_ms"].values()) - 1
-        for entry in questions
-    )
+    steps = [_measured(entry).values() for entry in questions]
+    lost = fmean(fmean(measured) / min(measured) - 1 for measured in steps)
     agree, hit = count / _OFFERED, count / _OFFERED**2
     row = [f"{agree:.0f} of {count}", f"{hit:.1f} of {count}", f"{hit:.1f} of {count}"]
     return ["chance", *row, f"{100 * lost:.0f}"]
@@ -172,8 +188,9 @@ def _choices(questions: list[dict[str, Any]], verdicts: dict[str, list[Verdict]]
     rows = []
     for number, entry in enumerate(questions):
         labels = {option.id: option.label for option in _question(entry).candidates}
-        order = sorted(labels, key=entry["measured_ms"].get)
-        measured = "; ".join(f"{labels[key]} {entry['measured_ms'][key]:.1f}" for key in order)
+        steps = _measured(entry)
+        order = sorted(labels, key=lambda key: steps[key])
+        measured = "; ".join(f"{labels[key]} {steps[key]:.1f}" for key in order)
         chosen = [_chosen(name, answers[number]) for name, answers in verdicts.items()]
         words = [labels.get(choice or "", "nothing") for choice in chosen]
         rows.append([str(number + 1), entry["link"], measured, *words])
