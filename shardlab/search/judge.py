@@ -32,9 +32,13 @@ _INSTRUCTIONS = (
     "measurements and a list of candidates, each with an id, its settings or what it changes of "
     "the incumbent, and what a performance model predicts of it. The order of the list has no "
     "meaning. Choose the one candidate that should be raced against the incumbent next, or abstain "
-    "when the measurements give no ground for a choice. "
-    'Answer with one JSON object: {"reason": "at most two sentences that cite measurements", '
-    '"choice": "the id of a candidate, or abstain"}.'
+    "when the measurements give no ground for a choice."
+)
+# in words: small models repeat an example of the answer
+_QUESTION = (
+    'Which candidate should be raced next? Answer with one JSON object: first the key "reason" '
+    'with at most two sentences that cite measurements, then the key "choice" with the id of that '
+    "candidate."
 )
 
 
@@ -157,7 +161,8 @@ def prompt(question: Question, candidates: Sequence[Candidate]) -> Messages:
 
     The origin of a candidate is left out, since it would carry authority.
     """
-    user = "\n".join([question.evidence, "", "Candidates:", *map(_listed, candidates)])
+    listed = map(_listed, candidates)
+    user = "\n".join([question.evidence, "", "Candidates:", *listed, "", _QUESTION])
     return [{"role": "system", "content": _INSTRUCTIONS}, {"role": "user", "content": user}]
 
 
