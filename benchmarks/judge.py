@@ -100,9 +100,15 @@ def _agreement(name: str, questions: list[dict[str, Any]], verdicts: list[Verdic
     def share(hits: list[bool]) -> str:
         return f"{sum(hits)} of {len(hits)}"
 
+    ends = [
+        choice in (min(measured), max(measured))
+        for measured, choice in zip(steps, choices, strict=True)
+        if choice
+    ]
     return [
         name,
         share([choice is not None for choice in choices]),
+        share(ends),
         share([one == other for one, other in zip(choices, rules, strict=True)]),
         share([one == other for one, other in zip(choices, fastest, strict=True)]),
         f"{100 * fmean(lost):.0f}" if lost else "",
@@ -139,7 +145,12 @@ def _chance(questions: list[dict[str, Any]]) -> list[str]:
     steps = [_measured(entry).values() for entry in questions]
     lost = fmean(fmean(measured) / min(measured) - 1 for measured in steps)
     agree, hit = count / _OFFERED, count / _OFFERED**2
-    row = [f"{agree:.0f} of {count}", f"{hit:.1f} of {count}", f"{hit:.1f} of {count}"]
+    row = [
+        f"{agree:.0f} of {count}",
+        f"{agree / 2:.1f} of {agree:.0f}",
+        f"{hit:.1f} of {count}",
+        f"{hit:.1f} of {count}",
+    ]
     return ["chance", *row, f"{100 * lost:.0f}"]
 
 
@@ -168,6 +179,7 @@ def main() -> None:
     headings = [
         "judge",
         "agrees with itself in both orders",
+        "with the first or last id of the alphabet",
         "with the rules",
         "with the clock",
         "step over the fastest's, %",
@@ -178,7 +190,8 @@ def main() -> None:
         text_table(f"{len(questions)} questions of {_OFFERED} strategies", headings, rows),
         "Rules choose by the predicted steps, which every question states. A model that chooses "
         "differently by the order of the list has chosen nothing; the last column is the mean over "
-        "the other questions.\n",
+        "the other questions. One that mostly takes the first or the last id of the alphabet "
+        "chooses by the id: it agrees with itself, and with the clock no more than chance.\n",
         _choices(questions, verdicts),
     )
 
