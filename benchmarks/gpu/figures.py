@@ -18,7 +18,7 @@ _QUERY = "--query-gpu=name,driver_version,memory.total"
 
 
 def on_gpu() -> bool:
-    """Whether figures are of a GPU; a dry run on the CPU has small sizes."""
+    """Flag of figures of a GPU; a dry run on the CPU has small sizes."""
     return torch.cuda.device_count() > 0
 
 

@@ -19,7 +19,7 @@ _NO_TEST_RAN = re.compile(r"\d+ skipped\b.* in [\d.]+s")
 
 
 class Outcome(NamedTuple):
-    """How a part ended."""
+    """End of a part."""
 
     name: str
     verdict: str

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, from a trace that is kept as a file."""
+"""Times of a step, from a trace that is kept as a file."""
 
 from collections.abc import Sequence
 from pathlib import Path

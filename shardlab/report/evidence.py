@@ -83,7 +83,7 @@ class Evidence:
 
     @cached_property
     def found(self) -> dict[str, Measured]:
-        """What `found_strategies` returns."""
+        """Strategies that `found_strategies` returns."""
         return found_strategies(self.history, self.names)
 
     @cached_property

@@ -29,7 +29,7 @@ _BUCKETS_MB = (1.0, 5.0, 25.0, 100.0)
 
 
 class Offer(NamedTuple):
-    """What actions may use."""
+    """Codecs, layers and rounds that actions may use."""
 
     space: Space
     """of `sync` only what the training runs can show"""

@@ -32,7 +32,7 @@ _KINDS = ("gradients", "weights")
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What was measured of the incumbent; quality is that of training runs with its numerics.
+    """Measurements of the incumbent; quality is that of training runs with its numerics.
 
     Times are in milliseconds, bytes are those of one rank and step.
     """

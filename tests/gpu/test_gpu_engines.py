@@ -51,7 +51,7 @@ def mean_losses(name: str, device: str, world_size: int) -> torch.Tensor:
 
 
 def near(name: str) -> float:
-    """How far losses may be apart: a difference in the last bits changes codes and choices."""
+    """Largest distance of losses: a difference in the last bits changes codes and choices."""
     return 1e-3 if name in {*LOSSY, *BF16} else 1e-4
 
 

@@ -1,4 +1,4 @@
-"""What the weekly job says of results that were made again."""
+"""Messages of the weekly job on results that were made again."""
 
 import subprocess
 import sys

@@ -162,7 +162,7 @@ def test_a_peak_is_that_of_the_largest_seed():
 
 
 def test_peaks_of_a_search_on_other_ranks_than_training_are_predicted():
-    """What the start has beyond the formula on the ranks that it was trained on is added."""
+    """The start's peak beyond the formula, on the ranks that it was trained on, is added."""
     machine = Machine()
     agent = machine.agent(world_size=4)
     history = machine.begin(agent)
