@@ -127,11 +127,11 @@ clean:
 	@.venv/bin/python -m pip install --quiet --requirement requirements.lock
 	@touch $@
 
-# The C++ kernels are built into shardlab/codecs; without a compiler the PyTorch reference is used.
+# The C++ kernels are built into shardlab/kernels; without a compiler the PyTorch reference is used.
 # The path file, unlike an editable installation, comes after the current folder: a copy of this tree
 # (`dvc exp run --temp` makes them) runs its own code.
 .venv/.project: .venv/.packages .venv/bin/shardlab $(wildcard csrc/*)
-	@python -m shardlab.codecs.native
+	@python -m shardlab.kernels.native
 	@echo "$(CURDIR)" > "$$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/shardlab.pth"
 	@touch $@
 

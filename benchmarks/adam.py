@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.common import RIVAL_PACKAGES, arguments, best_times, publish, text_table
-from shardlab.codecs.adam import Hyper, adam_
-from shardlab.codecs.workers import Workers
 from shardlab.core.numbers import figure
+from shardlab.kernels.adam import Hyper, adam_
+from shardlab.kernels.workers import Workers
 
 RANKS = (2, 4)
 HYPER = Hyper(1e-3, weight_decay=0.1)

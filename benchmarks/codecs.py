@@ -31,9 +31,9 @@ from shardlab.codecs.wire import Buffers
 from shardlab.comm.attach import make_collective
 from shardlab.comm.codec_collective import Route
 from shardlab.comm.ledger import Ledger
-from shardlab.config.codec_table import CODECS, load_codecs
 from shardlab.core.numbers import figure
 from shardlab.core.progress import say, stopwatch
+from shardlab.strategy.codec_table import CODECS, load_codecs
 
 SPECS = (
     *("none", "bf16", "fp16", "natural", "fp8", "fp8:group=512", "fp8:format=e5m2"),

@@ -12,15 +12,15 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.common import DATA, WORK, arguments, publish, text_table
-from shardlab.config.calibration_record import memory_operations
 from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Forecast, Space, Timing, Train
-from shardlab.config.strategy import parse_strategy
-from shardlab.config.timing_record import read_timings
 from shardlab.core.numbers import fixed
-from shardlab.forecast.calibrate import calibrate
-from shardlab.forecast.codec_costs import codecs_of
-from shardlab.forecast.results import Check, predict, summarize
+from shardlab.predict.calibrate import calibrate
+from shardlab.predict.codec_costs import codecs_of
+from shardlab.predict.results import Check, predict, summarize
+from shardlab.results.calibration_record import memory_operations
+from shardlab.results.timing_record import read_timings
+from shardlab.strategy.document import parse_strategy
 from shardlab.train.interleaved import time_strategies
 from shardlab.train.plans import TimingPlan
 

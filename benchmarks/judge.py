@@ -18,24 +18,24 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.common import WORK, arguments, publish, text_table
+from shardlab.choose.chat import LocalModel
+from shardlab.choose.evidence import describe, machine_facts
+from shardlab.choose.experiment import written
+from shardlab.choose.history import initial_history
+from shardlab.choose.judge import Question, choose_by_model, choose_by_rules
+from shardlab.choose.proposal import candidate
+from shardlab.choose.records import Candidate, Prediction, Verdict
+from shardlab.choose.space import Option
 from shardlab.config.machine import Hardware
 from shardlab.config.parameters import Parameters
-from shardlab.config.run_record import read_records
 from shardlab.config.schema import Agent
-from shardlab.config.strategy import parse_strategy
-from shardlab.config.timing_record import read_all
 from shardlab.core.files import read_json, write_json
 from shardlab.core.progress import say
-from shardlab.forecast.model import Estimate
+from shardlab.predict.model import Estimate
 from shardlab.report.tables import Table
-from shardlab.search.chat import LocalModel
-from shardlab.search.evidence import describe, machine_facts
-from shardlab.search.experiment import written
-from shardlab.search.history import initial_history
-from shardlab.search.judge import Question, choose_by_model, choose_by_rules
-from shardlab.search.proposal import candidate
-from shardlab.search.records import Candidate, Prediction, Verdict
-from shardlab.search.space import Option
+from shardlab.results.run_record import read_records
+from shardlab.results.timing_record import read_all
+from shardlab.strategy.document import parse_strategy
 
 _TIMINGS = ("two-ranks", "link-1gbit", "link-300mbit", "link-100mbit")
 _QUESTIONS_OF_EACH, _OFFERED = 5, 4

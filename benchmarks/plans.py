@@ -3,7 +3,7 @@
     python -m benchmarks.plans [--out FOLDER]
 
 Nothing runs here. The range of each prediction is that of `EFFICIENCY_ROWS` of
-`shardlab.forecast.devices`, public rows of one node that are not scored, without those of the
+`shardlab.predict.devices`, public rows of one node that are not scored, without those of the
 model's own size, which a user's model has none of. Plans are also compared
 with the timings of the default experiment on emulated links, by its steps without communication.
 """
@@ -14,13 +14,11 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks.common import arguments, publish, text_table
-from shardlab.config.calibration_record import UPDATE_BYTES
 from shardlab.config.machine import bits_per_second
 from shardlab.config.schema import Train
-from shardlab.config.strategy import parse_strategy
-from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun, read_timings
 from shardlab.core.numbers import fixed
-from shardlab.forecast.devices import (
+from shardlab.models.shapes import PUBLISHED, DecoderShapes, decoder_of, gpt2_config, read_decoder
+from shardlab.predict.devices import (
     DEVICES,
     EFFICIENCY_ROWS,
     ROWS_SOURCE,
@@ -31,9 +29,11 @@ from shardlab.forecast.devices import (
     efficiency,
     inside_rate,
 )
-from shardlab.forecast.planner import CODEC_SHARES, Job, memory, step_s
-from shardlab.models.shapes import PUBLISHED, DecoderShapes, decoder_of, gpt2_config, read_decoder
+from shardlab.predict.planner import CODEC_SHARES, Job, memory, step_s
 from shardlab.report.tables import Table
+from shardlab.results.calibration_record import UPDATE_BYTES
+from shardlab.results.timing_record import NO_COMMUNICATION, TimedRun, read_timings
+from shardlab.strategy.document import parse_strategy
 
 _MPT = {
     "125m": (12, 768, 12),

@@ -1,4 +1,4 @@
-// A step of Adam in one pass: shardlab/codecs/adam.py.
+// A step of Adam in one pass: shardlab/kernels/adam.py.
 #include <cmath>
 
 #include "halves.h"
@@ -31,7 +31,7 @@ struct Gradients {
   }
 };
 
-// use(kind) for the kind of float that has this number in shardlab/codecs/adam.py.
+// use(kind) for the kind of float that has this number in shardlab/kernels/adam.py.
 template <int kLanes, class Use>
 SHARDLAB_INLINE void with_kind(int64_t number, Use use) {
   if (number == 0) return use(Single<kLanes>{});

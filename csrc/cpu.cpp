@@ -1,7 +1,7 @@
 // The instruction sets of the CPU and the hash of the sources, so that the right build is loaded.
 #include "kernels.h"
 
-// Names the sources of this library by their SHA-256 (CMakeLists.txt computes it). shardlab/codecs/native.py
+// Names the sources of this library by their SHA-256 (CMakeLists.txt computes it). shardlab/kernels/native.py
 // finds it in the file by the words before it, without loading what may be damaged.
 extern "C" const char* shardlab_sources() {
 #ifdef SHARDLAB_SOURCES

@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <cstring>
 
-// The sources are compiled once for each instruction set; shardlab/codecs/native.py loads the best
+// The sources are compiled once for each instruction set; shardlab/kernels/native.py loads the best
 // library that the processor runs.
 #define SHARDLAB_KERNEL extern "C"
 
@@ -74,7 +74,7 @@ SHARDLAB_INLINE uint64_t mask_of(const uint8_t* flags) {
   return mask;
 }
 
-// Counter-based random numbers: shardlab/codecs/random.py defines them.
+// Counter-based random numbers: shardlab/kernels/random.py defines them.
 static constexpr uint32_t kWeyl = 0x9E3779B9u;
 
 // 32 random bits for x = element * kWeyl + k0, or for lanes of them.

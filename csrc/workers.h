@@ -1,4 +1,4 @@
-// Threads that wait for kernels, each pinned to one processor or to none: shardlab/codecs/workers.py.
+// Threads that wait for kernels, each pinned to one processor or to none: shardlab/kernels/workers.py.
 // Unlike the kernels, a pool keeps state and allocates; it is no use to a forked child, which has none
 // of its threads.
 #pragma once

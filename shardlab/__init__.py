@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shardlab.comm.attach import attach as attach
     from shardlab.comm.handle import merge_states as merge_states
-    from shardlab.config.codec_options import CodecSpec as CodecSpec
-    from shardlab.config.codec_table import register as register
     from shardlab.engines.layer_adam import LayerAdam as LayerAdam
     from shardlab.engines.slide_config import SlideConfig as SlideConfig
     from shardlab.engines.slide_fsdp import SlideFSDP as SlideFSDP
     from shardlab.engines.sliding_checkpoint import SlidingCheckpoint as SlidingCheckpoint
+    from shardlab.strategy.codec_options import CodecSpec as CodecSpec
+    from shardlab.strategy.codec_table import register as register
 
 __version__ = "0.1.0"
 
@@ -32,14 +32,14 @@ __all__ = [
 ]
 
 _PLACES = {
-    "CodecSpec": "shardlab.config.codec_options",
+    "CodecSpec": "shardlab.strategy.codec_options",
     "LayerAdam": "shardlab.engines.layer_adam",
     "SlideConfig": "shardlab.engines.slide_config",
     "SlideFSDP": "shardlab.engines.slide_fsdp",
     "SlidingCheckpoint": "shardlab.engines.sliding_checkpoint",
     "attach": "shardlab.comm.attach",
     "merge_states": "shardlab.comm.handle",
-    "register": "shardlab.config.codec_table",
+    "register": "shardlab.strategy.codec_table",
 }
 
 

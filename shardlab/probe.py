@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from shardlab.codecs import native
 from shardlab.codecs.base import Block, Unit
 from shardlab.codecs.registry import make_codec, spec_of
 from shardlab.comm.attach import make_collective
@@ -35,17 +34,16 @@ from shardlab.comm.object_collectives import (
     subgroup,
 )
 from shardlab.comm.transport import Transport
-from shardlab.config.compression import Compression
 from shardlab.config.model_and_data import GPT2_VOCABULARY, PRESETS, Model
-from shardlab.config.strategy import parse_strategy
 from shardlab.core.arguments import Parser
 from shardlab.core.document import validate
 from shardlab.core.errors import RunFailed, UserError
 from shardlab.core.host import describe_host
 from shardlab.core.launch_environment import started_ranks
 from shardlab.core.progress import say
-from shardlab.forecast.codec_costs import interleave
-from shardlab.forecast.lookup import (
+from shardlab.kernels import native
+from shardlab.predict.codec_costs import interleave
+from shardlab.predict.lookup import (
     GOAL,
     STOCK,
     Row,
@@ -54,6 +52,8 @@ from shardlab.forecast.lookup import (
     share,
     steps_between,
 )
+from shardlab.strategy.compression import Compression
+from shardlab.strategy.document import parse_strategy
 from shardlab.train.launch import launch
 
 if TYPE_CHECKING:

@@ -15,14 +15,14 @@ from typing import Any
 
 import grimp
 
-from shardlab.config.codec_options import CodecSpec
-from shardlab.config.codec_table import BUILT_IN, FOLDER
-from shardlab.config.engine_traits import ENGINES
 from shardlab.config.parameters import Parameters
-from shardlab.config.strategy import Strategy
-from shardlab.config.timing_record import machine_name
 from shardlab.core.document import Document
 from shardlab.core.host import describe_host, torch_version
+from shardlab.results.timing_record import machine_name
+from shardlab.strategy.codec_options import CodecSpec
+from shardlab.strategy.codec_table import BUILT_IN, FOLDER
+from shardlab.strategy.document import Strategy
+from shardlab.strategy.engine_traits import ENGINES
 
 STAGES = (
     *("prepare", "tokenize", "profile", "validate", "timing", "calibrate", "forecast"),
@@ -33,7 +33,7 @@ _ENCODING = ("timing", "calibrate", "estimate", "trial")
 """stages that make codecs of any strategy: those of users are part of their keys"""
 _BUILDER = "shardlab.engines.build"
 """loads the engine of a strategy"""
-_KERNELS = "shardlab.codecs.native"
+_KERNELS = "shardlab.kernels.native"
 """loads the library that is built of csrc/"""
 
 

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from shardlab.config.parameters import Parameters
-from shardlab.config.run_record import Crash, Record, write_records
-from shardlab.config.timing_record import read_all
 from shardlab.core.progress import say
 from shardlab.report.collect import join_record, read_estimates, write_csv
+from shardlab.results.run_record import Crash, Record, write_records
+from shardlab.results.timing_record import read_all
 from shardlab.train.plans import RunPlan
 from stages.common import run
 

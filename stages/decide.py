@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
+from shardlab.choose.decision import conclude
+from shardlab.choose.history import initial_history, load_history
+from shardlab.choose.records import Proposal, Trial
 from shardlab.config.parameters import Parameters
-from shardlab.config.run_record import read_records
-from shardlab.config.timing_record import read_all
 from shardlab.core.progress import say
-from shardlab.search.decision import conclude
-from shardlab.search.history import initial_history, load_history
-from shardlab.search.records import Proposal, Trial
+from shardlab.results.run_record import read_records
+from shardlab.results.timing_record import read_all
 from stages.common import run
 
 RESULTS = "results/results.jsonl"

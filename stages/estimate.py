@@ -9,7 +9,6 @@ import pandas as pd
 import torch
 
 from shardlab.config.parameters import Parameters
-from shardlab.config.run_record import Estimate
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
 from shardlab.core.lock import is_job
@@ -19,6 +18,7 @@ from shardlab.engines.step_space import free_bytes
 from shardlab.models.build import build_model
 from shardlab.models.memory import Categories, closed_form, host_memory
 from shardlab.models.sizes import sizes_of
+from shardlab.results.run_record import Estimate
 from stages.common import SAMPLES, refuse_other_tokens, run
 
 _CPU = torch.device("cpu")

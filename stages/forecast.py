@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from shardlab.config.calibration_record import Calibration
 from shardlab.config.parameters import Parameters
-from shardlab.config.timing_record import read_all
 from shardlab.core.progress import say
-from shardlab.forecast.results import predict, write_forecast
+from shardlab.predict.results import predict, write_forecast
+from shardlab.results.calibration_record import Calibration
+from shardlab.results.timing_record import read_all
 from stages.common import run
 
 _FOLDER, _TIMINGS = Path("results/forecast"), Path("results/timings")

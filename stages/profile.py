@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from shardlab.config.parameters import Parameters
-from shardlab.config.run_record import read_crash
 from shardlab.core.files import write_text
 from shardlab.core.progress import say
 from shardlab.profiling.breakdown import read_steps, summarize
 from shardlab.profiling.table import write_rows
+from shardlab.results.run_record import read_crash
 from stages.common import require
 from stages.common import run as run_stage
 

@@ -2,21 +2,21 @@
 
 from pathlib import Path
 
-from shardlab.config.calibration_record import Calibration
+from shardlab.choose.evidence import data_facts, machine_facts
+from shardlab.choose.history import hold_fastest, initial_history, load_history
+from shardlab.choose.judge import judge_of
+from shardlab.choose.proposal import predictor, propose, with_limits
+from shardlab.choose.records import TrialSettings
+from shardlab.choose.space import peaks_of
 from shardlab.config.machine import Hardware
 from shardlab.config.parameters import Parameters
-from shardlab.config.run_record import read_records
-from shardlab.config.timing_record import read_all
 from shardlab.core.files import read_json
 from shardlab.core.progress import say
-from shardlab.forecast.results import fitted_runs
 from shardlab.models.sizes import ModelShapes
-from shardlab.search.evidence import data_facts, machine_facts
-from shardlab.search.history import hold_fastest, initial_history, load_history
-from shardlab.search.judge import judge_of
-from shardlab.search.proposal import predictor, propose, with_limits
-from shardlab.search.records import TrialSettings
-from shardlab.search.space import peaks_of
+from shardlab.predict.results import fitted_runs
+from shardlab.results.calibration_record import Calibration
+from shardlab.results.run_record import read_records
+from shardlab.results.timing_record import read_all
 from stages.common import integer, refuse_other_tokens, run
 
 RESULTS = "results/results.jsonl"

@@ -4,20 +4,20 @@ from pathlib import Path
 
 import pandas as pd
 
+from shardlab.choose.history import History
+from shardlab.choose.records import Measured
 from shardlab.config.parameters import Parameters
-from shardlab.config.run_record import Crash, read_records
 from shardlab.config.schema import turns
-from shardlab.config.timing_record import read_all, read_crashed
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
 from shardlab.core.progress import say
-from shardlab.forecast.results import ForecastDocument
+from shardlab.predict.results import ForecastDocument
 from shardlab.report.aggregate import select
 from shardlab.report.collect import read_losses
 from shardlab.report.evidence import Evidence, found_strategies
 from shardlab.report.write import write_report
-from shardlab.search.history import History
-from shardlab.search.records import Measured
+from shardlab.results.run_record import Crash, read_records
+from shardlab.results.timing_record import read_all, read_crashed
 from stages.common import run
 
 _RESULTS = Path("results")

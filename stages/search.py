@@ -10,14 +10,14 @@ from typing import Annotated
 
 from pydantic import Field
 
+from shardlab.choose.experiment import result_text, search_parameters, write_folder
+from shardlab.choose.history import History
 from shardlab.comm.emulated_link import Links
 from shardlab.config.machine import LOOPBACK, Link
 from shardlab.config.parameters import Parameters
 from shardlab.config.schema import Name
 from shardlab.core.document import validate
 from shardlab.core.progress import say, stopwatch
-from shardlab.search.experiment import result_text, search_parameters, write_folder
-from shardlab.search.history import History
 from stages.common import run
 from stages.run import snakemake
 

@@ -14,18 +14,18 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+from shardlab.choose.decision import failure_of, train_promising
+from shardlab.choose.race_rule import RaceRule, ruling
+from shardlab.choose.records import Candidate, Failure, Proposal, Trial, TrialSettings
 from shardlab.config.model_and_data import Model
 from shardlab.config.parameters import Parameters
-from shardlab.config.run_record import Record
 from shardlab.config.schema import Agent, Timing, Train
-from shardlab.config.timing_record import Race, Ruling
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import RunFailed, StorageError, UserError
 from shardlab.core.files import atomic, read_json, unfinished, write_json
 from shardlab.core.progress import say, stopwatch
-from shardlab.search.decision import failure_of, train_promising
-from shardlab.search.race_rule import RaceRule, ruling
-from shardlab.search.records import Candidate, Failure, Proposal, Trial, TrialSettings
+from shardlab.results.run_record import Record
+from shardlab.results.timing_record import Race, Ruling
 from shardlab.train.plans import RunPlan, TimingPlan
 from shardlab.train.race import race
 from shardlab.train.run import train_run

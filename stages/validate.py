@@ -4,9 +4,9 @@ from pathlib import Path
 
 from shardlab.config.model_and_data import Model
 from shardlab.config.parameters import Parameters
-from shardlab.config.run_record import Validation, read_crash
 from shardlab.config.schema import Train
 from shardlab.core.progress import say
+from shardlab.results.run_record import Validation, read_crash
 from shardlab.train.evaluation import validate_run
 from stages.common import refuse_other_tokens, require
 from stages.common import run as run_stage

@@ -4,11 +4,11 @@ from typing import Any
 
 import pandas as pd
 
-from shardlab.config.run_record import Record
 from shardlab.config.schema import Quality
-from shardlab.forecast.extrapolation import BreakEven, Point
-from shardlab.forecast.results import Check, ForecastDocument, summarize
+from shardlab.predict.extrapolation import BreakEven, Point
+from shardlab.predict.results import Check, ForecastDocument, summarize
 from shardlab.report.evidence import Evidence
+from shardlab.results.run_record import Record
 from tests.record_factory import BASELINE, STRATEGIES, make_history, make_losses
 from tests.timed_run_factory import make_timed, make_timings
 

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from shardlab.config.run_record import Record
 from shardlab.core.document import validate
 from shardlab.core.files import read_json
 from shardlab.profiling.breakdown import analyse
+from shardlab.results.run_record import Record
 from shardlab.train.evaluation import validate_run
 from shardlab.train.plans import RunPlan
 from shardlab.train.run import train_run

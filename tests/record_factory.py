@@ -7,11 +7,8 @@ import math
 import random
 from typing import Any
 
-from shardlab.config.run_record import Record
-from shardlab.config.schema import Agent, Train
-from shardlab.config.strategy import Strategy, parse_strategy
-from shardlab.search.history import History, initial_history
-from shardlab.search.records import (
+from shardlab.choose.history import History, initial_history
+from shardlab.choose.records import (
     Candidate,
     Comparison,
     Decision,
@@ -21,6 +18,9 @@ from shardlab.search.records import (
     StepRatio,
     Verdict,
 )
+from shardlab.config.schema import Agent, Train
+from shardlab.results.run_record import Record
+from shardlab.strategy.document import Strategy, parse_strategy
 
 BASELINE = "fsdp2"
 STRATEGIES: dict[str, dict[str, Any]] = {

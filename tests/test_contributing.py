@@ -16,22 +16,22 @@ import pytest
 
 from shardlab.codecs.base import Codec
 from shardlab.codecs.multi_phase import MultiPhaseMethod
-from shardlab.config.codec_table import BUILT_IN, split_text
-from shardlab.config.engine_traits import ENGINES, EngineName, inapplicable
 from shardlab.config.model_and_data import WITHOUT_PATH, Data
 from shardlab.config.parameters import Parameters
-from shardlab.config.strategy import Strategy
 from shardlab.data.sources import READERS
 from shardlab.engines.base import Engine
 from shardlab.report import plots
 from shardlab.report.tables import figures_of
 from shardlab.report.write import report_sections
+from shardlab.strategy.codec_table import BUILT_IN, split_text
+from shardlab.strategy.document import Strategy
+from shardlab.strategy.engine_traits import ENGINES, EngineName, inapplicable
 from tests.codecs.golden_payloads import path as golden
-from tests.config.drawn_strategies import VALUES
 from tests.data.test_sources import EXAMPLES
 from tests.evidence_factory import make_evidence
 from tests.pipeline.workspace import ROOT
 from tests.record_factory import make_records
+from tests.strategy.drawn_strategies import VALUES
 
 
 class Place(NamedTuple):
@@ -117,7 +117,7 @@ SCHEMA_FILE = "workflow/schemas/params.schema.json"
 PLACES: dict[str, list[Place]] = {
     "codec": [
         Place(
-            "shardlab/config/codec_options.py",
+            "shardlab/strategy/codec_options.py",
             examples_of,
             "add a class with that name and `examples`, specs of it that the tests run",
         ),
@@ -156,7 +156,7 @@ PLACES: dict[str, list[Place]] = {
     ],
     "engine": [
         Place(
-            "shardlab/config/engine_traits.py",
+            "shardlab/strategy/engine_traits.py",
             lambda name: name in ENGINES and name in get_args(EngineName),
             "add it to `EngineName`, and a row to `ENGINES`",
         ),
@@ -166,12 +166,12 @@ PLACES: dict[str, list[Place]] = {
             "add the class that `factory` of the row names, derived from `Engine`",
         ),
         Place(
-            "shardlab/config/settings.py",
+            "shardlab/strategy/settings.py",
             lambda name: name in ENGINES and ENGINES[name].settings <= {*Strategy.model_fields},
             "add a field with a docstring for each of its settings",
         ),
         Place(
-            "tests/config/drawn_strategies.py",
+            "tests/strategy/drawn_strategies.py",
             lambda name: name in ENGINES and ENGINES[name].settings - {"sync"} <= VALUES.keys(),
             "add values of each of its settings to `VALUES`",
         ),
@@ -189,17 +189,17 @@ PLACES: dict[str, list[Place]] = {
     ],
     "setting to an existing engine": [
         Place(
-            "shardlab/config/settings.py",
+            "shardlab/strategy/settings.py",
             lambda name: name in Strategy.model_fields,
             "add a field with a docstring",
         ),
         Place(
-            "shardlab/config/engine_traits.py",
+            "shardlab/strategy/engine_traits.py",
             lambda name: any(name in traits.settings for traits in ENGINES.values()),
             "add it to the settings of the engines that have it",
         ),
         Place(
-            "tests/config/drawn_strategies.py",
+            "tests/strategy/drawn_strategies.py",
             lambda name: name in VALUES or name == "sync",
             "add values of it to `VALUES`",
         ),

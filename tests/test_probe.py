@@ -13,7 +13,7 @@ import torch.distributed as dist
 from transformers import GPT2LMHeadModel  # noqa: F401 - imported once, before ranks are forked
 
 from shardlab.core.errors import UserError
-from shardlab.forecast.lookup import advise, lookup_table
+from shardlab.predict.lookup import advise, lookup_table
 from shardlab.probe import main, probe
 from tests.ranks import on_ranks
 

@@ -3,8 +3,8 @@
 import random
 from typing import Any
 
-from shardlab.config.strategy import Strategy, parse_strategy
-from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun
+from shardlab.results.timing_record import NO_COMMUNICATION, TimedRun
+from shardlab.strategy.document import Strategy, parse_strategy
 from tests.record_factory import (
     BASELINE,
     FIGURES,

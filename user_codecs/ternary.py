@@ -13,7 +13,7 @@ from torch import Tensor
 import shardlab
 from shardlab.codecs.grouped import GroupedCodec
 from shardlab.codecs.scales import head_bytes, read_scales, scale_words, widened
-from shardlab.config.codec_options import Group
+from shardlab.strategy.codec_options import Group
 
 
 class TernarySpec(shardlab.CodecSpec):

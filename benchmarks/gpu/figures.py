@@ -10,7 +10,7 @@ import torch
 from benchmarks.common import publish, text_table
 from shardlab.core.host import describe_host, torch_version
 from shardlab.core.numbers import ABSENT, figure
-from shardlab.forecast.devices import DEVICES
+from shardlab.predict.devices import DEVICES
 
 OUT = Path(".work/gpu"), "folder of rows, page and traces"
 _ROWS = "figures.jsonl"

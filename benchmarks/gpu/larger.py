@@ -21,8 +21,8 @@ from benchmarks.common import arguments, on_ranks
 from benchmarks.gpu.figures import OUT, on_gpu, record
 from benchmarks.gpu.traces import traced
 from shardlab.comm.object_collectives import device_of
-from shardlab.config.strategy import parse_strategy
 from shardlab.core.errors import RunFailed, UserError
+from shardlab.strategy.document import parse_strategy
 
 _SMALL = {"layers": 2, "width": 64, "samples": 2, "length": 32}
 

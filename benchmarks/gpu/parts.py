@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from shardlab.config.codec_table import BUILT_IN
+from shardlab.strategy.codec_table import BUILT_IN
 
 
 class Part(NamedTuple):

@@ -21,8 +21,8 @@ from benchmarks.codecs import codec_calls, shares_of_copy
 from benchmarks.common import arguments, best_times, clock_of, on_ranks
 from benchmarks.gpu.figures import OUT, on_gpu, record
 from shardlab.codecs.registry import make_codec
-from shardlab.codecs.workers import Workers
 from shardlab.comm.object_collectives import device_of
+from shardlab.kernels.workers import Workers
 
 CEILINGS, CODECS = "Ceilings", "Codecs: GB/s of float32, and shares of a copy's rate"
 

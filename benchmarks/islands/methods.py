@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shardlab.config.parameters import Parameters
-from shardlab.config.strategy import Strategy
-from shardlab.config.sync import Sync
+from shardlab.strategy.document import Strategy
+from shardlab.strategy.sync import Sync
 
 FOLDER = Path("experiments/islands")
 PARAMS = Path("params/islands.yaml")

@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 from benchmarks.islands.curves import Curve, LinkTimes, Row
 from benchmarks.islands.families import FAMILIES, ONE_DEVICE, fastest
 from benchmarks.islands.methods import METHODS, TARGET
-from shardlab.core.interval import Ratio
 from shardlab.core.numbers import figure
 from shardlab.report import plots
+from shardlab.results.interval import Ratio
 
 _NAMED_AT = {
     **dict.fromkeys(("diloco32-warm", "streaming32-warm"), (4, -9)),

@@ -35,12 +35,12 @@ from benchmarks.islands.methods import (
 )
 from benchmarks.islands.plots import bytes_plot, gain_plot, gains_over_one_device
 from benchmarks.islands.timing import LINKS, NODES, RARE, valid_timings
-from shardlab.config.timing_record import NO_COMMUNICATION
 from shardlab.core.errors import UserError
-from shardlab.core.interval import Ratio, geometric_mean
 from shardlab.core.numbers import ABSENT, figure, within
 from shardlab.report import plots
 from shardlab.report.tables import Table
+from shardlab.results.interval import Ratio, geometric_mean
+from shardlab.results.timing_record import NO_COMMUNICATION
 from stages.readme import replace_block
 
 _UNCOMPRESSED = "-fp32"

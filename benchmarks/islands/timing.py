@@ -16,8 +16,8 @@ from benchmarks.islands.methods import (
 from shardlab.config.machine import Link
 from shardlab.config.parameters import Parameters
 from shardlab.config.schema import Repetitions
-from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun, read_timings
 from shardlab.core.numbers import plural
+from shardlab.results.timing_record import NO_COMMUNICATION, TimedRun, read_timings
 from shardlab.train.interleaved import time_strategies
 from shardlab.train.plans import TimingPlan
 

@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from shardlab.codecs.native import check, check_floats
+from shardlab.kernels.native import check, check_floats
 
 
 class Block(NamedTuple):

@@ -21,11 +21,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shardlab.codecs import native
 from shardlab.codecs.base import Content, FusedCodec, MessageKey, key_words
-from shardlab.codecs.compiled import compiled_on_gpus, constant
-from shardlab.codecs.kernels import kernel
-from shardlab.codecs.random import uniform
+from shardlab.kernels import native
+from shardlab.kernels.compiled import compiled_on_gpus, constant
+from shardlab.kernels.kernels import kernel
+from shardlab.kernels.random import uniform
 
 _LARGEST_GROUP = 4096  # csrc/decoding.h
 

@@ -16,7 +16,6 @@ rounding, what is lost is exactly representable in float32: sent and kept add up
 import torch
 from torch import Tensor
 
-from shardlab.codecs.compiled import constant
 from shardlab.codecs.grouped import GroupedCodec
 from shardlab.codecs.scales import (
     NOT_FINITE,
@@ -27,6 +26,7 @@ from shardlab.codecs.scales import (
     signed_scale_words,
     widened,
 )
+from shardlab.kernels.compiled import constant
 
 _LEVELS = (
     *(-32768, -22813, -17206, -12941, -9321, -6055, -2984, 0),

@@ -19,11 +19,11 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from shardlab.codecs import native
-from shardlab.codecs.compiled import compiled_on_gpus
-from shardlab.codecs.kernels import kernel
-from shardlab.codecs.workers import threads_for
 from shardlab.core.device import accelerator_of
+from shardlab.kernels import native
+from shardlab.kernels.compiled import compiled_on_gpus
+from shardlab.kernels.kernels import kernel
+from shardlab.kernels.workers import threads_for
 
 Coding = Literal["smaller", "elias_fano", "bitmap"]
 

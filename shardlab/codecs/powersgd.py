@@ -8,8 +8,8 @@ from torch import Tensor
 
 from shardlab.codecs.base import MessageKey, Unit
 from shardlab.codecs.multi_phase import Communicator, MultiPhaseMethod, alarm
-from shardlab.codecs.random import uniform
 from shardlab.core.errors import UserError
+from shardlab.kernels.random import uniform
 
 
 class _Matrix(NamedTuple):

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from shardlab.codecs.base import Content, FusedCodec, MessageKey, key_words
-from shardlab.codecs.compiled import compiled_on_gpus
-from shardlab.codecs.random import random_bits
 from shardlab.codecs.selection import keep, scatter_add, scatter_sum
+from shardlab.kernels.compiled import compiled_on_gpus
+from shardlab.kernels.random import random_bits
 
 
 class RandomK(FusedCodec):

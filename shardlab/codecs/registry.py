@@ -1,4 +1,4 @@
-"""Codecs made from their specifications in `shardlab.config.codec_table`."""
+"""Codecs made from their specifications in `shardlab.strategy.codec_table`."""
 
 from collections.abc import Mapping
 from pkgutil import resolve_name
@@ -8,10 +8,10 @@ from pydantic import BaseModel
 
 from shardlab.codecs.base import Codec
 from shardlab.codecs.multi_phase import Method, MultiPhaseMethod
-from shardlab.config.codec_options import CodecSpec
-from shardlab.config.codec_table import CODECS, AnyCodec
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
+from shardlab.strategy.codec_options import CodecSpec
+from shardlab.strategy.codec_table import CODECS, AnyCodec
 
 
 def make_codec(spec: str | Mapping[str, Any] | BaseModel | Method) -> Codec:

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shardlab.codecs import native
-from shardlab.codecs.compiled import compiled_on_gpus
-from shardlab.codecs.kernels import kernel
-from shardlab.codecs.native import check_floats, check_positions
+from shardlab.kernels import native
+from shardlab.kernels.compiled import compiled_on_gpus
+from shardlab.kernels.kernels import kernel
+from shardlab.kernels.native import check_floats, check_positions
 
 
 def largest(

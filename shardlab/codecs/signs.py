@@ -14,11 +14,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shardlab.codecs import native
 from shardlab.codecs.base import Content, FusedCodec, MessageKey
 from shardlab.codecs.grouped import GroupedCodec, pack, unpack
-from shardlab.codecs.kernels import kernel
-from shardlab.codecs.scales import NOT_FINITE, head_bytes, lane_sums, read_scales, widened
+from shardlab.codecs.scales import NOT_FINITE, head_bytes, read_scales, widened
+from shardlab.kernels import native
+from shardlab.kernels.arithmetic import lane_sums
+from shardlab.kernels.kernels import kernel
 
 _LANES = 32
 _SMALLEST = 2.0**-126

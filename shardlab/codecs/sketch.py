@@ -2,7 +2,7 @@
 
 A count sketch (Charikar, Chen and Farach-Colton 2002) is a table of `rows` rows of `buckets`
 float32 numbers, a linear summary of a vector. With b = the 32 random bits of element i under the
-two key words of a row (`shardlab.codecs.random`):
+two key words of a row (`shardlab.kernels.random`):
 
 * bucket(i) = floor((b >> 1) * buckets / 2**31); sign(i) = -1 if b is odd, else 1;
 * add: table[row][bucket(i)] += sign(i) * x_i, in float32, in the order of i;
@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from shardlab.codecs.base import MessageKey, Unit
-from shardlab.codecs.compiled import compiled_on_gpus
 from shardlab.codecs.multi_phase import Communicator, MultiPhaseMethod, alarm
-from shardlab.codecs.random import random_bits
 from shardlab.codecs.selection import largest
+from shardlab.kernels.compiled import compiled_on_gpus
+from shardlab.kernels.random import random_bits
 
 _NEAR = 1 << 16
 """elements of a stretch, in which 16 bits encode a position"""

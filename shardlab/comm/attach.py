@@ -14,7 +14,6 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from shardlab.codecs import native
 from shardlab.codecs.base import Codec
 from shardlab.codecs.multi_phase import Method, MultiPhaseMethod
 from shardlab.codecs.registry import make_codec, make_method, spec_of
@@ -40,10 +39,11 @@ from shardlab.comm.wrappers import (
     find_wrapper,
     message_names,
 )
-from shardlab.config.compression import Compression, WeightCompression
-from shardlab.config.sync import MINIMUM_SIZE, Sync
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError, warn_script, without_frames
+from shardlab.kernels import native
+from shardlab.strategy.compression import Compression, WeightCompression
+from shardlab.strategy.sync import MINIMUM_SIZE, Sync
 
 Spec = str | Mapping[str, Any] | BaseModel | Codec
 
@@ -131,7 +131,7 @@ def attach(
         seed: of random codecs; the same on all ranks.
         sync_every: iterations between two synchronisations of the parameters of replicas, in place
             of the gradients of every step (`shardlab.comm.rare_sync`).
-        outer: more options of that: `shardlab.config.sync.Sync`, without `every`.
+        outer: more options of that: `shardlab.strategy.sync.Sync`, without `every`.
         optimizer: one, or several, that step once per iteration; without it call `handle.step()` at
             the end of each.
 

@@ -31,10 +31,10 @@ import torch.distributed as dist
 from torch.profiler import record_function
 
 from shardlab.config.machine import Link, bucket_bytes
-from shardlab.config.run_record import LinkEmulation
 from shardlab.core.errors import UserError
 from shardlab.core.progress import say
 from shardlab.profiling.labels import LINK
+from shardlab.results.run_record import LinkEmulation
 
 _CLONE_NEWNET = 0x40000000
 _LOOPBACK = "lo"

@@ -12,9 +12,9 @@ from shardlab.comm.background import Background, Running
 from shardlab.comm.collective import Collective
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.outer_parameters import OuterUnit, digest, outer_units, running_statistics
-from shardlab.config.sync import Sync
 from shardlab.core.errors import UserError
 from shardlab.models.names import plain
+from shardlab.strategy.sync import Sync
 
 _COUNT = "sync.residuals"
 _RESIDUAL, _MESSAGES, _BUFFERS = "sync.residual.", "sync.messages.", "sync.buffers"

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from shardlab.codecs.base import Block, Unit
-from shardlab.config.sync import Sync
 from shardlab.core.errors import UserError
 from shardlab.models.names import by_layer
+from shardlab.strategy.sync import Sync
 
 _DTYPES = torch.float32, torch.bfloat16, torch.float16
 _SENT = "@outer"

@@ -31,9 +31,9 @@ from torch.optim import Optimizer
 from shardlab.comm.exchanges import Exchanges, is_underway, is_whole
 from shardlab.comm.object_collectives import gather_values, naming_lost_rank
 from shardlab.comm.outer_parameters import OUTER, REPLICAS
-from shardlab.config.sync import Sync
 from shardlab.core.errors import UserError, warn_script
 from shardlab.models.names import parameter_names, plain
+from shardlab.strategy.sync import Sync
 
 BETWEEN_EXCHANGES = "sync."
 """begins the names of what only the same ranks can continue with"""

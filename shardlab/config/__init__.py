@@ -1,1 +1,1 @@
-"""Documents: parameters of an experiment, strategies, and the records that runs leave behind."""
+"""The parameters of an experiment: what params.yaml may hold, read, checked and joined."""

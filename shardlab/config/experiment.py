@@ -20,10 +20,10 @@ from shardlab.config.schema import (
     Train,
     each_timing,
 )
-from shardlab.config.strategy import Strategy
-from shardlab.config.validation import check_fits
 from shardlab.core.document import AS_TUPLE, Document
 from shardlab.core.errors import UserError, nearest
+from shardlab.strategy.document import Strategy
+from shardlab.strategy.validation import check_fits
 
 Modules = Annotated[tuple[str, ...], AS_TUPLE]
 _T = TypeVar("_T", bound=Repetitions)

@@ -9,12 +9,12 @@ from typing import Any
 
 import yaml
 
-from shardlab.config.codec_table import load_codecs
 from shardlab.config.experiment import REQUIRED, Modules, Params
 from shardlab.config.schema import Agent
-from shardlab.config.strategy import Strategy
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError, nearest, shorten
+from shardlab.strategy.codec_table import load_codecs
+from shardlab.strategy.document import Strategy
 
 
 class Parameters:

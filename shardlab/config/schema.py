@@ -5,11 +5,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from shardlab.config.codec_options import Int4Spec, Int8Spec
-from shardlab.config.compression import Compression, WeightCodec
 from shardlab.config.machine import CpuAffinity, Hardware, Link
-from shardlab.config.sync import Sync
 from shardlab.core.document import AS_TUPLE, Document
+from shardlab.strategy.codec_options import Int4Spec, Int8Spec
+from shardlab.strategy.compression import Compression, WeightCodec
+from shardlab.strategy.sync import Sync
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=40)]
 """Name that becomes part of file names: lower-case letters, digits and hyphens."""
@@ -307,7 +307,7 @@ class Forecast(Document):
     links: Annotated[tuple[Name, ...], AS_TUPLE] = Field(
         (*(f"ethernet-{rate}g" for rate in (1, 10, 25, 100)), "dgx-a100", "dgx-h100"), min_length=1
     )
-    """presets of `shardlab.forecast.clusters` to extrapolate to"""
+    """presets of `shardlab.predict.clusters` to extrapolate to"""
     space: Space = Space()
     """codecs to calibrate besides those of the timings, for strategies that were never timed"""
 

@@ -17,14 +17,14 @@ from torch.profiler import record_function
 from shardlab.comm.attach import attach
 from shardlab.comm.handle import Handle
 from shardlab.comm.ledger import Audit
-from shardlab.config.compression import WeightCompression
-from shardlab.config.strategy import CanonicalStrategy
-from shardlab.config.sync import Sync
 from shardlab.core.device import moved
 from shardlab.engines.numerics import LossScale
 from shardlab.engines.sliding_checkpoint import activation_offload
 from shardlab.models.units import uses_fp16
 from shardlab.profiling.labels import BACKWARD, FORWARD
+from shardlab.strategy.compression import WeightCompression
+from shardlab.strategy.document import CanonicalStrategy
+from shardlab.strategy.sync import Sync
 
 State = dict[str, dict[str, Tensor]]
 """tensors by what they are, then by name"""

@@ -7,13 +7,13 @@ import torch.distributed as dist
 from torch import nn
 
 from shardlab.comm.emulated_link import LinkThrottle
-from shardlab.config.strategy import CanonicalStrategy, Strategy
-from shardlab.config.validation import check_fits
 from shardlab.core.device import accelerator_of
 from shardlab.core.errors import UserError
 from shardlab.engines.base import Engine, EngineSetup, Fill, Optimization
 from shardlab.models.units import prepare, uses_fp16
 from shardlab.models.weights import Weights
+from shardlab.strategy.document import CanonicalStrategy, Strategy
+from shardlab.strategy.validation import check_fits
 
 _CPU = torch.device("cpu")
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from shardlab.config.strategy import CanonicalStrategy
 from shardlab.engines.autograd import AutogradEngine
+from shardlab.strategy.document import CanonicalStrategy
 
 SHARD, REPLICATE = "shard", "replicate"
 

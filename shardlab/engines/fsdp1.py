@@ -20,7 +20,6 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp.wrap import CustomPolicy, size_based_auto_wrap_policy
 
 from shardlab.comm.fsdp1_hooks import unit_names, units
-from shardlab.config.strategy import CanonicalStrategy
 from shardlab.core import torch_private
 from shardlab.core.errors import UserError
 from shardlab.engines.base import EngineSetup, Fill
@@ -34,6 +33,7 @@ from shardlab.engines.flat import (
 )
 from shardlab.models.parts import transformer_blocks
 from shardlab.models.units import dtype_of
+from shardlab.strategy.document import CanonicalStrategy
 
 
 class FSDP1Engine(FlatEngine):

@@ -17,13 +17,13 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import Shard
 
-from shardlab.config.strategy import CanonicalStrategy
 from shardlab.core import torch_private
 from shardlab.core.errors import UserError
 from shardlab.engines.autograd import AutogradEngine
 from shardlab.engines.base import EngineSetup, Fill
 from shardlab.engines.flat import SHARD, make_mesh, mesh_copies
 from shardlab.models.units import dtype_of, plan_units
+from shardlab.strategy.document import CanonicalStrategy
 
 
 class FSDP2Engine(AutogradEngine):

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from shardlab.codecs.adam import MOMENT_DTYPES, PARAMETER_DTYPES, Hyper, adam_
-from shardlab.codecs.workers import Workers
 from shardlab.core.errors import UserError, nearest
 from shardlab.core.torch_private import local_shape_and_offset
+from shardlab.kernels.adam import MOMENT_DTYPES, PARAMETER_DTYPES, Hyper, adam_
+from shardlab.kernels.workers import Workers
 
 Group = dict[str, Any]
 """an entry of `Optimizer.param_groups`"""
@@ -30,7 +30,7 @@ class LayerAdam(Optimizer):
     rate schedulers and hooks are those of torch.optim.AdamW, whose state it loads and which loads
     its state. Moments are float32 whatever the parameters are; in bfloat16 they take half the
     memory. A second moment of bfloat16, and parameters of 16 bits, are rounded stochastically, by
-    a function of seed, step and element (`shardlab.codecs.adam`), numbered in the order of
+    a function of seed, step and element (`shardlab.kernels.adam`), numbered in the order of
     the groups, those of a DTensor by their position in the whole; before the first step,
     parameters may be replaced by their shards.
 

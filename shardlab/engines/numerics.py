@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from shardlab.codecs import adam, native
+from shardlab.kernels import adam, native
 
 _LARGE = 1 << 14
 """elements; smaller tensors PyTorch takes faster, many in one call"""

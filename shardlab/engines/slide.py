@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardlab.codecs.adam import Hyper
 from shardlab.comm.object_collectives import run_or_fail_together
 from shardlab.core.errors import UserError
 from shardlab.engines.base import Engine, EngineSetup, State, StepOutcome
@@ -30,6 +29,7 @@ from shardlab.engines.slide_memory import (
 from shardlab.engines.slide_optimizer import HostOptimizer, update_workers
 from shardlab.engines.slide_schedule import Schedule, SlideModule, refuse_shared
 from shardlab.engines.slide_transfers import Copies, GradOffload, Prefetcher
+from shardlab.kernels.adam import Hyper
 from shardlab.models.memory import kept_gradients, window_slots
 from shardlab.models.units import UnitPlan, dtype_of, owned_parameters, plan_units, uses_fp16
 

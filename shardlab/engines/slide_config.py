@@ -12,12 +12,12 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from shardlab.config.schema import Betas
-from shardlab.config.strategy import Strategy, parse_strategy
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError
 from shardlab.core.torch_private import is_compiled
 from shardlab.engines.base import Optimization
 from shardlab.models.parts import transformer_blocks
+from shardlab.strategy.document import Strategy, parse_strategy
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardlab.comm.object_collectives import gather_values, subgroup, timeout_of
-from shardlab.config.strategy import CanonicalStrategy
 from shardlab.core.errors import UserError
 from shardlab.core.host import machine_key
 from shardlab.engines.flat import REPLICATE, SHARD
+from shardlab.strategy.document import CanonicalStrategy
 
 
 @dataclass(frozen=True)

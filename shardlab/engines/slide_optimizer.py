@@ -10,16 +10,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardlab.codecs.adam import Hyper, adam_, sum_of_squares
-from shardlab.codecs.workers import Workers
 from shardlab.comm.background import Background, Running
 from shardlab.comm.collective import Collective
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.object_collectives import gather_values
-from shardlab.engines.cpu_placement import RankLocation, place_here
 from shardlab.engines.slide_groups import RankGroups
 from shardlab.engines.slide_memory import FROZEN, GradBuffers, GradSlot, SlideUnit
 from shardlab.engines.slide_transfers import count_shared_memory
+from shardlab.kernels.adam import Hyper, adam_, sum_of_squares
+from shardlab.kernels.cpu_placement import RankLocation, place_here
+from shardlab.kernels.workers import Workers
 
 
 class HostOptimizer:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from shardlab.comm.background import Background, Running
-from shardlab.config.strategy import CanonicalStrategy
 from shardlab.core.errors import UserError
+from shardlab.strategy.document import CanonicalStrategy
 
 FOLDER_VARIABLE = "SHARDLAB_ACTIVATIONS"
 """of the environment: the folder of `activations: disk`"""

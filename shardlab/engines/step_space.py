@@ -9,11 +9,11 @@ from transformers import PreTrainedModel
 
 from shardlab.comm.object_collectives import gather_values
 from shardlab.config.schema import Train
-from shardlab.config.strategy import Strategy
 from shardlab.core.errors import UserError
 from shardlab.core.host import free_memory_bytes, machine_key
 from shardlab.models.memory import Categories, device_memory, host_memory
 from shardlab.models.sizes import sizes_of
+from shardlab.strategy.document import Strategy
 
 _LARGEST = 3
 _FIX = (

@@ -51,10 +51,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
-from shardlab.config.settings import DTYPE_BYTES
-from shardlab.config.strategy import CanonicalStrategy, Strategy
-from shardlab.config.sync import Sync
 from shardlab.models.block_shape import BlockShape
+from shardlab.strategy.document import CanonicalStrategy, Strategy
+from shardlab.strategy.settings import DTYPE_BYTES
+from shardlab.strategy.sync import Sync
 
 Categories = dict[str, int]
 """bytes by category: parameters, gradients, moments, outer, residuals, gathered, communication,

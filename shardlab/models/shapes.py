@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 from shardlab.config.model_and_data import GPT2_VOCABULARY, PRESETS
 from shardlab.config.schema import Train
-from shardlab.config.strategy import CanonicalStrategy
-from shardlab.config.timing_record import UnitSize
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
 from shardlab.models.block_shape import BlockShape
 from shardlab.models.memory import Sizes, UnitShape
+from shardlab.results.timing_record import UnitSize
+from shardlab.strategy.document import CanonicalStrategy
 
 
 def gpt2_config(layers: int, width: int, heads: int, **others: Any) -> dict[str, Any]:

@@ -9,8 +9,6 @@ from transformers import PreTrainedModel
 
 from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Train
-from shardlab.config.strategy import CanonicalStrategy, Strategy
-from shardlab.config.timing_record import UnitSize
 from shardlab.core.files import read_json
 from shardlab.models.blocks import block_shapes
 from shardlab.models.build import build_model
@@ -25,6 +23,8 @@ from shardlab.models.units import (
     unit_sizes,
     uses_fp16,
 )
+from shardlab.results.timing_record import UnitSize
+from shardlab.strategy.document import CanonicalStrategy, Strategy
 
 
 def sizes_of(

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from shardlab.config.strategy import CanonicalStrategy
-from shardlab.config.timing_record import UnitSize
 from shardlab.core import torch_private
 from shardlab.core.errors import UserError
 from shardlab.models.names import by_layer, plain
 from shardlab.models.parts import model_parts, transformer_blocks
+from shardlab.results.timing_record import UnitSize
+from shardlab.strategy.document import CanonicalStrategy
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -41,7 +41,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardlab.config.run_record import Breakdown
 from shardlab.core.errors import UserError
 from shardlab.profiling.events import EventTable, Group, groups, read_events
 from shardlab.profiling.intervals import (
@@ -58,6 +57,7 @@ from shardlab.profiling.intervals import (
 from shardlab.profiling.labels import BACKWARD
 from shardlab.profiling.trace import EVER, Trace, launched_during, traces_of
 from shardlab.profiling.trace_file import refusing
+from shardlab.results.run_record import Breakdown
 
 OTHER = "other"
 """collectives that belong to no unit, such as that of the gradient norm"""

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from shardlab.config.codec_table import codec_text
-from shardlab.config.run_record import Breakdown, Crash, Joined, Record, Training, Validation
-from shardlab.config.strategy import Strategy, parse_strategy
 from shardlab.core.errors import UserError
-from shardlab.core.interval import interval_factor
+from shardlab.results.interval import interval_factor
+from shardlab.results.run_record import Breakdown, Crash, Joined, Record, Training, Validation
+from shardlab.strategy.codec_table import codec_text
+from shardlab.strategy.document import Strategy, parse_strategy
 
 ENOUGH_SEEDS = 3
 """fewer seeds cause a warning with every table"""

@@ -10,9 +10,8 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from shardlab.config.attach_lines import attach_lines
-from shardlab.config.strategy import CanonicalStrategy, parse_strategy
-from shardlab.core.interval import Ratio
+from shardlab.choose.experiment import written
+from shardlab.choose.history import History
 from shardlab.core.numbers import figure, fixed, number, percent, plural, signed, within
 from shardlab.report.aggregate import verdict
 from shardlab.report.evidence import Evidence
@@ -20,8 +19,9 @@ from shardlab.report.sections.scaling import share
 from shardlab.report.tables import estimate
 from shardlab.report.timings import location
 from shardlab.report.verdict import Choice, Verdict, verdicts
-from shardlab.search.experiment import written
-from shardlab.search.history import History
+from shardlab.results.interval import Ratio
+from shardlab.strategy.attach_lines import attach_lines
+from shardlab.strategy.document import CanonicalStrategy, parse_strategy
 
 _ENOUGH = 30
 """synchronisations of parameters: with fewer an outer optimizer with momentum has not settled"""

@@ -9,7 +9,10 @@ from typing import Any
 
 import pandas as pd
 
-from shardlab.config.run_record import (
+from shardlab.core.document import validate
+from shardlab.core.errors import UserError
+from shardlab.core.files import atomic, read_json, read_json_lines
+from shardlab.results.run_record import (
     Breakdown,
     Crash,
     Estimate,
@@ -21,10 +24,7 @@ from shardlab.config.run_record import (
     read_crash,
     table_row,
 )
-from shardlab.config.timing_record import TimedRun, scaling_efficiency
-from shardlab.core.document import validate
-from shardlab.core.errors import UserError
-from shardlab.core.files import atomic, read_json, read_json_lines
+from shardlab.results.timing_record import TimedRun, scaling_efficiency
 
 _FIX_TRAINING = "run python -m stages.train --run {run} --seed {seed}"
 

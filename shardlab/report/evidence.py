@@ -8,15 +8,15 @@ from typing import Any
 
 import pandas as pd
 
-from shardlab.config.run_record import Record
+from shardlab.choose.history import History
+from shardlab.choose.records import Decision, Measured
 from shardlab.config.schema import Quality
-from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun
-from shardlab.forecast.results import ForecastDocument
+from shardlab.predict.results import ForecastDocument
 from shardlab.report.aggregate import comparison, seed_warning
 from shardlab.report.tables import ONE_DEVICE, Column, Section, Table, make_table
 from shardlab.report.timings import ALIKE, crossovers, timing_table
-from shardlab.search.history import History
-from shardlab.search.records import Decision, Measured
+from shardlab.results.run_record import Record
+from shardlab.results.timing_record import NO_COMMUNICATION, TimedRun
 
 
 def last_decisions(history: History, runs: Collection[str]) -> dict[str, Decision]:

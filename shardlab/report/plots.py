@@ -16,11 +16,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from shardlab.config.machine import LOOPBACK
-from shardlab.config.timing_record import NO_COMMUNICATION
 from shardlab.core.numbers import number, percent
-from shardlab.forecast.extrapolation import Point
+from shardlab.predict.extrapolation import Point
 from shardlab.report.tables import ONE_DEVICE
 from shardlab.report.timings import group_title
+from shardlab.results.timing_record import NO_COMMUNICATION
 
 BASELINE_COLOUR = "#000000"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7A5195", "#767676")

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import matplotlib.figure
 
-from shardlab.config.contention import THRESHOLD
 from shardlab.core.numbers import ABSENT, INFINITE, figure, percent, plus_minus, within
 from shardlab.report.markdown import escape
+from shardlab.results.contention import THRESHOLD
 
 Row = Mapping[str, Any]
 Cell = Callable[[Row], str]

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from shardlab.config.contention import disturbed
 from shardlab.config.machine import FRAME_HEADERS
-from shardlab.config.strategy import Strategy, parse_strategy
-from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun, shares_cores
-from shardlab.core.interval import Ratio, paired_ratio, ratio_in_turns
 from shardlab.core.numbers import number, plural
 from shardlab.report.aggregate import shows_rounds, with_ends
 from shardlab.report.tables import DISTURBED, ONE_DEVICE
+from shardlab.results.contention import disturbed
+from shardlab.results.interval import Ratio, paired_ratio, ratio_in_turns
+from shardlab.results.timing_record import NO_COMMUNICATION, TimedRun, shares_cores
+from shardlab.strategy.document import Strategy, parse_strategy
 
 _TRACED = [
     "profiled_step_ms",

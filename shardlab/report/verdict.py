@@ -14,15 +14,15 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from shardlab.config.engine_traits import EngineName
-from shardlab.config.strategy import CanonicalStrategy, parse_strategy
-from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun
-from shardlab.core.interval import Ratio, enclosing, paired_ratio
+from shardlab.choose.history import Numerics
 from shardlab.report.aggregate import costs, measurements
 from shardlab.report.evidence import Evidence, is_on, last_decisions
 from shardlab.report.tables import estimate
 from shardlab.report.timings import timing_table
-from shardlab.search.history import Numerics
+from shardlab.results.interval import Ratio, enclosing, paired_ratio
+from shardlab.results.timing_record import NO_COMMUNICATION, TimedRun
+from shardlab.strategy.document import CanonicalStrategy, parse_strategy
+from shardlab.strategy.engine_traits import EngineName
 
 STOCK: tuple[EngineName, ...] = ("ddp", "fsdp2", "fsdp1")
 """engines of torch; of strategies that are not told apart the first one in this order is named"""

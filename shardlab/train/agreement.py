@@ -8,13 +8,13 @@ from typing import Any
 import torch.distributed as dist
 from pydantic import TypeAdapter
 
-from shardlab.codecs import native
 from shardlab.comm.object_collectives import gather_values
-from shardlab.config.codec_table import FOLDER
 from shardlab.core.document import flat
 from shardlab.core.errors import UserError
 from shardlab.core.files import sha256_of_file, sha256_of_value
 from shardlab.data.tokens import MANIFEST, TokenSplit, open_split
+from shardlab.kernels import native
+from shardlab.strategy.codec_table import FOLDER
 from shardlab.train.plans import RunPlan, TimingPlan
 
 _OF_A_NODE = {"data", "train.placement"}

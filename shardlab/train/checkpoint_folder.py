@@ -18,10 +18,10 @@ from typing import Any, Literal
 
 from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Train
-from shardlab.config.strategy import CanonicalStrategy
 from shardlab.core.document import Document, flat
 from shardlab.core.errors import UserError
 from shardlab.core.files import find_damage, sha256_of_file, writing
+from shardlab.strategy.document import CanonicalStrategy
 from shardlab.train.plans import RunPlan
 
 _NAME = re.compile(r"step-(\d{8,})")

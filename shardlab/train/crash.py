@@ -4,10 +4,10 @@ import shutil
 from pathlib import Path
 
 from shardlab.config.machine import connection_name
-from shardlab.config.run_record import Crash
 from shardlab.core.errors import RunFailed, shorten
 from shardlab.core.files import write_text
 from shardlab.core.launch_environment import node_count, rank_environment
+from shardlab.results.run_record import Crash
 from shardlab.train.plans import RunPlan
 
 _OUTPUTS = ("events.jsonl", "trace.json.gz")

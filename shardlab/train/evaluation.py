@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from shardlab.config.model_and_data import Model
-from shardlab.config.run_record import Validation
 from shardlab.config.schema import Train
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic, read_json
@@ -24,6 +23,7 @@ from shardlab.data.loader import blocks
 from shardlab.data.tokenizer import CONFIG
 from shardlab.data.tokens import TokenSplit, open_split
 from shardlab.models.build import build_model
+from shardlab.results.run_record import Validation
 from shardlab.train.launch import launch
 
 # a progress bar for one small file is noise

@@ -17,11 +17,17 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
-from shardlab.codecs import native
 from shardlab.comm.emulated_link import Emulation, emulated
 from shardlab.comm.object_collectives import gather_values
-from shardlab.config.contention import Contention
-from shardlab.config.timing_record import (
+from shardlab.core.device import compute_deterministically
+from shardlab.core.errors import RunFailed, UserError, shorten
+from shardlab.core.files import temporary
+from shardlab.core.host import CpuMeter, total
+from shardlab.core.launch_environment import rank_environment
+from shardlab.core.progress import say, track
+from shardlab.kernels import native
+from shardlab.results.contention import Contention
+from shardlab.results.timing_record import (
     NO_COMMUNICATION,
     CrashedRun,
     Ruling,
@@ -29,12 +35,6 @@ from shardlab.config.timing_record import (
     read_timings,
     write_timings,
 )
-from shardlab.core.device import compute_deterministically
-from shardlab.core.errors import RunFailed, UserError, shorten
-from shardlab.core.files import temporary
-from shardlab.core.host import CpuMeter, total
-from shardlab.core.launch_environment import rank_environment
-from shardlab.core.progress import say, track
 from shardlab.train.agreement import open_training_tokens, refuse_differences
 from shardlab.train.blame import Marks, blamed
 from shardlab.train.launch import Worker, launch, launch_together

@@ -16,9 +16,6 @@ from shardlab.comm.emulated_link import LinkThrottle, link_counters
 from shardlab.comm.object_collectives import device_of, subgroup
 from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Train
-from shardlab.config.strategy import Strategy
-from shardlab.config.sync import Sync
-from shardlab.config.timing_record import UnitSize
 from shardlab.core.files import temporary
 from shardlab.core.progress import track
 from shardlab.data.loader import Batches
@@ -30,6 +27,9 @@ from shardlab.models.build import build_model
 from shardlab.models.units import unit_sizes, uses_fp16
 from shardlab.profiling.capture import Capture
 from shardlab.profiling.merge import merge_traces
+from shardlab.results.timing_record import UnitSize
+from shardlab.strategy.document import Strategy
+from shardlab.strategy.sync import Sync
 from shardlab.train.utilization import flops_per_token
 
 _FLOOR = 0.1

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Repetitions, Train
-from shardlab.config.strategy import Strategy
-from shardlab.config.sync import repetition_steps
-from shardlab.config.timing_record import NO_COMMUNICATION
 from shardlab.core.files import sha256_of_value
+from shardlab.results.timing_record import NO_COMMUNICATION
+from shardlab.strategy.document import Strategy
+from shardlab.strategy.sync import repetition_steps
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from shardlab.codecs import native
 from shardlab.comm.emulated_link import Emulation, emulated
-from shardlab.config.timing_record import BLOCK, NO_COMMUNICATION, Arm, Race, Ruling
 from shardlab.core.errors import StorageError, UserError
 from shardlab.core.files import temporary
 from shardlab.core.progress import stopwatch
+from shardlab.kernels import native
+from shardlab.results.timing_record import BLOCK, NO_COMMUNICATION, Arm, Race, Ruling
 from shardlab.train.blame import Marks, blamed
 from shardlab.train.interleaved import Look, interleave, launch_plan
 from shardlab.train.launch import RunFailed

@@ -24,7 +24,7 @@ from shardlab.core.errors import RunFailed, UserError
 from shardlab.core.gpus import RankGpu, backend_of, take_gpu, why_on_cpu
 from shardlab.core.progress import say
 from shardlab.core.ranges import format_ranges
-from shardlab.engines.cpu_placement import RankLocation, node_of_pci, place_here, read_topology
+from shardlab.kernels.cpu_placement import RankLocation, node_of_pci, place_here, read_topology
 
 
 def failure_of(error: BaseException, where: str) -> UserError | RunFailed:

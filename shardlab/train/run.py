@@ -10,17 +10,17 @@ from typing import Any
 
 import torch.distributed as dist
 
-from shardlab.codecs import native
 from shardlab.comm.emulated_link import Emulation, emulated
 from shardlab.comm.object_collectives import device_of, gather_values
-from shardlab.config.settings import DTYPE_BYTES
 from shardlab.core.device import compute_deterministically
 from shardlab.core.files import read_json, refuse_damage, write_json, write_json_lines
 from shardlab.core.host import CpuMeter, CpuTimes
 from shardlab.core.progress import say
 from shardlab.data.tokens import MANIFEST, TokenSplit
 from shardlab.engines.base import Engine
+from shardlab.kernels import native
 from shardlab.models.units import dtype_of
+from shardlab.strategy.settings import DTYPE_BYTES
 from shardlab.train.agreement import open_training_tokens, refuse_differences
 from shardlab.train.checkpoint_folder import Folder
 from shardlab.train.checkpoints import Checkpoints

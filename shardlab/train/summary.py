@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from shardlab.codecs import native
-from shardlab.config.contention import Contention
 from shardlab.config.machine import connection_name
-from shardlab.config.run_record import LinkEmulation, Setting, Training
 from shardlab.core.device import allows_tf32
 from shardlab.core.files import finite
 from shardlab.core.host import CpuTimes, describe_host, git_revision
-from shardlab.core.interval import pauses
 from shardlab.core.launch_environment import node_count
+from shardlab.kernels import native
+from shardlab.results.contention import Contention
+from shardlab.results.interval import pauses
+from shardlab.results.run_record import LinkEmulation, Setting, Training
 from shardlab.train.loop import divergence_step
 from shardlab.train.plans import RunPlan
 

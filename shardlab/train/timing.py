@@ -8,18 +8,18 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from shardlab.codecs import native
 from shardlab.comm.emulated_link import Emulation, LinkCounters, link_counters
 from shardlab.comm.object_collectives import device_of, gather_values
-from shardlab.config.contention import Contention
 from shardlab.config.machine import connection_name
-from shardlab.config.run_record import Breakdown
-from shardlab.config.timing_record import NO_COMMUNICATION, TimedRun
 from shardlab.core.files import temporary
 from shardlab.core.host import describe_host, git_revision
 from shardlab.core.launch_environment import node_count
 from shardlab.data.tokens import TokenSplit
+from shardlab.kernels import native
 from shardlab.profiling.breakdown import analyse
+from shardlab.results.contention import Contention
+from shardlab.results.run_record import Breakdown
+from shardlab.results.timing_record import NO_COMMUNICATION, TimedRun
 from shardlab.train.loop import StepEvent, build_loop, has_diverged, traced_steps, write_trace_of
 from shardlab.train.plans import TimingPlan
 from shardlab.train.summary import mean_ledger

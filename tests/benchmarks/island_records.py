@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from benchmarks.islands.methods import METHODS, parameters, strategies
 from benchmarks.islands.timing import Steps, timing_path
 from benchmarks.islands.training import Run
-from shardlab.config.timing_record import NO_COMMUNICATION, write_timings
 from shardlab.core.files import write_json
+from shardlab.results.timing_record import NO_COMMUNICATION, write_timings
 from tests.timed_run_factory import make_timed
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from benchmarks import adam
-from shardlab.codecs import native
-from shardlab.codecs.workers import Workers
+from shardlab.kernels import native
+from shardlab.kernels.workers import Workers
 
 if not native.available():
     pytest.skip("no compiled kernels", allow_module_level=True)

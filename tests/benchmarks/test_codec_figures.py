@@ -8,7 +8,7 @@ from benchmarks.gradients import UNIT, Gradients
 from benchmarks.rivals import RIVALS
 from shardlab.codecs.base import Block, Unit
 from shardlab.codecs.registry import make_method
-from shardlab.config.codec_table import BUILT_IN
+from shardlab.strategy.codec_table import BUILT_IN
 from tests.ranks import on_ranks
 
 

@@ -10,10 +10,10 @@ from benchmarks.islands.methods import parameters, strategies
 from benchmarks.islands.report import pays_table, rare_table, times_table, what_to_use
 from benchmarks.islands.timing import Steps, valid_timings
 from benchmarks.islands.training import Run
-from shardlab.config.timing_record import NO_COMMUNICATION, read_timings, write_timings
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, write_json
-from shardlab.core.interval import paired_ratio
+from shardlab.results.interval import paired_ratio
+from shardlab.results.timing_record import NO_COMMUNICATION, read_timings, write_timings
 from tests.benchmarks.island_records import STEPS, TWO_RANKS, timed, trained
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 
-from shardlab.codecs import native
 from shardlab.codecs.registry import make_codec
 from shardlab.core.process import die_with_parent
+from shardlab.kernels import native
 from tests.codecs.codec_examples import SPECS
 from tests.codecs.golden_payloads import KEY
 from tests.codecs.vectors import any_bits, coded

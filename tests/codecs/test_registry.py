@@ -13,9 +13,9 @@ from shardlab.codecs.identity import Identity
 from shardlab.codecs.multi_phase import MultiPhaseMethod
 from shardlab.codecs.randomk import RandomK
 from shardlab.codecs.registry import make_codec, make_method, spec_of
-from shardlab.config.codec_options import CodecSpec
-from shardlab.config.codec_table import BUILT_IN, CODECS, register
 from shardlab.core.errors import UserError
+from shardlab.strategy.codec_options import CodecSpec
+from shardlab.strategy.codec_table import BUILT_IN, CODECS, register
 
 every_name = pytest.mark.parametrize("name", BUILT_IN)
 

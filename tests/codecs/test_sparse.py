@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardlab.codecs.registry import make_codec
-from shardlab.config.codec_options import Values
+from shardlab.strategy.codec_options import Values
 from tests.codecs.vectors import KEY
 
 INDICES = ["smaller", "elias_fano", "bitmap"]

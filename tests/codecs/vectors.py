@@ -9,8 +9,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from shardlab.codecs import native
 from shardlab.codecs.base import MessageKey
+from shardlab.kernels import native
 
 KEY = MessageKey(seed=1, step=2, unit="block", rank=3)
 SIZES = st.one_of(st.integers(0, 40), st.integers(120, 140), st.integers(1000, 1030))

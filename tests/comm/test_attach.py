@@ -20,8 +20,8 @@ from torch.distributed.fsdp import (
 from torch.nn.parallel import DistributedDataParallel
 
 import shardlab
-from shardlab.codecs import native
 from shardlab.core.errors import UserError
+from shardlab.kernels import native
 from tests.comm.wire import is_same_everywhere
 from tests.comm.wrapped_models import (
     WRAPPERS,

@@ -7,8 +7,8 @@ import yaml
 
 from shardlab.config.parameters import Parameters
 from shardlab.config.schema import Train, each_timing
-from shardlab.config.strategy import Strategy
 from shardlab.core.errors import UserError
+from shardlab.strategy.document import Strategy
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,11 +5,11 @@ import functools
 import torch
 import torch.distributed as dist
 
-from shardlab.config.engine_traits import ENGINES
 from shardlab.config.model_and_data import Model
-from shardlab.config.strategy import parse_strategy
 from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
+from shardlab.strategy.document import parse_strategy
+from shardlab.strategy.engine_traits import ENGINES
 from shardlab.train.outputs import check_replicas
 from tests.drawn_weights import drawn_model
 from tests.ranks import run_ranks

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from shardlab.config.engine_traits import ENGINES
+from shardlab.strategy.engine_traits import ENGINES
 from tests.engines.engine_cases import LOSSY, STRATEGIES, losses_of, make, train
 from tests.ranks import on_ranks, run_ranks
 from tests.whole_parameters import whole_parameters

@@ -6,11 +6,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardlab.config.engine_traits import ENGINES
 from shardlab.config.model_and_data import Model
-from shardlab.config.strategy import parse_strategy
 from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
+from shardlab.strategy.document import parse_strategy
+from shardlab.strategy.engine_traits import ENGINES
 from tests.drawn_weights import drawn_model
 from tests.engines.engine_cases import LENGTH, train
 from tests.families import FAMILIES, VOCABULARY, config_of

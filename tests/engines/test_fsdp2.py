@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from shardlab.config.strategy import parse_strategy
 from shardlab.core.errors import UserError
 from shardlab.engines.fsdp2 import gathers_asynchronously
+from shardlab.strategy.document import parse_strategy
 
 
 @pytest.mark.parametrize(

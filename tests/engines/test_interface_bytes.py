@@ -9,10 +9,10 @@ import torch.distributed as dist
 from shardlab.comm.emulated_link import Links, link_counters
 from shardlab.config.machine import FRAME_HEADERS, Link
 from shardlab.config.model_and_data import Model
-from shardlab.config.strategy import parse_strategy
 from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
 from shardlab.models.build import build_model
+from shardlab.strategy.document import parse_strategy
 from tests.ranks import run_ranks
 
 LENGTH, STEPS = 32, 2

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from shardlab.config.engine_traits import ENGINES
-from shardlab.config.strategy import parse_strategy
 from shardlab.core.errors import UserError
 from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
 from shardlab.engines.numerics import LossScale, norm_of, sum_of_squares
 from shardlab.models.units import dtype_of
+from shardlab.strategy.document import parse_strategy
+from shardlab.strategy.engine_traits import ENGINES
 from tests.engines.engine_cases import losses_of, make, train
 from tests.ranks import on_ranks, run_ranks
 from tests.whole_parameters import whole_parameters

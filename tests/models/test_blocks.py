@@ -9,11 +9,11 @@ from transformers import AutoModelForCausalLM
 
 from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Train
-from shardlab.config.strategy import parse_strategy
 from shardlab.models.blocks import attention_of, unplanned
 from shardlab.models.build import build_model
 from shardlab.models.memory import closed_form
 from shardlab.models.sizes import ModelShapes, sizes_of
+from shardlab.strategy.document import parse_strategy
 from shardlab.train.utilization import flops_per_token
 
 SIZES = {

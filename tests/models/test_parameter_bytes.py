@@ -2,8 +2,8 @@
 
 import pytest
 
-from shardlab.config.strategy import parse_strategy
 from shardlab.models.memory import Sizes, UnitShape, closed_form, host_memory
+from shardlab.strategy.document import parse_strategy
 
 FEEDBACK = {"codec": "int8", "error_feedback": True}
 PARAMETERS = 1_000_000

@@ -6,10 +6,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2LMHeadModel
 
 from shardlab.config.model_and_data import Shape
-from shardlab.config.strategy import parse_strategy
 from shardlab.core.errors import UserError
 from shardlab.models.build import shape_config
 from shardlab.models.units import plan_units, prepare, unit_sizes
+from shardlab.strategy.document import parse_strategy
 
 CPU = torch.device("cpu")
 LAYERS = 5

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from shardlab.choose.history import History
 from shardlab.config.parameters import Parameters
-from shardlab.config.strategy import parse_strategy
 from shardlab.core.errors import UserError
-from shardlab.search.history import History
+from shardlab.strategy.document import parse_strategy
 from stages import search
 from tests.commands import said_after, typed
 from tests.pipeline.workspace import ROOT, copy_project, run, stage_outputs

@@ -52,7 +52,7 @@ def test_the_wheel_is_one_package_for_every_python(wheel: Path) -> None:
     assert not [name for name in names if "__pycache__" in name]
     assert "shardlab/stages/pipeline/workflow/rules/check.smk" in names
     if shutil.which("c++"):
-        assert "shardlab/codecs/libshardlab_kernels.so" in names
+        assert "shardlab/kernels/libshardlab_kernels.so" in names
 
 
 @pytest.mark.long

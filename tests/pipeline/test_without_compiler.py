@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 def test_the_reference_trains_to_the_same_losses(workspace: Path, tmp_path: Path) -> None:
     events = workspace / "results/train/fsdp2-int8/seed0/events.jsonl"
     compiled = [event["loss"] for event in read_json_lines(events)]
-    (workspace / "shardlab/codecs/libshardlab_kernels.so").unlink()
+    (workspace / "shardlab/kernels/libshardlab_kernels.so").unlink()
     # or it would be compiled again
     tools = tmp_path / "tools"
     tools.mkdir()

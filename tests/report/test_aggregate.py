@@ -9,8 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardlab.config.run_record import Setting
-from shardlab.config.strategy import parse_strategy
 from shardlab.core.errors import UserError
 from shardlab.report.aggregate import (
     comparison,
@@ -24,6 +22,8 @@ from shardlab.report.collect import read_losses
 from shardlab.report.sections import runs
 from shardlab.report.tables import tables_of
 from shardlab.report.timings import timing_table
+from shardlab.results.run_record import Setting
+from shardlab.strategy.document import parse_strategy
 from tests.evidence_factory import make_evidence
 from tests.record_factory import BASELINE, make_record, make_records
 from tests.timed_run_factory import make_timed

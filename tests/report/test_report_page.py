@@ -11,8 +11,6 @@ import matplotlib.figure
 import pandas as pd
 import pytest
 
-from shardlab.config.strategy import parse_strategy
-from shardlab.config.timing_record import NO_COMMUNICATION
 from shardlab.core.files import read_json, read_json_lines
 from shardlab.report.plots import BASELINE_COLOUR, line_styles
 from shardlab.report.tables import (
@@ -26,6 +24,8 @@ from shardlab.report.tables import (
     tables_of,
 )
 from shardlab.report.write import SECTIONS, report_sections, write_report
+from shardlab.results.timing_record import NO_COMMUNICATION
+from shardlab.strategy.document import parse_strategy
 from tests.evidence_factory import make_evidence, make_forecast
 from tests.record_factory import STRATEGIES, make_history, make_record, make_records
 from tests.timed_run_factory import make_timed

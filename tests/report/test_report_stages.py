@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from shardlab.choose.records import Measured
 from shardlab.config.parameters import Parameters
-from shardlab.config.run_record import Breakdown, Crash, Joined, Record, Validation, read_records
-from shardlab.config.strategy import parse_strategy
-from shardlab.config.timing_record import NO_COMMUNICATION, CrashedRun, Race, write_timings
 from shardlab.core.errors import RunFailed, UserError
 from shardlab.core.files import write_json, write_json_lines
 from shardlab.report import write
-from shardlab.search.records import Measured
+from shardlab.results.run_record import Breakdown, Crash, Joined, Record, Validation, read_records
+from shardlab.results.timing_record import NO_COMMUNICATION, CrashedRun, Race, write_timings
+from shardlab.strategy.document import parse_strategy
 from shardlab.train.crash import write_crash
 from shardlab.train.plans import RunPlan
 from stages import collect, profile, report

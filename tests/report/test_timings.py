@@ -7,10 +7,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from shardlab.config.contention import Contention
+from shardlab.choose.history import paired_steps
 from shardlab.config.schema import Quality
-from shardlab.config.strategy import parse_strategy
-from shardlab.config.timing_record import NO_COMMUNICATION, read_timings, scaling_efficiency
 from shardlab.core.numbers import ABSENT, number
 from shardlab.report.columns import STEP
 from shardlab.report.sections.links import (
@@ -32,7 +30,9 @@ from shardlab.report.tables import (
 )
 from shardlab.report.timings import crossovers, group_title, link_headings, timing_table
 from shardlab.report.write import write_report
-from shardlab.search.history import paired_steps
+from shardlab.results.contention import Contention
+from shardlab.results.timing_record import NO_COMMUNICATION, read_timings, scaling_efficiency
+from shardlab.strategy.document import parse_strategy
 from tests.evidence_factory import make_evidence
 from tests.record_factory import BASELINE, BUSY, STRATEGIES, make_record, make_records
 from tests.timed_run_factory import make_timed, make_timings

@@ -3,11 +3,11 @@
 import pytest
 import yaml
 
-from shardlab.config.attach_lines import attach_lines
-from shardlab.config.strategy import parse_strategy
-from shardlab.config.timing_record import NO_COMMUNICATION, Race
+from shardlab.choose.records import Measured
 from shardlab.report.answer import answer, snippet
-from shardlab.search.records import Measured
+from shardlab.results.timing_record import NO_COMMUNICATION, Race
+from shardlab.strategy.attach_lines import attach_lines
+from shardlab.strategy.document import parse_strategy
 from tests.evidence_factory import make_evidence
 from tests.record_factory import HOST, STRATEGIES, make_history, make_record
 from tests.timed_run_factory import make_timed

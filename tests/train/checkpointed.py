@@ -10,11 +10,11 @@ import torch.distributed as dist
 
 from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Checkpoint, Train
-from shardlab.config.strategy import parse_strategy
 from shardlab.data.loader import Batches
 from shardlab.data.tokens import open_split
 from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
+from shardlab.strategy.document import parse_strategy
 from shardlab.train.checkpoints import Checkpoints, gather_full
 from shardlab.train.loop import Loop, StepEvent
 from shardlab.train.plans import RunPlan

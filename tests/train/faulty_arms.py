@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from shardlab.config.strategy import Strategy
 from shardlab.core.errors import UserError
 from shardlab.engines.base import Engine, StepOutcome
+from shardlab.strategy.document import Strategy
 from shardlab.train import loop
 
 Fault = Callable[[int, nn.Module], None]

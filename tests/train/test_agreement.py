@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Repetitions, Train
-from shardlab.config.strategy import parse_strategy
 from shardlab.core.errors import UserError
 from shardlab.data.tokens import MANIFEST
+from shardlab.strategy.document import parse_strategy
 from shardlab.train.agreement import open_training_tokens, refuse_differences
 from shardlab.train.plans import RunPlan, TimingPlan
 from tests.ranks import on_ranks

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from shardlab.config.engine_traits import ENGINES
 from shardlab.core.errors import UserError
+from shardlab.strategy.engine_traits import ENGINES
 from tests.ranks import on_ranks, run_ranks
 from tests.train.checkpointed import Run, differing, plan_of, strategy_of
 

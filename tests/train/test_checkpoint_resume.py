@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardlab.config.engine_traits import ENGINES
+from shardlab.strategy.engine_traits import ENGINES
 from tests.ranks import on_ranks, run_ranks
 from tests.train.checkpointed import (
     FORMATS,

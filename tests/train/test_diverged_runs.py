@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 
 from shardlab.config.model_and_data import Model
-from shardlab.config.run_record import Record
 from shardlab.config.schema import Checkpoint, Train
-from shardlab.config.strategy import parse_strategy
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
 from shardlab.engines.autograd import DDPEngine
+from shardlab.results.run_record import Record
+from shardlab.strategy.document import parse_strategy
 from shardlab.train import run as train_module
 from shardlab.train.plans import RunPlan
 from shardlab.train.run import train_run

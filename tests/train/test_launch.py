@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from shardlab.comm.object_collectives import gather_values
 from shardlab.core.errors import UserError
-from shardlab.engines.cpu_placement import RankLocation
+from shardlab.kernels.cpu_placement import RankLocation
 from shardlab.train.launch import RunFailed, launch, launch_together
 from shardlab.train.rank import bind_cpus
 from tests.commands import launching, wait_for

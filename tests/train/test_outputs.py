@@ -11,9 +11,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Checkpoint, Train
-from shardlab.config.strategy import parse_strategy
 from shardlab.core.errors import StorageError, UserError
 from shardlab.profiling.trace_file import load_trace
+from shardlab.strategy.document import parse_strategy
 from shardlab.train.loop import Loop, StepEvent
 from shardlab.train.outputs import Telemetry, check_equal, checksum, gather_trained
 from shardlab.train.plans import RunPlan

@@ -12,9 +12,9 @@ import pytest
 import shardlab.train.blame as blame
 from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Timing, Train
-from shardlab.config.strategy import parse_strategy
-from shardlab.config.timing_record import BLOCK, NO_COMMUNICATION, Arm, Race, Ruling
 from shardlab.core.errors import UserError
+from shardlab.results.timing_record import BLOCK, NO_COMMUNICATION, Arm, Race, Ruling
+from shardlab.strategy.document import parse_strategy
 from shardlab.train.interleaved import Look
 from shardlab.train.launch import RunFailed
 from shardlab.train.plans import TimingPlan

@@ -12,14 +12,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from shardlab.config.model_and_data import Model
 from shardlab.config.parameters import Parameters
-from shardlab.config.run_record import Record
 from shardlab.config.schema import Train
-from shardlab.config.strategy import parse_strategy
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json_lines, write_json
 from shardlab.core.ranges import format_ranges
 from shardlab.data.tokens import open_split
-from shardlab.engines.cpu_placement import read_topology
+from shardlab.kernels.cpu_placement import read_topology
+from shardlab.results.run_record import Record
+from shardlab.strategy.document import parse_strategy
 from shardlab.train.evaluation import evaluate
 from shardlab.train.plans import RunPlan
 from shardlab.train.run import train_run

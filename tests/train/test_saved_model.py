@@ -6,11 +6,11 @@ from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from shardlab.config.engine_traits import ENGINES
-from shardlab.config.strategy import parse_strategy
 from shardlab.data.tokenizer import TextTokenizer
 from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
+from shardlab.strategy.document import parse_strategy
+from shardlab.strategy.engine_traits import ENGINES
 from shardlab.train.evaluation import load_model, save_model
 from tests.ranks import run_ranks
 from tests.whole_parameters import whole_parameters

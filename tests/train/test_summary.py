@@ -8,7 +8,7 @@ import pytest
 from shardlab.comm.ledger import Ledger
 from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Train
-from shardlab.config.strategy import parse_strategy
+from shardlab.strategy.document import parse_strategy
 from shardlab.train.plans import RunPlan
 from shardlab.train.summary import Measured, merge_events, summarize
 

@@ -11,16 +11,16 @@ import pytest
 from shardlab.config.machine import FRAME_HEADERS, Link
 from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Timing, Train
-from shardlab.config.strategy import parse_strategy
-from shardlab.config.timing_record import (
+from shardlab.core.errors import UserError
+from shardlab.predict.model import workload_of
+from shardlab.results.timing_record import (
     NO_COMMUNICATION,
     TimedRun,
     read_crashed,
     read_timing,
     read_timings,
 )
-from shardlab.core.errors import UserError
-from shardlab.forecast.model import workload_of
+from shardlab.strategy.document import parse_strategy
 from shardlab.train import loop
 from shardlab.train.interleaved import Turns, order, time_strategies
 from shardlab.train.launch import RunFailed, launch_together

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from shardlab.config.parameters import Parameters
-from shardlab.config.run_record import Validation
 from shardlab.core.files import write_json
+from shardlab.results.run_record import Validation
 from stages import validate
 
 ROOT = Path(__file__).parents[2]

@@ -2,7 +2,7 @@ import os
 import sys
 from collections import Counter
 
-from shardlab.forecast.announcement import announcement
+from shardlab.predict.announcement import announcement
 from stages.snakemake_log import Job, recall, show_jobs
 from stages.summary import summarize
 

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from shardlab.config.run_record import Record
-from shardlab.config.timing_record import machines
 from shardlab.core.numbers import plural
 from shardlab.report.evidence import Evidence
 from shardlab.report.tables import ONE_DEVICE, Section, Table, facts_table, flatten, make_table
+from shardlab.results.run_record import Record
+from shardlab.results.timing_record import machines
 
 _MANY = 4
 """distinct values up to this number are listed one by one"""

@@ -1,12 +1,12 @@
 """Section on the forecast: validation errors, and predictions for clusters."""
 
-from shardlab.config.timing_record import NO_COMMUNICATION
 from shardlab.core.numbers import fixed, percent, plural, within
-from shardlab.forecast.results import ForecastDocument
+from shardlab.predict.results import ForecastDocument
 from shardlab.report.columns import LINK, RANKS
 from shardlab.report.evidence import Evidence
 from shardlab.report.plots import forecast_plot
 from shardlab.report.tables import RUN, Column, Figure, Row, Section, make_table
+from shardlab.results.timing_record import NO_COMMUNICATION
 
 _MEDIAN_GOAL, _WORST_GOAL = 0.08, 0.20
 

@@ -1,10 +1,10 @@
 """Section on the search: what was predicted, raced and decided, round by round."""
 
+from shardlab.choose.history import History
+from shardlab.choose.records import Comparison, Decision, Space, StepRatio
 from shardlab.core.numbers import ABSENT, figure, fixed, percent, plural
 from shardlab.report.evidence import Evidence
 from shardlab.report.tables import Section, Table, make_table
-from shardlab.search.history import History
-from shardlab.search.records import Comparison, Decision, Space, StepRatio
 
 _ROLES = {
     "incumbent": "incumbent",

@@ -1,0 +1,168 @@
+"""Evidence for a judge: facts in words, by one template with fixed units.
+
+Judges favour what is longer, praised or listed first. So there is no adjective, no advice and no
+ranking here, and strategies come in the order of their hashes.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+from shardlab.choose.history import History, mean_ratio
+from shardlab.choose.records import Decision, Measured, Prediction, Workload
+from shardlab.config.machine import Hardware
+from shardlab.config.schema import Agent
+from shardlab.results.run_record import Record
+
+_STRATEGIES, _ROUNDS = 6, 4
+"""that a judge is told of"""
+
+
+def describe(
+    history: History, agent: Agent, memory_limit_bytes: int, facts: Sequence[str] = ()
+) -> str:
+    """Return the evidence, one fact per line: on the start, the incumbent, the fastest others, and
+    the last rounds. It does not grow by the round.
+
+    Args:
+        facts: on the machine and the data.
+    """
+    ran = sum(decision.decision != "none" for decision in history.own_rounds)
+    return "\n".join(
+        [
+            _workload(history.workload),
+            *facts,
+            "Step ratios are of interleaved steps on link and ranks of the search. Training runs "
+            "may have had others: their figures are means over seeds, +- the standard deviation.",
+            *(_strategy(row, history) for row in _shown(history)),
+            f"Start: {history.reference.strategy.label()}.",
+            f"Incumbent: {history.held.strategy.label()} [{history.held.source}].",
+            *map(_round, history.own_rounds[-_ROUNDS:]),
+            f"Limits: validation perplexity at most {1 + agent.quality_tolerance:.3f} times the "
+            f"start's; peak memory at most {memory_limit_bytes / 1e6:.0f} MB per rank.",
+            f"Trials left: {max(0, agent.budget - ran)} of {agent.budget}.",
+        ]
+    )
+
+
+def machine_facts(hardware: Hardware) -> str:
+    """Return what the machine is, and how fast its ranks send on each link; names have units."""
+
+    def words(value: Any) -> str:
+        match value:
+            case dict():
+                return ", ".join(f"{key} {words(item)}" for key, item in value.items())
+            case list():
+                return " and ".join(f"({words(item)})" for item in value)
+        return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+    facts = hardware.model_dump(exclude_none=True).items()
+    return f"Machine: {'; '.join(f'{key} {words(value)}' for key, value in facts if value)}."
+
+
+def data_facts(statistics: Mapping[str, Any]) -> str:
+    """Return size and shape of the corpus, by the statistics that tokenize wrote."""
+    train, length = statistics["train"], statistics["length"]
+    ratio = train["bytes_per_token"]
+    density = "" if ratio is None else f"{ratio:.2f} bytes per token, "
+    return (
+        f"Data: {train['tokens']} training tokens of {train['documents']} documents, "
+        f"{density}vocabulary {statistics['vocabulary']}; "
+        f"tokens per document p50 {length['p50']:.0f}, p90 {length['p90']:.0f}, "
+        f"p99 {length['p99']:.0f}; padding {100 * statistics['pad_ratio']:.0f} %; entropy of "
+        f"token frequencies {statistics['entropy_bits']:.2f} bits."
+    )
+
+
+def predicted(prediction: Prediction) -> str:
+    """Return a prediction in words."""
+    step = "step unknown"
+    if prediction.step_ms is not None:
+        step = (
+            f"step {prediction.step_ms:.2f} ms (95 % {prediction.low_ms:.2f} to "
+            f"{prediction.high_ms:.2f})"
+        )
+    quality = prediction.perplexity_ratio
+    ratio = "unknown" if quality is None else f"{quality:.3f} times the start's"
+    return (
+        f"predicted: {step}, peak memory {prediction.memory_bytes / 1e6:.0f} MB per rank, "
+        f"perplexity {ratio} ({prediction.note})"
+    )
+
+
+def _shown(history: History) -> list[Measured]:
+    """Return the start, the incumbent and the others with the shortest steps, by hash."""
+    load = history.workload
+
+    def order(row: Measured) -> tuple[bool, float, str]:
+        step = row.step(load)
+        needed = row.hash in (history.start, history.incumbent)
+        return not needed, math.inf if step is None else step.ratio, row.hash
+
+    tried = history.tried
+    rows = [row for key, row in history.measured.items() if key in tried or row.trained]
+    return sorted(sorted(rows, key=order)[:_STRATEGIES], key=lambda row: row.hash)
+
+
+def _workload(load: Workload) -> str:
+    # without the name of the model, which others may have written: a judge would read it
+    return (
+        f"Workload: {load.parameters} parameters on {load.world_size} ranks; "
+        f"{load.batch_size} sequences of {load.sequence_length} tokens per rank and "
+        f"micro-batch; {load.accumulation} micro-batches per step; link {load.link}."
+    )
+
+
+def _strategy(row: Measured, history: History) -> str:
+    facts = []
+    failure, step = row.failure(history.workload), row.step(history.workload)
+    if failure:
+        facts.append(f"no figures, the trial ended with outcome {failure.outcome}")
+    if step:
+        facts.append(
+            f"step {step.ratio:.3f} times the start's (95 % {step.interval}, {step.source})"
+        )
+    if row.trained:
+        facts.append(_trained(row.trained, history.reference.trained))
+    return f"Strategy {row.strategy.label()} [{row.source}]: {'; '.join(facts)}."
+
+
+def _trained(runs: Sequence[Record], start: Sequence[Record]) -> str:
+    def values(field: str) -> list[float]:
+        return [getattr(run, field) for run in runs]
+
+    def mean(field: str) -> float:
+        return fmean(values(field))
+
+    def moved(kind: str) -> str:
+        raw, wire = (
+            fmean(run.ledger[kind][what] for run in runs) / 1e6
+            for what in ("bytes_raw", "bytes_wire")
+        )
+        return f"{raw:.3f} MB asked, {wire:.3f} MB moved"
+
+    names = sorted({name for run in runs for name in run.comm_ms_by_op})
+    times = (fmean(run.comm_ms_by_op.get(name, 0.0) for run in runs) for name in names)
+    pairs = zip(names, times, strict=True)
+    operations = ", ".join(f"{name} {time:.2f} ms" for name, time in pairs) or "none"
+    collectives = fmean(sum(kind["collectives"] for kind in run.ledger.values()) for run in runs)
+    spread = f" +- {stdev(values('val_ppl')):.2f}" if len(runs) > 1 else ""
+    return (
+        f"trained with {len(runs)} of {len(start)} seeds: traced step "
+        f"{mean('profiled_step_ms'):.2f} ms with compute {mean('compute_ms'):.2f} ms, "
+        f"communication {mean('comm_ms_per_step'):.2f} ms ({operations}; "
+        f"{100 * mean('backward_comm_share'):.0f} % of backward) in {collectives:.0f} collectives, "
+        f"exposed communication {mean('exposed_comm_ms'):.2f} ms, idle {mean('idle_ms'):.2f} ms; "
+        f"encoding {mean('encode_ms'):.2f} ms, decoding {mean('decode_ms'):.2f} ms; "
+        f"gradients {moved('gradients')}; weights {moved('weights')}; "
+        f"{100 * mean('flops_share'):.1f} % of the fastest matrix product's operations per second; "
+        f"validation perplexity {mean('val_ppl'):.2f}{spread}, "
+        f"{mean_ratio(runs, start):.3f} times the start's; "
+        f"peak memory {mean('memory_peak_bytes') / 1e6:.0f} MB per rank"
+    )
+
+
+def _round(decision: Decision) -> str:
+    raced = ", ".join(arm.label for arm in decision.compared) or "nothing"
+    return f"Round {decision.round}: raced {raced}; decision {decision.decision}."

@@ -1,0 +1,222 @@
+"""Search without an experiment of one's own: its parameters, its folder, and its result as text.
+
+The folder is an experiment like those of `make run PARAMS=FILE`: its `params.yaml` is derived from
+that of the tree, and the files of the pipeline are links. The matrix is the start, whose training
+runs are the reference of quality, and where there is a link those runs of the tree that only
+compress its gradients: what they lose then is known of every engine. Two short timings of all
+engines, on loopback and on the link of the search, are what the forecast is fitted on.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic_core import to_jsonable_python
+
+from shardlab.choose.history import History
+from shardlab.choose.records import Measured
+from shardlab.config.experiment import Params
+from shardlab.config.machine import Link
+from shardlab.config.model_and_data import PRESETS, Model
+from shardlab.config.parameters import Parameters
+from shardlab.core.document import validate
+from shardlab.core.errors import UserError, nearest
+from shardlab.core.files import write_text
+from shardlab.core.numbers import plural
+from shardlab.strategy import compression
+from shardlab.strategy.document import CanonicalStrategy, Strategy, parse_strategy
+from shardlab.strategy.engine_traits import ENGINES
+
+_REPETITIONS = {"loopback": 20, "link": 10}
+_PIPELINE = (
+    *("Snakefile", "csrc", "profiles", "shardlab", "stages", "user_codecs", "workflow"),
+    ".shardlab.lock",  # two experiments at once would disturb each other's timings
+)
+_PATHS = ("data", "inputs", "model", "tokenize")
+"""sections whose values may be paths"""
+_HEADINGS = ("of the start's step", "perplexity", "from", "  strategy")
+
+
+def search_parameters(
+    params: Parameters, link: Link | None, ranks: int, rounds: int, model: str | None = None
+) -> dict[str, Any]:
+    """Return the parameters of a search as plain data.
+
+    Args:
+        params: of the tree.
+        rounds: at most.
+        model: a preset, or a folder with a config.json; None: the tree's model.
+
+    Raises:
+        UserError: there is no such model, or the tree lacks a section.
+    """
+    tree: dict[str, Any] = {name: params(name) for name in Params.model_fields}
+    agent, strategies = tree["agent"], tree["strategies"]
+    start = strategies[agent.start]
+    plain = {engine: parse_strategy({"engine": engine}) for engine in ENGINES}
+    same = [engine for engine, strategy in plain.items() if strategy.hash() == start.hash()]
+    name = same[0] if same else "start"  # a name that no engine has
+    # the rules try codecs of unknown quality last
+    coded = {
+        run: strategy
+        for run, strategy in strategies.items()
+        if link and run not in plain and _differs_in_codecs(strategy, start)
+    }
+    matrix: dict[str, Strategy] = {name: start, **coded}
+    timed = {engine: strategy for engine, strategy in plain.items() if engine not in matrix}
+    links = {"loopback": None} | ({"link": link} if link else {})
+    timings = {
+        timing: {
+            "runs": [name, *timed, *(coded if timing == "loopback" else ())],
+            "world_size": ranks,
+            "link": emulated,
+            "repetitions": _REPETITIONS[timing],
+        }
+        for timing, emulated in links.items()
+    }
+    before = ["results/results.jsonl"]
+    before += [f"results/rounds/{number}/history.json" for number in range(1, rounds)]
+    searched: dict[str, Any] = {
+        "start": name,
+        "link": link,
+        "world_size": None,
+        "searches": {},
+        "budget": rounds,
+    }
+    tree |= {
+        "model": _model(model, tree["model"]),
+        # quality does not depend on the link, so nothing trains on a slow one
+        "train": dict(tree["train"]) | {"world_size": ranks, "link": None, "checkpoint": None},
+        "strategies": {run: written(strategy.canonical()) for run, strategy in matrix.items()},
+        "timed_strategies": {run: written(strategy.canonical()) for run, strategy in timed.items()},
+        "baseline": name,
+        "timings": timings,
+        "comparison": "loopback",
+        "quality": {},
+        "forecast": dict(tree["forecast"]) | {"timings": [*timings], "runs": [*plain]},
+        "agent": dict(agent) | searched | {"budget_minutes": None},
+        "rounds": {str(number): {"after": path} for number, path in enumerate(before, 1)},
+    }
+    found = to_jsonable_python(tree)
+    return {key: _absolute(value) if key in _PATHS else value for key, value in found.items()}
+
+
+def write_folder(folder: Path, tree: Mapping[str, Any]) -> None:
+    """Write the parameters of a search, and links to the files of the pipeline in this folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in _PIPELINE:
+        link = folder / name
+        if not link.is_symlink():
+            link.symlink_to(os.path.relpath(name, folder))
+    text, path = yaml.safe_dump(dict(tree), sort_keys=False), folder / "params.yaml"
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        write_text(path, text)  # a newer file repeats work
+
+
+def _absolute(value: Any) -> Any:
+    """Return parameters with absolute paths of what is there: the folder is another one."""
+    if isinstance(value, dict):
+        return {key: _absolute(item) for key, item in value.items()}
+    # what is no path is a word, or a name on the Hugging Face hub
+    there = isinstance(value, str) and "/" in value and Path(value).exists()
+    return str(Path(value).resolve()) if there else value
+
+
+def _differs_in_codecs(strategy: Strategy, start: Strategy) -> bool:
+    """Return whether a strategy is the start with gradients compressed, and nothing else."""
+    plain = start.canonical().gradients
+    return (
+        strategy.hash() != start.hash()
+        and not strategy.gradients.plain()
+        and strategy.model_copy(update={"gradients": plain}).hash()
+        == start.model_copy(update={"gradients": plain}).hash()
+    )
+
+
+def _model(name: str | None, default: Model) -> Model:
+    """Return the model of a name: a preset, or a folder with a config.json."""
+    if name is None:
+        return default
+    if name in PRESETS:
+        return validate(Model, {"preset": name}, "--model")
+    if not Path(name).exists():
+        raise UserError(
+            f"--model: {name!r} is no preset and no folder with a config.json; "
+            f"{nearest(name, PRESETS)}"
+        )
+    return Model(config=str(Path(name).resolve()))
+
+
+def written(strategy: CanonicalStrategy) -> dict[str, Any]:
+    """Return a strategy as plain data without the defaults of its engine."""
+    default = Strategy(engine=strategy.engine).canonical()
+    document: dict[str, Any] = {"engine": strategy.engine}
+    for key, value in strategy.model_dump(mode="json", exclude_none=True).items():
+        own = getattr(strategy, key)
+        if own != getattr(default, key):
+            document[key] = compression.written(own) if key in ("gradients", "weights") else value
+    if parse_strategy(document).hash() != strategy.hash():
+        # the route that this codec takes elsewhere is not the one that this engine chooses
+        route = {"route": strategy.gradients.route}
+        document["gradients"] = {**compression.written(strategy.gradients), **route}
+    return document
+
+
+def result_text(history: History, folder: Path, reason: str) -> str:
+    """Return the ranking of what was raced or timed, and the strategy that is held as an entry of
+    params.yaml.
+
+    Args:
+        folder: of the search, after which the entry is named.
+        reason: why there are no more rounds.
+    """
+    load, why = history.workload, "the fastest that was shown to be so, at a tolerated perplexity"
+    if history.rounds and not history.rounds[-1].fits:
+        why = "the start: nothing was found within the memory limit"
+    entry = {"strategies": {folder.name: written(history.held.strategy)}}
+    return "\n".join(
+        [
+            f"{load.model}, {load.world_size} ranks, link {load.link}: "
+            f"{plural(len(history.races), 'race')}",
+            f"ended: {reason}",
+            "",
+            ranking_text(history),
+            "",
+            "Steps (95 % interval) and perplexities are over those of the start.",
+            f"* held: {why}",
+            *([f"its training runs: {folder / runs}"] if (runs := history.held.folder) else []),
+            "",
+            "# for params.yaml",
+            yaml.safe_dump(entry, sort_keys=False).rstrip(),
+        ]
+    )
+
+
+def ranking_text(history: History) -> str:
+    """Return a table of what was raced or timed on the link of the search, the shortest step first.
+
+    Ratios to the start rank, since a machine is not equally fast in all races. What failed comes
+    last.
+    """
+
+    def order(row: Measured) -> tuple[bool, float, str]:
+        step, failure = row.step(history.workload), row.failure(history.workload)
+        return failure is not None, step.ratio if step else 0.0, row.hash
+
+    rows, quality_of = [_HEADINGS], history.qualities()
+    for row in sorted(history.tried.values(), key=order):
+        step, failure = row.step(history.workload), row.failure(history.workload)
+        quality = quality_of(row.strategy)
+        ratio = f"{step.ratio:.3f} ({step.interval})" if step else ""
+        cells = (
+            "1" if row.hash == history.start else failure.outcome if failure else ratio,
+            f"{quality.ratio:.3f}" if quality and quality.sure else "-",
+            step.source if step else failure.source if failure else "",
+            f"{'*' if row.hash == history.incumbent else ' '} {row.strategy.label()}",
+        )
+        rows.append(cells)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
+    lines = ["  ".join([*map(str.rjust, row[:-1], widths), row[-1]]) for row in rows]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])

@@ -1,0 +1,363 @@
+"""State of the search between two rounds: the table of measurements, the incumbent, decisions.
+
+Quality depends neither on the link nor, hardly, on how a model is sharded, so the perplexity of one
+strategy says something of every other with the same numerics. Searches on other links or ranks
+share the table; steps and failures count on their own link and ranks alone.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, takewhile
+from pathlib import Path
+from typing import NamedTuple
+
+from shardlab.choose.records import Decision, Failure, Measured, StepRatio, Workload
+from shardlab.config.machine import LOOPBACK
+from shardlab.config.schema import Agent, Train
+from shardlab.core.document import Document
+from shardlab.core.errors import UserError, nearest
+from shardlab.results.interval import paired_ratio, pauses
+from shardlab.results.run_record import Crash, Record
+from shardlab.results.timing_record import NO_COMMUNICATION, Race, TimedRun
+from shardlab.strategy.compression import gradient_words, weight_words
+from shardlab.strategy.document import CanonicalStrategy, parse_strategy
+
+
+class Numerics(NamedTuple):
+    """Settings of a canonical strategy that its losses depend on: codecs, types, and how
+    replicas synchronise."""
+
+    gradients: str
+    """codec with its options; empty: none"""
+    weights: str
+    types: str
+    """of computation, reduction and stored moments"""
+    flat: bool
+    """codecs see flat vectors of whole units, and not single parameters"""
+    sync: str = ""
+    """synchronisation of parameters between replicas that train apart, and how many there are;
+    empty: the gradients of every step are reduced"""
+
+    @classmethod
+    def of(cls, strategy: CanonicalStrategy) -> "Numerics":
+        """Return the numerics of a strategy; equal where only sharding and schedule differ."""
+        plain, weights = strategy.gradients.plain(), strategy.weights
+        gradients = "" if plain else ", ".join(gradient_words(strategy.gradients))
+        narrow = [unit.param_dtype for unit in strategy.overrides if unit.param_dtype]
+        types = strategy.param_dtype, strategy.reduce_dtype, strategy.moment_dtype, *narrow
+        coded = weight_words(weights) if weights else ""
+        flat = bool(gradients or coded) and strategy.traits.flat_gradients
+        sync = ""
+        if strategy.sync is not None:
+            replicas = strategy.replicas or "all ranks"
+            sync = f"{strategy.sync.model_dump_json()} between {replicas}"
+        return cls(gradients, coded, " ".join(types), flat, sync)
+
+    def includes(self, other: "Numerics") -> bool:
+        """Return whether the other has some or all codecs of this one, on any vectors."""
+        return (
+            (other.types, other.sync) == (self.types, self.sync)
+            and bool(other.gradients or other.weights)
+            and other.gradients in ("", self.gradients)
+            and other.weights in ("", self.weights)
+        )
+
+
+class Quality(NamedTuple):
+    """Perplexity of a strategy over that of the start; infinite for what diverged."""
+
+    ratio: float
+    source: str
+    sure: bool = True
+    """of the same numerics; otherwise its codecs saw other vectors, or were not all there, or other
+    numbers of replicas trained apart"""
+
+
+class History(Document):
+    """Everything that the search knows between two rounds."""
+
+    search: str = ""
+    """its name; empty for the one without a name"""
+    workload: Workload
+    start: str
+    """hash of the strategy that the search started from: the reference for steps and quality"""
+    incumbent: str
+    """hash of the strategy that is held"""
+    measured: dict[str, Measured]
+    """table of measurements, by hash of the strategy"""
+    rounds: list[Decision] = []
+    """of all searches"""
+    races: list[Race] = []
+    """of the rounds, for the forecast to be fitted on"""
+
+    @property
+    def held(self) -> Measured:
+        """The incumbent."""
+        return self.measured[self.incumbent]
+
+    @property
+    def reference(self) -> Measured:
+        """The strategy that the search started from."""
+        return self.measured[self.start]
+
+    @property
+    def own_rounds(self) -> list[Decision]:
+        """The rounds of this search since it began, perhaps again after another one."""
+        own = takewhile(lambda decision: decision.search == self.search, reversed(self.rounds))
+        return [*own][::-1]
+
+    @property
+    def tried(self) -> dict[str, Measured]:
+        """Strategies that were timed or failed on the link and the ranks of this search."""
+        load = self.workload
+        return {
+            key: row for key, row in self.measured.items() if row.step(load) or row.failure(load)
+        }
+
+    def quality(self, strategy: CanonicalStrategy) -> Quality | None:
+        """Return what `qualities` say of one strategy."""
+        return self.qualities()(strategy)
+
+    def qualities(self) -> Callable[[CanonicalStrategy], Quality | None]:
+        """Return a function to the quality of a strategy, which need not have been trained.
+
+        Its own runs count before those with the same numerics. Of what was trained with a part of
+        its codecs alone, or with all of them on other vectors, the worst counts, since more codecs
+        hardly improve it. None: nothing like it was trained.
+        """
+        start, load = Numerics.of(self.reference.strategy), self.workload
+        trained = [
+            (Numerics.of(row.strategy), row, perplexity_ratio(row, self.reference))
+            for row in self.measured.values()
+            if row.trained or row.diverged
+        ]
+
+        def quality(strategy: CanonicalStrategy) -> Quality | None:
+            wanted, key = Numerics.of(strategy), strategy.hash()
+            if wanted == start:
+                return Quality(1.0, "computes what the start computes")
+            same = [(row, ratio) for numerics, row, ratio in trained if numerics == wanted]
+            own = [(row, ratio) for row, ratio in same if row.hash == key]
+            if rows := own or same:
+                mean = math.prod(ratio for _, ratio in rows) ** (1 / len(rows))
+                sources = ", ".join(row.source for row, _ in rows)
+                source = f"{'its own' if own else 'the same numerics'}: {sources}"
+                # of more replicas that train apart each sees fewer samples
+                other_replicas = bool(wanted.sync) and load.world_size != load.trained_on
+                if other_replicas:
+                    source += f", on {load.trained_on} ranks"
+                return Quality(mean, source, sure=not other_replicas)
+            alike = [(row, ratio) for numerics, row, ratio in trained if wanted.includes(numerics)]
+            if not alike:
+                return None
+            worst, ratio = max(alike, key=lambda each: each[1])
+            return Quality(ratio, f"its codecs, or a part of them: {worst.source}", sure=False)
+
+        return quality
+
+    def fastest(self, tolerance: float, limit_bytes: int, peaks: Mapping[str, int]) -> Measured:
+        """Return the admissible strategy whose steps were measured as the shortest.
+
+        Admissible: it did not fail, runs with the same numerics say that its perplexity is
+        tolerated, and it fits. The start, where none is.
+
+        Args:
+            tolerance: largest relative rise of perplexity.
+            limit_bytes: of the peak of a rank.
+            peaks: of ranks, by hash; what is not there fits.
+        """
+        ratios, quality = {self.start: math.inf}, self.qualities()
+        for row in self.measured.values():
+            step, known = row.step(self.workload), quality(row.strategy)
+            if step is None or row.failure(self.workload) is not None:
+                continue
+            tolerated = known is not None and known.sure and known.ratio <= 1 + tolerance
+            if tolerated and peaks.get(row.hash, 0) <= limit_bytes:
+                ratios[row.hash] = step.ratio
+        return self.measured[min(ratios, key=lambda key: ratios[key])]
+
+
+def hold_fastest(
+    history: History, tolerance: float, limit_bytes: int, peaks: Mapping[str, int]
+) -> History:
+    """Return the history with the fastest admissible strategy held, if its search has no round.
+
+    The first race has to confirm it.
+
+    Args:
+        tolerance, limit_bytes, peaks: of `History.fastest`.
+    """
+    if history.own_rounds:
+        return history
+    best = history.fastest(tolerance, limit_bytes, peaks)
+    return history.model_copy(update={"incumbent": best.hash})
+
+
+def reason_to_stop(history: History, agent: Agent) -> str | None:
+    """Return why no more trials run, or None."""
+    if history.workload.world_size == 1:
+        return "one rank: there is nothing to shard and nothing to send"
+    ran = [decision for decision in history.own_rounds if decision.decision != "none"]
+    if len(ran) >= agent.budget:
+        return f"the budget of {agent.budget} trials is spent"
+    minutes = sum(decision.seconds for decision in history.own_rounds) / 60
+    if agent.budget_minutes is not None and minutes >= agent.budget_minutes:
+        return f"the budget of {agent.budget_minutes:g} minutes is spent: {minutes:.1f} minutes"
+    last = [decision.decision for decision in ran[-agent.stop_loss :]]
+    if last == ["reject"] * agent.stop_loss:
+        return f"stop-loss: the last {agent.stop_loss} trials were rejected"
+    return None
+
+
+def initial_history(
+    records: Sequence[Record | Crash],
+    timed: Iterable[TimedRun],
+    agent: Agent,
+    train: Train,
+    search: str | None = None,
+) -> History:
+    """Return the state before the first round: all that was measured of the matrix.
+
+    The start is held: a proposal, which knows the memory limit, replaces it by `hold_fastest`.
+
+    Args:
+        records: of the matrix.
+        timed: of all timings.
+        agent: settings of the search.
+        search: its name, where it has one.
+
+    Raises:
+        UserError: no record of `agent.start`, or it diverged or crashed; or records of different
+            workloads.
+    """
+    runs: dict[str, list[Record | Crash]] = {}
+    # two names of one meaning are one strategy: name and figures of the start take precedence
+    for record in sorted(records, key=lambda record: record.run != agent.start):
+        runs.setdefault(record.run, []).append(record)
+    if agent.start not in runs:
+        raise UserError(
+            f"agent.start: no record of run {agent.start!r}; {nearest(agent.start, runs)}"
+        )
+    measured: dict[str, Measured] = {}
+    for run, found in runs.items():
+        row = _row_of_run(run, sorted(found, key=lambda record: record.seed))
+        measured.setdefault(row.hash, row)
+    start = next(iter(measured.values()))
+    if start.failures:
+        raise UserError(
+            f"agent.start: run {agent.start!r} failed ({start.failures[0].detail}): name another "
+            "run"
+        )
+    for row in _rows_of_timings(timed, start.hash):
+        known = measured.get(row.hash, row)
+        steps = row.steps if known is row else [*known.steps, *row.steps]
+        measured[row.hash] = known.model_copy(update={"steps": steps})
+    return History(
+        search=search or "",
+        workload=_workload(runs, agent, train),
+        start=start.hash,
+        incumbent=start.hash,
+        measured=measured,
+    )
+
+
+def load_history(path: str, results: str, first: History) -> History:
+    """Return the state that a round starts from: `first` (the path is `results`), or a history.
+
+    Where that is of another search, this one begins with everything that was measured before, and
+    holds the start.
+
+    Raises:
+        UserError: there is no such history.
+    """
+    if path == results:
+        return first
+    history = History.from_file(path, f"run python -m stages.decide {Path(path).parent.name}")
+    if history.search == first.search:
+        return history
+    update = {"search": first.search, "workload": first.workload, "incumbent": first.incumbent}
+    return history.model_copy(update=update)
+
+
+def perplexity_ratio(row: Measured, reference: Measured) -> float:
+    """Return the perplexity of a strategy that was trained over the reference's."""
+    return math.inf if row.diverged else mean_ratio(row.trained, reference.trained)
+
+
+def mean_ratio(runs: Iterable[Record], others: Iterable[Record]) -> float:
+    """Return the geometric mean over seeds of the perplexity over the other's; NaN without one."""
+    known = {run.seed: run.val_ppl for run in others}
+    pairs = [(run.val_ppl, known[run.seed]) for run in runs if run.seed in known]
+    logs = [math.log(one / other) for one, other in pairs if one and other]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+def paired_steps(
+    step_ms: Sequence[float], others: Sequence[float], source: str, link: str, world_size: int
+) -> StepRatio:
+    """Return the ratio of interleaved steps over others, over the repetitions that both have,
+    without pauses."""
+    paired = zip(step_ms, others, pauses(step_ms), pauses(others), strict=False)
+    pairs = [(one, other) for one, other, *paused in paired if not any(paused)]
+    ratio = paired_ratio(*zip(*pairs, strict=True))
+    where = {"source": source, "link": link, "world_size": world_size}
+    return StepRatio.model_validate({**where, **ratio._asdict(), "repetitions": len(pairs)})
+
+
+def _row_of_run(run: str, records: list[Record | Crash]) -> Measured:
+    strategy, source = parse_strategy(records[0].strategy, f"strategy of run {run}"), f"run {run}"
+    failures = [
+        Failure(
+            source=source,
+            link=record.link,
+            world_size=record.world_size,
+            outcome=record.outcome if isinstance(record, Crash) else "diverged",
+            detail=f"seed {record.seed}: {why}",
+        )
+        for record in records
+        if (why := record.crashed if isinstance(record, Crash) else record.divergence)
+    ]
+    return Measured(
+        strategy=strategy.canonical(),
+        hash=strategy.hash(),
+        source=source,
+        trained=[] if failures else [each for each in records if isinstance(each, Record)],
+        failures=failures,
+    )
+
+
+def _rows_of_timings(timed: Iterable[TimedRun], start: str) -> Iterator[Measured]:
+    """Yield the steps of every strategy that was timed together with the start."""
+    runs = [run for run in timed if run.run != NO_COMMUNICATION]
+    references = {run.timing: run for run in runs if run.strategy_hash == start}
+    for run in runs:
+        if run.timing not in references:
+            continue
+        others, source = references[run.timing].step_ms, f"timing {run.timing}"
+        strategy = parse_strategy(run.strategy, f"strategy of {run.run} in {source}")
+        steps = paired_steps(run.step_ms, others, source, run.link, run.world_size)
+        facts = {"strategy": strategy.canonical(), "hash": strategy.hash(), "source": source}
+        yield Measured.model_validate({**facts, "steps": [steps]})
+
+
+def _workload(runs: Mapping[str, Sequence[Record | Crash]], agent: Agent, train: Train) -> Workload:
+    """Return what the records trained, on the link of the search.
+
+    Raises:
+        UserError: they are of different workloads.
+    """
+    names = [name for name in Workload.model_fields if name in Record.model_fields]
+    first, *others = (record for record in chain(*runs.values()) if isinstance(record, Record))
+    for record in others:
+        if any(getattr(record, name) != getattr(first, name) for name in names):
+            raise UserError(
+                f"results: run {record.run!r} trained another workload than {first.run!r}: collect "
+                "the results again"
+            )
+    link = agent.link or train.link
+    own = {
+        "link": LOOPBACK if link is None else link.name,
+        "world_size": agent.world_size or first.world_size,
+        "trained_on": first.world_size,
+    }
+    return Workload(**{name: getattr(first, name) for name in names} | own)

@@ -1,0 +1,212 @@
+"""Judges: one follows a rule and needs no server, the other asks a language model.
+
+A language model chooses one of the ids that it is offered, and nothing else of its answers is used
+but the reason that is shown: no answer becomes code, a path or a command. Models favour places in a
+list, so each question is asked with the candidates in both orders, and only a choice that both
+answers agree on counts (Zheng et al. 2023, "Judging LLM-as-a-judge", section 3.4). Every answer is
+stored under the hash of its prompt, so that a rerun needs no server.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardlab.choose.chat import Endpoint, LocalModel, Messages, one_line
+from shardlab.choose.evidence import predicted
+from shardlab.choose.records import Candidate, Prediction, Verdict
+from shardlab.config.schema import Agent
+from shardlab.core.errors import UserError
+from shardlab.core.files import read_json, sha256_of_value, write_json
+
+ABSTAIN = "abstain"
+_LONGEST_REASON = 300
+"""characters"""
+
+_INSTRUCTIONS = (
+    "You help to search for the strategy with the shortest training step. You are given "
+    "measurements and a list of candidates, each with an id, its settings or what it changes of "
+    "the incumbent, and what a performance model predicts of it. The order of the list has no "
+    "meaning. Choose the one candidate that should be raced against the incumbent next, or abstain "
+    "when the measurements give no ground for a choice."
+)
+# in words: small models repeat an example of the answer
+_QUESTION = (
+    'Which candidate should be raced next? Answer with one JSON object: first the key "reason" '
+    'with at most two sentences that cite measurements, then the key "choice" with the id of that '
+    "candidate."
+)
+
+
+@dataclass(frozen=True)
+class Question:
+    """Question to a judge: which of the candidates should be raced next?"""
+
+    evidence: str
+    """the facts, in words"""
+    incumbent_ms: float | None
+    """predicted step of what is held; None: it cannot be predicted"""
+    candidates: list[Candidate]
+
+
+Judge = Callable[[Question], Verdict]
+"""chooses one of the candidates by its id, or abstains, and says why; equal questions get equal
+answers, whatever the order of the candidates"""
+
+
+def judge_of(agent: Agent, answers: Path) -> Judge:
+    """Return the judge that the parameters name.
+
+    Args:
+        answers: folder in which the answers of a language model are stored.
+    """
+    if agent.judge == "rules":
+        return choose_by_rules
+    model: Endpoint | LocalModel
+    if agent.judge == "local":
+        file = Path(agent.model_file) if agent.model_file else None
+        model = LocalModel(file, agent.timeout_s, agent.max_tokens)
+    else:
+        assert agent.endpoint and agent.model, "the parameters demand both with judge: http"
+        model = Endpoint(agent.endpoint, agent.model, agent.timeout_s, agent.max_tokens)
+    return lambda question: choose_by_model(question, model, answers)
+
+
+def choose_by_rules(question: Question) -> Verdict:
+    """Choose from predictions alone.
+
+    Of the candidates of the first of these kinds that there are any of, the one with the lowest
+    upper end of its predicted step:
+
+    1. the quality is known, and a shorter step than the incumbent's is expected;
+    2. the quality is unknown, and a shorter step is expected, or none can be predicted;
+    3. the quality is known, and the interval reaches below the incumbent's step.
+
+    Abstains when there is none.
+    """
+    held = question.incumbent_ms
+
+    def order(candidate: Candidate) -> tuple[int, float, str]:
+        prediction = candidate.prediction
+        high = math.inf if prediction.high_ms is None else prediction.high_ms
+        return _kind(prediction, math.inf if held is None else held), high, candidate.id
+
+    best = min(question.candidates, key=order)
+    if order(best)[0] == _SLOW:
+        reason = "abstains: no candidate is predicted to be faster"
+        return Verdict(choice=None, reason=reason, judge="rules")
+    step, high = best.prediction.step_ms, best.prediction.high_ms
+    if step is None or best.prediction.perplexity_ratio is None:
+        reason = f"{best.label}: {best.prediction.note}"
+    else:
+        than = "" if held is None else f", and {held:.1f} ms for the incumbent"
+        reason = (
+            f"{best.label}: the lowest upper end of a predicted step, {high:.1f} ms "
+            f"({step:.1f} ms expected{than})"
+        )
+    return Verdict(choice=best.id, reason=reason, judge="rules")
+
+
+_SLOW = 4
+"""a kind that is not chosen"""
+
+
+def _kind(prediction: Prediction, held_ms: float) -> int:
+    """Return the kind of `choose_by_rules`."""
+    step_ms, low_ms = prediction.step_ms, prediction.low_ms
+    if step_ms is None or low_ms is None:
+        return 2
+    if prediction.perplexity_ratio is None:
+        return 2 if step_ms < held_ms else _SLOW
+    return 1 if step_ms < held_ms else 3 if low_ms < held_ms else _SLOW
+
+
+def choose_by_model(question: Question, model: Endpoint | LocalModel, answers: Path) -> Verdict:
+    """Return the choice that a model's answers to both orders of the candidates agree on.
+
+    Where it gives no usable answer, rules choose, and the reason says why.
+
+    Args:
+        answers: folder of stored answers.
+    """
+    forward = sorted(question.candidates, key=lambda candidate: candidate.id)
+    ids, files, choices = [candidate.id for candidate in forward], [], []
+    try:
+        for order in forward, forward[::-1]:
+            messages = prompt(question, order)
+            asked = {"model": model.model, "messages": messages}
+            file = answers / f"{sha256_of_value(asked)[:16]}.json"
+            if not file.exists():
+                write_json(file, {**asked, "answer": model.answer(messages, answer_schema(ids))})
+            files.append(str(file))
+            choices.append(read_choice(str(read_json(file)["answer"]), ids))
+    except UserError as error:
+        rules = choose_by_rules(question)
+        reason = f"{model.name} gave no usable answer ({error}); {rules.reason}"
+        return rules.model_copy(update={"reason": reason, "prompts": files})
+    (choice, reason), (other, _) = choices
+    if choice != other:
+        reason = f"abstains: {choice} in one order of the candidates, {other} in the reverse"
+        choice = ABSTAIN
+    chosen = None if choice == ABSTAIN else choice
+    return Verdict(choice=chosen, reason=reason, judge=model.name, prompts=files)
+
+
+def prompt(question: Question, candidates: Sequence[Candidate]) -> Messages:
+    """Return the messages of a question, with its candidates in this order.
+
+    The origin of a candidate is left out, since it would carry authority.
+    """
+    listed = map(_listed, candidates)
+    user = "\n".join([question.evidence, "", "Candidates:", *listed, "", _QUESTION])
+    return [{"role": "system", "content": _INSTRUCTIONS}, {"role": "user", "content": user}]
+
+
+def _listed(candidate: Candidate) -> str:
+    """Return a candidate as a line; one that an action makes, as what it changes, and why."""
+    what, action = candidate.label, candidate.action
+    if action is not None:
+        what = (
+            f"{action.name} ({action.change}). Hypothesis: {action.hypothesis}. Fact: {action.fact}"
+        )
+    return f"- {candidate.id}: {what}; {predicted(candidate.prediction)}"
+
+
+def answer_schema(offered: Sequence[str]) -> dict[str, Any]:
+    """Return the JSON schema of an answer: a reason of bounded length, then one of the ids."""
+    reason = {"type": "string", "maxLength": _LONGEST_REASON}
+    choice = {"type": "string", "enum": [*offered, ABSTAIN]}
+    properties = {"reason": reason, "choice": choice}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [*properties],
+        "additionalProperties": False,
+    }
+
+
+def read_choice(answer: str, offered: Sequence[str]) -> tuple[str, str]:
+    """Parse choice and reason of an answer, which may wrap its JSON object in other text.
+
+    Raises:
+        UserError: no choice, or an id that was not offered; the message holds none of its text.
+    """
+    # templates that begin the answer with <think> leave it out
+    text = re.sub(r"<think>.*", "", answer.rpartition("</think>")[2], flags=re.DOTALL)
+    # all of it, or the last of several
+    objects = re.findall(r"\{.*\}", text, re.DOTALL) + re.findall(r"\{[^{}]*\}", text)[::-1]
+    verdict: dict[str, Any] = {}
+    for found in objects:
+        with suppress(ValueError, RecursionError):
+            verdict = json.loads(found)
+            break
+    choice, reason = verdict.get("choice"), verdict.get("reason")
+    if not isinstance(choice, str):
+        raise UserError("the answer holds no choice in JSON")
+    if choice not in (ABSTAIN, *offered):
+        raise UserError("the answer names an id that was not offered")
+    return choice, (one_line(reason) if isinstance(reason, str) else "") or "gave no reason"

@@ -1,0 +1,289 @@
+"""Records of the search: the table of measurements, the proposal and the decision of a round."""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal, Self
+
+from shardlab.config.model_and_data import Model
+from shardlab.config.schema import Seed, Train
+from shardlab.core.document import AS_TUPLE, Document
+from shardlab.results.run_record import Record
+from shardlab.results.timing_record import Race
+from shardlab.strategy.document import CanonicalStrategy
+
+Outcome = Literal["ok", "timeout", "crash", "memory", "diverged"]
+"""of measuring a strategy; diverged: no finite loss or perplexity"""
+Role = Literal["incumbent", "start", "judge", "forecast", "random"]
+"""why a strategy is raced: held so far; the reference; chosen by the judge; the lowest prediction;
+drawn from all feasible strategies. The last two measure the judge as it works"""
+
+_WIDEST = 4.0
+"""ratio of the ends of an interval from which on it says nothing"""
+
+
+class Workload(Document):
+    """Workload that every strategy of one search trains."""
+
+    model: str
+    parameters: int
+    world_size: int
+    """ranks of the search"""
+    trained_on: int
+    """ranks of the training runs"""
+    sequence_length: int
+    batch_size: int
+    accumulation: int
+    link: str
+    """of the search; training runs, which give quality, may have another one"""
+
+
+class StepRatio(Document):
+    """Step time over that of another strategy, in pairs of interleaved steps."""
+
+    source: str
+    """`timing NAME` or `round K`"""
+    link: str
+    world_size: int
+    ratio: float
+    low: float
+    high: float
+    repetitions: int
+
+    @property
+    def interval(self) -> str:
+        """The ends in words; none where they leave open whether the step is half or twice as long.
+
+        A race of 10 repetitions has two blocks, and Student's t of one degree of freedom at the
+        error of a race is over 100: such an interval may end at 85,799.
+        """
+        if self.high <= _WIDEST * self.low:
+            return f"{self.low:.3f} to {self.high:.3f}"
+        return "interval too wide to tell"
+
+
+class Failure(Document):
+    """Race or training run that ended without figures."""
+
+    source: str
+    link: str
+    world_size: int
+    outcome: Outcome
+    detail: str
+    """text of the error"""
+
+
+class Measured(Document):
+    """Row of the table of measurements: all that was measured of one strategy, on all links."""
+
+    strategy: CanonicalStrategy
+    hash: str
+    source: str
+    """where it was first measured: `run NAME`, `timing NAME` or `round K`"""
+    trained: list[Record] = []
+    """by seed; perplexity depends neither on the link nor on the ranks of a race"""
+    steps: list[StepRatio] = []
+    """over the start's, the latest last"""
+    failures: list[Failure] = []
+    files: str | None = None
+    """folder with the files of its training runs, in the layout of `results`; None: `results`"""
+
+    @property
+    def folder(self) -> str | None:
+        """The folder with seedS/final_model, seedS/trace.json.gz and seedS/events.jsonl for each
+        seed; None where there are no training runs."""
+        return f"{self.files or 'results'}/train/{self.trained[0].run}" if self.trained else None
+
+    @property
+    def diverged(self) -> bool:
+        """Whether a race or a training run of it diverged."""
+        return any(failure.outcome == "diverged" for failure in self.failures)
+
+    @property
+    def has_quality(self) -> bool:
+        """Whether its perplexity was measured, or it diverged."""
+        return bool(self.trained) or self.diverged
+
+    def step(self, load: Workload) -> StepRatio | None:
+        """Return the latest steps on the link and the ranks of a search."""
+        known = [step for step in self.steps if _is_on(step, load)]
+        return known[-1] if known else None
+
+    def failure(self, load: Workload) -> Failure | None:
+        """Return the latest failure there; who diverged did so on every link."""
+        known = [f for f in self.failures if f.outcome == "diverged" or _is_on(f, load)]
+        return known[-1] if known else None
+
+
+def _is_on(entry: StepRatio | Failure, load: Workload) -> bool:
+    return (entry.link, entry.world_size) == (load.link, load.world_size)
+
+
+class Prediction(Document):
+    """Prediction of a strategy by the performance model, the memory formula and earlier runs."""
+
+    step_ms: float | None
+    """None where the model cannot predict it"""
+    low_ms: float | None
+    high_ms: float | None
+    """95 % prediction interval"""
+    memory_bytes: int
+    """peak of a rank"""
+    perplexity_ratio: float | None
+    """over the start's, in runs with the same codecs; None: unknown"""
+    note: str = ""
+    """source of the perplexity, or why there is no prediction"""
+
+
+class Action(Document):
+    """Named change of one setting of the incumbent."""
+
+    name: str
+    hypothesis: str
+    """why it might be faster, or fit"""
+    fact: str
+    """measurement that speaks for it"""
+    change: str
+    """setting with its value before and after"""
+
+
+class Candidate(Document):
+    """Strategy that a judge may choose or that a race times."""
+
+    hash: str
+    strategy: CanonicalStrategy
+    label: str
+    why: str
+    """origin"""
+    action: Action | None = None
+    """that makes it of the incumbent; None: it is any strategy"""
+    prediction: Prediction
+    roles: list[Role] = []
+    """in the race"""
+    trained: bool = False
+    """whether it has records, so that no round trains it again"""
+
+    @property
+    def id(self) -> str:
+        """First digits of the hash, independent of its place in a list."""
+        return self.hash[:8]
+
+
+class Space(Document):
+    """Numbers of strategies by which the space of the search was narrowed down."""
+
+    strategies: int
+    """legal ones, or actions for which a fact speaks"""
+    beyond_memory: int
+    spared: int
+    """that save memory which is not needed, and take longer"""
+    known: int
+    """measured before, or worse in perplexity than is tolerated"""
+    unpredicted: dict[str, int]
+    """by reason"""
+    predicted: int
+
+
+class Verdict(Document):
+    """Answer of a judge."""
+
+    choice: str | None
+    """id of a candidate, or null for an abstention"""
+    reason: str
+    judge: str
+    prompts: list[str] = []
+    """to a language model: files with the prompts and their answers"""
+
+
+class TrialSettings(Document):
+    """Parameters of the training runs of a round, beside the strategies of its arms."""
+
+    train: Train
+    """what no result depends on is at its default"""
+    model: Model
+    seeds: Annotated[tuple[Seed, ...], AS_TUPLE]
+
+    @classmethod
+    def of(cls, train: Train, model: Model, seeds: Sequence[int]) -> Self:
+        """Return those of the parameters of an experiment."""
+        return cls(train=Train(**train.meaning()), model=model, seeds=(*seeds,))
+
+
+class Proposal(Document):
+    """Shortlist of one round, the choice among it, and what the race times."""
+
+    round: int
+    settings: TrialSettings
+    """with which arms are trained"""
+    workload: Workload
+    incumbent: str
+    """hash"""
+    evidence: str
+    memory_limit_bytes: int
+    fits: bool = True
+    """whether the incumbent's peak is within the limit; otherwise a slower arm may replace it"""
+    peaks: dict[str, int] = {}
+    """of a rank, by hash of all that was measured; bytes, predicted where no training gave them"""
+    space: Space | None
+    """None where the search had to stop"""
+    candidates: list[Candidate]
+    verdict: Verdict
+    arms: list[Candidate]
+    """of the race, the incumbent first; empty where nothing was chosen"""
+    reference: list[Record]
+    """of the start, with which those of an arm are compared"""
+    race_limit_s: float = 300.0
+    """maximum duration of the race"""
+    training_limit_s: float = 300.0
+    """maximum duration of the training runs of an arm"""
+
+
+class Trial(Document):
+    """Race of a round, and the training runs of what was faster and may be worse."""
+
+    round: int
+    race: Race | None = None
+    """its runs are named by the hashes of their strategies; None in a round without a choice"""
+    trained: list[Measured] = []
+    seconds: float = 0.0
+    """of the race and of training"""
+
+
+class Comparison(Document):
+    """Strategy of a race compared with the incumbent, the limits and the start."""
+
+    hash: str
+    label: str
+    roles: list[Role]
+    outcome: Outcome
+    step: StepRatio | None
+    """over the incumbent; None where the race gave no figures"""
+    predicted_ms: float | None = None
+    """step that the forecast expected"""
+    perplexity_ratio: float | None = None
+    """over the start's; None: unknown"""
+    objections: list[str] = []
+    """to holding it; it is admissible and faster where there is none"""
+
+
+class Decision(Document):
+    """One round, from the candidates to the strategy that is held after it, and why."""
+
+    round: int
+    search: str
+    """name of the search; empty for the one without a name"""
+    link: str
+    world_size: int
+    verdict: Verdict
+    space: Space | None
+    candidates: list[Candidate]
+    stopped: str
+    """why the race ended"""
+    seconds: float
+    decision: Literal["accept", "reject", "none"]
+    reason: str
+    held: str
+    """hash"""
+    fits: bool = True
+    """whether its peak is within the memory limit, as far as it is known"""
+    compared: list[Comparison] = []
+    warnings: list[str] = []
+    """on CPU time that others used during the race"""

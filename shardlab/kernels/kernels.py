@@ -1,0 +1,77 @@
+"""Calls of the compiled kernels: each is declared once, and is an operator of torch."""
+
+import ctypes
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardlab.core.errors import UserError
+from shardlab.kernels import native
+from shardlab.kernels.workers import threads_for
+
+# The plain registration rather than `torch.library.custom_op`: it costs 2 us per call, not 18, and
+# an engine makes one call for each message.
+_OPERATORS = torch.library.Library("shardlab", "FRAGMENT")
+
+
+def kernel(name: str, arguments: str) -> Callable[..., None]:
+    """Return the kernel `name` of csrc/, which profiles show as `shardlab::NAME`.
+
+    Args:
+        arguments: in the order of C. Those that a caller gives are written as in the schemas of
+            `torch.library`; C gets int as int64_t, bool as int, float as float, and of all else
+            addresses: of a tensor's elements (null for None), of an array of such addresses, or of
+            an array of numbers. `size(x)` is the length of the argument x, and `threads(x)` the
+            pool for as many elements.
+
+    Raises:
+        UserError: (when called) the library was built from sources without it.
+    """
+    given = {each.split()[-1]: each for each in arguments.split(", ") if " " in each}
+    kinds, sources = [], []
+    for each in arguments.split(", "):
+        derived, _, source = each.rstrip(")").partition("(")
+        kind = re.sub(r"\(.!\)", "", each).split()[0] if " " in each else derived
+        name_of = each.split()[-1] if " " in each else source
+        convert = _CONVERSIONS.get(kind)
+        if kind == "size":
+            convert = len if "[]" in given[source] else Tensor.numel
+        kinds.append(kind)
+        sources.append((list(given).index(name_of), convert))
+    bound: Any = None
+
+    def run(*values: Any) -> None:
+        nonlocal bound
+        if bound is None:
+            bound = getattr(native.library(), name, None)
+            if bound is None:
+                raise UserError(f"{native.LIBRARY}: {name} is missing: reinstall shardlab")
+            bound.argtypes = [_NUMBERS.get(kind, ctypes.c_void_p) for kind in kinds]
+            bound.restype = None
+        bound(*[values[i] if convert is None else convert(values[i]) for i, convert in sources])
+
+    _OPERATORS.define(f"{name}({', '.join(given.values())}) -> ()")
+    _OPERATORS.impl(name, run, "CompositeExplicitAutograd")
+    # tensors without data, of which C would get no addresses
+    torch.library.register_fake(f"shardlab::{name}", lambda *_: None, lib=_OPERATORS)
+    result: Callable[..., None] = getattr(torch.ops.shardlab, name).default
+    return result
+
+
+_NUMBERS: dict[str, Any] = {
+    "int": ctypes.c_int64,
+    "size": ctypes.c_int64,
+    "float": ctypes.c_float,
+    "bool": ctypes.c_int,
+}
+_CONVERSIONS: dict[str, Callable[..., Any]] = {
+    "Tensor": Tensor.data_ptr,
+    "Tensor?": lambda vector: None if vector is None else vector.data_ptr(),
+    "Tensor[]": lambda vectors: (ctypes.c_void_p * len(vectors))(*map(Tensor.data_ptr, vectors)),
+    "int[]": lambda values: (ctypes.c_int64 * len(values))(*values),
+    "float[]": lambda values: (ctypes.c_float * len(values))(*values),
+    "threads": lambda vector: threads_for(vector.numel()),
+}

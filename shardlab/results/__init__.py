@@ -1,0 +1,1 @@
+"""Results: what measurements leave behind, and what may be said of them."""

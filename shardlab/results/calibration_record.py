@@ -1,0 +1,121 @@
+"""Records of a calibration: costs of single operations on a machine."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from shardlab.core.document import Document
+from shardlab.results.contention import Contention
+from shardlab.strategy.document import CanonicalStrategy
+
+Operation = Literal["exchange", "gather", "all_reduce", "reduce_scatter"]
+"""exchange, gather: `shardlab.comm.transport`; all_reduce, reduce_scatter: the process group's
+"""
+
+PhasedOperation = Literal["reduce_scatter", "all_reduce"]
+"""collective that a multi-phase method stands for"""
+
+MemoryOperation = Literal["copy", "update"]
+"""copy: of a vector, by a thread; update: AdamW"""
+
+UPDATE_BYTES = 28
+"""bytes of host memory that AdamW moves per float32 element: parameter and two moments read and
+written, gradient read"""
+
+_PASSES: dict[Operation, int] = {
+    "exchange": 1,
+    "gather": 1,
+    "all_reduce": 2,
+    "reduce_scatter": 2,
+}
+
+
+def wire_bytes(operation: Operation, nbytes: float, world_size: int) -> float:
+    """Return the bytes a rank sends for a vector; gloo's reduce-scatter is an all-reduce."""
+    return _PASSES[operation] * nbytes * (world_size - 1) / world_size
+
+
+def memory_operations(strategy: CanonicalStrategy) -> list[MemoryOperation]:
+    """Return the memory operations that a forecast of a canonical strategy needs."""
+    if strategy.traits.residency == "streamed":
+        return ["copy", "update"]
+    return ["copy"] if strategy.sync else []
+
+
+class Transfer(Document):
+    """Timings of one collective on vectors of one size."""
+
+    operation: Operation
+    world_size: int
+    link: str
+    nbytes: int
+    """bytes of the whole vector that is reduced or gathered"""
+    wire_bytes: float
+    """bytes that a rank sends"""
+    seconds: list[float] = Field(min_length=1)
+    """one per repetition, of the slowest rank, after a pause"""
+
+
+class CodecCost(Document):
+    """Timings of one codec on vectors of one size, on all ranks concurrently."""
+
+    codec: str
+    """codec text, as in strategies"""
+    error_feedback: bool
+    elements: int
+    payload_bytes: float
+    """mean over the messages, whose sizes may differ"""
+    variable: bool
+    """whether they may: then ranks exchange sizes before payloads"""
+    encode_s: list[float] = Field(min_length=1)
+    decode_s: list[float] = Field(min_length=1)
+    """seconds to decode one payload of so many elements"""
+
+
+class Message(Document):
+    """Message of one phase of a multi-phase method."""
+
+    operation: Operation
+    """reduce_scatter: of the backend, or on gloo an exchange whose receiver sums"""
+    nbytes: int
+    """bytes of the whole vector of all ranks"""
+
+
+class PhasedCost(Document):
+    """Timings of the computation of a multi-phase method on vectors of one size, on all ranks
+    concurrently, and what it sends in an ordinary step."""
+
+    codec: str
+    error_feedback: bool
+    operation: PhasedOperation
+    elements: int
+    """of the whole vector"""
+    messages: list[Message]
+    seconds: list[float] = Field(min_length=1)
+
+
+class MemoryCost(Document):
+    """Timings of one host memory operation on vectors of one size, on all ranks concurrently."""
+
+    operation: MemoryOperation
+    nbytes: int
+    """bytes of the vector for copy; for update all bytes read and written"""
+    seconds: list[float] = Field(min_length=1)
+
+
+class Calibration(Document):
+    """Measurements of a machine that a forecast is fitted on, apart from training runs."""
+
+    transfers: list[Transfer]
+    codecs: list[CodecCost]
+    phased: list[PhasedCost] = []
+    """of the multi-phase methods among the codecs"""
+    memory: list[MemoryCost] = []
+    """empty where no strategy needs it"""
+    contention: Contention | None
+    """CPU time that others used, in the timing with most of it; None where it is not counted"""
+    revision: str
+    torch: str
+    host: dict[str, Any]
+    kernels: str
+    """as in a record"""

@@ -1,0 +1,143 @@
+"""Searches made by hand; their figures come from tests/record_factory.py."""
+
+import random
+from collections.abc import Iterable
+from typing import Any, get_args
+
+from shardlab.choose.history import History, hold_fastest, initial_history
+from shardlab.choose.judge import Question
+from shardlab.choose.records import (
+    Candidate,
+    Failure,
+    Measured,
+    Outcome,
+    Proposal,
+    Trial,
+    Verdict,
+)
+from shardlab.config.schema import Agent, Train
+from shardlab.results import timing_record as race
+from shardlab.results.timing_record import NO_COMMUNICATION, TimedRun
+from shardlab.strategy.document import Strategy, parse_strategy
+from tests.choose.machine import SETTINGS, raced
+from tests.record_factory import (
+    STRATEGIES,
+    candidate_of,
+    make_record,
+    make_records,
+)
+from tests.timed_run_factory import make_timed
+
+LIMIT = 4_000_000_000
+AGENT = Agent(start="fsdp2", memory_limit_gb=LIMIT / 1e9)
+DDP, DDP_INT8, FSDP2 = (parse_strategy(STRATEGIES[run]) for run in ("ddp", "ddp-int8", "fsdp2"))
+KEPT = parse_strategy({"reshard_after_forward": False})
+INT4_KEPT = parse_strategy({**STRATEGIES["fsdp2-int4"], "reshard_after_forward": False})
+
+
+def begin(
+    runs: list[str] | None = None, timed: Iterable[TimedRun] = (), agent: Agent = AGENT
+) -> History:
+    first = initial_history(make_records(runs, seeds=2), timed, agent, Train())
+    return hold_fastest(first, agent.quality_tolerance, LIMIT, peaks_of_runs(first))
+
+
+def peaks_of_runs(history: History) -> dict[str, int]:
+    rows = history.measured.items()
+    return {
+        key: max(run.memory_peak_bytes for run in row.trained) for key, row in rows if row.trained
+    }
+
+
+def ask(*candidates: Candidate, held: float | None = 40.0) -> Question:
+    return Question("Nothing is known.", held, [*candidates])
+
+
+def proposal_of(history: History, *strategies: Strategy) -> Proposal:
+    """Race of the incumbent, the start and these strategies."""
+    arms: dict[str, Candidate] = {}
+    for each in (history.held.strategy, history.reference.strategy, *strategies):
+        row = history.measured.get(each.hash())
+        known = {"roles": ["judge"], "trained": bool(row and row.trained)}
+        arms[each.hash()] = candidate_of(each).model_copy(update=known)
+    return Proposal(
+        round=len(history.rounds) + 1,
+        settings=SETTINGS,
+        workload=history.workload,
+        incumbent=history.incumbent,
+        evidence="",
+        memory_limit_bytes=LIMIT,
+        space=None,
+        candidates=[],
+        verdict=Verdict(choice=None, reason="by test", judge="rules"),
+        arms=[*arms.values()] if strategies else [],
+        reference=history.reference.trained,
+    )
+
+
+def trial_of(
+    proposal: Proposal, *trained: Measured, losses: float = 7.6, **ratios: float | Outcome
+) -> Trial:
+    """Race in which an arm takes so many times the incumbent's step, or ends with that outcome.
+
+    Args:
+        losses: of the arms other than the incumbent, whose loss is 7.6.
+        ratios: by hash, with `_` before it; 1 where nothing is said.
+    """
+    if not proposal.arms:
+        return Trial(round=proposal.round)
+    given = {arm.hash: ratios.get(f"_{arm.hash}", 1.0) for arm in proposal.arms}
+    lost = {key: each for key, each in given.items() if each in get_args(Outcome)}
+    arms = {
+        key: race.Arm(
+            outcome=lost.get(key, "ok"),
+            detail="by test" if key in lost else "",
+            losses=[7.6 if key == proposal.incumbent else losses],
+        )
+        for key in given
+    }
+    runs = [_raced(arm, given[arm.hash]) for arm in proposal.arms if arm.hash not in lost]
+    # as in every race, beside the arms
+    runs.append(make_timed(run=NO_COMMUNICATION, step_ms=[5.0] * 40))
+    return Trial(
+        round=proposal.round,
+        race=race.Race(
+            name=f"round-{proposal.round}",
+            incumbent=proposal.incumbent,
+            arms=arms,
+            reason="every challenger is decided",
+            seconds=9.5,
+            runs=[] if proposal.incumbent in lost else runs,
+        ),
+        trained=[*trained],
+        seconds=12.5,
+    )
+
+
+def trained(strategy: Strategy, quality: float = 1.0, **changes: Any) -> Measured:
+    """Training runs of a strategy with so many times the perplexity of fsdp2."""
+    runs = [make_record("fsdp2", seed) for seed in range(2)]
+    return row_of(
+        strategy,
+        trained=[
+            run.model_copy(update={"val_ppl": quality * (run.val_ppl or 0.0), **changes})
+            for run in runs
+        ],
+    )
+
+
+def failed(strategy: Strategy, outcome: Outcome, detail: str = "in training") -> Measured:
+    """A strategy whose training failed."""
+    facts = {"source": "round 1", "link": "loopback", "world_size": 2}
+    return row_of(strategy, failures=[Failure(**facts, outcome=outcome, detail=detail)])
+
+
+def row_of(strategy: Strategy, **facts: Any) -> Measured:
+    return Measured(strategy=strategy.canonical(), hash=strategy.hash(), source="round 1", **facts)
+
+
+def _raced(arm: Candidate, ratio: float | Outcome) -> TimedRun:
+    assert isinstance(ratio, float)
+    chance = random.Random(arm.hash)
+    steps = [40 * ratio * (1 + 0.05 * chance.uniform(-1, 1)) for _ in range(40)]
+    return raced(arm.hash, arm.strategy, steps)

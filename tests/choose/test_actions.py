@@ -1,0 +1,292 @@
+"""Actions: each has its evidence, changes one setting, and is offered for no other reason."""
+
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from shardlab.choose.actions import RULES, Offer, actions
+from shardlab.choose.facts import Facts, exposed, gathers_exposed, moved_twice
+from shardlab.choose.history import hold_fastest
+from shardlab.choose.judge import choose_by_rules
+from shardlab.config.schema import Space
+from shardlab.strategy.document import differences, parse_strategy
+from tests.choose.machine import Machine
+from tests.record_factory import make_breakdown
+from tests.timed_run_factory import make_timed
+
+QUIET = Facts(
+    source="its timing slow",
+    trained="its training runs",
+    link="100mbit",
+    step_ms=100.0,
+    computing_ms=95.0,
+    coding_ms=1.0,
+    collectives=4.0,
+    overlap=0.9,
+    backward=0.5,
+    asked={"gradients": 1e6, "weights": 1e6},
+    moved={"gradients": 1e6, "weights": 1e6},
+    error=0.001,
+    perplexity_ratio=1.0,
+    tolerance=0.03,
+    memory=0.7,
+)
+"""nothing speaks for a change"""
+WAITS = {"computing_ms": 40.0}
+SLOW, SMALL = {**WAITS, "overlap": 0.1}, {**WAITS, "collectives": 12.0}
+FULL, WORSE, CODING = {"memory": 0.95}, {"perplexity_ratio": 1.02}, {"coding_ms": 9.0}
+INT8, INT4 = {"codec": "int8:group=128"}, {"codec": "int4:group=128", "error_feedback": True}
+TWICE = {"moved": {"gradients": 2e6, "weights": 1e6}}
+OFFER = Offer(Space(), layers=8, longest_round=100)
+
+
+def offered(strategy: dict[str, Any], **facts: Any) -> dict[str, str]:
+    """Return by name what the actions change of a strategy."""
+    values = {name: getattr(QUIET, name) for name in QUIET.__dataclass_fields__}
+    incumbent = parse_strategy(strategy).canonical()
+    found = actions(incumbent, Facts(**values | facts), OFFER)
+    return {action.name: action.change for _, action in found}
+
+
+CASES = [
+    ("gather one unit further ahead", {"engine": "fsdp2"}, WAITS, "prefetch=none -> prefetch=1"),
+    ("gather one unit further ahead", {"engine": "manual"}, WAITS, "prefetch=1 -> prefetch=2"),
+    ("gather one unit less ahead", {"engine": "manual"}, FULL, "prefetch=1 -> prefetch=0"),
+    (
+        "keep all layers gathered",
+        {"engine": "fsdp2"},
+        WAITS,
+        "reshard_after_forward=true -> reshard_after_forward=false",
+    ),
+    (
+        "keep the last layers gathered",
+        {"engine": "fsdp2"},
+        WAITS,
+        "overrides=none -> layers 4-7 reshard_after_forward=false",
+    ),
+    (
+        "gather again in backward",
+        {"engine": "fsdp2", "reshard_after_forward": False},
+        FULL,
+        "reshard_after_forward=false -> reshard_after_forward=true",
+    ),
+    ("widen the window by a layer", {"engine": "slide"}, WAITS, "window=2 -> window=3"),
+    (
+        "narrow the window by a layer",
+        {"engine": "slide", "window": 3},
+        FULL,
+        "window=3 -> window=2",
+    ),
+    ("send twice as much at once", {"engine": "fsdp2"}, SMALL, "wrap_size=none -> wrap_size=2"),
+    (
+        "send twice as much at once",
+        {"engine": "ddp"},
+        SMALL,
+        "bucket_mb=25.0 -> bucket_mb=100.0",
+    ),
+    (
+        "send half as much at once",
+        {"engine": "fsdp2", "wrap_size": 4},
+        SLOW,
+        "wrap_size=4 -> wrap_size=2",
+    ),
+    ("send half as much at once", {"engine": "ddp"}, SLOW, "bucket_mb=25.0 -> bucket_mb=5.0"),
+    (
+        "exchange gradients and sum them here",
+        {"engine": "fsdp2"},
+        TWICE,
+        "gradients, none -> gradients, none, route=exchange",
+    ),
+    (
+        "reduce gradients in bf16",
+        {"engine": "fsdp2"},
+        WAITS,
+        "reduce_dtype=fp32 -> reduce_dtype=bf16",
+    ),
+    (
+        "code gradients one step coarser",
+        {"engine": "ddp"},
+        WAITS,
+        "gradients, none -> gradients, bf16",
+    ),
+    (
+        "code gradients one step coarser",
+        {"engine": "fsdp2", "gradients": INT8},
+        WAITS,
+        "gradients, int8:group=128 -> gradients, int4:group=128, error_feedback",
+    ),
+    (
+        "code gradients one step finer",
+        {"engine": "fsdp2", "gradients": INT4},
+        WORSE,
+        "gradients, int4:group=128, error_feedback -> gradients, int8:group=128",
+    ),
+    (
+        "feed the error back",
+        {"engine": "fsdp2", "gradients": INT8},
+        {"error": 0.2},
+        "gradients, int8:group=128 -> gradients, int8:group=128, error_feedback",
+    ),
+    (
+        "stop feeding the error back",
+        {"engine": "fsdp2", "gradients": INT4},
+        CODING,
+        "gradients, int4:group=128, error_feedback -> gradients, int4:group=128",
+    ),
+    (
+        "code weights one step coarser",
+        {"engine": "manual"},
+        WAITS,
+        "weights=none -> weights(codec=int8:group=128)",
+    ),
+    (
+        "code weights one step finer",
+        {"engine": "manual", "weights": {"codec": "int8:group=128"}},
+        WORSE,
+        "weights(codec=int8:group=128) -> weights=none",
+    ),
+    (
+        "synchronise parameters instead of gradients",
+        {"engine": "ddp"},
+        WAITS,
+        "sync=none -> sync(every=8 momentum=0.0)",
+    ),
+    (
+        "synchronise half as often",
+        {"engine": "ddp", "sync": {"every": 16}},
+        WAITS,
+        "sync(every=16 momentum=0.5) -> sync(every=32 momentum=0.5)",
+    ),
+    (
+        "synchronise twice as often",
+        {"engine": "ddp", "sync": {"every": 64}},
+        WORSE,
+        "sync(every=64 momentum=0.5) -> sync(every=32 momentum=0.5)",
+    ),
+    (
+        "recompute more activations",
+        {"engine": "ddp"},
+        FULL,
+        "activation_checkpointing=none -> activation_checkpointing=selective",
+    ),
+    (
+        "recompute fewer activations",
+        {"engine": "ddp", "activation_checkpointing": "full"},
+        {"memory": 0.2},
+        "activation_checkpointing=full -> activation_checkpointing=selective",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "strategy", "facts", "change"), CASES)
+def test_a_fact_speaks_for_each_action(name, strategy, facts, change):
+    assert offered(strategy, **facts)[name] == change
+    assert name not in offered(strategy)
+
+
+def test_every_action_is_among_these_cases():
+    assert {rule.name for rule in RULES} == {name for name, *_ in CASES}
+
+
+@pytest.mark.parametrize("strategy", [strategy for _, strategy, *_ in CASES])
+def test_an_action_changes_one_setting_and_nothing_else(strategy):
+    incumbent = parse_strategy(strategy).canonical()
+    facts = Facts(**{**vars(QUIET), **WAITS, **SMALL, **SLOW, **WORSE, **CODING, "error": 0.2})
+    found = list(actions(incumbent, facts, OFFER))
+    assert found
+    for changed, action in found:
+        assert len(differences(incumbent, changed)) == 1, action
+    assert len({changed.hash() for changed, _ in found}) == len(found)
+
+
+def test_a_coarser_codec_keeps_the_other_options_of_compression():
+    options = {"minimum_size": 64, "exclude": ["*.bias"], "warmup_steps": 7}
+    feedback = {"error_feedback": True, "residual": "bf16", "decay": 0.9}
+    for before, after in (
+        (INT8, {"codec": INT4["codec"], "error_feedback": True}),
+        (INT8 | feedback, INT4 | feedback),
+    ):
+        held, expected = (
+            parse_strategy({"engine": "fsdp2", "gradients": part | options}).canonical()
+            for part in (before, after)
+        )
+        found = actions(held, Facts(**{**vars(QUIET), **WAITS}), OFFER)
+        (changed,) = [s for s, action in found if action.name == "code gradients one step coarser"]
+        assert changed == expected
+
+
+@pytest.mark.parametrize(("warmup", "offered_every"), [(36, 64), (37, None)])
+def test_no_round_is_longer_than_training_shows_after_its_warmup(warmup, offered_every):
+    sync = {"every": 32, "warmup_steps": warmup}
+    held = parse_strategy({"engine": "ddp", "sync": sync}).canonical()
+    found = actions(held, Facts(**{**vars(QUIET), **WAITS}), OFFER)
+    longer = [s.sync.every for s, a in found if a.name == "synchronise half as often" and s.sync]
+    assert longer == ([] if offered_every is None else [offered_every])
+
+
+def test_the_facts_are_those_of_the_incumbents_training_on_the_link_of_the_search():
+    history = Machine(rate="100mbit").begin()
+    runs = history.reference.trained
+    facts = Facts.of(history, (), 2 * runs[0].profiled_step_ms, memory=0.7, tolerance=0.03)
+    computing = fmean(run.profiled_step_ms - run.exposed_comm_ms for run in runs)
+    assert facts.computing_ms == pytest.approx(computing)
+    assert facts.waits == pytest.approx(1 - computing / facts.step_ms)
+    assert facts.moved["weights"] == runs[0].ledger["weights"]["bytes_wire"]
+    assert (facts.source, facts.perplexity_ratio) == ("its training runs", 1.0)
+
+
+def test_an_incumbent_that_was_only_timed_has_the_facts_of_its_own_timing():
+    """Of fsdp2, which alone was trained, ddp has the perplexity, and neither gathers nor waits."""
+    trace = make_breakdown(120.0, 0.25, 0.05)
+    slow = [
+        make_timed("slow", run, step_ms=[step] * 6, breakdown=trace)
+        for run, step in (("fsdp2", 200.0), ("ddp", 100.0))
+    ]
+    timed = [*slow, make_timed("two-ranks", "ddp"), make_timed("one-rank", "ddp", world_size=1)]
+    machine = Machine(rate="100mbit")
+    history = hold_fastest(machine.begin(timed=(*timed,), runs=["fsdp2"]), 0.03, 10**15, {})
+    assert history.held.strategy.engine == "ddp"
+    facts = Facts.of(history, timed, 500.0, memory=0.7, tolerance=0.03)
+    assert (facts.source, facts.trained) == ("its timing slow", "run fsdp2")
+    assert facts.waits == pytest.approx(0.25)
+    assert facts.moved == {"gradients": slow[1].ledger["gradients"]["bytes_wire"], "weights": 0.0}
+    assert "25 % of a step of 120.0 ms on link 100mbit waits" in (exposed(facts) or "")
+    assert moved_twice(facts) is None
+    assert gathers_exposed(facts) is None
+    assert facts.perplexity_ratio == 1.0
+    agent = machine.agent(candidates="action", max_candidates=16)
+    made = machine.propose(history, choose_by_rules, agent, timed=(*timed,)).candidates
+    assert made
+    for candidate in made:
+        assert candidate.strategy.engine == "ddp" and candidate.action
+        assert candidate.action.name != "exchange gradients and sum them here"
+        if "waits" in candidate.action.fact:
+            assert candidate.action.fact.startswith("25 % of a step of 120.0 ms")
+
+
+def test_the_latest_race_on_the_link_of_the_search_counts():
+    machine = Machine(rate="100mbit")
+    history = machine.begin()
+    made = machine.propose(history, choose_by_rules)
+    race = machine.race(made, machine.agent())
+    elsewhere = [run.model_copy(update={"link": "1gbit"}) for run in race.runs]
+    races = [race, race.model_copy(update={"name": "elsewhere", "runs": elsewhere})]
+    after = history.model_copy(update={"races": races})
+    facts = Facts.of(after, [make_timed("slow", "fsdp2")], None, memory=0.7, tolerance=0.03)
+    (run,) = [run for run in race.runs if run.run == history.incumbent]
+    assert facts.source == "its race round-1"
+    assert facts.step_ms == run.breakdown.profiled_step_ms
+
+
+def test_an_untrained_incumbent_has_the_quality_of_equal_numerics():
+    history = Machine(rate="100mbit").begin()
+    row = next(row for row in history.measured.values() if row.source == "run fsdp2-int8")
+    near = parse_strategy({**row.strategy.model_dump(mode="json"), "prefetch": 1}).canonical()
+    raced = row.model_copy(update={"strategy": near, "hash": near.hash(), "trained": []})
+    measured = {**history.measured, raced.hash: raced}
+    changed = history.model_copy(update={"measured": measured, "incumbent": raced.hash})
+    timed = [make_timed("slow", "fsdp2-int8", strategy_hash=near.hash())]
+    facts = Facts.of(changed, timed, None, memory=0.7, tolerance=0.03)
+    assert (facts.source, facts.trained) == ("its timing slow", "run fsdp2-int8")
+    assert facts.error == row.trained[0].grad_rel_error

@@ -1,0 +1,121 @@
+"""Search as one command: its experiment, ranking and printed strategy."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+
+from shardlab.choose.experiment import (
+    ranking_text,
+    result_text,
+    search_parameters,
+    write_folder,
+    written,
+)
+from shardlab.choose.judge import choose_by_rules
+from shardlab.config.experiment import Params
+from shardlab.config.machine import Link
+from shardlab.config.parameters import Parameters
+from shardlab.core.errors import UserError
+from shardlab.strategy.document import parse_strategy
+from shardlab.strategy.engine_traits import ENGINES
+from tests.choose.machine import Machine
+from tests.pipeline.workspace import ROOT
+from tests.strategy.drawn_strategies import documents
+
+TREE = ROOT / "params.yaml"
+SLOW = Link(rate="100mbit"), 2, 4
+
+
+@settings(max_examples=100, deadline=None)
+@given(documents())
+def test_a_written_strategy_has_the_same_hash(document):
+    strategy = parse_strategy(document)
+    found = yaml.safe_load(yaml.safe_dump(written(strategy.canonical())))
+    assert parse_strategy(found).hash() == strategy.hash()
+
+
+START = {"engine": "fsdp2", "reshard_after_forward": False}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "rate", "start", "name"),
+    [(2, None, START, "start"), (3, "2.5gbit", None, "fsdp2")],
+)
+def test_parameters_of_a_search_are_valid_and_complete(tmp_path, ranks, rate, start, name):
+    tree = yaml.safe_load(TREE.read_text())
+    tree["strategies"]["fsdp2"] = start or tree["strategies"]["fsdp2"]
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump(tree, sort_keys=False))
+    link = Link(rate=rate) if rate else None
+    folder = tmp_path / "searches/mine"
+    write_folder(folder, search_parameters(Parameters(path), link, ranks, 4))
+    params = Parameters(folder / "params.yaml")
+    values = dict(zip(Params.model_fields, params(*Params.model_fields), strict=True))
+    agent, timings, train = values["agent"], values["timings"], values["train"]
+    assert (agent.start, agent.link, train.link) == (name, link, None)
+    assert {timing.world_size for timing in timings.values()} == {train.world_size} == {ranks}
+    assert [timing.link for timing in timings.values()] == [None, *([link] if link else [])]
+    expected = parse_strategy(start or {"engine": "fsdp2"})
+    assert values["strategies"][name].hash() == expected.hash()
+    assert len(values["rounds"]) == agent.budget == 4
+    coded = ["fsdp2-int8", "fsdp2-int4", "fsdp2-topk"] if link and not start else []
+    assert [*values["strategies"]] == [name, *coded]
+    assert {*ENGINES} <= {*values["forecast"].runs}
+
+
+def test_models_are_presets_or_folders(tmp_path, monkeypatch):
+    params = Parameters(TREE)
+    for name, model in (("small", {"preset": "small"}), (str(tmp_path), {"config": str(tmp_path)})):
+        found = search_parameters(params, *SLOW, name)["model"]
+        assert {key: value for key, value in found.items() if value is not None} == model
+    with pytest.raises(UserError, match=r"^--model: 'tinny' is no preset .* 'tiny'\?$"):
+        search_parameters(params, *SLOW, "tinny")
+    monkeypatch.chdir(tmp_path)
+    Path("my/model").mkdir(parents=True)
+    own = Parameters(TREE, ["model={'config': 'my/model'}"])
+    assert search_parameters(own, *SLOW)["model"]["config"] == str(tmp_path / "my/model")
+
+
+def test_the_folder_has_the_files_of_the_pipeline_and_changes_only_when_parameters_do(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("Snakefile").write_text("a pipeline")
+    folder = Path("searches/mine")
+    write_folder(folder, {"seeds": [0]})
+    assert (folder / "Snakefile").read_text() == "a pipeline"
+    written_at = (folder / "params.yaml").stat().st_mtime_ns
+    write_folder(folder, {"seeds": [0]})
+    assert (folder / "params.yaml").stat().st_mtime_ns == written_at
+    write_folder(folder, {"seeds": [1]})
+    assert yaml.safe_load((folder / "params.yaml").read_text()) == {"seeds": [1]}
+
+
+def test_the_ranking_holds_all_that_was_raced_the_fastest_first():
+    machine = Machine(rate="100mbit")
+    first = machine.propose(machine.begin(), choose_by_rules)
+    failed = next(each for each in first.candidates if each.id == first.verdict.choice)
+    machine.faults = {failed.hash: "memory"}
+    history, _ = machine.search(choose_by_rules, rounds=2)
+    _, rule, *rows = ranking_text(history).splitlines()
+    assert {*rule} == {"-"}
+    assert len(rows) == len({key for race in history.races for key in race.arms})
+    (held,) = [row for row in rows if "* " in row]
+    assert held.endswith(f"* {history.held.strategy.label()}")
+    assert "memory" in rows[-1]
+    steps = [history.measured[key].step(history.workload) for key in history.tried]
+    assert f"{min(step.ratio for step in steps if step):.3f} (" in rows[0]
+
+
+def test_the_printed_entry_is_one_of_the_parameters(tmp_path):
+    history, _ = Machine(rate="100mbit").search(choose_by_rules, rounds=1)
+    text = result_text(history, Path("searches/100mbit-2-ranks"), "reason")
+    assert f"its training runs: searches/100mbit-2-ranks/{history.held.folder}\n" in text
+    entry = yaml.safe_load(text.partition("# for params.yaml\n")[2])
+    tree = yaml.safe_load(TREE.read_text())
+    tree["strategies"] |= entry["strategies"]
+    path = tmp_path / "params.yaml"
+    path.write_text(yaml.safe_dump(tree, sort_keys=False))
+    assert Parameters(path)("strategies.100mbit-2-ranks").hash() == history.incumbent

@@ -1,0 +1,176 @@
+"""Limits and stops of a search, and how predictions become a shortlist."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from shardlab.choose.decision import conclude
+from shardlab.choose.history import initial_history, reason_to_stop
+from shardlab.choose.judge import choose_by_rules
+from shardlab.choose.proposal import propose, shorten, with_limits
+from shardlab.choose.records import Decision, Verdict
+from shardlab.choose.space import Option
+from shardlab.config.schema import Agent, Space, Train
+from shardlab.predict.model import Estimate
+from shardlab.strategy.document import parse_strategy
+from shardlab.strategy.sync import Sync
+from tests.choose.machine import ENDLESS, SETTINGS, Machine
+from tests.choose.searches import AGENT, DDP, KEPT, begin, proposal_of, trial_of
+from tests.record_factory import STRATEGIES, make_records
+from tests.timed_run_factory import make_timed
+
+HISTORY = begin(timed=[])
+
+
+def ranked(*documents: dict[str, object] | str) -> list[Option]:
+    """Strategies in the order of their predictions; the last one has none."""
+    found = []
+    for number, document in enumerate(documents, 1):
+        form = STRATEGIES[document] if isinstance(document, str) else document
+        strategy = parse_strategy(form).canonical()
+        step = "unknown" if number == len(documents) else Estimate(number / 100, 0, 1)
+        found.append(Option(strategy, strategy.hash(), 1, step))
+    return found
+
+
+def labels(found: Sequence[Option]) -> list[str]:
+    return [each.strategy.label() for each in found]
+
+
+def test_a_shortlist_holds_the_best_of_each_class_and_one_to_explore():
+    predicted = ranked(
+        {"engine": "ddp", "gradients": {"codec": "int8:group=64"}},
+        {"engine": "ddp", "bucket_mb": 5.0},
+        {"engine": "ddp", "bucket_mb": 1.0},
+        {
+            "engine": "fsdp2",
+            "gradients": {"codec": "int8:group=128"},
+            "reshard_after_forward": False,
+        },
+        {"engine": "manual", "gradients": STRATEGIES["fsdp2-topk"]["gradients"]},
+        {"engine": "manual"},
+        {"engine": "fsdp1"},
+    )
+    found = shorten(predicted, HISTORY, 0.03, 4)
+    assert labels(found.options) == [
+        "ddp, none, bucket_mb=5.0",
+        "fsdp2, int8:group=128, reshard_after_forward=false",
+        "manual, none, route=exchange",
+        "ddp, int8:group=64",
+    ]
+    assert found.known == 1
+    fewer = shorten(predicted, HISTORY, 0.03, 2)
+    assert fewer.options == [found.options[0], found.options[-1]]
+    assert labels(shorten(predicted[1:], HISTORY, 0.03, 4).options)[-1] == "fsdp1, none"
+
+
+def test_rare_exchanges_do_not_take_the_place_of_a_codec_to_explore():
+    predicted = ranked(
+        {"engine": "ddp", "sync": {"every": 8}},
+        {"engine": "ddp", "sync": {"every": 4}},
+        {"engine": "ddp", "gradients": {"codec": "int8:group=64"}},
+        {"engine": "ddp", "bucket_mb": 5.0},
+        {"engine": "fsdp1"},
+    )
+    found = shorten(predicted, HISTORY, 0.03, 4)
+    assert found.options == [predicted[3], predicted[0], predicted[2]]
+    assert shorten(predicted, HISTORY, 0.03, 2).options == [predicted[3], predicted[0]]
+
+
+@pytest.mark.parametrize(
+    ("step", "listed"),
+    [(0.0105, 1), (0.0106, 2)],
+)
+def test_predictions_that_tie_are_listed_once(step, listed):
+    weights = {"codec": "int8:group=128"}
+    one, other = ranked({}, {"weights": weights}, "ddp")[:2]
+    coded = other.strategy
+    entry = HISTORY.reference.model_copy(update={"strategy": coded, "hash": coded.hash()})
+    history = HISTORY.model_copy(update={"measured": {**HISTORY.measured, entry.hash: entry}})
+    both = [one, other._replace(step=Estimate(step, 0, 1))]
+    found = shorten(both, history, 0.03, 6)
+    assert (found.options, found.tolerated) == (both[:listed], both)
+
+
+def test_what_was_raced_or_failed_is_not_listed_again():
+    proposal = proposal_of(HISTORY, DDP, KEPT)
+    trial = trial_of(proposal, **{f"_{KEPT.hash()}": "crash"})
+    history = conclude(HISTORY, proposal, trial, AGENT)
+    predicted = ranked("ddp", {"reshard_after_forward": False}, "fsdp2", "fsdp2-exchange", "ddp")
+    assert labels(shorten(predicted, HISTORY, 0.03, 6).options)[:2] == ["ddp, none", KEPT.label()]
+    after = shorten(predicted, history, 0.03, 6)
+    assert (labels(after.options), after.known) == (["fsdp2, none, route=exchange"], 4)
+
+
+@pytest.mark.parametrize(
+    ("decisions", "agent", "reason"),
+    [
+        (["accept", "none", "reject"], Agent(budget=3), None),
+        (["accept", "none", "reject"], Agent(budget=2), "the budget of 2 trials is spent"),
+        (["reject", "none", "reject"], Agent(stop_loss=2), "stop-loss: the last 2 trials were"),
+        (["reject", "accept", "reject"], Agent(stop_loss=2), None),
+        (["accept"] * 3, Agent(budget_minutes=3.0), "the budget of 3 minutes is spent: 3.0"),
+        (["accept"] * 2, Agent(budget_minutes=3.0), None),
+    ],
+)
+def test_a_search_stops_by_trials_minutes_and_rejections(decisions, agent, reason):
+    rounds = [
+        Decision(
+            round=number,
+            search="",
+            link="loopback",
+            world_size=2,
+            verdict=Verdict(choice=None, reason="by test", judge="rules"),
+            space=None,
+            candidates=[],
+            stopped="",
+            seconds=60.0,
+            decision=decision,
+            reason="by test",
+            held=HISTORY.start,
+        )
+        for number, decision in enumerate(decisions, 1)
+    ]
+    found = reason_to_stop(HISTORY.model_copy(update={"rounds": rounds}), agent)
+    assert found is None if reason is None else found.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "steps", "kept"), [(2, 32, 2), (2, 31, 1), (2, 7, 0), (4, 99, 0)]
+)
+def test_exchanges_that_no_training_run_would_show_are_not_proposed(ranks, steps, kept):
+    def legal(steps: int, sync: tuple[Sync, ...]) -> int:
+        machine = Machine(rate="100mbit")
+        agent = machine.agent(world_size=ranks)
+        records = [each.model_copy(update={"steps": steps}) for each in make_records(seeds=1)]
+        history = initial_history(records, [], agent, Train())
+        space = Space(gradients=(), weights=(), sync=sync)
+        facts = space, machine.shapes, machine.predict, choose_by_rules, (), SETTINGS
+        return propose(1, history, agent, ENDLESS, *facts).space.strategies
+
+    both = Space().sync
+    assert legal(steps, both) == legal(1000, both[:kept])
+    assert kept == 0 or legal(steps, both) > legal(steps, ())
+
+
+def test_a_race_has_time_for_all_repetitions_by_measured_steps():
+    """Of 20 s for the incumbent, which is the start, and 30 s as predicted for another."""
+    begun = begin(timed=[])
+    proposal = proposal_of(begun, DDP)
+    start, arm = proposal.arms
+    slow = arm.prediction.model_copy(update={"step_ms": 30e3})
+    raced = proposal.model_copy(
+        update={"arms": [start, arm.model_copy(update={"prediction": slow})]}
+    )
+    place = {"link": begun.workload.link, "world_size": begun.workload.world_size}
+    timed = [make_timed(step_ms=[20e3] * 6, **place), make_timed(step_ms=[1e6], link="1gbit")]
+    agent = Agent(repetitions=50)
+    found = with_limits(raced, agent, begun, timed)
+    assert found.race_limit_s == pytest.approx(2 * 50 * (20 + 30 + 30))
+    least = with_limits(proposal, agent, begun, [])
+    assert (least.race_limit_s, least.training_limit_s) == (300, 300)
+    trained = [run.model_copy(update={"step_ms_mean": 1e4}) for run in proposal.reference]
+    longer = with_limits(proposal.model_copy(update={"reference": trained}), agent, begun, [])
+    assert longer.training_limit_s == pytest.approx(4 * sum(10 * run.steps for run in trained))
+    given = with_limits(raced, Agent(trial_timeout_s=7), begun, timed)
+    assert (given.race_limit_s, given.training_limit_s) == (7, 7)

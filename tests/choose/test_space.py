@@ -1,0 +1,132 @@
+"""The grid and what is feasible of it: legal, each meaning once, within memory by the formula."""
+
+from collections import Counter
+
+import pytest
+
+from shardlab.choose.space import Option, documents, feasible, formula_bytes, frugality
+from shardlab.config.schema import Space
+from shardlab.core.errors import UserError
+from shardlab.models.memory import CUBLAS_WORKSPACE, host_memory
+from shardlab.strategy.document import CanonicalStrategy, parse_strategy
+from shardlab.strategy.engine_traits import ENGINES
+from shardlab.strategy.validation import check_fits
+from tests.choose.machine import ENDLESS, SPACE, Shapes
+
+SHAPES = Shapes()
+NOTHING = Space(gradients=(), weights=(), sync=())
+SAVING = ("activation_checkpointing", "accumulation")
+
+
+def peak_of(ranks: int):
+    return lambda strategy: formula_bytes(strategy, SHAPES, ranks)
+
+
+def found(ranks: int, limit: int = ENDLESS, space: Space = NOTHING) -> list[Option]:
+    return [*feasible(space, SHAPES, ranks, peak_of(ranks), limit, Counter())]
+
+
+def without_saving(strategy: CanonicalStrategy) -> CanonicalStrategy:
+    form = strategy.model_dump(mode="json", exclude={*SAVING})
+    return parse_strategy(form).canonical()
+
+
+@pytest.mark.parametrize(("ranks", "limit"), [(1, 20_000_000), (6, 12_000_000)])
+def test_all_that_is_feasible_is_legal_new_and_saves_only_the_memory_that_it_must(ranks, limit):
+    strategies = found(ranks, limit)
+    assert len({each.hash for each in strategies}) == len(strategies)
+    levels = [parse_strategy({"engine": "ddp", **level}) for level in frugality(SHAPES.samples)]
+    order = [tuple(getattr(each, key) for key in SAVING) for each in levels]
+    plain = set()
+    for each in strategies[::17]:
+        check_fits(each.strategy, ranks, SHAPES.samples)
+        form = each.strategy.model_dump(mode="json")
+        assert each.strategy == parse_strategy(form).canonical()
+        assert each.hash == each.strategy.hash()
+        assert each.memory_bytes == peak_of(ranks)(each.strategy) <= limit
+        least = without_saving(each.strategy)
+        assert least.hash() not in plain, "one level is enough"
+        plain.add(least.hash())
+        level = order.index(tuple(getattr(each.strategy, key) for key in SAVING))
+        if level:
+            form = least.model_dump(mode="json", exclude={*SAVING})
+            cheaper = parse_strategy(form | frugality(SHAPES.samples)[level - 1]).canonical()
+            assert peak_of(ranks)(cheaper) > limit
+
+
+def test_counts_add_up_and_the_order_is_fixed():
+    count, again = Counter(), Counter()
+    limit = 20_000_000
+    first = [*feasible(NOTHING, SHAPES, 4, peak_of(4), limit, count)]
+    assert first == [*feasible(NOTHING, SHAPES, 4, peak_of(4), limit, again)]
+    assert count == again
+    assert count["strategies"] == len(first) + count["spared"] + count["beyond_memory"]
+    everything = Counter()
+    assert [*feasible(NOTHING, SHAPES, 4, peak_of(4), ENDLESS, everything)]
+    assert everything["strategies"] == count["strategies"], "memory makes nothing illegal"
+    assert count["spared"] > 0 < count["beyond_memory"]
+
+
+def test_every_engine_with_all_of_its_values_is_there():
+    strategies = [each.strategy for each in found(4, space=SPACE)]
+    assert {each.engine for each in strategies} == {*ENGINES}
+    values = {
+        name: {getattr(each, name) for each in strategies}
+        for name in ("wrap", "bucket_mb", "sharding", "replicas", "window", "prefetch")
+    }
+    assert values["wrap"] == {None, "block", "root"}
+    assert values["bucket_mb"] == {None, 1.0, 5.0, 25.0, 100.0}
+    assert values["sharding"] >= {"full_shard", "no_shard", "hybrid_shard"}
+    assert values["replicas"] == {None, 2}
+    assert values["window"] == {None, 2}
+    assert values["prefetch"] >= {0, 1, 2}
+    codecs = {
+        (each.gradients.codec.name, each.weights and each.weights.codec.name) for each in strategies
+    }
+    assert codecs == {
+        (gradients, weights)
+        for gradients in ("none", "int8", "int4", "topk")
+        for weights in (None, "int8")
+    }
+
+
+@pytest.mark.parametrize(("ranks", "share"), [(2, 0.02), (8, 0.06)])
+def test_rare_exchanges_of_the_default_space_add_few_strategies(ranks, share):
+    both = [
+        [each.strategy for each in found(ranks, space=space)] for space in (Space(sync=()), Space())
+    ]
+    rare = [each for each in both[1] if each.sync is not None]
+    assert len(both[0]) == len(both[1]) - len(rare) > len(rare) / share
+    assert {each.sync.every for each in rare} == {8, 32}
+    assert {each.engine for each in rare} == {
+        name for name, traits in ENGINES.items() if "sync" in traits.settings
+    }
+    assert all(each.gradients.plain() and each.weights is None for each in rare)
+
+
+@pytest.mark.parametrize(
+    ("layers", "missing"), [(1, {"fsdp2", "manual"}), (2, {"manual"}), (3, {})]
+)
+def test_the_last_half_of_the_layers_may_stay_gathered_where_it_would_not_anyway(layers, missing):
+    kept = {each["engine"] for each in documents(NOTHING, layers, 2) if "overrides" in each}
+    assert kept == {name for name in ENGINES if ENGINES[name].unit_overrides}.difference(missing)
+
+
+def test_a_model_that_a_strategy_does_not_fit_leaves_it_out():
+    def peak(strategy: CanonicalStrategy) -> int:
+        if strategy.engine != "ddp":
+            raise UserError("no such layer")
+        return 1
+
+    strategies = [*feasible(NOTHING, SHAPES, 2, peak, ENDLESS, Counter())]
+    assert {each.strategy.engine for each in strategies} == {"ddp"}
+
+
+def test_states_in_host_memory_need_none_of_a_gpu():
+    slide = parse_strategy({"engine": "slide"}).canonical()
+    shapes = Shapes()
+    on_host = formula_bytes(slide, shapes, 2)
+    shapes.on_gpu = True
+    on_gpu = formula_bytes(slide, shapes, 2)
+    states = sum(host_memory(slide, shapes.sizes(slide), 2).values())
+    assert states > 0 and on_gpu == on_host - states + CUBLAS_WORKSPACE

@@ -1,0 +1,118 @@
+"""A mistake in a strategy is answered in one line."""
+
+from typing import Any
+
+import pytest
+
+from shardlab.core.errors import UserError
+from shardlab.strategy.document import parse_strategy
+from shardlab.strategy.engine_traits import ENGINES
+from shardlab.strategy.validation import check_fits
+
+NAMES = [f"'{name}'" for name in ENGINES]
+
+
+@pytest.mark.parametrize(
+    "document, message",
+    [
+        (
+            {"engine": "dpp"},
+            f"strategy.engine: input should be {', '.join(NAMES[:-1])} or {NAMES[-1]} (found "
+            "'dpp')",
+        ),
+        (
+            {"engine": "ddp", "wrap": "root"},
+            "strategy: wrap does not apply to engine 'ddp': remove it",
+        ),
+        (
+            {"sharding": "hybrid_shard"},
+            "strategy: hybrid_shard and replicas belong together: give both or none",
+        ),
+        (
+            {"param_dtype": "fp16", "gradients": {"codec": "int8", "error_feedback": True}},
+            "strategy: error_feedback keeps what was not sent in units of the loss scale, which "
+            "changes with param_dtype: fp16: use bf16",
+        ),
+        (
+            {"overrides": [{"layers": "3-x", "param_dtype": "bf16"}]},
+            "strategy.overrides.0.layers: expected layers such as 3, '0-3' or '0-2,7' "
+            "(found '3-x')",
+        ),
+        (
+            {"wrap": "root", "overrides": [{"layers": 3, "param_dtype": "bf16"}]},
+            "strategy: overrides: layers: with wrap: root units are not single blocks: use "
+            "wrap: block",
+        ),
+        (
+            {
+                "activations": "disk",
+                "overrides": [
+                    {"layers": 0, "activation_checkpointing": "full"},
+                    {"layers": 0, "activation_checkpointing": "none"},
+                ],
+            },
+            "strategy: activations: disk is for inputs of checkpointed blocks: set "
+            "activation_checkpointing: full, or remove it",
+        ),
+        (
+            {"engine": "ddp", "reduce_dtype": "bf16"},
+            "strategy: reduce_dtype does not apply to engine 'ddp': remove it, or cast gradients "
+            "by `gradients: {codec: bf16}`",
+        ),
+        (
+            {"engine": "slide", "sync": {"every": 8}},
+            "strategy: sync does not apply to engine 'slide': remove it, or take ddp, fsdp2 or "
+            "manual, whose copies can train alone",
+        ),
+        (
+            {"engine": "slide", "compile": True},
+            "strategy: compile needs parameters whose storage does not change: remove it, or "
+            "engine: slide",
+        ),
+        (
+            {"activations": "disk", "activation_checkpointing": "full", "compile": True},
+            "strategy: activations: disk cannot store what compiled blocks keep: remove "
+            "it, or compile",
+        ),
+        (
+            {"gradients": {"codec": "int8", "route": "native"}},
+            "strategy.gradients: route: native is for codec 'none' alone: use route: exchange",
+        ),
+        (
+            {"gradients": {"codec": "int8:gruop=8"}},
+            "strategy.gradients.codec.gruop: unknown key; did you mean 'group'?",
+        ),
+    ],
+)
+def test_a_mistake_is_answered_in_one_line(document: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as refusal:
+        parse_strategy(document)
+    assert str(refusal.value) == message
+
+
+@pytest.mark.parametrize(
+    "document, message",
+    [
+        (
+            {"sharding": "hybrid_shard", "replicas": 3},
+            "replicas: 3 copies do not divide 4 ranks",
+        ),
+        (
+            {"sharding": "hybrid_shard", "replicas": 4},
+            "replicas: 4 copies on as many ranks shard nothing: use no_shard",
+        ),
+        (
+            {"sharding": "hybrid_shard", "replicas": 2, "reshard_after_forward": 4},
+            "reshard_after_forward: 4 does not divide the 2 ranks of a copy",
+        ),
+        (
+            {"accumulation": 3},
+            "accumulation: 3 micro-batches do not divide the 8 samples of a rank "
+            "(train.batch_size * train.accumulation)",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_ranks_is_refused(document: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as refusal:
+        check_fits(parse_strategy(document), world_size=4, samples=8)
+    assert str(refusal.value) == message
