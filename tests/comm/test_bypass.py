@@ -7,10 +7,10 @@ import torch.distributed as dist
 import shardlab
 from shardlab.codecs.base import Block, Unit
 from shardlab.codecs.registry import make_codec, make_method
-from shardlab.comm.attach import make_collective
 from shardlab.comm.codec_collective import Route
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Ledger
+from shardlab.comm.routes import make_collective
 from shardlab.models.names import matching
 from tests.comm.phase_vectors import gradients, scattered, whole
 from tests.comm.wire import is_same_everywhere, vector_of

@@ -10,11 +10,11 @@ import torch.distributed as dist
 import shardlab
 from shardlab.codecs.base import Block, Unit
 from shardlab.codecs.registry import make_codec
-from shardlab.comm.attach import make_collective
 from shardlab.comm.codec_collective import Route
 from shardlab.comm.feedback import ErrorFeedback, Layout
 from shardlab.comm.handle import merge_states
 from shardlab.comm.ledger import Ledger
+from shardlab.comm.routes import make_collective
 from shardlab.core.errors import UserError
 from tests.comm.phase_vectors import gradients, whole
 from tests.comm.wire import gathered

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import pytest
+from shardlab.strategy.attach_lines import attach_lines
 
 from shardlab.config.schema import Train
 from shardlab.models.memory import CUBLAS_WORKSPACE
@@ -31,7 +32,6 @@ from shardlab.predict.planner import (
     outcomes,
     step_s,
 )
-from shardlab.strategy.attach_lines import attach_lines
 from shardlab.strategy.document import parse_strategy
 from shardlab.strategy.validation import check_fits
 

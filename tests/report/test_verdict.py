@@ -2,11 +2,11 @@
 
 import pytest
 import yaml
+from shardlab.strategy.attach_lines import attach_lines
 
 from shardlab.choose.records import Measured
 from shardlab.report.answer import answer, snippet
 from shardlab.results.timing_record import NO_COMMUNICATION, Race
-from shardlab.strategy.attach_lines import attach_lines
 from shardlab.strategy.document import parse_strategy
 from tests.evidence_factory import make_evidence
 from tests.record_factory import HOST, STRATEGIES, make_history, make_record

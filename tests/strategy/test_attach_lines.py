@@ -4,10 +4,10 @@ import ast
 import inspect
 
 import pytest
+from shardlab.strategy.attach_lines import attach_lines
 
 import shardlab
 from shardlab.codecs.registry import spec_of
-from shardlab.strategy.attach_lines import attach_lines
 from shardlab.strategy.document import parse_strategy
 from tests.record_factory import STRATEGIES
 
