@@ -201,8 +201,8 @@ class Handle:
             self.feedback.load_state_dict(residuals)
         elif residuals:
             raise UserError(
-                "the state holds residuals: attach with error_feedback in gradients, or remove its "
-                f"keys with {_COUNT[:-1]!r}"
+                "the state holds residuals: attach with error_feedback, or remove its keys "
+                f"with {_COUNT[:-1]!r}"
             )
         for prefix, each in self._stateful():
             each.load_state_dict(below(prefix, state))
