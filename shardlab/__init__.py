@@ -1,8 +1,8 @@
 """shardlab: a reproducible laboratory for sharded training of language models.
 
 `shardlab.attach(model, gradients="int8")`, `shardlab.LayerAdam(model.parameters())`,
-`shardlab.SlidingCheckpoint.on_disk(folder)` and `shardlab.SlideFSDP(model)` serve alone, in
-anybody's training script.
+`shardlab.SlidingCheckpoint.on_disk(folder)` and `shardlab.SlideFSDP(model, strategy)` serve alone,
+in anybody's training script.
 """
 
 from importlib import import_module
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from shardlab.comm.attach import attach as attach
     from shardlab.comm.handle import merge_states as merge_states
     from shardlab.engines.layer_adam import LayerAdam as LayerAdam
-    from shardlab.engines.slide_config import SlideConfig as SlideConfig
     from shardlab.engines.slide_fsdp import SlideFSDP as SlideFSDP
     from shardlab.engines.sliding_checkpoint import SlidingCheckpoint as SlidingCheckpoint
     from shardlab.strategy.codec_options import CodecSpec as CodecSpec
     from shardlab.strategy.codec_table import register as register
     from shardlab.strategy.compression import Compression as Compression
     from shardlab.strategy.compression import WeightCompression as WeightCompression
+    from shardlab.strategy.document import Strategy as Strategy
     from shardlab.strategy.sync import Sync as Sync
 
 __version__ = "0.1.0"
@@ -27,9 +27,9 @@ __all__ = [
     "CodecSpec",
     "Compression",
     "LayerAdam",
-    "SlideConfig",
     "SlideFSDP",
     "SlidingCheckpoint",
+    "Strategy",
     "Sync",
     "WeightCompression",
     "attach",
@@ -41,9 +41,9 @@ _PLACES = {
     "CodecSpec": "shardlab.strategy.codec_options",
     "Compression": "shardlab.strategy.compression",
     "LayerAdam": "shardlab.engines.layer_adam",
-    "SlideConfig": "shardlab.engines.slide_config",
     "SlideFSDP": "shardlab.engines.slide_fsdp",
     "SlidingCheckpoint": "shardlab.engines.sliding_checkpoint",
+    "Strategy": "shardlab.strategy.document",
     "Sync": "shardlab.strategy.sync",
     "WeightCompression": "shardlab.strategy.compression",
     "attach": "shardlab.comm.attach",
@@ -52,10 +52,21 @@ _PLACES = {
 }
 
 
+_FORMER = {
+    "SlideConfig": "shardlab.SlideConfig is of an earlier version: write shardlab.SlideFSDP(model, "
+    '{"window": 2, "gradients": {"codec": "int8"}}, learning_rate=1e-4, clip=1.0): a strategy as '
+    "in params.yaml, and the numbers of AdamW",
+}
+"""names of earlier versions, with what to write now"""
+
+
 def __getattr__(name: str) -> Any:
     """Loads the public names on first use: most stages need no torch."""
     if name in _PLACES:
         return getattr(import_module(_PLACES[name]), name)
+    if name in _FORMER:
+        errors = import_module("shardlab.core.errors")
+        raise errors.UserError(_FORMER[name])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

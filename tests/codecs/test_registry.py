@@ -14,7 +14,7 @@ from shardlab.codecs.multi_phase import MultiPhaseMethod
 from shardlab.codecs.registry import make_codec, make_method
 from shardlab.core.errors import UserError
 from shardlab.strategy.codec_options import CodecSpec, Int8Spec
-from shardlab.strategy.codec_table import BUILT_IN, CODECS, register
+from shardlab.strategy.codec_table import BUILT_IN, CODECS, parse_codec, register
 
 every_name = pytest.mark.parametrize("name", BUILT_IN)
 
@@ -80,7 +80,8 @@ def test_a_specification_and_its_class_agree_in_traits_and_defaults(name):
     method = make_method(next(iter(spec.examples)))
     assert method.name == name
     assert spec.multi_phase == isinstance(method, MultiPhaseMethod)
-    assert spec.summable == (isinstance(method, Codec) and method.linear)
+    summable = parse_codec(next(iter(spec.examples))).summable
+    assert summable == (isinstance(method, Codec) and method.linear)
     by_class = {each.name: each.default for each in signature(type(method)).parameters.values()}
     fields = {key: field for key, field in spec.model_fields.items() if key != "name"}
     assert by_class.keys() == fields.keys()
