@@ -157,7 +157,7 @@ def engine_of(case: Case, group: dist.ProcessGroup) -> Engine:
     model = build_model(preset, _VOCABULARY, case.length, 0, seed=1).whole()
     strategy, optimization = (
         parse_strategy(_DOCUMENTS[case.strategy]),
-        Optimization(0.1, 1.0, (0.9, 0.95)),
+        Optimization(),
     )
     return build_engine(model, strategy, optimization, group, device=device_of(group))
 

@@ -87,7 +87,7 @@ def draw_questions(results: Path, params: Parameters) -> list[dict[str, Any]]:
 
 def _agreement(name: str, questions: list[dict[str, Any]], verdicts: list[Verdict]) -> list[str]:
     """Return a row of the table: shares of the questions, in percent."""
-    rules = [choose_by_rules(_question(entry)).choice for entry in questions]
+    rules = [choose_by_rules(question_of(entry)).choice for entry in questions]
     steps = [_measured(entry) for entry in questions]
     fastest = [min(measured, key=lambda key: measured[key]) for measured in steps]
     choices = [_chosen(name, verdict) for verdict in verdicts]
@@ -120,7 +120,8 @@ def _chosen(name: str, verdict: Verdict) -> str | None:
     return None if name != "rules" and verdict.judge == "rules" else verdict.choice
 
 
-def _question(entry: dict[str, Any]) -> Question:
+def question_of(entry: dict[str, Any]) -> Question:
+    """Return a stored question."""
     candidates = [
         Candidate(
             hash=key,
@@ -167,12 +168,12 @@ def main() -> None:
     questions = read_json(given.questions)
     files = [None, *(Path(file) for file in given.models if file)]
     rows = [_chance(questions)]
-    verdicts = {"rules": [choose_by_rules(_question(entry)) for entry in questions]}
+    verdicts = {"rules": [choose_by_rules(question_of(entry)) for entry in questions]}
     for file in files:
         model = LocalModel(file, 600, 300)
         verdicts[model.model] = []
         for number, entry in enumerate(questions, 1):
-            verdict = choose_by_model(_question(entry), model, given.answers)
+            verdict = choose_by_model(question_of(entry), model, given.answers)
             say(f"judge: {model.model}, question {number}: {verdict.reason}")
             verdicts[model.model].append(verdict)
     rows += [_agreement(name, questions, answers) for name, answers in verdicts.items()]
@@ -200,7 +201,7 @@ def _choices(questions: list[dict[str, Any]], verdicts: dict[str, list[Verdict]]
     """Return what was chosen, question by question."""
     rows = []
     for number, entry in enumerate(questions):
-        labels = {option.id: option.label for option in _question(entry).candidates}
+        labels = {option.id: option.label for option in question_of(entry).candidates}
         steps = _measured(entry)
         order = sorted(labels, key=lambda key: steps[key])
         measured = "; ".join(f"{labels[key]} {steps[key]:.1f}" for key in order)

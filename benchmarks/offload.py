@@ -128,7 +128,7 @@ def trained(
 ) -> Engine:
     """Train until memory peaks: the first step allocates optimizer states, the second has all."""
     model = model_of(options, layers)
-    weights, optimization = RandomWeights(model, 0), Optimization(0.1, 1.0, (0.9, 0.95))
+    weights, optimization = RandomWeights(model, 0), Optimization()
     engine = build_engine(model, strategy, optimization, group, weights=weights, device=device)
     for _ in range(_UNTIMED):
         step_s(engine, options)

@@ -34,7 +34,8 @@ def main() -> None:
         max_position_embeddings=LENGTH,
     )
     model = LlamaForCausalLM(config)
-    sliding = shardlab.SlideFSDP(model, shardlab.SlideConfig(learning_rate=3e-3, clip=1.0))
+    strategy = {"activation_checkpointing": "full"}  # as under `strategies` in params.yaml
+    sliding = shardlab.SlideFSDP(model, strategy, learning_rate=3e-3, clip=1.0)
 
     rank = dist.get_rank()
     batches = torch.Generator().manual_seed(rank)

@@ -1,8 +1,8 @@
 """shardlab: a reproducible laboratory for sharded training of language models.
 
 `shardlab.attach(model, gradients="int8")`, `shardlab.LayerAdam(model.parameters())`,
-`shardlab.SlidingCheckpoint.on_disk(folder)` and `shardlab.SlideFSDP(model)` serve alone, in
-anybody's training script.
+`shardlab.SlidingCheckpoint.on_disk(folder)` and `shardlab.SlideFSDP(model, strategy)` serve alone,
+in anybody's training script.
 """
 
 from importlib import import_module
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
     from shardlab.comm.attach import attach as attach
     from shardlab.comm.handle import merge_states as merge_states
     from shardlab.engines.layer_adam import LayerAdam as LayerAdam
-    from shardlab.engines.slide_config import SlideConfig as SlideConfig
     from shardlab.engines.slide_fsdp import SlideFSDP as SlideFSDP
     from shardlab.engines.sliding_checkpoint import SlidingCheckpoint as SlidingCheckpoint
     from shardlab.strategy.codec_options import CodecSpec as CodecSpec
     from shardlab.strategy.codec_table import register as register
+    from shardlab.strategy.document import Strategy as Strategy
 
 __version__ = "0.1.0"
 
 __all__ = [
     "CodecSpec",
     "LayerAdam",
-    "SlideConfig",
     "SlideFSDP",
     "SlidingCheckpoint",
+    "Strategy",
     "attach",
     "merge_states",
     "register",
@@ -34,19 +34,30 @@ __all__ = [
 _PLACES = {
     "CodecSpec": "shardlab.strategy.codec_options",
     "LayerAdam": "shardlab.engines.layer_adam",
-    "SlideConfig": "shardlab.engines.slide_config",
     "SlideFSDP": "shardlab.engines.slide_fsdp",
     "SlidingCheckpoint": "shardlab.engines.sliding_checkpoint",
+    "Strategy": "shardlab.strategy.document",
     "attach": "shardlab.comm.attach",
     "merge_states": "shardlab.comm.handle",
     "register": "shardlab.strategy.codec_table",
 }
 
 
+_FORMER = {
+    "SlideConfig": "shardlab.SlideConfig is of an earlier version: write shardlab.SlideFSDP(model, "
+    '{"window": 2, "gradients": {"codec": "int8"}}, learning_rate=1e-4, clip=1.0): a strategy as '
+    "in params.yaml, and the numbers of AdamW",
+}
+"""names of earlier versions, with what to write now"""
+
+
 def __getattr__(name: str) -> Any:
     """Loads the public names on first use: most stages need no torch."""
     if name in _PLACES:
         return getattr(import_module(_PLACES[name]), name)
+    if name in _FORMER:
+        errors = import_module("shardlab.core.errors")
+        raise errors.UserError(_FORMER[name])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

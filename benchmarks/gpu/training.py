@@ -95,7 +95,7 @@ def measure(
     model = build_model(preset, GPT2_VOCABULARY, size.length, 0, seed=1)
     per_token = flops_per_token(model.module, size.length)
     parameters = sum(p.numel() for p in model.module.parameters())
-    optimization, strategy = Optimization(0.1, 1.0, (0.9, 0.95)), parse_strategy(STRATEGIES[name])
+    optimization, strategy = Optimization(), parse_strategy(STRATEGIES[name])
     engine = build_engine(
         model.module, strategy, optimization, group, weights=model.weights, device=device
     )

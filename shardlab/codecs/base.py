@@ -95,7 +95,7 @@ class Codec(ABC):
     """the mean of D(encode(x, key)) over keys is x"""
     random: bool = False
     """what is sent depends on the key, too"""
-    linear: ClassVar[bool] = False
+    linear: bool = False
     """payloads can be summed on the wire"""
     votes: ClassVar[bool] = False
     """`decode_sum` of several payloads is a vote among them, not the sum of what they decode to"""

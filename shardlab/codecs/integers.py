@@ -162,11 +162,11 @@ class Qsgd(GroupedCodec):
 
     QSGD (Alistarh et al. 2017, section 3.1) with buckets: |x|_2 is the norm of a group. Unbiased;
     E|C(x) - x|^2 <= min(group / s^2, sqrt(group) / s) |x|^2 in a group (lemma 3.1). Codes of equal
-    width rather than the paper's Elias codes: 2, 4 or 8 bits for s = 1, 7 or 127, and 16/group for
-    the norm. Not linear. A group with a value that is not finite decodes to NaN.
+    width rather than the paper's Elias codes: 2 bits for s = 1, 4 up to s = 7, 8 up to 127, and
+    16/group for the norm. Not linear. A group with a value that is not finite decodes to NaN.
 
     Args:
-        levels: s, levels above zero.
+        levels: s, levels above zero, from 1 to 127.
         group: elements that share one norm.
     """
 
@@ -176,7 +176,7 @@ class Qsgd(GroupedCodec):
 
     def __init__(self, levels: int = 127, group: int = 128) -> None:
         self._levels = levels
-        self.bits = levels.bit_length() + 1
+        self.bits = 2 if levels == 1 else 4 if levels <= 7 else 8
         super().__init__(group, f"qsgd{levels}")
 
     def quantize(self, rows: Tensor, chance: Tensor | None) -> tuple[Tensor, Tensor]:  # noqa: D102

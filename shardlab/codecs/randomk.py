@@ -7,6 +7,7 @@ from torch import Tensor
 
 from shardlab.codecs.base import Content, FusedCodec, MessageKey, key_words
 from shardlab.codecs.selection import keep, scatter_add, scatter_sum
+from shardlab.codecs.sparse import VALUE_CODECS, decoded_values
 from shardlab.kernels.compiled import compiled_on_gpus
 from shardlab.kernels.random import random_bits
 
@@ -15,33 +16,36 @@ class RandomK(FusedCodec):
     """Selection of k = max(1, round(density * n)) random elements, without replacement.
 
     Stich et al. 2018 (definition 2.1). The positions follow from the key, which all ranks share:
-    32 * density bits per element, none of them for indices, and payloads can be summed before they
-    are decoded. Every element is drawn with probability k/n (`random_positions`), from which both
-    bounds follow: unscaled, a contraction in the mean with delta = k/n; scaled by n/k, unbiased
-    with the variance (n/k - 1) ||x||^2. Scaled values diverge under error feedback, where unscaled
-    ones belong.
+    32 * density bits per element, none of them for indices, and payloads of float32 can be summed
+    before they are decoded. Other values take less, as in `shardlab.codecs.sparse`. Every element
+    is drawn with probability k/n (`random_positions`), from which both bounds follow: unscaled, a
+    contraction in the mean with delta = k/n; scaled by n/k, unbiased with the variance
+    (n/k - 1) ||x||^2. Scaled values diverge under error feedback, where unscaled ones belong.
 
-    Wire: k float32, little endian, in ascending order of their positions. If any of the n elements
-    is not finite all k are NaN: a position that is not drawn would hide it.
+    Wire: the k values in ascending order of their positions, as a payload of the value codec. If
+    any of the n elements is not finite all k are NaN: a position that is not drawn would hide it.
 
     Args:
         density: fraction of the elements that is sent, above 0 and at most 1.
         scaled: multiply by n/k.
+        values: format of the sent elements: fp32, fp16, bf16, int8 or int4.
     """
 
     name = "randomk"
     random = True
-    linear = True
 
-    def __init__(self, density: float = 0.01, scaled: bool = False) -> None:
+    def __init__(self, density: float = 0.01, scaled: bool = False, values: str = "fp32") -> None:
         self.density = density
-        self.unbiased = scaled
+        self.scaled = self.unbiased = scaled
+        self.values = VALUE_CODECS[values]()
+        self.linear = values == "fp32"
 
     def payload_bytes(self, n: int) -> int:  # noqa: D102
-        return 4 * self._kept(n)
+        return self.values.payload_bytes(self._kept(n))
 
     def content(self, n: int, payload: Tensor) -> Content:  # noqa: D102
-        return Content(self._kept(n), 0, 0)
+        k = self._kept(n)
+        return Content(k, 0, self.values.content(k, payload).metadata_bytes)
 
     def write(  # noqa: D102
         self,
@@ -56,11 +60,13 @@ class RandomK(FusedCodec):
         wanted = x if residual is None else x + residual
         drawn = wanted[positions]
         sent = drawn.masked_fill(~wanted.isfinite().all(), float("nan"))
-        if self.unbiased and drawn.numel():
+        if self.scaled and drawn.numel():
             sent.mul_(x.numel() / drawn.numel())
+        self.values.encode(sent, None, payload)
         if residual is not None and kept is not None:
-            keep(x, residual, kept, positions, drawn, sent)
-        return payload.copy_(sent.view(torch.uint8))
+            decoded = decoded_values(self.values, payload, len(drawn), None)
+            keep(x, residual, kept, positions, drawn, decoded)
+        return payload
 
     def read(  # noqa: D102
         self,
@@ -75,7 +81,8 @@ class RandomK(FusedCodec):
             key_words(None, self.name)
         drawn = {key: self._positions(out, key) for key in {key.shared() for key in keys or ()}}
         positions = [drawn[key.shared()] for key in keys or ()]
-        values = [payload.view(torch.float32) for payload in payloads]
+        k = self._kept(out.numel())
+        values = [decoded_values(self.values, payload, k, None) for payload in payloads]
         if add:
             scatter_add(values[0], positions[0], out, alpha)
         else:

@@ -14,7 +14,7 @@ from shardlab.codecs.floats import BFloat16, Float16
 from shardlab.codecs.identity import Identity
 from shardlab.codecs.integers import Int4, Int8
 
-_VALUE_CODECS: dict[str, Callable[[], Codec]] = {
+VALUE_CODECS: dict[str, Callable[[], Codec]] = {
     "fp32": Identity,
     "fp16": Float16,
     "bf16": BFloat16,
@@ -22,6 +22,13 @@ _VALUE_CODECS: dict[str, Callable[[], Codec]] = {
     "int4": Int4,
 }
 """by the option `values`, with their default groups"""
+
+
+def decoded_values(codec: Codec, payload: Tensor, k: int, key: MessageKey | None) -> Tensor:
+    """Return the k values that a value codec encoded; uncompressed ones as a view."""
+    if isinstance(codec, Identity):
+        return payload.view(torch.float32)
+    return codec.decode(payload, k, key)
 
 
 class Sparse(FusedCodec):
@@ -45,7 +52,7 @@ class Sparse(FusedCodec):
     _count_bytes = 0
 
     def __init__(self, values: str, indices: coding.Coding) -> None:
-        self.values = _VALUE_CODECS[values]()
+        self.values = VALUE_CODECS[values]()
         self.indices: coding.Coding = indices
         self.variable = self._count_bytes > 0
 
@@ -132,11 +139,8 @@ class Sparse(FusedCodec):
             raise ValueError(f"{self.name}: {error}") from None
 
     def _values(self, payload: Tensor, k: int, key: MessageKey | None) -> Tensor:
-        """Return the k decoded values; of uncompressed ones a view of the payload."""
         part = payload[self._count_bytes :][: self.values.payload_bytes(k)]
-        if isinstance(self.values, Identity):
-            return part.view(torch.float32)
-        return self.values.decode(part, k, key)
+        return decoded_values(self.values, part, k, key)
 
     def _count(self, payload: Tensor, n: int) -> int:
         """Return the number of elements in the payload.

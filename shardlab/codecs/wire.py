@@ -25,15 +25,15 @@ class PayloadError(ValueError):
 def describe(method: Method) -> str:
     """Return the codec's name and options, as in `"int8:format=int8,group=128"`.
 
-    Options are the public attributes that are plain values, in the order of their names, without
-    those that every codec has.
+    Options are the public attributes that are plain values or codecs, in the order of their names,
+    without those that every codec has.
     """
     values = {
-        key: value
+        key: describe(value) if isinstance(value, Codec) else value
         for key, value in sorted(vars(method).items())
         if not key.startswith("_")
         and key not in Codec.__annotations__
-        and isinstance(value, (bool, int, float, str))
+        and isinstance(value, (bool, int, float, str, Codec))
     }
     options = ",".join(f"{key}={value}" for key, value in values.items())
     return f"{method.name}:{options}" if options else method.name

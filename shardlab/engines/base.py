@@ -5,11 +5,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.profiler import record_function
@@ -17,7 +18,9 @@ from torch.profiler import record_function
 from shardlab.comm.attach import attach
 from shardlab.comm.handle import Handle
 from shardlab.comm.ledger import Audit
+from shardlab.config.schema import Betas
 from shardlab.core.device import moved
+from shardlab.core.document import Document
 from shardlab.engines.numerics import LossScale
 from shardlab.engines.sliding_checkpoint import activation_offload
 from shardlab.models.units import uses_fp16
@@ -32,18 +35,18 @@ Fill = Callable[[nn.Module], None]
 """loads the weights of a module's parameters, on the device that computes"""
 
 
-@dataclass(frozen=True)
-class Optimization:
-    """AdamW (Loshchilov and Hutter 2019) with clipped gradients."""
+_Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
-    weight_decay: float
-    clip: float | None
+
+class Optimization(Document):
+    """AdamW (Loshchilov and Hutter 2019) with clipped gradients, by default as language models are
+    commonly trained."""
+
+    weight_decay: _Finite = 0.1
+    clip: float | None = Field(1.0, gt=0)
     """largest global gradient norm, or None"""
-    betas: tuple[float, float]
-    """decay of the first and of the second moment, per step"""
-    eps: float = 1e-8
-    accumulation: int | None = None
-    """micro-batches of a step where that is known: for one `slide` needs less memory"""
+    betas: Betas = (0.9, 0.95)
+    eps: _Finite = 1e-8
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class EngineSetup:
     """Strategy, optimization, ranks and device of an engine."""
 
     strategy: CanonicalStrategy
+    """its `accumulation` is the number of micro-batches of a step, None where that is unknown"""
     optimization: Optimization
     group: dist.ProcessGroup
     """all ranks that train the model"""

@@ -77,7 +77,8 @@ class SlideEngine(Engine):
         self._trained = [unit for unit in units if unit.count]
         trained = [root, *(unit for unit in others if unit.count)]
         _allocate(units, groups.here, copies)
-        keeping = kept_gradients(optimization.accumulation, self._holding)
+        keeping = kept_gradients(strategy.accumulation, self._holding)
+        self._accumulation = strategy.accumulation
         buffers = GradBuffers(trained, groups, keeping, on_device, reduced, copies.pin)
         run_or_fail_together(
             groups.here,
@@ -138,10 +139,10 @@ class SlideEngine(Engine):
         """
         if self._broken is not None:
             raise UserError(self._broken)
-        if count > 1 and self._optimization.accumulation == 1:
+        if count > 1 and self._accumulation == 1:
             raise UserError(
                 f"slide: a step of {count} micro-batches, and host memory is laid out for 1: set "
-                f"Optimization.accumulation to {count}"
+                f"accumulation: {count} in the strategy"
             )
         for unit in self.units:
             unit.check()

@@ -2,10 +2,11 @@
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -13,24 +14,19 @@ from torch import Tensor, nn
 
 from shardlab.comm.object_collectives import device_of, gather_values, run_or_fail_together
 from shardlab.core.device import moved
-from shardlab.core.errors import UserError
+from shardlab.core.document import validate
+from shardlab.core.errors import UserError, warn_script
 from shardlab.core.gpus import RankGpu, refuse_shared, usable_gpu
 from shardlab.engines import slide_checkpoint as checkpoint
-from shardlab.engines.base import State
+from shardlab.engines.base import Optimization, State
 from shardlab.engines.build import build_engine
 from shardlab.engines.slide import SlideEngine
-from shardlab.engines.slide_config import (
-    SlideConfig,
-    check_model,
-    end_graph,
-    loss_of,
-    refuse_state_dicts,
-    without_cache,
-)
 from shardlab.engines.slide_groups import gloo_group
 from shardlab.engines.slide_memory import FROZEN
+from shardlab.engines.slide_model_checks import check_model, loss_of, refuse_state_dicts
 from shardlab.engines.state_files import in_host_memory, random_state, set_random_state
 from shardlab.models.names import parameter_names
+from shardlab.strategy.document import CanonicalStrategy, Strategy, parse_strategy
 
 
 class SlideFSDP:
@@ -53,16 +49,43 @@ class SlideFSDP:
             alone, first of a tuple, or as `loss`. In float32 on the CPU, the same on all ranks.
             It loses its parameters' memory: from now on it trains through this object alone, and
             can be called itself only without gradients.
+        strategy: what stands under a name of `strategies` in `params.yaml`, with the same defaults,
+            or a `shardlab.Strategy`. `engine` is `slide` and may be left out of a mapping.
+            `accumulation` is the number of calls that make up a step (default: 1); each counts
+            alike, however many samples it has. `activation_checkpointing` other than `none`
+            replaces the model's own.
+        learning_rate: of AdamW; `learning_rate` of this object sets that of later steps.
+        betas: decay of the first and of the second moment, per step.
+        weight_decay: decoupled from the gradient.
+        clip: largest global gradient norm. With one, updates overlap with the next forward pass;
+            with None they overlap with backward, and a gradient that is not finite is an error.
+        seed: of stochastic rounding and stochastic codecs.
+        device: that computes; by default the current GPU where the process group has NCCL, else
+            the CPU.
 
     Raises:
-        UserError: in one line: a setting that has no meaning, a model without blocks or without
-            parameters to train, too little memory.
+        UserError: in one line: a strategy of another engine, a setting that has no meaning, a model
+            without blocks or without parameters to train, too little memory.
     """
 
-    def __init__(self, model: nn.Module, config: SlideConfig | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        strategy: Strategy | Mapping[str, Any] | None = None,
+        *,
+        learning_rate: float = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.95),
+        eps: float = 1e-8,
+        weight_decay: float = 0.1,
+        clip: float | None = 1.0,
+        seed: int = 0,
+        device: str | torch.device | None = None,
+    ) -> None:
         check_model(model)
-        self.config = config or SlideConfig()
-        self.learning_rate = self.config.learning_rate
+        parsed = _parse(strategy)
+        numbers = {"betas": betas, "eps": eps, "weight_decay": weight_decay, "clip": clip}
+        optimization = validate(Optimization, numbers, "SlideFSDP")
+        self.learning_rate = _checked_rate(learning_rate)
         """of the steps that begin from now on"""
         self.gradient_norm: float | None = None
         """of the last step, before clipping"""
@@ -78,7 +101,9 @@ class SlideFSDP:
         buffers = dict(model.named_buffers(remove_duplicate=False))
         self._persistent = [name for name in model.state_dict() if name in buffers]
         self._model = model
-        self._engine = self._build(model)
+        self._calls_per_step = parsed.accumulation or 1
+        parsed = parsed.model_copy(update={"accumulation": self._calls_per_step})
+        self._engine = self._build(parsed, optimization, seed, device)
         refuse_state_dicts(model)
         self.ledger = self._engine.ledger
         """traffic between ranks, see `shardlab.attach`"""
@@ -108,13 +133,8 @@ class SlideFSDP:
         }
         if not torch.is_grad_enabled():
             return self.module(**batch)
-        count = self.config.accumulation
-        if not 0 <= self.learning_rate < math.inf:
-            raise UserError(
-                f"SlideFSDP.learning_rate is {self.learning_rate}: it must be 0 or more, and finite"
-            )
-        # a number of its own: a scheduler may change a tensor while updates run
-        self._engine.begin(self._calls % count, count, float(self.learning_rate))
+        count = self._calls_per_step
+        self._engine.begin(self._calls % count, count, _checked_rate(self.learning_rate))
         output = self._engine.compute(lambda: self._forward_backward(batch))
         self._calls += 1
         if self._calls % count == 0:
@@ -199,42 +219,75 @@ class SlideFSDP:
         }
 
     def _forward_backward(self, batch: dict[str, Any]) -> Any:
-        with self._engine.activation_offload, without_cache(self._model):
+        with self._engine.activation_offload, _without_cache(self._model):
             output = self.module(**batch)
         loss = loss_of(output)
-        (loss * (self._engine.loss_scale / self.config.accumulation)).backward()
-        end_graph(loss)
+        (loss * (self._engine.loss_scale / self._calls_per_step)).backward()
+        _end_graph(loss)
         return output
 
     def _between_steps(self, what: str) -> None:
-        if self._calls % self.config.accumulation:
+        if self._calls % self._calls_per_step:
             raise UserError(
                 f"SlideFSDP.{what}: in the middle of a step: call it after the last one"
             )
 
-    def _build(self, model: nn.Module) -> SlideEngine:
-        config = self.config
-        ours = config.activation_checkpointing != "none"
+    def _build(
+        self,
+        strategy: CanonicalStrategy,
+        optimization: Optimization,
+        seed: int,
+        compute_on: str | torch.device | None,
+    ) -> SlideEngine:
+        overrides = [override.activation_checkpointing for override in strategy.overrides]
+        ours = bool({strategy.activation_checkpointing, *overrides} - {None, "none"})
         # a PreTrainedModel, whose class scripts without transformers need not have
-        pretrained: Any = model
-        if ours and getattr(model, "is_activation_checkpointing", False):
+        pretrained: Any = self._model
+        if ours and getattr(pretrained, "is_activation_checkpointing", False):
             pretrained.activation_checkpointing_disable()  # else layers are computed three times
-        device = torch.device(config.device or device_of(self._group))
-        strategy, optimization = config.strategy(), config.optimization()
+        device = torch.device(compute_on or device_of(self._group))
         if device.type == "cuda":
             index, gpu = run_or_fail_together(
                 self._patient, "GPUs cannot be used", lambda: _own_gpu(device)
             )
             device = torch.device("cuda", index)
-            sends = config.param_transfer == "shard" or config.grad_sync == "gpu_reduce"
+            sends = strategy.param_transfer == "shard" or strategy.grad_sync == "gpu_reduce"
             if sends and device_of(self._group).type == "cuda":
-                fix = "set param_transfer='full' and grad_sync='cpu_reduce'"
+                fix = "set param_transfer: full and grad_sync: cpu_reduce"
                 refuse_shared(gather_values(gpu, self._patient), f"{fix}, which use host memory")
-        engine = build_engine(
-            model, strategy, optimization, self._group, config.seed, device=device
-        )
+        engine = build_engine(self._model, strategy, optimization, self._group, seed, device=device)
         assert isinstance(engine, SlideEngine)
         return engine
+
+
+def _parse(strategy: Strategy | Mapping[str, Any] | None) -> CanonicalStrategy:
+    """Return the canonical form of a strategy of engine `slide`.
+
+    Raises:
+        UserError: it is of another engine, or a setting has no meaning.
+    """
+    if strategy is None or isinstance(strategy, Mapping):
+        strategy = {"engine": "slide", **(strategy or {})}
+    parsed = parse_strategy(strategy, "SlideFSDP").canonical()
+    if parsed.engine != "slide":
+        instead = parsed.traits.in_scripts
+        other = f", or use {instead} and shardlab.attach" if instead else ""
+        raise UserError(
+            f"SlideFSDP: the strategy's engine is {parsed.engine}, and SlideFSDP is slide: remove "
+            f"engine and the settings that slide lacks{other}"
+        )
+    lost = parsed.gradients.left_out()
+    if lost is not None:
+        warn_script(f"SlideFSDP: {lost}")
+    return parsed
+
+
+def _checked_rate(rate: Any) -> float:
+    """Return a number of its own: a scheduler may change a tensor while updates run."""
+    number = float(rate)
+    if not 0 <= number < math.inf:
+        raise UserError(f"SlideFSDP.learning_rate is {rate}: it must be 0 or more, and finite")
+    return number
 
 
 def _init_process_group() -> None:
@@ -258,3 +311,39 @@ def _own_gpu(device: torch.device) -> tuple[int, RankGpu]:
 
 def _to_device(value: Any, device: torch.device) -> Any:
     return moved(value, device) if isinstance(value, Tensor) else value
+
+
+def _end_graph(loss: Tensor) -> None:
+    """Replace the loss's graph in place: a kept output keeps none, and backward is refused."""
+    if loss._base is None:  # a view cannot be detached in place
+        anchor = torch.empty(0, requires_grad=True)
+        _BackwardHasRun.apply(loss.detach_(), anchor)  # type: ignore[no-untyped-call]
+
+
+class _BackwardHasRun(torch.autograd.Function):
+    """Identity, whose backward says that there is nothing left to do."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, _: Tensor) -> Tensor:
+        ctx.mark_dirty(loss)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> NoReturn:
+        raise UserError(
+            "SlideFSDP: the call that returned this loss has run backward: remove loss.backward()"
+        )
+
+
+@contextmanager
+def _without_cache(model: nn.Module) -> Iterator[None]:
+    """Turn off caches of keys and values, which training never reads."""
+    configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    caching = [config for config in configs if getattr(config, "use_cache", False)]
+    for config in caching:
+        config.use_cache = False
+    try:
+        yield
+    finally:  # the user's model generates with them
+        for config in caching:
+            config.use_cache = True

@@ -145,11 +145,11 @@ class QsgdSpec(CodecSpec):
     """Stochastic levels of the Euclidean norm of a group."""
 
     factory = "shardlab.codecs.integers:Qsgd"
-    examples = ("qsgd:levels=1", "qsgd:levels=7", "qsgd:levels=127")
+    examples = ("qsgd:levels=1", "qsgd:levels=5", "qsgd:levels=7", "qsgd:levels=127")
 
     name: Literal["qsgd"] = "qsgd"
-    levels: Literal[1, 7, 127] = 127
-    """levels above zero: codes of 2, 4 or 8 bits"""
+    levels: int = Field(127, ge=1, le=127)
+    """levels above zero: codes of 2 bits for 1, of 4 up to 7, of 8 above"""
     group: Group = 128
     """elements that share one norm"""
 
@@ -227,8 +227,12 @@ class RandomKSpec(CodecSpec):
     """Elements at random positions that all ranks draw alike, so that none are sent."""
 
     factory = "shardlab.codecs.randomk:RandomK"
-    examples = ("randomk:density=0.1", "randomk:density=0.3,scaled=true")
-    summable = True
+    examples = (
+        "randomk:density=0.1",
+        "randomk:density=0.3,scaled=true",
+        "randomk:density=0.7,values=int8",
+        "randomk:density=0.2,values=fp16",
+    )
     sparse = True
 
     name: Literal["randomk"] = "randomk"
@@ -236,6 +240,21 @@ class RandomKSpec(CodecSpec):
     """fraction of the elements that is sent"""
     scaled: bool = False
     """multiply by 1 / density: unbiased, but not for error feedback"""
+    values: Values = "fp32"
+    """format of the sent elements; all but fp32 are decoded before they are summed"""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.scaled and self.values != "fp32":
+            raise ValueError(
+                f"scaled: true is unbiased, and values: {self.values} are not: remove one of them"
+            )
+        return self
+
+    @property
+    def summable(self) -> bool:  # type: ignore[override]  # a trait that an option decides
+        """Return whether payloads can be summed on the wire."""
+        return self.values == "fp32"
 
     def feedback_conflict(self) -> str | None:  # noqa: D102
         return "scaled: true diverges with error_feedback: remove one of them" * self.scaled or None

@@ -90,7 +90,7 @@ class Loop:
     the same.
 
     Args:
-        accumulation: number of micro-batches of a step; None: as `train` says.
+        accumulation: number of micro-batches of a step.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Loop:
         batches: Batches,
         train: Train,
         group: dist.ProcessGroup,
-        accumulation: int | None = None,
+        accumulation: int,
     ) -> None:
         self._engine = engine
         self._batches = batches
@@ -160,9 +160,8 @@ class Loop:
 
     def micro_batches(self) -> list[Tensor]:
         """Return the micro-batches of the next step on this rank."""
-        size, count = self._train.batch_size, self._train.accumulation
-        if self._accumulation is not None:
-            count, size = self._accumulation, size * count // self._accumulation
+        count = self._accumulation
+        size = self._train.batch_size * self._train.accumulation // count
         return self._batches.micro_batches(self.sample, self._rank, self._world_size, count, size)
 
 
@@ -211,13 +210,12 @@ def build_loop(
     units = unit_sizes(whole, strategy.canonical(), device)
     flops = flops_per_token(whole, train.sequence_length)
     accumulation = strategy.accumulation or train.accumulation
-    optimization = Optimization(
-        train.weight_decay, train.clip, train.betas, accumulation=accumulation
-    )
+    strategy = strategy.model_copy(update={"accumulation": accumulation})
+    optimization = Optimization(weight_decay=train.weight_decay, clip=train.clip, betas=train.betas)
     ranks = subgroup(group, [dist.get_rank(group)]) if alone else group
     engine = build_engine(whole, strategy, optimization, ranks, seed, weights, device, throttle)
     batches = Batches(split, train.sequence_length, seed)
-    loop = Loop(engine, batches, train, group, strategy.accumulation)
+    loop = Loop(engine, batches, train, group, accumulation)
     scaled = uses_fp16(strategy.canonical(), device)
     return BuiltLoop(whole, engine, loop, parameters, units, flops, scaled)
 

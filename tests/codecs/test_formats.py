@@ -19,6 +19,7 @@ RANDOM = {
     "int8:rounding=stochastic": lambda x: x.abs().max() / 127,
     "int4:rounding=stochastic": lambda x: x.abs().max() / 7,
     "qsgd:levels=1": lambda x: x.norm(),
+    "qsgd:levels=5": lambda x: x.norm() / 5,
     "qsgd:levels=7": lambda x: x.norm() / 7,
     "qsgd:levels=127": lambda x: x.norm() / 127,
 }
@@ -42,7 +43,8 @@ def heavy_tailed(n, seed):
     ("spec", "bits_per_element"),
     [
         *[("int8", 8.125), ("int4", 4.125), ("int4:levels=nf4,group=64", 4.25)],
-        *[("qsgd:levels=1", 2.125), ("qsgd:levels=127,group=512", 8.03125), ("natural", 9)],
+        *[("qsgd:levels=1", 2.125), ("qsgd:levels=2", 4.125), ("qsgd:levels=7", 4.125)],
+        *[("qsgd:levels=8", 8.125), ("qsgd:levels=127,group=512", 8.03125), ("natural", 9)],
         *[("sign", 1 + 32 / 4096), ("efsign", 1 + 16 / 512), ("onebit", 1 + 32 / 512)],
     ],
 )
@@ -112,6 +114,14 @@ def test_qsgd_variance_is_within_the_bound_of_the_paper():
         ]
         bound = min(group / levels**2, group**0.5 / levels) * x.double().norm() ** 2
         assert sum(squares) / 200 <= bound * ROUNDED_UP**2
+
+
+def test_qsgd_rounds_to_a_neighbour_among_any_number_of_levels():
+    x = heavy_tailed(512, 7)
+    for levels in range(1, 128):
+        step = torch.stack([part.norm() / levels * ROUNDED_UP for part in x.split(128)])
+        error = (sent(f"qsgd:levels={levels}", x) - x).abs().view(4, 128)
+        assert (error <= step[:, None] * (1 + 1e-5)).all(), levels
 
 
 def test_qsgd_norm_neither_overflows_nor_underflows():

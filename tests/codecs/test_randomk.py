@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardlab.codecs.base import MessageKey
-from shardlab.codecs.registry import make_codec
+from shardlab.codecs.registry import make_codec, spec_of
+from shardlab.core.errors import UserError
 
 KEY = MessageKey(seed=1, step=2, unit="block", rank=0)
 
@@ -31,6 +32,31 @@ def test_positions_are_equal_on_all_ranks_and_differ_by_step():
     drawn = [codec.encode(x, key).tolist() for key in keys(4)]
     assert all(each == drawn[0] for each in drawn)
     assert codec.encode(x, KEY._replace(step=3)).tolist() != drawn[0]
+
+
+@pytest.mark.parametrize("values", ["fp16", "bf16", "int8", "int4"])
+@given(st.integers(1, 700), st.integers(0, 2**31))
+def test_values_are_a_payload_of_the_value_codec_and_add_up_with_the_residual(values, n, seed):
+    codec = make_codec(f"randomk:density=0.4,values={values}")
+    x, kept = torch.randn(2, n, generator=torch.Generator().manual_seed(seed))
+    wanted = x + kept
+    exact = make_codec("randomk:density=0.4").encode(wanted, KEY).view(torch.float32)
+    payload = codec.encode_residual(x, kept, kept, KEY)
+    assert torch.equal(payload, make_codec(values).encode(exact))
+    sent = codec.decode(payload, n, KEY)
+    torch.testing.assert_close(sent + kept, wanted)
+    assert torch.equal(kept[sent == 0], wanted[sent == 0])
+
+
+def test_only_float32_values_are_summed_before_they_are_decoded():
+    assert make_codec("randomk").linear and spec_of("randomk").summable
+    assert not make_codec("randomk:values=int8").linear
+    assert not spec_of("randomk:values=int8").summable
+
+
+def test_scaled_values_are_refused_in_a_format_that_rounds_them():
+    with pytest.raises(UserError, match="values: int8 are not: remove one of them"):
+        make_codec("randomk:scaled=true,values=int8")
 
 
 def test_scaled_values_are_unbiased_with_the_variance_of_the_paper():

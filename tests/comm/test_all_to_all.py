@@ -28,6 +28,7 @@ RANDOM_HALF = "randomk:density=0.5"
 VARIABLE = "threshold:threshold=1.0,cap=0.5"
 """its size depends on the values"""
 SPECS = ["none", "bf16", "int8:group=32", "topk:density=0.1", RANDOM_HALF, VARIABLE]
+SPECS += ["randomk:density=0.5,values=int8"]
 N = 250
 UNIT = Unit("unit")
 AGREEMENT = 8

@@ -119,7 +119,7 @@ def batch_of(step: int, micro: int, rank: int) -> torch.Tensor:
 
 def make(group, strategy, device=CPU):
     model, weights = drawn_model(Model(preset="tiny"), VOCABULARY, LENGTH, 0, 1)
-    optimization = Optimization(0.1, 0.5, (0.9, 0.95))
+    optimization = Optimization(clip=0.5)
     strategy = parse_strategy(strategy)
     return build_engine(model, strategy, optimization, group, weights=weights, device=device)
 

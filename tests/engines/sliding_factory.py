@@ -10,7 +10,8 @@ from shardlab.comm.object_collectives import gather_values
 from shardlab.core.errors import UserError
 from tests.families import config_of
 
-INT4 = {"gradients": "int4:group=32", "error_feedback": True}
+INT4 = {"gradients": {"codec": "int4:group=32", "error_feedback": True}}
+ADAMW = {"learning_rate", "betas", "eps", "weight_decay", "clip", "seed", "device"}
 
 
 def model_of(family, seed=0):
@@ -21,10 +22,12 @@ def model_of(family, seed=0):
     return AutoModelForCausalLM.from_config(config_of(family, **changes)).train()
 
 
-def slid(model, **config):
-    """A model in `SlideFSDP`."""
-    config = {"learning_rate": 1e-3, "clip": 0.5, **config}
-    return shardlab.SlideFSDP(model, shardlab.SlideConfig(**config))
+def slid(model, **settings):
+    """A model in `SlideFSDP`, by settings of a strategy and numbers of AdamW."""
+    numbers = {"learning_rate": 1e-3, "clip": 0.5}
+    numbers |= {key: value for key, value in settings.items() if key in ADAMW}
+    strategy = {key: value for key, value in settings.items() if key not in ADAMW}
+    return shardlab.SlideFSDP(model, strategy, **numbers)
 
 
 def tokens_of(step, rank):

@@ -87,8 +87,8 @@ def engine_of(
     model = pickle.loads(pickled)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not any(part in name for part in frozen))
-    optimization = Optimization(0.1, clip, (0.9, 0.95), accumulation=accumulation)
-    strategy = parse_strategy(document)
+    optimization = Optimization(clip=clip)
+    strategy = parse_strategy({**document, "accumulation": accumulation})
     if copies is None and ranks_per_node is None:
         return build_engine(model, strategy, optimization, group, weights=weights)
     names = {module: name for name, module in model.named_modules()}

@@ -109,7 +109,7 @@ def test_compiled_blocks_compute_the_same(engine, backend):
 def test_evaluation_mode_reaches_the_model_which_is_attached_once(group, engine) -> None:
     model = build_model(Model(preset="tiny"), VOCABULARY, LENGTH, 0, seed=1).whole()
     strategy = parse_strategy({"engine": engine})
-    made = build_engine(model, strategy, Optimization(0.1, 1.0, (0.9, 0.95)), group)
+    made = build_engine(model, strategy, Optimization(), group)
     for mode in (False, True):
         made.module.train(mode)
         assert model.lm_head.training is mode

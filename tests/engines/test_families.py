@@ -29,7 +29,7 @@ DENSE = [family for family in FAMILIES if not family.startswith(("gpt2", "mixtra
 
 def make(group, folder, document):
     model, weights = drawn_model(Model(config=folder), VOCABULARY, LENGTH, 0, 1)
-    optimization = Optimization(0.1, 0.5, (0.9, 0.95))
+    optimization = Optimization(clip=0.5)
     return build_engine(model, parse_strategy(document), optimization, group, weights=weights)
 
 

@@ -50,7 +50,7 @@ class Steps:
 
     def __init__(self, group, strategy, vocabulary):
         model = build_model(Model(preset="tiny"), vocabulary, LENGTH, 0, seed=1).whole()
-        optimization = Optimization(0.1, 1.0, (0.9, 0.95))
+        optimization = Optimization()
         self.engine = build_engine(model, parse_strategy(strategy), optimization, group)
         self.group, self.vocabulary = group, vocabulary
         self.generator = torch.Generator().manual_seed(dist.get_rank(group))

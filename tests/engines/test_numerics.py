@@ -109,7 +109,7 @@ NARROW_ALONE = torch.device("cuda")
 def test_error_feedback_is_refused_where_auto_is_fp16(group) -> None:
     assert dtype_of("auto", NARROW_ALONE) is torch.float16
     gradients = {"codec": "int8", "error_feedback": True}
-    optimization = Optimization(0.1, 1.0, (0.9, 0.95))
+    optimization = Optimization()
     for narrow in (AUTO, {"overrides": [{"layers": 0, **AUTO}]}):
         strategy = parse_strategy({"engine": "fsdp2", "gradients": gradients, **narrow})
         with pytest.raises(UserError, match="auto is fp16 on this device: set param_dtype"):

@@ -13,6 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import shardlab
 from shardlab.core.errors import UserError
+from shardlab.strategy.document import parse_strategy
 from tests.engines.sliding_factory import (
     INT4,
     by_hand,
@@ -27,7 +28,7 @@ from tests.engines.small_engine import differing
 from tests.families import VOCABULARY
 from tests.ranks import on_ranks, run_ranks
 
-PLAIN = {"activation_checkpointing": "none"}
+FULL = {"activation_checkpointing": "full"}
 
 
 def padded_batch(call, rank):
@@ -124,18 +125,18 @@ def dropping(family, seed):
 @pytest.mark.parametrize(
     ("make", "config"),
     [
-        (model_of, {**PLAIN, "accumulation": 2, "param_dtype": "fp16"}),
-        (model_of, {**INT4, "param_dtype": "bf16"}),
+        (model_of, {"accumulation": 2, "param_dtype": "fp16"}),
+        (model_of, {**INT4, **FULL, "param_dtype": "bf16"}),
         (adapted, {**INT4, "grad_sync": "gpu_reduce"}),
         (
             model_of,
             {
-                **{"gradients": {"name": "qsgd"}, "weights": "int8", "param_transfer": "shard"},
-                **{"grad_sync": "gpu_reduce", "accumulation": 2},
+                **{"gradients": {"codec": {"name": "qsgd"}}, "weights": {"codec": "int8"}},
+                **{"param_transfer": "shard", "grad_sync": "gpu_reduce", "accumulation": 2},
             },
         ),
         (adapted, {"param_dtype": "bf16", "moment_dtype": "bf16", "clip": None}),
-        (dropping, {}),
+        (dropping, FULL),
     ],
 )
 @on_ranks(2)
@@ -179,7 +180,10 @@ def test_damaged_missing_and_other_folders_are_refused_on_all_ranks(tmp_path) ->
     for other, reported in (
         (slid(model_of("llama-untied")), "embed_tokens.weight has the shape None"),
         (slid(partly), "other frozen parameters: frozen.transformer.ln_f.bias"),
-        (slid(model_of("gpt2-tied"), gradients="int4:group=32"), "with error_feedback=True"),
+        (
+            slid(model_of("gpt2-tied"), gradients={"codec": "int4:group=32"}),
+            "with error_feedback=True",
+        ),
     ):
         assert reported in refused(partial(other.load, folder))
     seen = folder if dist.get_rank() == 0 else tmp_path / "elsewhere"
@@ -231,7 +235,7 @@ def test_evaluation_and_text_between_steps_see_the_last_update_and_change_nothin
 ) -> None:
     prompt = torch.arange(5).repeat(2, 1)
     options = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
-    config = {"clip": None, "param_transfer": transfer}
+    config = {"clip": None, "param_transfer": transfer, **FULL}
     straight = steps(slid(model_of(family), **config), 0, 2)
     model = model_of(family)
     sliding, found = slid(model, **config), []
@@ -256,7 +260,7 @@ def test_evaluation_and_text_between_steps_see_the_last_update_and_change_nothin
 def test_evaluation_within_a_step_changes_nothing_and_no_step_counts_it(transfer, clip) -> None:
     found = []
     for evaluates in (False, True):
-        config = {"accumulation": 2, "clip": clip, "param_transfer": transfer}
+        config = {"accumulation": 2, "clip": clip, "param_transfer": transfer, **FULL}
         sliding = slid(model_of("qwen2-tied"), **config)
         reported = []
         for call in range(4):
@@ -270,23 +274,23 @@ def test_evaluation_within_a_step_changes_nothing_and_no_step_counts_it(transfer
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("ours", ["none", "full"])
+@pytest.mark.parametrize("ours", [{}, FULL, {"overrides": [{"layers": 1, **FULL}]}])
 @on_ranks(1)
 def test_a_model_that_checkpoints_its_layers_trains_the_same_bits(ours, reentrant) -> None:
     for make in (model_of, adapted):
-        straight, model = steps(slid(make("llama-untied"), **PLAIN), 0, 2), make("llama-untied")
+        straight, model = steps(slid(make("llama-untied")), 0, 2), make("llama-untied")
         with warnings.catch_warnings():  # by the name that most scripts use
             warnings.simplefilter("ignore", FutureWarning)
             model.gradient_checkpointing_enable({"use_reentrant": reentrant})
         model.enable_input_require_grads()
-        assert steps(slid(model, activation_checkpointing=ours), 0, 2) == straight
+        assert steps(slid(model, **ours), 0, 2) == straight
 
 
 @on_ranks(1)
 def test_a_call_that_fails_before_backward_can_be_made_again() -> None:
     states = []
     for fails in (False, True):
-        sliding = shardlab.SlideFSDP(model_of("llama-untied"))
+        sliding = shardlab.SlideFSDP(model_of("llama-untied"), FULL)
         for step in range(3):
             tokens = tokens_of(step, 0)
             if fails and step == 1:
@@ -327,21 +331,49 @@ def test_uses_of_the_model_itself_are_refused_and_training_continues(tmp_path) -
         model(input_ids=tokens_of(0, 0))
 
 
+@on_ranks(1)
+def test_a_strategy_as_a_mapping_and_as_a_document_train_the_same_bits() -> None:
+    settings = {"window": 3, "accumulation": 2, "gradients": {"codec": "int8"}}
+    document = parse_strategy({"engine": "slide", **settings})
+    losses = []
+    for strategy in (settings, {"engine": "slide", **settings}, document, document.canonical()):
+        sliding = shardlab.SlideFSDP(model_of("llama-untied"), strategy, learning_rate=1e-3)
+        losses.append(steps(sliding, 0, 4))
+    assert losses == [losses[0]] * 4
+
+
 @pytest.mark.parametrize(
-    ("config", "reported"),
+    ("settings", "reported"),
     [
-        ({"window": 1}, "window"),
-        ({"weights": "int8"}, "use param_transfer: shard"),
-        ({"activation_checkpointing": "none", "activations": "disk"}, "set activation_checkpoint"),
-        ({"betas": (0.9, 1.0)}, "betas.1: input should be less than 1"),
-        ({"accumulation": 0}, "accumulation: input should be greater"),
-        ({"clip": 0.0}, "clip: input should be greater than 0"),
+        ({"window": 1}, "SlideFSDP.window: input should be greater"),
+        ({"weights": {"codec": "int8"}}, "use param_transfer: shard"),
+        ({"activations": "disk"}, "set activation_checkpointing"),
+        ({"accumulation": 0}, "SlideFSDP.accumulation: input should be greater"),
+        ({"engine": "fsdp2"}, "engine is fsdp2, .* remove engine .*, or use fully_shard and shard"),
+        ({"engine": "manual"}, "engine is manual, .* remove engine and the settings that slide la"),
+        ({"sync": {"every": 8}}, "sync does not apply to engine 'slide': remove it"),
+        ({"error_feedback": True}, "SlideFSDP.error_feedback: unknown key"),
+        ({"betas": (0.9, 1.0)}, "SlideFSDP.betas.1: input should be less than 1"),
+        ({"clip": 0.0}, "SlideFSDP.clip: input should be greater than 0"),
+        ({"eps": float("inf")}, "SlideFSDP.eps: input should be a finite number"),
+        ({"learning_rate": -1.0}, "SlideFSDP.learning_rate is -1.0: it must be 0 or more"),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused_in_one_line(config, reported):
-    with pytest.raises(UserError, match=r"^SlideConfig[.:]") as refusal:
-        shardlab.SlideConfig(**config)
-    assert reported in str(refusal.value) and "\n" not in str(refusal.value)
+def test_a_strategy_or_a_number_without_meaning_is_refused_in_one_line(settings, reported):
+    with pytest.raises(UserError, match=reported) as refusal:
+        slid(model_of("gpt2-tied"), **settings)
+    assert str(refusal.value).startswith("SlideFSDP") and "\n" not in str(refusal.value)
+
+
+def test_the_settings_of_earlier_versions_say_what_to_write_now():
+    with pytest.raises(UserError, match=r"SlideConfig .* write shardlab\.SlideFSDP\(model, \{"):
+        shardlab.SlideConfig(window=2, learning_rate=1e-3)
+
+
+@on_ranks(1)
+def test_a_codec_that_drops_what_it_does_not_send_warns() -> None:
+    with pytest.warns(UserWarning, match="SlideFSDP: topk.* drops what it does not send"):
+        slid(model_of("llama-untied"), gradients={"codec": "topk"})
 
 
 @pytest.mark.parametrize("clip", [0.5, None])

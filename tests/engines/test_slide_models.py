@@ -116,7 +116,7 @@ def test_blocks_unused_on_one_rank_train_on_the_others_gradients(
     # either window with what is left out and each other setting
     window = 2 + ((clip is None) ^ (sync == "cpu_reduce") ^ ("half" in left_out))
     config = {"clip": clip, "grad_sync": sync, "window": window}
-    check(Experts(), expected, own, **config, activation_checkpointing="none")
+    check(Experts(), expected, own, **config)
 
 
 @pytest.mark.parametrize("without", [0, 2, 4])
@@ -152,9 +152,8 @@ def test_block_that_passes_an_input_on_is_updated_before_its_next_use(group, mak
 @pytest.mark.fresh_ranks
 @on_ranks(2)
 def test_ranks_that_gather_different_layers_are_refused(group, other, clip, sync) -> None:
-    config = {"param_transfer": "shard", "grad_sync": sync, "clip": clip}
-    config = shardlab.SlideConfig(**config, activation_checkpointing="none")
-    sliding, rank = shardlab.SlideFSDP(Experts(), config), dist.get_rank(group)
+    strategy = {"param_transfer": "shard", "grad_sync": sync}
+    sliding, rank = shardlab.SlideFSDP(Experts(), strategy, clip=clip), dist.get_rank(group)
     with pytest.raises((UserError, RuntimeError), match="set param_transfer: full"):
         for step in range(STEPS):
             sliding(**batch_of(step, rank, other if rank == 1 else {}))
@@ -175,7 +174,6 @@ NO_LOSS = (
     lambda loss, x: (float(loss), x),
     lambda loss, x: loss.detach(),
 )
-PLAIN = {"activation_checkpointing": "none"}
 
 
 class Blocks(nn.Module):
@@ -242,10 +240,22 @@ def test_a_model_may_have_no_parameter_outside_of_its_blocks() -> None:
 
 @on_ranks(1)
 def test_a_forward_method_that_checkpoints_blocks_trains_the_same_bits() -> None:
-    straight = slid_weights(Blocks(), **PLAIN)
+    straight = slid_weights(Blocks())
     for reentrant, ours in product((True, False), ("none", "full")):
         found = slid_weights(Blocks(reentrant=reentrant), activation_checkpointing=ours)
         assert differing(found, straight) == []
+
+
+@on_ranks(1)
+def test_layers_are_computed_again_where_the_strategy_says_so_alone() -> None:
+    counts = []
+    for settings in ({}, {"activation_checkpointing": "full"}):
+        model, calls = Experts(), []
+        layer = model.blocks[0].first
+        layer.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
+        slid(model, **settings)(**batch_of(0, 0, {}))
+        counts.append(len(calls))
+    assert counts == [1, 2]
 
 
 @on_ranks(1)
@@ -295,7 +305,7 @@ class Counting(Blocks):
 @on_ranks(1)
 def test_buffers_that_a_state_dict_has_are_continued(tmp_path) -> None:
     models = Counting(), Counting()
-    straight, other = (slid(model, **PLAIN) for model in models)
+    straight, other = (slid(model) for model in models)
     for _ in range(3):
         straight(x=torch.randn(4, 8))
     straight.save(tmp_path / "saved")

@@ -221,7 +221,7 @@ def test_engines_train_the_same_bits(group, tmp_path, engine, checkpointing) -> 
     def steps(strategy):
         generator = torch.Generator().manual_seed(dist.get_rank(group))
         model, weights = drawn_model(Model(preset="tiny"), 300, 16, 0, 1)
-        settings = parse_strategy(strategy), Optimization(0.1, 0.5, (0.9, 0.95)), group
+        settings = parse_strategy(strategy), Optimization(clip=0.5), group
         with patch.dict(os.environ, {FOLDER_VARIABLE: str(tmp_path)}):
             made = build_engine(model, *settings, weights=weights)
         batches = torch.randint(300, (2, 2, 4, 17), generator=generator)
@@ -237,7 +237,7 @@ def test_memory_of_the_host_is_refused_where_it_is_that_of_the_device(group) -> 
     model, weights = drawn_model(Model(preset="tiny"), 300, 16, 0, 1)
     strategy = parse_strategy({"engine": "ddp", **FULL, "activations": "memory"})
     with pytest.raises(UserError, match="activations: memory: on a CPU they are there already"):
-        build_engine(model, strategy, Optimization(0.1, 0.5, (0.9, 0.95)), group, weights=weights)
+        build_engine(model, strategy, Optimization(clip=0.5), group, weights=weights)
 
 
 def test_the_constructor_names_the_two_ways_to_make_one():

@@ -123,7 +123,7 @@ def test_predicted_traffic_matches_the_ledger_of_the_engine(name, world_size):
 
     def steps(group):
         model = build_model(preset, 256, 32, 0, seed=1).whole()
-        engine = build_engine(model, strategy, Optimization(0.1, 1.0, (0.9, 0.95)), group)
+        engine = build_engine(model, strategy, Optimization(), group)
         for _ in range(3):
             engine.wait()
             engine.ledger.reset()

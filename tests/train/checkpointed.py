@@ -62,10 +62,11 @@ class Run:
         length = plan.train.sequence_length
         built = drawn_model(plan.model, split.vocabulary, length, split.end_of_text, plan.seed)
         model, weights = built
-        optimization = Optimization(plan.train.weight_decay, plan.train.clip, plan.train.betas)
+        shared = ("weight_decay", "clip", "betas")
+        optimization = Optimization(**{key: getattr(plan.train, key) for key in shared})
         engine = build_engine(model, plan.strategy, optimization, group, plan.seed, weights)
         batches = Batches(split, plan.train.sequence_length, plan.seed)
-        loop = Loop(engine, batches, plan.train, group)
+        loop = Loop(engine, batches, plan.train, group, plan.train.accumulation)
         options = {"every": 1000} | options
         checkpoints = Checkpoints(plan, Checkpoint(**options), root, engine, loop, group)
         return cls(engine, loop, checkpoints, checkpoints.resume())

@@ -58,7 +58,7 @@ def test_transformers_loads_the_model_of_every_engine(family, tied, tokenizer, t
             trained = build_engine(
                 model,
                 parse_strategy({"engine": engine}),
-                Optimization(0.1, 1.0, (0.9, 0.95)),
+                Optimization(),
                 group,
             )
             trained.step([tokens], 1e-2)

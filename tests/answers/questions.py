@@ -1,0 +1,281 @@
+"""The project's answers to its users' questions, computed anew from what is committed.
+
+    python -m tests.answers.questions
+
+writes them to a JSON file per question, beside this module. Strategies are named and hashed,
+numbers keep six digits, and no type of the library occurs, so that the files outlive its code.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.islands.curves import Curve, LinkTimes, Row
+from benchmarks.islands.families import FAMILIES, fastest, rows_of
+from benchmarks.islands.methods import METHODS
+from benchmarks.islands.timing import LINKS
+from benchmarks.judge import question_of
+from shardlab.choose.decision import conclude
+from shardlab.choose.history import History, initial_history
+from shardlab.choose.judge import Question, choose_by_rules
+from shardlab.choose.records import Proposal, Trial
+from shardlab.config.parameters import Parameters
+from shardlab.config.schema import turns
+from shardlab.predict.lookup import STOCK, advise, lookup_table
+from shardlab.predict.plan import main
+from shardlab.report.aggregate import verdict
+from shardlab.report.answer import answer
+from shardlab.report.evidence import Evidence
+from shardlab.report.timings import location
+from shardlab.report.verdict import Choice, verdicts
+from shardlab.results.run_record import Record, read_records
+from shardlab.results.timing_record import read_all
+from shardlab.strategy.document import parse_strategy
+from tests.evidence_factory import make_evidence
+
+Answer = dict[str, Any]
+"""Answers to a question, as JSON."""
+FOLDER = Path(__file__).parent
+STORED = Path("benchmarks/judge_questions.json")
+"""Questions to judges, drawn from the timings of the default experiment."""
+PLAN = "llama-3-8b --nodes 2x8 --device a100-80g --link 10gbit"
+"""Arguments of the plan in README.md; docs/tutorials/plan.md has its text."""
+SMALL_PLAN = "gpt2 --nodes 2x1 --device l4 --seq 512"
+"""Arguments, without the link, of a plan for two machines of one device."""
+_BYTES = {STOCK: 1.0, "int8": 0.26, "int4": 0.13}
+"""Bytes of a payload over those of float32, with a scale per 128 elements."""
+
+
+class Experiment(NamedTuple):
+    """An experiment whose results are committed."""
+
+    params: Parameters
+    results: Path
+
+
+def experiments() -> dict[str, Experiment]:
+    """Return the experiments by name; this and all else is read from the current folder."""
+    return {
+        "default": Experiment(Parameters(), Path("results")),
+        "judge": Experiment(Parameters("params/judge.yaml"), Path("experiments/judge/results")),
+    }
+
+
+def strategies() -> Answer:
+    """Which strategy does each name in params.yaml and params/*.yaml stand for?"""
+    files = [Path("params.yaml"), *sorted(Path("params").glob("*.yaml"))]
+    return {
+        str(file): {name: s.hash() for name, s in Parameters(file).all_strategies().items()}
+        for file in files
+    }
+
+
+def link_verdicts() -> Answer:
+    """What does the report recommend on each link, and how sure is it?"""
+    answers = {}
+    for name, experiment in experiments().items():
+        evidence = _evidence(experiment)
+        lines = answer(evidence).lines
+        answers[name] = {
+            location(link.timing): {
+                "use": link.use and _choice(link.use),
+                "lossless": link.lossless and _choice(link.lossless),
+                "not told apart": [choice.name for choice in link.same],
+                "faster, but refused": [choice.name for choice in link.refused],
+                "synchronisation / computation": link.sync_ratio,
+                "sentence": line,
+            }
+            for link, line in zip(verdicts(evidence), lines, strict=True)
+        }
+    return answers
+
+
+def rounds() -> Answer:
+    """What does each round of a search decide, and which strategy does it hold?"""
+    answers: Answer = {}
+    for name, (params, results) in experiments().items():
+        history, answers[name] = _first_history(params, results), {}
+        for number in params("rounds"):
+            agent, proposal = params.agent_of(number), _proposal(results, number)
+            limits = agent.quality_tolerance, proposal.memory_limit_bytes, proposal.peaks
+            fastest_before = history.fastest(*limits).hash
+            trial = Trial.from_file(results / "rounds" / number / "trial.json", "restore it")
+            history = conclude(history, proposal, trial, agent)
+            decision = history.rounds[-1]
+            answers[name][number] = {
+                "fastest admissible before": fastest_before,
+                "decision": decision.decision,
+                "held": decision.held,
+                "reason": decision.reason,
+                "step over the incumbent's": {
+                    arm.label: arm.step and [arm.step.ratio, arm.step.low, arm.step.high]
+                    for arm in decision.compared
+                },
+                "objections": {arm.label: arm.objections for arm in decision.compared},
+            }
+    return answers
+
+
+def judged() -> Answer:
+    """What does the judge `rules` choose in each committed round, and of each stored question?"""
+    answers: Answer = {}
+    for name, (params, results) in experiments().items():
+        for number in params("rounds"):
+            proposal = _proposal(results, number)
+            held_ms = proposal.arms[0].prediction.step_ms
+            question = Question(proposal.evidence, held_ms, proposal.candidates)
+            answers[f"{name}, round {number}"] = _choice_by_rules(question)
+    for number, entry in enumerate(json.loads(STORED.read_text()), 1):
+        answers[f"stored question {number}, {entry['link']}"] = _choice_by_rules(question_of(entry))
+    return answers
+
+
+def islands() -> Answer:
+    """Which method reaches the loss of 2,000 steps of stock torch first on each link?"""
+    links = [LinkTimes(name) for name in LINKS]
+    rows = rows_of({name: Curve(name) for name in METHODS if METHODS[name].world_size <= 2})
+    rows, answers = [row for row in rows if all(link.has(row) for link in links)], {}
+    for link in links:
+        best = fastest(rows, METHODS, link)
+        assert best is not None, "stock torch reaches its own loss"
+        slower = [row for row in rows if row != best]
+        answers[link.name] = {
+            "synchronisation / computation": link.ratio,
+            "first": best.title,
+            "gain over the best of each kind": _gains(rows, best, link),
+            "not told apart": [row.title for row in slower if not link.gain(best, row).low > 1],
+            "seconds to the loss": {row.title: link.seconds(row) for row in rows},
+        }
+    return answers
+
+
+def plans() -> Answer:
+    """What does `shardlab plan` of README.md advise, and what two machines on several links?"""
+    plan, rates = _planned(PLAN), ("100mbit", "1gbit", "10gbit", "25gbit", "100gbit", "400gbit")
+    return {
+        PLAN: {
+            "sentence": plan["answer"],
+            "use": _used(plan),
+            "step, s": {
+                row["name"]: row["step_s"]["middle"] if row["fits"] else "does not fit"
+                for row in plan["strategies"]
+            },
+            "one node alone, s": plan["one_node"]["step_s"]["middle"],
+            "one device alone, s": plan["one_device"]["step_s"]["middle"],
+        },
+        SMALL_PLAN: {rate: _used(_planned(f"{SMALL_PLAN} --link {rate}")) for rate in rates},
+    }
+
+
+def probed() -> Answer:
+    """What does the probe advise, by synchronisation / computation of a stock all-reduce?"""
+    answers = {}
+    for replicas in ("each rank", "two nodes"):
+        table = lookup_table(nodes=2 if replicas == "two nodes" else 1)
+        answers[replicas] = {
+            f"{ratio:g}": [row.use, parse_strategy(row.document).hash()]
+            for ratio in (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+            for row in [advise({codec: ratio * part for codec, part in _BYTES.items()}, table)]
+        }
+    return answers
+
+
+QUESTIONS: dict[str, Callable[[], Answer]] = {
+    function.__name__: function
+    for function in (strategies, link_verdicts, rounds, judged, islands, plans, probed)
+}
+
+
+def path(name: str) -> Path:
+    """Return the file of the answers to a question."""
+    return FOLDER / f"{name}.json"
+
+
+def rounded(value: Any) -> Any:
+    """Return a JSON value whose floats have six digits; null where one is not finite."""
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [rounded(item) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value
+
+
+def _evidence(experiment: Experiment) -> Evidence:
+    """Return what the report of an experiment is made from, as far as a verdict depends on it."""
+    params, results = experiment
+    baseline, comparison, timings = params("baseline", "comparison", "timings")
+    last = [*params("rounds")][-1]
+    return make_evidence(
+        [r for r in read_records(results / "results.jsonl") if isinstance(r, Record)],
+        baseline,
+        history=History.from_file(results / "rounds" / last / "history.json", "restore it"),
+        timed=read_all(results / "timings", timings),
+        turns=turns(timings),
+        comparison=comparison,
+        tolerance=params.agent_of(last).quality_tolerance,
+    )
+
+
+def _choice(choice: Choice) -> Answer:
+    alone = choice.ratio("alone_ratio")
+    words = {"lower": "faster", "higher": "slower", "same": "not told apart"}
+    return {
+        "run": choice.name,
+        "hash": choice.strategy.hash(),
+        "than one device alone": words.get(verdict(alone.low, alone.high, 1), "unknown"),
+        "step over one device's": [*alone],
+        "step over the baseline's": [*choice.ratio("step_ratio")],
+        "perplexity over the baseline's": float(choice.cost["ppl_ratio"]),
+    }
+
+
+def _choice_by_rules(question: Question) -> str | None:
+    labels = {candidate.id: candidate.label for candidate in question.candidates}
+    choice = choose_by_rules(question).choice
+    return None if choice is None else labels[choice]
+
+
+def _first_history(params: Parameters, results: Path) -> History:
+    """Return what the first round of an experiment starts from."""
+    records = read_records(results / "results.jsonl")
+    timed = read_all(results / "timings", params("timings"))
+    return initial_history(records, timed, params("agent"), params("train"))
+
+
+def _proposal(results: Path, number: str) -> Proposal:
+    return Proposal.from_file(results / "rounds" / number / "proposal.json", "restore it")
+
+
+def _gains(rows: list[Row], best: Row, link: LinkTimes) -> Answer:
+    firsts = {family: fastest(rows, names, link) for family, names in FAMILIES.items()}
+    return {
+        family: [row.title, *link.gain(best, row)]
+        for family, row in firsts.items()
+        if row is not None and row != best
+    }
+
+
+def _planned(arguments: str) -> Answer:
+    with redirect_stdout(StringIO()) as output:
+        main([*arguments.split(), "--json"])
+    return json.loads(output.getvalue())
+
+
+def _used(plan: Answer) -> list[str]:
+    """Return what a plan names: the best without loss, then what changes training, if faster."""
+    return [f"{row['strategy']} on {row['devices']}" for row in plan["best"]]
+
+
+if __name__ == "__main__":
+    for name, ask in QUESTIONS.items():
+        text = json.dumps(rounded(ask()), indent=1, ensure_ascii=False)
+        # a list is one line
+        text = re.sub(r"\[\s[^][{}]*\]", lambda match: " ".join(match[0].split()), text)
+        path(name).write_text(text + "\n")
