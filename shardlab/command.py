@@ -25,7 +25,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "plan": Command(
-        "shardlab.predict.plan",
+        "shardlab.plan",
         "say what a model needs on devices that nobody rented yet, and what is fastest",
         "llama-3-8b --nodes 2x8 --device a100-80g --link 10gbit",
         extra="hf",

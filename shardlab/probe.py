@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from shardlab.choose.probe_answer import LEGEND, STOCK, Times, advice
 from shardlab.codecs.base import Block, Unit
 from shardlab.codecs.registry import make_codec, spec_of
 from shardlab.comm.attach import make_collective
@@ -43,15 +44,7 @@ from shardlab.core.launch_environment import started_ranks
 from shardlab.core.progress import say
 from shardlab.kernels import native
 from shardlab.predict.codec_costs import interleave
-from shardlab.predict.lookup import (
-    GOAL,
-    STOCK,
-    Row,
-    advise,
-    lookup_table,
-    share,
-    steps_between,
-)
+from shardlab.predict.offers import replica_candidates
 from shardlab.strategy.compression import Compression
 from shardlab.strategy.document import parse_strategy
 from shardlab.train.launch import launch
@@ -69,22 +62,6 @@ _CALLS = 10
 _MESSAGE_S, _CHECK_S = 0.25, 60.0
 """messages grow until one takes so long; a whole gradient is sent that should take less"""
 _TIMEOUT_S = 600.0
-
-
-class Times(NamedTuple):
-    """Median of the times of the slowest rank, with its 96 % interval; in seconds."""
-
-    median: float
-    low: float
-    high: float
-
-    def scaled(self, factor: float) -> "Times":
-        """Return the times of `factor` times as much."""
-        return Times(*(factor * seconds for seconds in self))
-
-    def __str__(self) -> str:
-        median, low, high = (f"{seconds * 1e3:.4g}" for seconds in self)
-        return f"{median} ms ({low} to {high})"
 
 
 def _times(
@@ -248,52 +225,6 @@ def _compare(facts: Mapping[str, object], world: dist.ProcessGroup) -> None:
             )
 
 
-def _advice(
-    link: Link, gradient_bytes: int, what: str, computation: Times, table: Sequence[Row]
-) -> str:
-    """Return what the rows of the table cost between replicas, and which one is enough.
-
-    Args:
-        gradient_bytes: that each rank reduces over `link`.
-        what: is called computation, in words.
-    """
-    times = {row.codec: link.sync(row.codec, gradient_bytes) for row in table}
-    ratios = {codec: time.median / computation.median for codec, time in times.items()}
-    stock, codec, best = times[STOCK], table[-1].codec, advise(ratios, table)
-    width = max(len(row.use) for row in table)
-    few, fewer = (steps_between(ratios[codec], goal) for goal in (0.05, 0.1))
-    enough = share(ratios[best.codec] / best.every) <= GOAL
-    lines = [
-        f"\n{link.name}: synchronisation / computation {ratios[STOCK]:.3g} "
-        f"({stock.low / computation.high:.3g} to {stock.high / computation.low:.3g})",
-        f"  all-reduce of {gradient_bytes:,} bytes at the rate above {stock}",
-        f"  {what} {computation}",
-        f"  {'':{width}}    ratio  of step     gain",
-    ]
-    for row in table:
-        ratio = ratios[row.codec] / row.every
-        part, gain = f"{100 * share(ratio):.1f} %", link.ranks / (1 + ratio)
-        lines.append(f"  {row.use:{width}} {ratio:8.3g} {part:>8} {gain:8.2f}")
-    return "\n".join(
-        [
-            *lines,
-            f"  {codec} synchronisation takes 5 % of the time with sync_every={few}, 10 % with "
-            f"{fewer}\n  {'enough' if enough else 'not enough, but nearest'} for "
-            f"{GOAL * 100:.0f} % of the step: {best.use}",
-            *(
-                f"  {line}"
-                for line in (best.attach or "handle = shardlab.attach(model)").splitlines()
-            ),
-        ]
-    )
-
-
-_LEGEND = """
-of step: share of synchronisation without overlap; backward may hide some of it
-gain: samples per second over those of one replica, as fast as while all compute
-Quality is not judged here: experiments/islands/islands.md has steps to one loss of two replicas."""
-
-
 def probe(options: argparse.Namespace, world: dist.ProcessGroup) -> None:
     """Measure, and print on rank 0 what was measured and what follows from it.
 
@@ -331,7 +262,8 @@ def probe(options: argparse.Namespace, world: dist.ProcessGroup) -> None:
     expected = link.sync(STOCK, nbytes).median
     whole = f"{_whole(nbytes, world):.4g} s" if expected < _CHECK_S else "not measured"
     show(f"{link}\n  all-reduce of the whole gradient {whole}, {expected:.4g} s at this rate")
-    advice = [_advice(link, nbytes, "computation of a step", step, lookup_table(options.codec))]
+    times = {name: link.sync(name, nbytes) for name in (STOCK, *codecs)}
+    answers = [advice(link.name, size, times, nbytes, "computation of a step", step)]
     if 1 < local < size:
         first, part = rank // local * local, nbytes // local
         inside = subgroup(world, [*range(first, first + local)])
@@ -342,9 +274,10 @@ def probe(options: argparse.Namespace, world: dist.ProcessGroup) -> None:
         # a node is a replica
         what = "step of a node, with its own all-reduce"
         island = Times(*map(sum, zip(step, near.sync(STOCK, nbytes), strict=True)))
-        table = lookup_table(options.codec, size // local)
-        advice.append(_advice(far, part, what, island, table))
-    show("\n".join([*advice, _LEGEND]))
+        times = {name: far.sync(name, part) for name in (STOCK, *codecs)}
+        nodes = size // local
+        answers.append(advice(far.name, nodes, times, part, what, island, sharded=True))
+    show("\n".join([*answers, LEGEND]))
 
 
 def _options() -> argparse.Namespace:
@@ -367,12 +300,13 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     if options.batch < 1 or min(options.seq, options.vocabulary or 2) < 2:
         parser.error("--batch is at least 1, --seq and --vocabulary at least 2")
-    # all uses of the codec in the lookup tables, before anything is measured
+    # all uses of the codec, before anything is measured
     validate(Compression, {"codec": spec_of(options.codec), "error_feedback": True}, "--codec")
     if make_codec(options.codec).votes:
         parser.error(f"--codec {options.codec} votes, and exchanges need means: choose another")
-    for row in (*lookup_table(options.codec), *lookup_table(options.codec, nodes=2)):
-        parse_strategy(row.document, f"--codec {options.codec}")
+    for nodes in (1, 2):
+        for offer in replica_candidates(options.codec, nodes):
+            parse_strategy(offer.document, f"--codec {options.codec}")
     return options
 
 

@@ -28,6 +28,7 @@ from torch import Tensor
 from benchmarks.common import arguments, on_ranks
 from benchmarks.gpu.figures import OUT, on_gpu, record, table_device
 from benchmarks.gpu.traces import traced
+from shardlab import plan
 from shardlab.comm.object_collectives import device_of
 from shardlab.config.model_and_data import GPT2_VOCABULARY, Model
 from shardlab.core.document import validate
@@ -35,7 +36,6 @@ from shardlab.core.errors import UserError
 from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
 from shardlab.models.build import build_model
-from shardlab.predict import plan
 from shardlab.predict.devices import DEVICES
 from shardlab.strategy.document import parse_strategy
 from shardlab.train.utilization import flops_per_token, peak_memory

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from shardlab.choose.plan_answer import lines, make_plan
 from shardlab.config.machine import bits_per_second
 from shardlab.config.model_and_data import GPT2_VOCABULARY, PRESETS, Model
 from shardlab.config.schema import Train
@@ -19,7 +20,6 @@ from shardlab.core.errors import UserError, nearest
 from shardlab.core.numbers import number
 from shardlab.core.progress import say
 from shardlab.models.shapes import PUBLISHED, DecoderShapes, read_decoder
-from shardlab.predict.answer import lines, make_plan
 from shardlab.predict.devices import (
     DEVICES,
     Device,
