@@ -245,9 +245,10 @@ def _ranking(history: History, proposal: Proposal, race: Race, agent: Agent) -> 
 
     options = []
     for arm in proposal.arms:
-        row = history.measured[arm.hash]
-        is_held = arm.hash == proposal.incumbent
-        if arm.hash not in times or (row.failure(history.workload) and not is_held):
+        if not {arm.hash, proposal.incumbent} <= {*times}:
+            continue
+        row, is_held = history.measured[arm.hash], arm.hash == proposal.incumbent
+        if row.failure(history.workload) and not is_held:
             continue
         peak = 0 if proposal.fits else limit + 1
         step, quality = over(arm.hash, proposal.incumbent), history.quality(arm.strategy)
@@ -286,7 +287,7 @@ def _compare(
         if raced.outcome != "ok" or standing is None:
             ended = f"it ended with outcome {raced.outcome}: {raced.detail}"
             objections = [ended.removesuffix(": ")]
-        elif not standing.faster and proposal.fits:
+        elif not standing.faster and proposal.incumbent in usable:
             objections = ["no gain in step time is shown" if standing.low < 1 else "it is slower"]
         elif failure is not None:
             objections = [f"its trial ended with outcome {failure.outcome}: {failure.detail}"]

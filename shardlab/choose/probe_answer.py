@@ -10,7 +10,6 @@ from typing import NamedTuple
 from shardlab.choose.rank import MARGIN, Option, Ranking, rank
 from shardlab.predict.offers import replica_candidates
 from shardlab.results.interval import Ratio
-from shardlab.strategy.attach_lines import attach_lines
 from shardlab.strategy.document import CanonicalStrategy, parse_strategy
 
 STOCK = "all-reduce"
@@ -134,7 +133,7 @@ def _uses(offers: Mapping[str, Replicas], ranking: Ranking) -> list[str]:
         lines.append(
             f"  {name} is sooner at a loss if it needs fewer than {even.ratio:.2f} x the samples"
         )
-        script = attach_lines(offers[name].strategy) or ""
+        script = offers[name].strategy.attach_call() or ""
         lines += [f"  {line}" for line in script.splitlines()]
     if not gaining:
         lines.append("  nothing that changes training is faster")

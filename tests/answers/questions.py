@@ -26,9 +26,9 @@ from shardlab.choose.incumbent import best_measured
 from shardlab.choose.judge import Question, choose_by_rules
 from shardlab.choose.probe_answer import STOCK, rank_replicas, replicas_of
 from shardlab.choose.records import Proposal, Trial
+from shardlab.cli import main
 from shardlab.config.parameters import Parameters
 from shardlab.config.schema import turns
-from shardlab.plan import main
 from shardlab.report.aggregate import verdict
 from shardlab.report.answer import answer
 from shardlab.report.evidence import Evidence
@@ -271,7 +271,7 @@ def _gains(comparison: Comparison, best: Row, link: LinkTimes) -> Answer:
 
 def _planned(arguments: str) -> Answer:
     with redirect_stdout(StringIO()) as output:
-        main([*arguments.split(), "--json"])
+        main(["plan", *arguments.split(), "--json"])
     return json.loads(output.getvalue())
 
 

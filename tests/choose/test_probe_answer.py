@@ -21,7 +21,6 @@ from shardlab.choose.probe_answer import (
     replicas_of,
 )
 from shardlab.predict.offers import replica_candidates
-from shardlab.strategy.attach_lines import attach_lines
 from shardlab.strategy.document import parse_strategy
 from tests.ranks import on_ranks
 
@@ -92,7 +91,7 @@ def linear():
 def trained(model, strategy):
     """Gradients in the ledger after as many steps as lie between two synchronisations."""
     names = {"model": model, "optimizer": torch.optim.SGD(model.parameters())}
-    line, *end = (attach_lines(strategy) or "handle = shardlab.attach(model)").splitlines()
+    line, *end = (strategy.attach_call() or "handle = shardlab.attach(model)").splitlines()
     exec(line, {"shardlab": shardlab}, names)
     for _ in range(every(strategy)):
         model(torch.ones(1, 64)).sum().backward()
