@@ -63,6 +63,9 @@ class AllToAllCollective(CodecCollective):
         """Reduce-scatter, then all-gather the owners' sums; each has its own residual.
 
         Payloads that can be summed are encoded once: the owners gather the summed payloads.
+
+        Raises:
+            UserError: the gather would send other elements than were summed.
         """
         n = vector.numel()
         if self._is_exact(n + -n % self.world_size):
@@ -72,6 +75,11 @@ class AllToAllCollective(CodecCollective):
             self._sum_payloads(padded, scale, unit)
             if padded is not vector:
                 vector.copy_(padded[:n])
+        elif self.codec.random_elements:
+            raise UserError(
+                f"codec {self.codec.name!r}: an all-reduce would draw the elements twice, and keep "
+                "few of those it summed: set values: fp32, or shard the gradients"
+            )
         else:
             super()._all_reduce(vector, scale, unit)
 
