@@ -20,7 +20,7 @@ from shardlab.core.numbers import number, percent
 from shardlab.predict.extrapolation import Point
 from shardlab.report.tables import ONE_DEVICE
 from shardlab.report.timings import group_title
-from shardlab.results.timing_record import NO_COMMUNICATION
+from shardlab.results.timing_result import NO_COMMUNICATION
 
 BASELINE_COLOUR = "#000000"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7A5195", "#767676")

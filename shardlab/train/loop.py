@@ -27,7 +27,7 @@ from shardlab.models.build import build_model
 from shardlab.models.units import unit_sizes, uses_fp16
 from shardlab.profiling.capture import Capture
 from shardlab.profiling.merge import merge_traces
-from shardlab.results.timing_record import UnitSize
+from shardlab.results.result import UnitSize
 from shardlab.strategy.document import Strategy
 from shardlab.strategy.sync import Sync
 from shardlab.train.utilization import flops_per_token

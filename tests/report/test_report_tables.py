@@ -23,7 +23,7 @@ from shardlab.report.write import (
     headline_markdown,
     report_sections,
 )
-from shardlab.results.timing_record import NO_COMMUNICATION
+from shardlab.results.timing_result import NO_COMMUNICATION
 from tests.evidence_factory import make_evidence, make_forecast
 from tests.record_factory import BASELINE, BUSY, STRATEGIES, make_record, make_records
 from tests.timed_run_factory import make_timed, make_timings
