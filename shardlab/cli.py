@@ -195,7 +195,7 @@ _USERS = {
         "say what a model needs on hardware you have not rented, and what is fastest",
         "llama-3-8b --nodes 2x8 --device a100-80g --link 10gbit",
         _plan,
-        module="shardlab.predict.plan",
+        module="shardlab.plan",
         extra="hf",
     ),
     "probe": Command(

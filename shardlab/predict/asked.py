@@ -1,7 +1,8 @@
 """Strategies of a user among those that a plan compares."""
 
 from shardlab.core.errors import UserError
-from shardlab.predict.planner import CODE_BYTES, Candidate
+from shardlab.predict.offers import Candidate
+from shardlab.predict.planner import CODE_BYTES
 from shardlab.predict.step import unsupported
 from shardlab.strategy.codec_options import CodecSpec
 from shardlab.strategy.document import CanonicalStrategy, Strategy

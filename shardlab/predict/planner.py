@@ -6,9 +6,9 @@ peak, codecs are memory traffic over a share of the bandwidth: both shares are r
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from shardlab.core.document import Document
 from shardlab.models.memory import Sizes, device_memory, host_memory
@@ -16,8 +16,8 @@ from shardlab.predict.clusters import Cluster
 from shardlab.predict.coding import codings, outer_coding
 from shardlab.predict.costs import OnCluster
 from shardlab.predict.devices import Device, Efficiency, between_rate
-from shardlab.predict.lookup import lookup_table
 from shardlab.predict.machine import CodecLines, Kind, Line, Machine
+from shardlab.predict.offers import Candidate, candidates
 from shardlab.predict.step import OUTER_COPIES, Compute, Work, step_seconds
 from shardlab.results.calibration_record import UPDATE_BYTES
 from shardlab.results.timing_record import UnitSize
@@ -75,7 +75,7 @@ class Job(NamedTuple):
     """of a node; infinite: unknown"""
     rare_host_bytes: float = math.inf
     """more of a node's than this few have"""
-    asked: tuple["Candidate", ...] = ()
+    asked: tuple[Candidate, ...] = ()
     """of the user, on all devices"""
 
     @property
@@ -90,43 +90,6 @@ class Job(NamedTuple):
         return self._replace(
             nodes=1, asked=(), cluster=self.cluster._replace(ranks_per_node=per_node, memory=host)
         )
-
-
-class Candidate(NamedTuple):
-    """A strategy to consider."""
-
-    name: str
-    document: Mapping[str, Any]
-    lossy: bool = False
-
-
-def candidates(nodes: int, per_node: int, feedback: bool = True) -> list[Candidate]:
-    """Return the strategies for so many nodes.
-
-    Args:
-        feedback: whether error feedback is possible; fp16 has none.
-    """
-    slide = Candidate("slide", {"engine": "slide"})
-    if per_node > 1:
-        moved = {"param_transfer": "shard", "grad_sync": "gpu_reduce"}
-        slide = slide._replace(document={**slide.document, **moved})
-    if nodes * per_node == 1:
-        return [Candidate("plain", {"engine": "ddp"}), slide]
-    found = [Candidate("ddp", {"engine": "ddp"}), Candidate("fsdp2", {"engine": "fsdp2"})]
-    islands = nodes > 1 and per_node > 1
-    stock, *rows = lookup_table("int4", nodes if islands else 1, feedback)
-    if islands:
-        found.append(Candidate("hsdp", stock.document))
-    # to exchange in two levels sends less between nodes than to exchange among all
-    for codec in ("int8", "int4"):
-        coded = {"between_nodes" if islands else "codec": codec}
-        document = {"gradients": coded, "weights": {"codec": codec}}
-        found.append(Candidate(f"fsdp2, {codec} both ways", document, lossy=True))
-    found.append(slide)
-    for row in rows:
-        name = f"{'hsdp' if islands else 'ddp'}, {row.use.removesuffix(' gradients')}"
-        found.append(Candidate(name, row.document, lossy=True))
-    return found
 
 
 class Range(Document):

@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
+from shardlab.choose.plan_answer import Plan
 from shardlab.cli import main
-from shardlab.predict.answer import Plan
 from shardlab.predict.asked import asked_candidate, changes_training
 from shardlab.strategy.document import parse_strategy
 from tests.commands import ROOT

@@ -9,6 +9,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shardlab.choose.plan_answer import lines, make_plan
 from shardlab.config.machine import bits_per_second
 from shardlab.config.model_and_data import GPT2_VOCABULARY, PRESETS, Model, Vocabulary
 from shardlab.config.parameters import asked_strategies
@@ -18,7 +19,6 @@ from shardlab.core.errors import UserError, nearest
 from shardlab.core.numbers import number
 from shardlab.core.progress import say
 from shardlab.models.shapes import PUBLISHED, DecoderShapes, read_decoder
-from shardlab.predict.answer import lines, make_plan
 from shardlab.predict.asked import asked_candidate
 from shardlab.predict.devices import (
     DEVICES,
