@@ -28,7 +28,8 @@ from shardlab.predict.devices import (
     efficiency,
     inside_rate,
 )
-from shardlab.predict.planner import RARE_HOST, Candidate, Job, Shapes
+from shardlab.predict.offers import Candidate
+from shardlab.predict.planner import RARE_HOST, Job, Shapes
 
 
 class _Facts(NamedTuple):
