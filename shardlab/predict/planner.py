@@ -75,7 +75,7 @@ class Job(NamedTuple):
     """of a node; infinite: unknown"""
     rare_host_bytes: float = math.inf
     """more of a node's than this few have"""
-    asked: tuple["Candidate", ...] = ()
+    asked: tuple[Candidate, ...] = ()
     """of the user, on all devices"""
 
     @property

@@ -6,6 +6,7 @@ import shutil
 import pytest
 from shardlab.predict.answer import Plan
 
+from shardlab.choose.plan_answer import Plan
 from shardlab.cli import main
 from shardlab.predict.asked import asked_candidate, changes_training
 from shardlab.strategy.document import parse_strategy
@@ -76,7 +77,7 @@ def test_a_warm_up_is_over_in_a_plan(capsys):
         ("{wrap: root}", "single blocks"),
         ("{param_dtype: fp32}", "give --param-dtype fp32"),
         ("{gradients: {codec: topk}}", "and not topk: take one of them"),
-        ("{engine: ddp, sync: {every: 8, codec: sign}}", "and not sign: take one of them"),
+        ("{engine: ddp, sync: {every: 8, codec: efsign}}", "and not efsign: take one of them"),
         ("{accumulation: 3}", "3 micro-batches do not divide the 8 samples"),
         ("{sharding: hybrid_shard, replicas: 3}", "3 copies do not divide 2 ranks"),
         ("{engine: slide, sync: {every: 8}}", "sync does not apply to engine 'slide'"),
