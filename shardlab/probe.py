@@ -197,8 +197,8 @@ def _build(options: argparse.Namespace, device: torch.device) -> "BuiltModel":
     Raises:
         UserError: there is no such model, or it does not fit into memory.
     """
-    from shardlab.engines.step_space import free_bytes
     from shardlab.models.build import build_model
+    from shardlab.train.step_space import free_bytes
 
     preset, vocabulary = options.model in PRESETS, options.vocabulary or GPT2_VOCABULARY
     if options.vocabulary and not preset:

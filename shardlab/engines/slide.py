@@ -30,7 +30,7 @@ from shardlab.engines.slide_optimizer import HostOptimizer, update_workers
 from shardlab.engines.slide_schedule import Schedule, SlideModule, refuse_shared
 from shardlab.engines.slide_transfers import Copies, GradOffload, Prefetcher
 from shardlab.kernels.adam import Hyper
-from shardlab.models.memory import kept_gradients, window_slots
+from shardlab.models.streamed_layout import kept_gradients, window_slots
 from shardlab.models.units import UnitPlan, dtype_of, owned_parameters, plan_units, uses_fp16
 
 Result = TypeVar("Result")
