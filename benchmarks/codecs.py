@@ -26,14 +26,14 @@ from torch import Tensor
 from benchmarks.common import DATA, WORK, arguments, best_times, on_ranks, publish, text_table
 from benchmarks.gradients import UNIT, Gradients, load_gradients
 from shardlab.codecs.base import Codec, MessageKey, Unit
-from shardlab.codecs.registry import make_method, spec_of
+from shardlab.codecs.registry import make_method
 from shardlab.codecs.wire import Buffers
-from shardlab.comm.attach import make_collective
 from shardlab.comm.codec_collective import Route
 from shardlab.comm.ledger import Ledger
+from shardlab.comm.routes import make_collective
 from shardlab.core.numbers import figure
 from shardlab.core.progress import say, stopwatch
-from shardlab.strategy.codec_table import CODECS, load_codecs
+from shardlab.strategy.codec_table import CODECS, load_codecs, parse_codec
 
 SPECS = (
     *("none", "bf16", "fp16", "natural", "fp8", "fp8:group=512", "fp8:format=e5m2"),
@@ -114,7 +114,7 @@ def reduction(spec: str, gradients: Gradients, group: dist.ProcessGroup) -> dict
     shards = [torch.empty_like(shard) for _ in range(size)]
     dist.all_gather(shards, shard, group=group)
     return {
-        "error": relative_error(torch.cat(shards), exact, spec_of(spec).name in _NO_MAGNITUDE),
+        "error": relative_error(torch.cat(shards), exact, parse_codec(spec).name in _NO_MAGNITUDE),
         "bits": 8 * account.bytes_wire / (vector.numel() - shard.numel()),
         "extra": account.extra_collectives,
     }

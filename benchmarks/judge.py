@@ -20,7 +20,6 @@ from typing import Any
 from benchmarks.common import WORK, arguments, publish, text_table
 from shardlab.choose.chat import LocalModel
 from shardlab.choose.evidence import describe, machine_facts
-from shardlab.choose.experiment import written
 from shardlab.choose.history import initial_history
 from shardlab.choose.judge import Question, choose_by_model, choose_by_rules
 from shardlab.choose.proposal import candidate
@@ -70,7 +69,7 @@ def draw_questions(results: Path, params: Parameters) -> list[dict[str, Any]]:
                 step = Estimate(*(row[key] / 1e3 for key in ("predicted_ms", "low_ms", "high_ms")))
                 option = Option(strategy, strategy.hash(), peak_bytes, step)
                 options[f"{chance.getrandbits(32):08x}"] = {
-                    "strategy": written(strategy),
+                    "strategy": strategy.written(),
                     "prediction": candidate(option, history.qualities()).prediction.model_dump(),
                     "measured_ms": row["measured_ms"],
                 }

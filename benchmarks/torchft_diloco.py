@@ -44,7 +44,7 @@ _OUTER = {"learning_rate": 0.7, "momentum": 0.9}
 def by_shardlab(model: nn.Module, optimizer: torch.optim.Optimizer, every: int) -> Iterator[Any]:
     """Exchange by `shardlab.attach`."""
     wrapped = DistributedDataParallel(model)
-    handle = shardlab.attach(wrapped, sync_every=every, outer=_OUTER, optimizer=optimizer)
+    handle = shardlab.attach(wrapped, sync={"every": every, **_OUTER}, optimizer=optimizer)
     yield wrapped
     handle.detach()
 

@@ -42,7 +42,8 @@ def main() -> None:
     model = GPT2LMHeadModel(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     model, optimizer = accelerator.prepare(model, optimizer)
-    handle = shardlab.attach(model, "int8:group=64", "int8", error_feedback=True)  # <- shardlab
+    gradients = {"codec": "int8:group=64", "error_feedback": True}  # <- shardlab
+    handle = shardlab.attach(model, gradients, weights="int8")  # <- shardlab
 
     batches = torch.Generator().manual_seed(accelerator.process_index)
     for step in range(20):

@@ -35,7 +35,8 @@ def main() -> None:
         )
     )
     optimizer = fabric.setup_optimizers(torch.optim.AdamW(model.parameters(), lr=3e-3))
-    handle = shardlab.attach(model, "int8:group=64", "int8", error_feedback=True)  # <- shardlab
+    gradients = {"codec": "int8:group=64", "error_feedback": True}  # <- shardlab
+    handle = shardlab.attach(model, gradients, weights="int8")  # <- shardlab
 
     batches = torch.Generator().manual_seed(fabric.global_rank)
     for step in range(20):

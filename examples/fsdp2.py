@@ -39,7 +39,8 @@ def main() -> None:
     for block in model.transformer.h:
         fully_shard(block)
     fully_shard(model)
-    handle = shardlab.attach(model, "int8:group=64", "int8", error_feedback=True)  # <- shardlab
+    gradients = {"codec": "int8:group=64", "error_feedback": True}  # <- shardlab
+    handle = shardlab.attach(model, gradients, weights="int8")  # <- shardlab
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
     batches = torch.Generator().manual_seed(dist.get_rank())

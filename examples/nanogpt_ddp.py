@@ -36,8 +36,8 @@ def main() -> None:
     raw_model = GPT2LMHeadModel(config)
     optimizer = torch.optim.AdamW(raw_model.parameters(), lr=3e-3, betas=(0.9, 0.95))
     model = DistributedDataParallel(raw_model)
-    outer = {"codec": "int4:group=128", "error_feedback": True}  # <- shardlab
-    handle = shardlab.attach(model, sync_every=8, outer=outer, optimizer=optimizer)  # <- shardlab
+    sync = {"every": 8, "codec": "int4:group=128", "error_feedback": True}  # <- shardlab
+    handle = shardlab.attach(model, sync=sync, optimizer=optimizer)  # <- shardlab
 
     batches = torch.Generator().manual_seed(rank)
     for step in range(STEPS):

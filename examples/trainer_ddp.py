@@ -42,14 +42,13 @@ class Attached(TrainerCallback):
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
         """Attach to the wrapped model, which callbacks are not given."""
-        if "sync_every" in self.options:
-            self.options["optimizer"] = self.trainer.optimizer
-        self.handle = shardlab.attach(self.trainer.model_wrapped, **self.options)
+        wrapped, optimizer = self.trainer.model_wrapped, self.trainer.optimizer
+        self.handle = shardlab.attach(wrapped, optimizer=optimizer, **self.options)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """With `sync_every` average the replicas after the last step, before it is evaluated.
+        """With `sync` average the replicas after the last step, before it is evaluated.
 
         `on_train_end` would be too late: the best model has been loaded then.
         """
@@ -77,9 +76,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--sync-every", type=int, help="steps between synchronisations")
     every = parser.parse_args().sync_every
-    options: dict[str, Any] = {"gradients": "int8:group=64", "error_feedback": True}
+    options: dict[str, Any] = {"gradients": {"codec": "int8:group=64", "error_feedback": True}}
     if every is not None:
-        options = {"sync_every": every, "outer": {"codec": "int8"}}
+        options = {"sync": {"every": every, "codec": "int8"}}
     torch.manual_seed(0)
     config = GPT2Config(
         vocab_size=VOCABULARY,
@@ -98,7 +97,7 @@ def main() -> None:
             max_steps=20,
             learning_rate=3e-3,
             logging_steps=4,
-            # at multiples of `sync_every`, where all replicas are equal
+            # at multiples of `every`, where all replicas are equal
             eval_strategy="steps",
             eval_steps=every or 8,
             save_steps=every or 8,

@@ -16,16 +16,22 @@ if TYPE_CHECKING:
     from shardlab.engines.sliding_checkpoint import SlidingCheckpoint as SlidingCheckpoint
     from shardlab.strategy.codec_options import CodecSpec as CodecSpec
     from shardlab.strategy.codec_table import register as register
+    from shardlab.strategy.compression import Compression as Compression
+    from shardlab.strategy.compression import WeightCompression as WeightCompression
     from shardlab.strategy.document import Strategy as Strategy
+    from shardlab.strategy.sync import Sync as Sync
 
 __version__ = "0.1.0"
 
 __all__ = [
     "CodecSpec",
+    "Compression",
     "LayerAdam",
     "SlideFSDP",
     "SlidingCheckpoint",
     "Strategy",
+    "Sync",
+    "WeightCompression",
     "attach",
     "merge_states",
     "register",
@@ -33,10 +39,13 @@ __all__ = [
 
 _PLACES = {
     "CodecSpec": "shardlab.strategy.codec_options",
+    "Compression": "shardlab.strategy.compression",
     "LayerAdam": "shardlab.engines.layer_adam",
     "SlideFSDP": "shardlab.engines.slide_fsdp",
     "SlidingCheckpoint": "shardlab.engines.sliding_checkpoint",
     "Strategy": "shardlab.strategy.document",
+    "Sync": "shardlab.strategy.sync",
+    "WeightCompression": "shardlab.strategy.compression",
     "attach": "shardlab.comm.attach",
     "merge_states": "shardlab.comm.handle",
     "register": "shardlab.strategy.codec_table",

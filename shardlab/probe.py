@@ -22,8 +22,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from shardlab.codecs.base import Block, Unit
-from shardlab.codecs.registry import make_codec, spec_of
-from shardlab.comm.attach import make_collective
+from shardlab.codecs.registry import make_codec
 from shardlab.comm.codec_collective import Route
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Ledger
@@ -33,6 +32,7 @@ from shardlab.comm.object_collectives import (
     run_or_fail_together,
     subgroup,
 )
+from shardlab.comm.routes import make_collective
 from shardlab.comm.transport import Transport
 from shardlab.config.model_and_data import GPT2_VOCABULARY, PRESETS, Model
 from shardlab.core.arguments import Parser
@@ -277,7 +277,7 @@ def _advice(
     return "\n".join(
         [
             *lines,
-            f"  {codec} synchronisation takes 5 % of the time with sync_every={few}, 10 % with "
+            f"  {codec} synchronisation takes 5 % of the time with every: {few}, 10 % with "
             f"{fewer}\n  {'enough' if enough else 'not enough, but nearest'} for "
             f"{GOAL * 100:.0f} % of the step: {best.use}",
             *(
@@ -368,9 +368,7 @@ def _options() -> argparse.Namespace:
     if options.batch < 1 or min(options.seq, options.vocabulary or 2) < 2:
         parser.error("--batch is at least 1, --seq and --vocabulary at least 2")
     # all uses of the codec in the lookup tables, before anything is measured
-    validate(Compression, {"codec": spec_of(options.codec), "error_feedback": True}, "--codec")
-    if make_codec(options.codec).votes:
-        parser.error(f"--codec {options.codec} votes, and exchanges need means: choose another")
+    validate(Compression, {"codec": options.codec, "error_feedback": True}, "--codec")
     for row in (*lookup_table(options.codec), *lookup_table(options.codec, nodes=2)):
         parse_strategy(row.document, f"--codec {options.codec}")
     return options

@@ -120,7 +120,7 @@ def test_what_cannot_be_measured_ends_all_ranks_in_one_line(group):
         ("tiny --seq 1", {}, "--seq and --vocabulary at least 2"),
         ("tiny --codec int5", {}, "did you mean 'int"),
         ("tiny --codec none", {}, "pointless"),
-        ("tiny --codec sign", {}, "sign votes"),
+        ("tiny --codec sign", {}, "'sign' votes"),
         ("tiny --codec powersgd", {}, "several phases"),
     ],
 )

@@ -25,8 +25,7 @@ from shardlab.core.document import validate
 from shardlab.core.errors import UserError, nearest
 from shardlab.core.files import write_text
 from shardlab.core.numbers import plural
-from shardlab.strategy import compression
-from shardlab.strategy.document import CanonicalStrategy, Strategy, parse_strategy
+from shardlab.strategy.document import Strategy, parse_strategy
 from shardlab.strategy.engine_traits import ENGINES
 
 _REPETITIONS = {"loopback": 20, "link": 10}
@@ -89,8 +88,8 @@ def search_parameters(
         "model": _model(model, tree["model"]),
         # quality does not depend on the link, so nothing trains on a slow one
         "train": dict(tree["train"]) | {"world_size": ranks, "link": None, "checkpoint": None},
-        "strategies": {run: written(strategy.canonical()) for run, strategy in matrix.items()},
-        "timed_strategies": {run: written(strategy.canonical()) for run, strategy in timed.items()},
+        "strategies": _written(matrix),
+        "timed_strategies": _written(timed),
         "baseline": name,
         "timings": timings,
         "comparison": "loopback",
@@ -149,19 +148,8 @@ def _model(name: str | None, default: Model) -> Model:
     return Model(config=str(Path(name).resolve()))
 
 
-def written(strategy: CanonicalStrategy) -> dict[str, Any]:
-    """Return a strategy as plain data without the defaults of its engine."""
-    default = Strategy(engine=strategy.engine).canonical()
-    document: dict[str, Any] = {"engine": strategy.engine}
-    for key, value in strategy.model_dump(mode="json", exclude_none=True).items():
-        own = getattr(strategy, key)
-        if own != getattr(default, key):
-            document[key] = compression.written(own) if key in ("gradients", "weights") else value
-    if parse_strategy(document).hash() != strategy.hash():
-        # the route that this codec takes elsewhere is not the one that this engine chooses
-        route = {"route": strategy.gradients.route}
-        document["gradients"] = {**compression.written(strategy.gradients), **route}
-    return document
+def _written(strategies: Mapping[Any, Strategy]) -> dict[str, Any]:
+    return {name: strategy.canonical().written() for name, strategy in strategies.items()}
 
 
 def result_text(history: History, folder: Path, reason: str) -> str:
@@ -175,7 +163,7 @@ def result_text(history: History, folder: Path, reason: str) -> str:
     load, why = history.workload, "the fastest that was shown to be so, at a tolerated perplexity"
     if history.rounds and not history.rounds[-1].fits:
         why = "the start: nothing was found within the memory limit"
-    entry = {"strategies": {folder.name: written(history.held.strategy)}}
+    entry = {"strategies": {folder.name: history.held.strategy.written()}}
     return "\n".join(
         [
             f"{load.model}, {load.world_size} ranks, link {load.link}: "

@@ -77,8 +77,8 @@ class Codec(ABC):
     - `encode` is a function of (x, key) alone: same bytes on every machine and thread count;
     - `decode_add(payload, out, alpha)` adds `alpha * D(payload)` to `out` and changes nothing else;
     - `decode_sum(payloads, out, alpha)` makes out = alpha * (D(payload 0) + D(payload 1) + ...).
-      Except for codecs with `votes`, whose sum of several payloads is a majority vote: of them only
-      a single payload decodes to alpha * D(payload);
+      Except for codecs whose specification `votes`: their sum of several payloads is a majority
+      vote, and only a single payload decodes to alpha * D(payload);
     - after `encode_residual(x, e, kept)`: D(payload) + kept = x + e, up to one rounding in float32;
     - an x with a NaN or an infinity decodes to a vector that holds a NaN or an infinity, and
       `kept` is finite wherever e was: errors are always detected and never kept; numbers beyond the
@@ -97,8 +97,6 @@ class Codec(ABC):
     """what is sent depends on the key, too"""
     linear: bool = False
     """payloads can be summed on the wire"""
-    votes: ClassVar[bool] = False
-    """`decode_sum` of several payloads is a vote among them, not the sum of what they decode to"""
     variable: bool = False
     """the payload's size depends on the values"""
 
@@ -164,7 +162,7 @@ class Codec(ABC):
         """Set out to alpha * (D(payload 0) + D(payload 1) + ...), summed in this order in float32.
 
         The owner of a shard calls it with the payloads of all ranks. Codecs override it with one
-        pass over memory; those with `votes`, with the vote in place of the sum.
+        pass over memory; those that vote, with the vote in place of the sum.
         """
         out.zero_()
         for index, payload in enumerate(payloads):

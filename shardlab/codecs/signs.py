@@ -119,7 +119,6 @@ class Sign(FusedCodec):
 
     name = "sign"
     unbiased = False
-    votes = True
 
     def payload_bytes(self, n: int) -> int:  # noqa: D102
         return _MAGNITUDE_BYTES + (n + 7) // 8

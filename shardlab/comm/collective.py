@@ -1,4 +1,4 @@
-"""Contract of collectives, and the contract of modules that use them."""
+"""Contract of collectives."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -306,29 +306,3 @@ def add_up(parts: Sequence[Tensor], out: Tensor, scale: float) -> None:
         out.add_(part)
     if scale != 1:
         out.mul_(scale)
-
-
-MakeCollective = Callable[[dist.ProcessGroup], Collective]
-
-
-class Attachable(ABC):
-    """Module whose collectives `attach` can set without an import of its class."""
-
-    is_attached = False
-    """whether it has collectives already, which stay"""
-    replica_group: dist.ProcessGroup | None = None
-    """ranks that hold the same shards of other replicas of the model, where there are some"""
-
-    @abstractmethod
-    def attach_collectives(
-        self, gradients: MakeCollective, weights: MakeCollective, replicas: MakeCollective
-    ) -> None:
-        """Use these collectives for the module's process groups.
-
-        Args:
-            replicas: of gradients, between replicas of the model.
-        """
-
-    @abstractmethod
-    def unit_names(self) -> dict[str, list[str]]:
-        """Return the names of the parameters of each unit, which is sent as one flat vector."""

@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shardlab.codecs.base import Block, Unit
-from shardlab.comm.collective import Collective, MakeCollective, WarmUp
+from shardlab.comm.collective import Collective, WarmUp
+from shardlab.comm.routes import Collectives
 from shardlab.comm.uncompressed import Native
 from shardlab.core import torch_private
 from shardlab.core.device import accelerator_of
@@ -37,8 +38,8 @@ from shardlab.models.names import parameter_names
 _Future = torch.futures.Future[Tensor]
 
 
-def attach_ddp(model: DistributedDataParallel, gradients: MakeCollective) -> Callable[[], None]:
-    """Use this collective for the gradients of `model`; return a function that restores DDP's.
+def attach_ddp(model: DistributedDataParallel, collectives: Collectives) -> Callable[[], None]:
+    """Use these collectives for the gradients of `model`; return a function that restores DDP's.
 
     Raises:
         UserError: the model has a communication hook already, sparse gradients, complex
@@ -49,7 +50,7 @@ def attach_ddp(model: DistributedDataParallel, gradients: MakeCollective) -> Cal
             'ddp: torch._dynamo.config.optimize_ddp is "python_reducer", which makes no buckets of '
             "gradients: set it to True before the model is wrapped"
         )
-    collective = gradients(model.process_group)
+    collective = collectives.until_alone(collectives.gradients(model.process_group))
     if model.skip_all_reduce_unused_params and not isinstance(collective, Native):
         raise UserError(
             "ddp: skip_all_reduce_unused_params skips gradients that messages contain: "
@@ -180,8 +181,8 @@ class _BucketHook:
             return
         if isinstance(self._collective, WarmUp):
             raise UserError(
-                "ddp: with sync_every a rank that ends early in join() leaves the others waiting: "
-                "call join(throw_on_early_termination=True), or attach without sync_every"
+                "ddp: with sync a rank that ends early in join() leaves the others waiting: "
+                "call join(throw_on_early_termination=True), or attach without sync"
             )
         if not torch_private.divides_by_all(model):
             raise UserError(

@@ -198,7 +198,7 @@ class Exchanges:
         if residuals and self._feedback is None:
             raise UserError(
                 "the state holds residuals of outer gradients: attach with "
-                "outer={'error_feedback': True}"
+                "sync={'error_feedback': True, ...}"
             )
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:

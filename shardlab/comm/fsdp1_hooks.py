@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from shardlab.codecs.base import Block, Unit
-from shardlab.comm.collective import REPLICAS, Collective, MakeCollective
+from shardlab.comm.collective import REPLICAS, Collective
+from shardlab.comm.routes import Collectives
 from shardlab.core import torch_private
 from shardlab.core.device import accelerator_of
 from shardlab.core.errors import UserError
@@ -37,16 +38,11 @@ class _State(NamedTuple):
 
 
 def attach_fsdp1(
-    model: nn.Module,
-    gradients: MakeCollective,
-    weights: MakeCollective,
-    replicas: MakeCollective,
-    between: dist.ProcessGroup | None = None,
+    model: nn.Module, collectives: Collectives, between: dist.ProcessGroup | None = None
 ) -> Callable[[], None]:
     """Use these collectives for every unit of `model`; return a function that restores torch's.
 
     Args:
-        replicas: of gradients, between replicas of the model.
         between: the ranks that hold the same shard in other replicas.
 
     Raises:
@@ -66,16 +62,17 @@ def attach_fsdp1(
             root.register_comm_hook(None, _average)
         except AssertionError as error:
             raise UserError(f"fsdp1: {error}: call detach() of an earlier handle first") from None
-    average = None if between is None else replicas(between)
+    average = None if between is None else collectives.replicas(between)
     for name, module in named.items():
         assert module.process_group is not None, "set unless the strategy is hybrid"
         unit = Unit(name, _blocks(name, module))
         handle, gathers = torch_private.handle_of(module), None
         if handle is not None and handle.uses_sharded_strategy:
             _clear_padding(handle)
-            gathers = weights(module.process_group)
+            gathers = collectives.weights(module.process_group)
             torch_private.set_gather(handle, partial(_gather, handle, gathers, unit))
-        state = _State(gradients(module.process_group), unit, average, gathers)
+        reduction = collectives.gradients(module.process_group)
+        state = _State(reduction, unit, average, gathers)
         torch_private.set_hook_state(module, state)
 
     def detach() -> None:

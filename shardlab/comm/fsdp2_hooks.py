@@ -25,8 +25,9 @@ from torch.distributed.fsdp import FSDPModule
 
 from shardlab.codecs.base import Block, Unit
 from shardlab.comm.background import Lanes
-from shardlab.comm.collective import REPLICAS, Collective, MakeCollective
+from shardlab.comm.collective import REPLICAS, Collective
 from shardlab.comm.object_collectives import gather_values, release, subgroup
+from shardlab.comm.routes import Collectives
 from shardlab.comm.uncompressed import Native
 from shardlab.core import torch_private
 from shardlab.core.device import accelerator_of
@@ -39,16 +40,11 @@ _UnitGroup = tuple[str, FSDPModule, FSDPParamGroup]
 
 
 def attach_fsdp2(
-    model: nn.Module,
-    gradients: MakeCollective,
-    weights: MakeCollective,
-    replicas: MakeCollective,
-    lanes: Lanes | None = None,
+    model: nn.Module, collectives: Collectives, lanes: Lanes | None = None
 ) -> Callable[[], None]:
     """Use these collectives for every unit of `model`; return a function that restores torch's.
 
     Args:
-        replicas: of gradients, between the replicas of a two-dimensional mesh.
         lanes: threads in which the collectives run concurrently with computation.
 
     Raises:
@@ -68,18 +64,19 @@ def attach_fsdp2(
     names = {module: plain(name) for name, module in model.named_modules()}
     undo = []
     for name, module, group in units:
-        reduce = gradients(torch_private.shard_group(group))
+        reduce = collectives.gradients(torch_private.shard_group(group))
         # made now, so that a saved state finds them; backward may gather within smaller groups
         if isinstance(group.post_forward_mesh_info, FSDPMeshInfo):
-            weights(group.post_forward_mesh_info.shard_process_group)
-        gather = weights(torch_private.shard_group(group))
+            collectives.weights(group.post_forward_mesh_info.shard_process_group)
+        gather = collectives.weights(torch_private.shard_group(group))
         undo.append((module, *torch_private.collectives(group)))
         sent = _TrainedUnit(name, group, tuple(_blocks(group, names)))
         gathered = Unit(name, sent.blocks)
         noted = partial(gather.note_pass, gathered, True)
         module.set_custom_reduce_scatter(_ReduceScatterHook(reduce, sent, group, lanes, noted))
-        module.set_custom_all_gather(_AllGatherHook(weights, gathered, lanes, coverage))
-    replaced = _replace_all_reduces(units, names, replicas)
+        hook = _AllGatherHook(collectives.weights, gathered, lanes, coverage)
+        module.set_custom_all_gather(hook)
+    replaced = _replace_all_reduces(units, names, collectives)
 
     def detach() -> None:
         for module, reduce_scatter, all_gather in undo:
@@ -122,11 +119,11 @@ def replica_group(
         return between.pop()
     if replicas is not None and not between:
         raise UserError(
-            "attach: outer: warmup_steps reduces gradients between replicas, which needs a mesh of "
+            "attach: sync: warmup_steps reduces gradients between replicas, which needs a mesh of "
             "two dimensions, the replicas first: fully_shard over that, without replicas"
         )
     raise UserError(
-        "attach: sync_every needs replicas: fully_shard(..., mesh=init_device_mesh(TYPE, "
+        "attach: sync needs replicas: fully_shard(..., mesh=init_device_mesh(TYPE, "
         "(REPLICAS, SHARDS), mesh_dim_names=('replicas', 'shards'))), as (2, 1) of 2 ranks, on all "
         "modules, or a mesh inside the replica with replicas=GROUP"
     )
@@ -232,7 +229,7 @@ def _overlap(units: Sequence[_UnitGroup], on: bool) -> None:
 
 
 def _replace_all_reduces(
-    units: Sequence[_UnitGroup], names: dict[nn.Module, str], replicas: MakeCollective
+    units: Sequence[_UnitGroup], names: dict[nn.Module, str], collectives: Collectives
 ) -> list[tuple[FSDPModule, FSDPParamGroup, DDPMeshInfo, Callable[[Tensor], None] | None]]:
     """Replace the all-reduces between replicas; return the former groups and hooks."""
     before = []
@@ -253,7 +250,7 @@ def _replace_all_reduces(
         ranks = torch_private.shard_group(group).size()
         parts = (Block(b.name, -(-b.rows // ranks), b.columns) for b in _blocks(group, names))
         unit = _TrainedUnit(name, group, tuple(parts), REPLICAS)
-        module.set_all_reduce_hook(_AllReduceHook(replicas(between), unit, group, hook))
+        module.set_all_reduce_hook(_AllReduceHook(collectives.replicas(between), unit, group, hook))
     return before
 
 
@@ -313,7 +310,8 @@ class _ReduceScatterHook(_Allocate, torch_private.ReduceScatter):
 class _AllGatherHook(_Allocate, torch_private.AllGather):
     """All-gather of a unit; `input_tensor` is the part of this rank in `output_tensor`."""
 
-    _make: MakeCollective
+    _make: Callable[[dist.ProcessGroup], Collective]
+    """for the group of the gather, which may be a part of the ranks in backward"""
     _unit: Unit
     _lanes: Lanes | None
     _coverage: _Coverage

@@ -10,7 +10,7 @@ which holds for e'_r' = (1/W) * sum over r of e_r on every new rank. The residua
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +31,7 @@ from shardlab.comm.feedback import (
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.outer_parameters import outer_state
 from shardlab.comm.rare_sync import BETWEEN_EXCHANGES, RareSync
+from shardlab.comm.routes import Collectives
 from shardlab.core.errors import UserError
 
 State = dict[str, Tensor]
@@ -51,8 +52,7 @@ class Handle:
     feedback: ErrorFeedback | None
     _draws: Draws | None
     """where gathered parameters are compressed"""
-    _collectives: Mapping[str, Mapping[dist.ProcessGroup, Collective]]
-    """by purpose, then in the order in which their groups were first used"""
+    _collectives: Collectives
     _units: frozenset[str] | None
     """names of the units, where they are known before the first step"""
     _lanes: Lanes | None
@@ -86,7 +86,7 @@ class Handle:
     def step(self) -> None:
         """End an iteration, after the update of the parameters, also where that was left out.
 
-        With `sync_every`, and without `optimizer`, all ranks call it once per iteration, however
+        With `sync`, and without `optimizer`, all ranks call it once per iteration, however
         many updates that has: it synchronises what is due between replicas. Else it is needed where
         the optimizer has other tensors than the model's parameters, such as copies in float32, for
         `rollback`.
@@ -108,12 +108,10 @@ class Handle:
         optimizer. Sharded parameters are DTensors.
 
         Raises:
-            UserError: there is no `sync_every`: save `model.state_dict()`.
+            UserError: there is no `sync`: save `model.state_dict()`.
         """
         if self._sync is None:
-            raise UserError(
-                "handle: replicas are equal without sync_every: save model.state_dict()"
-            )
+            raise UserError("handle: replicas are equal without sync: save model.state_dict()")
         return self._sync.exchanged_state_dict()
 
     def exchanged_parameters(self) -> dict[nn.Parameter, Tensor]:
@@ -203,7 +201,7 @@ class Handle:
             self.feedback.load_state_dict(residuals)
         elif residuals:
             raise UserError(
-                "the state holds residuals: attach with error_feedback=True, or remove its keys "
+                "the state holds residuals: attach with error_feedback, or remove its keys "
                 f"with {_COUNT[:-1]!r}"
             )
         for prefix, each in self._stateful():
@@ -211,11 +209,11 @@ class Handle:
         if self._sync is not None:
             self._sync.load_state_dict(state)
         elif any(name.startswith(BETWEEN_EXCHANGES) for name in state):
-            raise UserError("the state is of replicas that train alone: attach with sync_every")
+            raise UserError("the state is of replicas that train alone: attach with sync")
 
     def _stateful(self) -> Iterator[tuple[str, Collective | Draws]]:
         """Yield what else has a state, with the beginning of its names in that of the handle."""
-        for purpose, by_group in self._collectives.items():
+        for purpose, by_group in self._collectives.by_purpose.items():
             for index, collective in enumerate(by_group.values()):
                 yield f"{purpose}.group{index}.", collective
         if self._draws is not None:
@@ -228,7 +226,7 @@ def merge_states(
     """Return the state for `rank` of `world_size`, from `Handle.state_dict()` of all old ranks.
 
     Residuals are merged, in float32; counters are the same on all ranks, the outer momentum of
-    `sync_every` on all replicas. State of multi-phase methods is dropped, since it depends on the
+    `sync` on all replicas. State of multi-phase methods is dropped, since it depends on the
     old layout, and what is of one replica alone.
 
     Args:

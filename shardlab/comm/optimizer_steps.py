@@ -18,14 +18,12 @@ _BY_HAND = "leave out optimizer=, and call handle.step() at the end of each iter
 
 
 def unwrapped(optimizers: object) -> tuple[Optimizer, ...]:
-    """Return none, one or several optimizers of torch, each once, without what Accelerate and
+    """Return one or several optimizers of torch, each once, without what Accelerate and
     Fabric wrap them in: that has no hooks of its own.
 
     Raises:
         UserError: something is no optimizer.
     """
-    if optimizers is None:
-        return ()
     several: Iterable[object] = optimizers if isinstance(optimizers, Iterable) else (optimizers,)
     result: dict[Optimizer, None] = {}
     for optimizer in several:

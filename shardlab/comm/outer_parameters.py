@@ -136,11 +136,11 @@ def outer_units(model: nn.Module, on_host: bool) -> list[OuterUnit]:
     for name, parameter in (named for part in layers.values() for named in part.items()):
         if parameter.dtype not in _DTYPES:
             raise UserError(
-                f"attach: {name} of {parameter.dtype}: sync_every is for float32, bf16 and fp16"
+                f"attach: {name} of {parameter.dtype}: sync is for float32, bf16 and fp16"
             )
         if parameter.is_meta:
             raise UserError(
-                f"attach: {name} has no values on the meta device: with sync_every attach after "
+                f"attach: {name} has no values on the meta device: with sync attach after "
                 "to_empty() and the initialisation"
             )
     return [OuterUnit(name, parameters, on_host) for name, parameters in layers.items()]

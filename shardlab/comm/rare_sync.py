@@ -88,7 +88,7 @@ class RareSync:
             if self.step == 0 and (steps := _steps_of(optimizer)) and dist.get_rank() == 0:
                 warn_script(
                     f"sync: the optimizer has made {steps} steps, and the handle begins at step 0: "
-                    "where a run with sync_every is resumed, load its handle.state_dict() of each "
+                    "where a run with sync is resumed, load its handle.state_dict() of each "
                     "rank by handle.load_state_dict"
                 )
             self._exchanges.restart()
@@ -159,6 +159,10 @@ class RareSync:
                     self._exchanges.finish(index, averages=True)
         self._exchanges.set_parameters()
         self._equal_at = [self.step] * self.settings.fragments
+
+    def trains_alone(self) -> bool:
+        """Return whether gradients are no longer reduced between replicas: the warm-up is over."""
+        return self.step >= self.settings.warmup_steps
 
     def wait(self) -> None:
         """Wait until all that is on the way has arrived; the parameters stay as they are."""
@@ -271,12 +275,9 @@ class RareSync:
             must_agree.add("warmup_steps")
         for name, value in saved.items():
             if name in must_agree and value != (present := getattr(settings, name)):
-                option = (
-                    f"sync_every={value}" if name == "every" else f"outer={{{name!r}: {value}}}"
-                )
                 raise UserError(
                     f"the state of step {step} is of {name} {value}, not {present}, and cannot go "
-                    f"on so: attach with {option}"
+                    f"on so: attach with sync={{{name!r}: {value}, ...}}"
                 )
 
     def _check_weights(self, is_unmoved: bool) -> None:

@@ -9,16 +9,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardlab.comm import fsdp1_hooks, fsdp2_hooks
 from shardlab.comm.background import Lanes
-from shardlab.comm.codec_collective import Route
-from shardlab.comm.collective import Attachable, MakeCollective
 from shardlab.comm.ddp_hooks import attach_ddp
+from shardlab.comm.routes import Attachable, Collectives
 from shardlab.core.device import accelerator_of
 from shardlab.core.errors import UserError
 from shardlab.models.names import matching, parameter_names, whole_units
 
 _WRAPPERS = Attachable, FSDPModule, FullyShardedDataParallel, DistributedDataParallel
-Makers = tuple[MakeCollective, MakeCollective, MakeCollective]
-"""of gradients, of weights, and of gradients between replicas"""
 
 
 def find_wrapper(model: nn.Module) -> nn.Module:
@@ -46,9 +43,9 @@ def find_wrapper(model: nn.Module) -> nn.Module:
     return next(iter(found.values()))[1]
 
 
-def check_wrapper(model: nn.Module, wrapper: nn.Module, weights: Route, overlap: bool) -> None:
+def check_wrapper(model: nn.Module, wrapper: nn.Module, has_weights: bool, overlap: bool) -> None:
     """Raise `UserError` for options that are for another wrapper."""
-    if weights.method.name != "none" and isinstance(wrapper, DistributedDataParallel):
+    if has_weights and isinstance(wrapper, DistributedDataParallel):
         raise UserError(
             "attach: DistributedDataParallel gathers no parameters: remove weights, or use "
             "fully_shard"
@@ -90,7 +87,7 @@ def message_names(model: nn.Module, wrapper: nn.Module) -> frozenset[str] | None
 def attach_wrapper(
     model: nn.Module,
     wrapper: nn.Module,
-    makers: Makers,
+    collectives: Collectives,
     lanes: Lanes | None,
     replicas: dist.ProcessGroup | None,
 ) -> Callable[[], None]:
@@ -98,12 +95,12 @@ def attach_wrapper(
     if isinstance(wrapper, Attachable):
         if wrapper.is_attached:
             raise UserError("attach: the engine of this model has attached it already: build anew")
-        wrapper.attach_collectives(*makers)
+        wrapper.attach_collectives(collectives)
         wrapper.is_attached = True
         return lambda: None  # it has no communication of torch that could be restored
     if isinstance(wrapper, FSDPModule):
-        return fsdp2_hooks.attach_fsdp2(model, *makers, lanes)
+        return fsdp2_hooks.attach_fsdp2(model, collectives, lanes)
     if isinstance(wrapper, FullyShardedDataParallel):
-        return fsdp1_hooks.attach_fsdp1(model, *makers, replicas)
+        return fsdp1_hooks.attach_fsdp1(model, collectives, replicas)
     assert isinstance(wrapper, DistributedDataParallel), "the only wrapper that is left"
-    return attach_ddp(wrapper, makers[0])
+    return attach_ddp(wrapper, collectives)

@@ -16,7 +16,6 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import record_function
 
 from shardlab.comm.attach import attach
-from shardlab.comm.handle import Handle
 from shardlab.comm.ledger import Audit
 from shardlab.config.schema import Betas
 from shardlab.core.device import moved
@@ -25,9 +24,7 @@ from shardlab.engines.numerics import LossScale
 from shardlab.engines.sliding_checkpoint import activation_offload
 from shardlab.models.units import uses_fp16
 from shardlab.profiling.labels import BACKWARD, FORWARD
-from shardlab.strategy.compression import WeightCompression
 from shardlab.strategy.document import CanonicalStrategy
-from shardlab.strategy.sync import Sync
 
 State = dict[str, dict[str, Tensor]]
 """tensors by what they are, then by name"""
@@ -100,7 +97,17 @@ class Engine(ABC):
         self.module = module
         self.device = device
         """that computes"""
-        self._handle = _attach(module, strategy, setup.seed, **attached)
+        with warnings.catch_warnings():
+            # an experiment knows its steps, and says before they run what they never send
+            warnings.filterwarnings("ignore", "attach: .* drops what it does not send")
+            self._handle = attach(
+                module,
+                strategy.gradients,
+                strategy.weights or "none",
+                strategy.sync,
+                seed=setup.seed,
+                **attached,
+            )
         self.ledger = self._handle.ledger
         self._optimization = setup.optimization
         self._loss_scale = LossScale(uses_fp16(strategy, device))
@@ -212,30 +219,3 @@ class Engine(ABC):
     def audit(self) -> AbstractContextManager[Audit]:
         """Return a context in which every reduction is also done exactly and compared."""
         return self.ledger.auditing()
-
-
-def _attach(module: nn.Module, strategy: CanonicalStrategy, seed: int, **more: Any) -> Handle:
-    gradients, weights = strategy.gradients, strategy.weights or WeightCompression()
-    if strategy.sync is not None:
-        outer = {name: getattr(strategy.sync, name) for name in Sync.model_fields}
-        more |= {"sync_every": outer.pop("every"), "outer": outer}
-    with warnings.catch_warnings():
-        # an experiment knows its steps, and says before they run what they never send
-        warnings.filterwarnings("ignore", "attach: .* drops what it does not send")
-        return attach(
-            module,
-            gradients.codec,
-            weights.codec,
-            error_feedback=gradients.error_feedback,
-            residual=gradients.residual,
-            decay=gradients.decay,
-            route=gradients.route,
-            minimum_size=gradients.minimum_size,
-            exclude=gradients.exclude,
-            warmup_steps=gradients.warmup_steps,
-            between_nodes=gradients.between_nodes,
-            ranks_per_node=gradients.ranks_per_node,
-            weights_minimum_size=weights.minimum_size,
-            seed=seed,
-            **more,
-        )

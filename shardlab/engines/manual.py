@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from shardlab.comm.collective import MakeCollective
 from shardlab.comm.object_collectives import subgroup
+from shardlab.comm.routes import Collectives
 from shardlab.core.torch_private import tree_map
 from shardlab.engines.base import EngineSetup, Fill
 from shardlab.engines.flat import (
@@ -122,12 +122,11 @@ class FlatSharded(ScheduledModule):
                     module.register_forward_pre_hook(cast, with_kwargs=True)
                     module.register_forward_hook(lambda *call: _cast(dtype, call[-1]))
 
-    def attach_collectives(  # noqa: D102
-        self, gradients: MakeCollective, weights: MakeCollective, replicas: MakeCollective
-    ) -> None:
-        average = None if self.replica_group is None else replicas(self.replica_group)
+    def attach_collectives(self, collectives: Collectives) -> None:  # noqa: D102
+        replicas = self.replica_group
+        average = None if replicas is None else collectives.replicas(replicas)
         root, *others = self.units
-        gather, reduce = weights(self._group), gradients(self._second)
+        gather, reduce = collectives.weights(self._group), collectives.gradients(self._second)
         self.schedule = Schedule(root, others, gather, reduce, average, *self._options)
 
     def unit_names(self) -> dict[str, list[str]]:

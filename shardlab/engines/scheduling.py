@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from shardlab.comm.background import Running
-from shardlab.comm.collective import Attachable
+from shardlab.comm.routes import Attachable
 from shardlab.core.torch_private import tree_leaves
 from shardlab.models.units import UnitPlan
 

@@ -9,7 +9,8 @@ from torch import nn
 from torch.profiler import record_function
 
 from shardlab.comm.background import Running
-from shardlab.comm.collective import Collective, MakeCollective
+from shardlab.comm.collective import Collective
+from shardlab.comm.routes import Collectives
 from shardlab.core.errors import UserError
 from shardlab.engines.scheduling import ScheduledModule, UnitSchedule
 from shardlab.engines.slide_groups import RankGroups
@@ -257,13 +258,12 @@ class SlideModule(ScheduledModule):
         model.register_forward_pre_hook(lambda *_: self._begin())
         model.register_forward_hook(lambda *_: self.schedule.computed())
 
-    def attach_collectives(  # noqa: D102
-        self, gradients: MakeCollective, weights: MakeCollective, replicas: MakeCollective
-    ) -> None:
-        groups = self._groups
-        self.gather = None if groups.gathers is None else weights(groups.gathers)
-        self.reduce = None if groups.reductions is None else gradients(groups.reductions)
-        self.average = None if groups.across is None else replicas(groups.across)
+    def attach_collectives(self, collectives: Collectives) -> None:  # noqa: D102
+        gathers, reductions = self._groups.gathers, self._groups.reductions
+        across = self._groups.across
+        self.gather = None if gathers is None else collectives.weights(gathers)
+        self.reduce = None if reductions is None else collectives.gradients(reductions)
+        self.average = None if across is None else collectives.replicas(across)
 
     def unit_names(self) -> dict[str, list[str]]:
         """Return the names of the trained parameters of each unit."""

@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from shardlab.strategy.attach_lines import attach_lines
 from shardlab.strategy.document import parse_strategy
 
 GOAL = 0.1
@@ -30,7 +29,7 @@ class Row(NamedTuple):
     @property
     def attach(self) -> str | None:
         """The lines for a script; None where torch does it alone."""
-        return attach_lines(parse_strategy(self.document, self.use).canonical())
+        return parse_strategy(self.document, self.use).canonical().attach_call()
 
 
 def lookup_table(codec: str = "int4", nodes: int = 1, feedback: bool = True) -> list[Row]:

@@ -21,7 +21,6 @@ from shardlab.predict.machine import CodecLines, Kind, Line, Machine
 from shardlab.predict.step import OUTER_COPIES, Compute, Work, step_seconds
 from shardlab.results.calibration_record import UPDATE_BYTES
 from shardlab.results.timing_record import UnitSize
-from shardlab.strategy.attach_lines import attach_lines
 from shardlab.strategy.codec_options import CodecSpec
 from shardlab.strategy.codec_table import codec_text
 from shardlab.strategy.document import CanonicalStrategy, parse_strategy
@@ -210,7 +209,7 @@ def outcome(job: Job, candidate: Candidate, tokens: int) -> Outcome:
     return Outcome(
         name=candidate.name,
         lossy=candidate.lossy,
-        attach=attach_lines(best),
+        attach=best.attach_call(),
         nodes=job.nodes,
         devices=job.world_size,
         checkpointing=best.activation_checkpointing,

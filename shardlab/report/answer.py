@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from shardlab.choose.experiment import written
 from shardlab.choose.history import History
 from shardlab.core.numbers import figure, fixed, number, percent, plural, signed, within
 from shardlab.report.aggregate import verdict
@@ -20,7 +19,6 @@ from shardlab.report.tables import estimate
 from shardlab.report.timings import location
 from shardlab.report.verdict import Choice, Verdict, verdicts
 from shardlab.results.interval import Ratio
-from shardlab.strategy.attach_lines import attach_lines
 from shardlab.strategy.document import CanonicalStrategy, parse_strategy
 
 _ENOUGH = 30
@@ -206,9 +204,9 @@ def _alternative(lossless: Choice | None) -> str:
 
 def snippet(name: str, strategy: CanonicalStrategy) -> str:
     """Return a strategy as an entry of params.yaml, and as a line of Python for a script."""
-    entry = yaml.safe_dump({"strategies": {name: written(strategy)}}, sort_keys=False)
+    entry = yaml.safe_dump({"strategies": {name: strategy.written()}}, sort_keys=False)
     nearest = f"fully_shard, which differs in time: {strategy.engine} is of the pipeline alone"
     script = f"# in a script: {strategy.traits.in_scripts or nearest}\n"
-    if lines := attach_lines(strategy):
+    if lines := strategy.attach_call():
         script += f"{lines}\n"
     return f"# in params.yaml\n{entry}{script}"

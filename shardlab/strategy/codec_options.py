@@ -39,6 +39,8 @@ class CodecSpec(Document):
     """sums vectors in several collectives instead of one payload per message"""
     sparse: ClassVar[bool] = False
     """leaves elements out, so that it cannot serve parameters"""
+    votes: ClassVar[bool] = False
+    """decodes the payloads of several ranks to their majority, where others have a sum"""
     one_bit: ClassVar[bool] = False
     """has no code for zero"""
     most_ranks: ClassVar[int | None] = None
@@ -168,6 +170,7 @@ class SignSpec(CodecSpec):
 
     factory = "shardlab.codecs.signs:Sign"
     examples = ("sign",)
+    votes = True
     one_bit = True
 
     name: Literal["sign"] = "sign"

@@ -13,6 +13,7 @@ import yaml
 from pydantic import BeforeValidator, Field, SerializeAsAny, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from shardlab.core.document import validate
 from shardlab.core.errors import UserError, nearest
 from shardlab.strategy import codec_options
 from shardlab.strategy.codec_options import CodecSpec
@@ -86,7 +87,7 @@ def _parse(value: Any) -> CodecSpec:
     name = value.get("name") if isinstance(value, dict) else None
     if not isinstance(name, str):
         raise PydanticCustomError(
-            "no_codec", "a codec is its name, or a mapping with `name` and options"
+            "no_codec", "a codec is its name with options, a mapping with `name`, or its CodecSpec"
         )
     spec = CODECS.get(name)
     if spec is None:
@@ -159,6 +160,19 @@ AnyCodec = Annotated[
     BeforeValidator(_parse, json_schema_input_type=_BuiltIn | _Other | str),
 ]
 """a field that holds any codec of the table"""
+
+
+def parse_codec(value: str | Mapping[str, Any] | CodecSpec, where: str = "codec") -> CodecSpec:
+    """Return the specification of a codec from its text, its mapping or itself.
+
+    Raises:
+        UserError: unknown name or option, with the valid ones.
+    """
+    if isinstance(value, CodecSpec):
+        return value
+    plain = dict(value) if isinstance(value, Mapping) else value
+    codec: CodecSpec = validate(AnyCodec, plain, where)
+    return codec
 
 
 FOLDER = "user_codecs"

@@ -3,7 +3,7 @@
 import math
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from shardlab.core.document import AS_TUPLE, Document
 from shardlab.core.numbers import plural
@@ -40,8 +40,23 @@ def left_out(
     return f"{text} sends at most {share} of the {what} in {plural(messages, each)}: {fix}"
 
 
+_FORMER = {"name": "a codec by mapping is the value of `codec`"}
+
+
+def changed_settings(document: Document, default: Document, *always: str) -> dict[str, Any]:
+    """Return as plain data the settings that are not the default, and `always`; codecs as text."""
+    plain = document.model_dump(mode="json")
+    return {
+        key: codec_text(value) if isinstance(value, CodecSpec) else plain[key]
+        for key, value in document
+        if key in always or value != getattr(default, key)
+    }
+
+
 class Compression(Document):
     """Compression of the gradients."""
+
+    former = _FORMER
 
     codec: AnyCodec = NoneSpec()
     """of the messages: a name with options, or a mapping"""
@@ -102,6 +117,12 @@ class Compression(Document):
         """Return whether nothing is compressed, neither inside a node nor between nodes."""
         return self.codec.name == "none" and self.between_nodes is None
 
+    def written(self) -> dict[str, Any]:
+        """Return a canonical form as plain data, with the codec and without defaults."""
+        levels = Compression(codec=self.codec, between_nodes=self.between_nodes)
+        default = levels.canonical().model_copy(update={"between_nodes": None})
+        return changed_settings(self, default, "codec")
+
     def canonical(self, default_route: Route | None = None) -> "CanonicalCompression":
         """Write defaults out and reset options that change nothing.
 
@@ -135,14 +156,38 @@ WeightCodec = Annotated[AnyCodec, AfterValidator(_for_weights)]
 class WeightCompression(Document):
     """Compression of the parameters when they are gathered."""
 
+    former = _FORMER
+
     codec: WeightCodec = NoneSpec()
     """of the messages: a name with options, or a mapping"""
     minimum_size: int = Field(1024, ge=0)
     """messages with fewer elements are sent uncompressed"""
 
+    def written(self) -> dict[str, Any]:
+        """Return this as plain data, with the codec and without defaults."""
+        return changed_settings(self, WeightCompression(), "codec")
+
     def canonical(self) -> "WeightCompression | None":
         """Return this, or None where nothing is compressed."""
         return None if self.codec.name == "none" else self
+
+
+def _around_codec(value: Any) -> Any:
+    """Return the mapping that a codec alone stands for, such as `"int8:group=64"`."""
+    is_mapping = isinstance(value, dict | Document) and not isinstance(value, CodecSpec)
+    return value if is_mapping else {"codec": value}
+
+
+Gradients = Annotated[
+    Compression,
+    BeforeValidator(_around_codec, json_schema_input_type=Compression | str),
+]
+"""a field that holds the compression of gradients, or their codec alone"""
+Weights = Annotated[
+    WeightCompression,
+    BeforeValidator(_around_codec, json_schema_input_type=WeightCompression | str),
+]
+"""a field that holds the compression of gathered parameters, or their codec alone"""
 
 
 def setting_words(document: Document, default: Document, *keys: str) -> list[str]:
@@ -177,23 +222,6 @@ def gradient_words(canonical: Compression) -> list[str]:
     between = [] if nodes is None else [f"between_nodes={codec_text(nodes)}"]
     others = [key for key in Compression.model_fields if key not in ("codec", "between_nodes")]
     return [codec_text(canonical.codec), *between, *setting_words(canonical, default, *others)]
-
-
-def written(canonical: Compression | WeightCompression) -> dict[str, Any]:
-    """Return a canonical form as plain data without defaults, codecs as text."""
-    codec, nodes = canonical.codec, getattr(canonical, "between_nodes", None)
-    default: Document
-    if isinstance(canonical, Compression):
-        default = Compression(codec=codec, between_nodes=nodes).canonical()
-    else:
-        default = WeightCompression(codec=codec)
-    changed = {key for key, value in canonical if value != getattr(default, key)}
-    between = {"between_nodes": codec_text(nodes)} if nodes else {}
-    return {
-        "codec": codec_text(codec),
-        **between,
-        **canonical.model_dump(mode="json", include=changed),
-    }
 
 
 def weight_words(canonical: WeightCompression) -> str:

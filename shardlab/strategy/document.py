@@ -96,11 +96,50 @@ class CanonicalStrategy(Strategy):
         """Return the strategy itself."""
         return self
 
+    def written(self) -> dict[str, Any]:
+        """Return the strategy as plain data without the defaults of its engine, as in params.yaml.
+
+        Its representation in Python is read alike by YAML.
+        """
+        default = Strategy(engine=self.engine).canonical()
+        document: dict[str, Any] = {"engine": self.engine}
+        for key, value in self.model_dump(mode="json", exclude_none=True).items():
+            settings = getattr(self, key)
+            if settings != getattr(default, key):
+                document[key] = settings.written() if key in _WRITTEN else value
+        if parse_strategy(document).hash() != self.hash():
+            # the route that this codec takes elsewhere is not the one that this engine chooses
+            document["gradients"] = {**self.gradients.written(), "route": self.gradients.route}
+        return document
+
+    def attach_call(self) -> str | None:
+        """Return the call of `shardlab.attach` for the codecs and the synchronisation, and what
+        follows training with it; None where there are none."""
+        written = {key: value for key, value in self.written().items() if key in _WRITTEN}
+        # the route of engines with messages of their own is no choice of a script
+        routed = self.traits.native_route and self.traits.residency != "streamed"
+        if self.gradients.plain() and not routed:
+            written.pop("gradients", None)
+        if not written:
+            return None
+        arguments = [f"{key}={value!r}" for key, value in written.items()]
+        if self.sync is None:
+            return f"handle = shardlab.attach(model, {', '.join(arguments)})"
+        # without the end replicas that synchronise rarely stay unequal, and nothing would say so
+        return (
+            f"handle = shardlab.attach(model, {', '.join(arguments)}, optimizer=optimizer)\n"
+            "handle.synchronize()  # after the last step"
+        )
+
     def copies(self, world_size: int) -> int:
         """Return the number of copies of the model among the ranks."""
         if self.traits.residency == "replicated" or self.sharding == "no_shard":
             return world_size
         return self.replicas or 1
+
+
+_WRITTEN = ("gradients", "weights", "sync")
+"""settings that `attach` takes"""
 
 
 def parse_strategy(value: Any, where: str = "strategy") -> Strategy:

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from shardlab.core.document import AS_TUPLE, Document
 from shardlab.core.ranges import format_ranges, parse_ranges
-from shardlab.strategy.compression import Compression, WeightCompression
+from shardlab.strategy.compression import Compression, Gradients, Weights
 from shardlab.strategy.engine_traits import ENGINES, EngineName, EngineTraits
 from shardlab.strategy.sync import Sync
 
@@ -161,8 +161,8 @@ class Settings(Document):
     sync: Sync | None = None
     """ddp; fsdp2, manual with replicas: they train alone and synchronise their parameters
     (default: they reduce the gradients of every step)"""
-    gradients: Compression = Compression()
-    weights: WeightCompression | None = None
+    gradients: Gradients = Compression()
+    weights: Weights | None = None
     """fsdp1, fsdp2, manual, and slide with param_transfer: shard: compression of gathered
     parameters (default: none)"""
 

@@ -1,14 +1,14 @@
 """Settings of rare synchronisation: replicas that train alone between two of them."""
 
 from collections.abc import Sequence
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from shardlab.core.document import Document
 from shardlab.strategy.codec_options import NoneSpec
 from shardlab.strategy.codec_table import AnyCodec
-from shardlab.strategy.compression import left_out
+from shardlab.strategy.compression import changed_settings, left_out
 
 MINIMUM_SIZE = 1024
 """elements of a unit, fewer of which are sent uncompressed"""
@@ -50,13 +50,19 @@ class Sync(Document):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        conflict = self.codec.feedback_conflict()
+        name, conflict = self.codec.name, self.codec.feedback_conflict()
+        if self.codec.votes or self.codec.multi_phase:
+            reason = "votes" if self.codec.votes else "sums in several phases"
+            raise ValueError(
+                f"codec {name!r} {reason}, and outer gradients need means of one message each: "
+                "choose another"
+            )
         if self.delay >= self.every:
             raise ValueError(
                 f"delay {self.delay} must be below every {self.every}: its synchronisation ends "
                 "before its next one begins"
             )
-        if self.error_feedback and (conflict or self.codec.name == "none"):
+        if self.error_feedback and (conflict or name == "none"):
             raise ValueError(conflict or "error_feedback is pointless with codec 'none'")
         if self.decay != 1 and not self.error_feedback:
             raise ValueError("decay does nothing without error_feedback: remove it")
@@ -68,6 +74,10 @@ class Sync(Document):
         momentum = self.outer_momentum()
         optimizer = self.optimizer if momentum else "nesterov"
         return self.model_copy(update={"momentum": momentum, "optimizer": optimizer})
+
+    def written(self) -> dict[str, Any]:
+        """Return a canonical form as plain data without defaults."""
+        return changed_settings(self, Sync(every=self.every).canonical(), "every")
 
     def left_out(self, steps: int | None = None) -> str | None:
         """Return a sentence on the outer gradients that a run sends never, or None where it may

@@ -11,7 +11,6 @@ from shardlab.choose.experiment import (
     result_text,
     search_parameters,
     write_folder,
-    written,
 )
 from shardlab.choose.judge import choose_by_rules
 from shardlab.config.experiment import Params
@@ -32,7 +31,7 @@ SLOW = Link(rate="100mbit"), 2, 4
 @given(documents())
 def test_a_written_strategy_has_the_same_hash(document):
     strategy = parse_strategy(document)
-    found = yaml.safe_load(yaml.safe_dump(written(strategy.canonical())))
+    found = yaml.safe_load(yaml.safe_dump(strategy.canonical().written()))
     assert parse_strategy(found).hash() == strategy.hash()
 
 

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardlab.codecs.registry import make_codec, spec_of
+from shardlab.codecs.registry import make_codec
+from shardlab.strategy.codec_table import parse_codec
 from tests.codecs.codec_examples import SPECS
 from tests.codecs.vectors import KEY, bits, coded, default_dtype, reference, with_ties
 
@@ -51,7 +52,7 @@ def biased_codec_is_a_contraction(spec, x):
     decoded = codec.decode(codec.encode(x, KEY), x.numel(), KEY)
     error = (x.double() - decoded.double()).norm()
     assert codec.unbiased or error <= x.double().norm() * (1 + 1e-6)
-    if not spec_of(spec).one_bit:
+    if not parse_codec(spec).one_bit:
         assert torch.equal(decoded[x == 0], torch.zeros_like(decoded[x == 0]))
 
 
@@ -79,7 +80,7 @@ def payload_and_residual_sum_to_the_input(spec, x):
 def decode_sum_matches_decode_add(spec, x):
     codec = make_codec(spec)
     # codecs with votes decode only a single payload so
-    for count, alpha in ((1, 1.0),) if codec.votes else ((1, 1.0), (4, 0.25)):
+    for count, alpha in ((1, 1.0),) if parse_codec(spec).votes else ((1, 1.0), (4, 0.25)):
         keys = [KEY._replace(rank=rank) for rank in range(count)]
         payloads = [codec.encode(x / (rank + 1), keys[rank]) for rank in range(count)]
         out, expected, scale = torch.full_like(x, torch.nan), *torch.zeros(2, x.numel())
@@ -122,9 +123,9 @@ def test_non_finite_input_decodes_to_non_finite_and_leaves_the_residual_as_it_wa
 
 
 @kernels_and_reference
-@pytest.mark.parametrize("spec", [spec for spec in SPECS if hasattr(spec_of(spec), "group")])
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if hasattr(parse_codec(spec), "group")])
 def test_a_value_that_is_not_finite_makes_its_group_nan_and_no_other(spec, serve):
-    size = spec_of(spec).group
+    size = parse_codec(spec).group
     with serve():
         codec = make_codec(spec)
         for bad in NOT_FINITE:

@@ -43,10 +43,10 @@ def trained(model, group, steps, optimizer=None, first=0, rank=None):
     return found
 
 
-def attached(model, every, **outer):
+def attached(model, every, **options):
     """Return the handle, and the inner optimizer whose steps it counts."""
     inner = torch.optim.SGD(model.parameters(), 0.01)
-    return shardlab.attach(model, sync_every=every, outer=outer, optimizer=inner), inner
+    return shardlab.attach(model, sync={"every": every, **options}, optimizer=inner), inner
 
 
 def refusal(call, error=UserError):

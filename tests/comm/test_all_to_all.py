@@ -9,9 +9,9 @@ import torch.distributed as dist
 from shardlab.codecs.base import MessageKey, Unit
 from shardlab.codecs.registry import make_codec, make_method
 from shardlab.codecs.wire import PayloadError
-from shardlab.comm.attach import make_collective
 from shardlab.comm.codec_collective import Route
 from shardlab.comm.ledger import Ledger
+from shardlab.comm.routes import make_collective
 from tests.comm.wire import (
     CountingLink,
     exact_shard,

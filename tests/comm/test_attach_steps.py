@@ -25,7 +25,8 @@ MODELS = {
 
 def attached(group, name, codec=TOPK, **options):
     model = MODELS[name](group)
-    handle = shardlab.attach(model, codec, error_feedback=True, minimum_size=0, **options)
+    gradients = {"codec": codec, "error_feedback": True, "minimum_size": 0, **options}
+    handle = shardlab.attach(model, gradients)
     return model, handle, torch.optim.SGD(model.parameters(), lr=0.1)
 
 

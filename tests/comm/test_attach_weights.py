@@ -26,7 +26,7 @@ def gathered(monkeypatch):
 
 def attached(group, codec):
     model = fsdp2(group)
-    handle = shardlab.attach(model, weights=codec, weights_minimum_size=100)
+    handle = shardlab.attach(model, weights={"codec": codec, "minimum_size": 100})
     # weights do not change, so differences come from random numbers
     return model, handle, torch.optim.SGD(model.parameters(), lr=0.0)
 
@@ -56,7 +56,7 @@ def test_a_unit_has_one_draw_in_forward_and_backward_whatever_else_is_updated(
     both = torch.nn.ModuleDict({name: torch.nn.Linear(64, 64) for name in ("made", "judge")})
     for part in both.values():
         fully_shard(part, reshard_after_forward=True)
-    shardlab.attach(both, weights=codec, weights_minimum_size=100)
+    shardlab.attach(both, weights={"codec": codec, "minimum_size": 100})
     of_made, of_judge = (torch.optim.SGD(part.parameters(), lr=0.0) for part in both.values())
     draws = []
     for _ in range(3):
@@ -102,7 +102,7 @@ def test_a_saved_state_continues_the_draws(group, gathered):
 def test_gathers_are_compressed_and_parameters_stay_exact(group, wrap):
     plain, compressed = wrap(group), wrap(group)
     shardlab.attach(plain)
-    handle = shardlab.attach(compressed, weights="int8", weights_minimum_size=100)
+    handle = shardlab.attach(compressed, weights={"codec": "int8", "minimum_size": 100})
     exact, lossy = (model(torch.ones(1, 40)) for model in (plain, compressed))
     assert 0 < (lossy - exact).norm() / exact.norm() < 0.05
     summary = handle.ledger.summary()["weights"]

@@ -7,10 +7,10 @@ import torch.distributed as dist
 import shardlab
 from shardlab.codecs.base import Block, Unit
 from shardlab.codecs.registry import make_codec, make_method
-from shardlab.comm.attach import make_collective
 from shardlab.comm.codec_collective import Route
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Ledger
+from shardlab.comm.routes import make_collective
 from shardlab.models.names import matching
 from tests.comm.phase_vectors import gradients, scattered, whole
 from tests.comm.wire import is_same_everywhere, vector_of
@@ -100,7 +100,8 @@ def test_excluded_parameters_of_a_model_arrive_exactly(group, name):
     patterns = ["0.weight", "0.bias"] if name == "fsdp1" else ["*.bias", "2.*"]
     exact, model = WRAPPERS[name](group), WRAPPERS[name](group)
     gradients_after(exact, group, 2)
-    handle = shardlab.attach(model, "int8:group=64", minimum_size=0, exclude=patterns)
+    coded = {"codec": "int8:group=64", "minimum_size": 0}
+    handle = shardlab.attach(model, {**coded, "exclude": patterns})
     gradients_after(model, group, 2)
     assert handle.ledger.summary()["gradients"]["uncompressed"]["excluded by name"] > 0
     wanted, found = full(exact, "grad"), full(model, "grad")

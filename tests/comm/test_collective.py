@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from shardlab.codecs.registry import make_method
-from shardlab.comm.attach import make_collective
 from shardlab.comm.codec_collective import Route
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Ledger
+from shardlab.comm.routes import make_collective
 from tests.codecs.codec_examples import METHODS
 from tests.codecs.vectors import default_dtype
 from tests.comm.phase_vectors import LAYOUTS, UNIT, gradients

@@ -30,7 +30,7 @@ COPIES = {
 }
 
 
-@pytest.mark.parametrize("settings", [{}, {"gradients": "int8"}, {"sync_every": 4}])
+@pytest.mark.parametrize("settings", [{}, {"gradients": "int8"}, {"sync": {"every": 4}}])
 @pytest.mark.parametrize("name", COPIES)
 @on_ranks(2)
 def test_a_copy_of_an_attached_model_is_one_of_torch_alone(group, name, settings):
@@ -48,7 +48,7 @@ def test_a_copy_of_an_attached_model_is_one_of_torch_alone(group, name, settings
 @on_ranks(2)
 def test_a_copy_of_replicas_has_the_buffers_of_the_first_rank(group, name):
     model = DistributedDataParallel(nn.BatchNorm1d(40))
-    shardlab.attach(model, sync_every=4)
+    shardlab.attach(model, sync={"every": 4})
     backward(model, group, 0)
     copied = COPIES[name](model)
     backward(copied, group, 1)

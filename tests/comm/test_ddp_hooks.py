@@ -27,7 +27,7 @@ def test_layout_of_messages_does_not_depend_on_the_pass(group, make, monkeypatch
 
     monkeypatch.setattr(CodecCollective, "all_reduce", sending)
     model = ddp(group, make, bucket_cap_mb=0.005)
-    shardlab.attach(model, "int8", minimum_size=0)
+    shardlab.attach(model, {"codec": "int8", "minimum_size": 0})
     for step in range(3):
         units.append([])
         backward(model, group, step)
@@ -44,7 +44,7 @@ def test_layout_of_messages_does_not_depend_on_the_pass(group, make, monkeypatch
 def test_a_gradient_that_is_not_finite_shows_on_all_ranks(group, route, codec):
     """In the norm; payloads that decode to it are counted."""
     model = ddp(group)
-    handle = shardlab.attach(model, codec, route=route, minimum_size=0)
+    handle = shardlab.attach(model, {"codec": codec, "route": route, "minimum_size": 0})
     counts = []
     for bad in (False, True, False):
         x = batch(dist.get_rank(group), 0)
@@ -101,7 +101,8 @@ def test_true_gradients_are_those_applied_and_what_residuals_owe(group, codec, s
     for uses in ([1, 0, 0, 0], [1, 0, 1, 0]):
         options = {"find_unused_parameters": True, "bucket_cap_mb": size}
         model = DistributedDataParallel(Branches(), **options)
-        handle = shardlab.attach(model, codec, error_feedback=True, residual=residual)
+        gradients = {"codec": codec, "error_feedback": True, "residual": residual}
+        handle = shardlab.attach(model, gradients)
         weight, true, applied = model.module.sometimes.weight, 0, 0
         for step, used in enumerate(uses):
             x = torch.randn(8, SIZE, generator=torch.Generator().manual_seed(step))
@@ -133,8 +134,8 @@ BATCHES = 4, 2, 0
     "settings",
     [
         {},
-        {"gradients": "int8", "error_feedback": True, "minimum_size": 0},
-        {"gradients": "powersgd:rank=31", "error_feedback": True, "minimum_size": 0},
+        {"gradients": {"codec": "int8", "error_feedback": True, "minimum_size": 0}},
+        {"gradients": {"codec": "powersgd:rank=31", "error_feedback": True, "minimum_size": 0}},
     ],
     ids=str,
 )

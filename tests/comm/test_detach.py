@@ -16,13 +16,13 @@ from tests.ranks import on_ranks
 def delayed(group, mesh):
     model = DistributedDataParallel(network())
     inner = torch.optim.SGD(model.parameters(), 0.01)
-    return model, shardlab.attach(model, sync_every=2, outer={"delay": 1}, optimizer=inner)
+    return model, shardlab.attach(model, sync={"every": 2, "delay": 1}, optimizer=inner)
 
 
 def on_two_levels(group, mesh):
     model = DistributedDataParallel(network())
-    settings = {"between_nodes": "bf16", "ranks_per_node": 2, "minimum_size": 0}
-    return model, shardlab.attach(model, "int8", **settings)
+    levels = {"codec": "int8", "between_nodes": "bf16", "ranks_per_node": 2}
+    return model, shardlab.attach(model, {**levels, "minimum_size": 0})
 
 
 def with_replicas(group, mesh):

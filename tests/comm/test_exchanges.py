@@ -93,7 +93,7 @@ def test_an_evaluation_before_an_exchange_changes_nothing(group):
     for evaluates in (False, True):
         model = meshed(group)  # the root stays gathered after a forward pass without backward
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
-        handle = shardlab.attach(model, sync_every=2)
+        handle = shardlab.attach(model, sync={"every": 2})
         for step in range(5):
             optimizer.zero_grad()
             backward(model, group, step)

@@ -47,7 +47,7 @@ def test_overlapped_gradients_equal_those_of_blocking_communication(group, make,
     for overlap in (False, True):
         model = make(group)
         options = {"error_feedback": codec != "none", "minimum_size": 0, "route": "exchange"}
-        shardlab.attach(model, codec, codec, overlap=overlap, **options)
+        shardlab.attach(model, {"codec": codec, **options}, codec, overlap=overlap)
         for step in range(3):
             # the second pass adds to the gradients of the first one
             if step != 1:
@@ -71,19 +71,19 @@ def two_micro_batches(model, group, factor):
 
 
 @pytest.mark.parametrize(
-    ("options", "bound"),
+    ("gradients", "bound"),
     [
-        ({"gradients": "int8:group=64"}, 0.02),
-        ({"gradients": "none", "between_nodes": "int8", "ranks_per_node": 2}, 0.02),
-        ({"gradients": "bf16", "between_nodes": "int8", "ranks_per_node": 2}, 0.02),
-        ({"gradients": "powersgd:rank=4"}, 0.9),
+        ("int8:group=64", 0.02),
+        ({"between_nodes": "int8", "ranks_per_node": 2}, 0.02),
+        ({"codec": "bf16", "between_nodes": "int8", "ranks_per_node": 2}, 0.02),
+        ("powersgd:rank=4", 0.9),
     ],
     ids=str,
 )
 @on_ranks(W)
-def test_sums_between_replicas_are_compressed(group, options, bound):
+def test_sums_between_replicas_are_compressed(group, gradients, bound):
     exact, model = gradients_after(hsdp(group), group, 2), hsdp(group)
-    handle = shardlab.attach(model, **options)
+    handle = shardlab.attach(model, gradients)
     lossy = gradients_after(model, group, 2)
     assert handle.ledger.summary()["gradients"]["uncompressed"] == {}
     assert is_same_everywhere(lossy, group)
@@ -97,6 +97,6 @@ def test_sums_between_replicas_are_compressed(group, options, bound):
 @on_ranks(W)
 def test_uncompressed_sums_equal_those_of_torch(group, route, factor):
     exact, model = two_micro_batches(hsdp(group), group, factor), hsdp(group)
-    shardlab.attach(model, "none", route=route)
+    shardlab.attach(model, {"route": route})
     found = two_micro_batches(model, group, factor)
     torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-7)

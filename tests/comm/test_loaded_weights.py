@@ -176,7 +176,7 @@ def test_replicas_that_leave_out_their_first_update_after_a_state_go_on_together
 
     def begun():
         model = ddp(group)
-        handle = shardlab.attach(model, sync_every=4)
+        handle = shardlab.attach(model, sync={"every": 4})
         return handle, model, torch.optim.SGD(model.parameters(), 0.01)
 
     def train(handle, model, optimizer, steps):
@@ -202,7 +202,7 @@ def test_replicas_that_leave_out_their_first_update_after_a_state_go_on_together
 @on_ranks(2)
 def test_wrong_weights_of_a_replica_that_leaves_out_its_first_update_are_told_on_all(group):
     model = ddp(group)
-    handle = shardlab.attach(model, sync_every=4)
+    handle = shardlab.attach(model, sync={"every": 4})
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     backward(model, group, 0)
     optimizer.step()
@@ -235,13 +235,13 @@ LATE = {"delay": 2, "fragments": 2}
 @pytest.mark.parametrize(
     ("steps", "before", "after", "fix"),
     [
-        (4, ONE, {"fragments": 2}, "outer={'fragments': 1}"),
-        (4, {"fragments": 2}, ONE, "outer={'fragments': 2}"),
-        (5, LATE, {"delay": 2}, "outer={'fragments': 2}"),
-        (5, LATE, {"fragments": 2}, "outer={'delay': 2}"),
-        (5, LATE, {**LATE, "every": 8}, "sync_every=4"),
-        (2, {"warmup_steps": 3}, {}, "outer={'warmup_steps': 3}"),
-        (4, {"warmup_steps": 3}, {"warmup_steps": 5}, "outer={'warmup_steps': 3}"),
+        (4, ONE, {"fragments": 2}, "sync={'fragments': 1, ...}"),
+        (4, {"fragments": 2}, ONE, "sync={'fragments': 2, ...}"),
+        (5, LATE, {"delay": 2}, "sync={'fragments': 2, ...}"),
+        (5, LATE, {"fragments": 2}, "sync={'delay': 2, ...}"),
+        (5, LATE, {**LATE, "every": 8}, "sync={'every': 4, ...}"),
+        (2, {"warmup_steps": 3}, {}, "sync={'warmup_steps': 3, ...}"),
+        (4, {"warmup_steps": 3}, {"warmup_steps": 5}, "sync={'warmup_steps': 3, ...}"),
         # nothing is on the way, and the warm-up is over
         (4, ONE, {"delay": 2, "every": 8}, None),
         (4, {"warmup_steps": 3}, {"warmup_steps": 4}, None),
@@ -278,11 +278,11 @@ def test_a_state_goes_on_with_settings_that_suit_it_and_names_others(
 def test_residuals_that_another_codec_would_never_send_are_refused(group, before, after):
     settings = {"error_feedback": True, "minimum_size": 0}
     model = ddp(group)
-    handle = shardlab.attach(model, before, **settings)
+    handle = shardlab.attach(model, {"codec": before, **settings})
     backward(model, group, 0)
     state = {name: tensor for name, tensor in handle.state_dict().items() if "method/" not in name}
     model = ddp(group)
-    handle = shardlab.attach(model, after, **settings)
+    handle = shardlab.attach(model, {"codec": after, **settings})
     handle.load_state_dict(state)
     said = refusal(lambda: backward(model, group, 1))
     assert "attach with the codec that the state was saved with" in said

@@ -5,10 +5,10 @@ import torch
 import torch.distributed as dist
 
 from shardlab.codecs.registry import make_method
-from shardlab.comm.attach import make_collective
 from shardlab.comm.codec_collective import Route
 from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Ledger
+from shardlab.comm.routes import make_collective
 from tests.codecs.codec_examples import METHODS
 from tests.comm.phase_vectors import LAYOUTS, UNIT, Call, gradients, joined
 from tests.comm.wire import gathered, is_same_everywhere

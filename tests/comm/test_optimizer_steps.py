@@ -24,7 +24,7 @@ def test_several_optimizers_count_one_step(group):
     model = ddp(group)
     first, *later = model.parameters()
     both = torch.optim.SGD([first], 0.01), torch.optim.AdamW(later, 0.01)
-    shardlab.attach(model, sync_every=2, optimizer=both)
+    shardlab.attach(model, sync={"every": 2}, optimizer=both)
     same = []
     for step in range(4):
         backward(model, group, step)
@@ -55,7 +55,7 @@ def test_a_replica_that_stops_early_is_told_on_all_ranks(group, outer, steps):
 @on_ranks(4)
 def test_ranks_that_differ_have_their_numbers_in_the_world(group):
     model = hsdp(group)
-    handle = shardlab.attach(model, sync_every=9)
+    handle = shardlab.attach(model, sync={"every": 9})
     model(torch.ones(1, 40))
     rank = dist.get_rank(group)
     for _ in range(1 + rank // 2):
@@ -86,7 +86,7 @@ def test_steps_that_a_scaler_leaves_out_are_counted_by_hand(group):
     said = refusal(lambda: run(model, handle, inner, lambda: None), PayloadError)
     assert "handle.step() in place of optimizer=" in said
     model = ddp(group)
-    handle = shardlab.attach(model, sync_every=2)
+    handle = shardlab.attach(model, sync={"every": 2})
     run(model, handle, torch.optim.SGD(model.parameters(), 0.01), handle.step)
     assert is_same_everywhere(flat(model), group)
 
@@ -96,7 +96,7 @@ def test_updates_of_single_layers_are_not_counted_as_steps(group):
     model = ddp(group)
     layers = [{"name": name, "params": [p]} for name, p in model.named_parameters()]
     optimizer = shardlab.LayerAdam(layers, threads=1)
-    shardlab.attach(model, sync_every=1, optimizer=optimizer)
+    shardlab.attach(model, sync={"every": 1}, optimizer=optimizer)
     backward(model, group, 0)
     assert "handle.step()" in refusal(lambda: optimizer.step(layer=layers[0]["name"]))
 
@@ -123,7 +123,7 @@ def scheduled(model):
 @on_ranks(2)
 def test_updates_that_no_step_counts_are_told_once(group, make):
     model = make(group)
-    handle = shardlab.attach(model, sync_every=4)
+    handle = shardlab.attach(model, sync={"every": 4})
     optimizer, is_first = scheduled(model), dist.get_rank(group) == 0
     assert told(lambda: stepped(model, optimizer, 4, group), group) == []
     said = told(lambda: stepped(model, optimizer, 9, group), group)
@@ -148,7 +148,7 @@ def test_updates_by_an_optimizer_that_took_the_place_of_another_are_told(group):
 def test_an_iteration_may_have_several_updates(group, every):
     """As the epochs of PPO, or both updates of SAM: replicas are equal every few iterations."""
     model = ddp(group)
-    handle = shardlab.attach(model, sync_every=every)
+    handle = shardlab.attach(model, sync={"every": every})
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     same = []
     for _ in range(8):
@@ -163,8 +163,9 @@ def test_steps_that_are_counted_twice_are_refused_before_they_end_one(group):
     """Error feedback of the step that was made can still be rolled back."""
     model = ddp(group)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    settings = {"error_feedback": True, "minimum_size": 0, "outer": {"warmup_steps": 8}}
-    handle = shardlab.attach(model, "int4", sync_every=2, optimizer=optimizer, **settings)
+    gradients = {"codec": "int4", "error_feedback": True, "minimum_size": 0}
+    sync = {"every": 2, "warmup_steps": 8}
+    handle = shardlab.attach(model, gradients, sync=sync, optimizer=optimizer)
     stepped(model, optimizer, 1, group)
     before = handle.state_dict()
     backward(model, group, 1)
@@ -181,7 +182,7 @@ def test_a_part_may_be_updated_more_often_than_steps_are_counted(group):
     model = ddp(group)
     first, *later = model.parameters()
     often, rarely = torch.optim.SGD([first], 0.01), torch.optim.SGD(later, 0.01)
-    handle = shardlab.attach(model, sync_every=2)
+    handle = shardlab.attach(model, sync={"every": 2})
     same = []
     for step in range(4):
         for _ in range(5):
@@ -209,11 +210,11 @@ def test_optimizers_that_do_not_all_step_in_each_iteration_are_counted_by_hand(g
         first, *later = model.parameters()
         optimizers = torch.optim.SGD(later, 0.01), torch.optim.SGD([first], 0.01)
         if counts:
-            handle = shardlab.attach(model, sync_every=4)
+            handle = shardlab.attach(model, sync={"every": 4})
             run(model, optimizers, handle.step)
             assert is_same_everywhere(flat(model), group)
         else:
-            shardlab.attach(model, sync_every=4, optimizer=optimizers)
+            shardlab.attach(model, sync={"every": 4}, optimizer=optimizers)
             said = refusal(lambda m=model, o=optimizers: run(m, o, lambda: None))
             assert "leave out optimizer=, and call handle.step()" in said
 
@@ -225,7 +226,7 @@ def test_optimizers_that_step_inside_backward_are_counted_by_hand(group):
     trained(expected, group, 3, optimizer)
     model = meshed(group)
     inside = {p: torch.optim.SGD([p], 0.01) for p in model.parameters()}
-    handle = shardlab.attach(model, sync_every=2, outer={"learning_rate": 0.5})
+    handle = shardlab.attach(model, sync={"every": 2, "learning_rate": 0.5})
 
     def update(parameter):
         inside[parameter].step()
@@ -240,7 +241,7 @@ def test_optimizers_that_step_inside_backward_are_counted_by_hand(group):
     model = meshed(group)
     (last,) = [p for name, p in model.named_parameters() if name == "3.bias"]
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    shardlab.attach(model, sync_every=2, optimizer=optimizer)
+    shardlab.attach(model, sync={"every": 2}, optimizer=optimizer)
     last.register_post_accumulate_grad_hook(lambda _: optimizer.step())
     assert "handle.step()" in refusal(lambda: backward(model, group, 0))
 
@@ -267,7 +268,7 @@ def test_an_exchange_comes_after_all_that_an_optimizer_around_another_does(group
         model = ddp(group)
         optimizer = Lookahead(torch.optim.SGD(model.parameters(), 0.01))
         options = {} if counts else {"optimizer": optimizer}
-        handle = shardlab.attach(model, sync_every=2, **options)
+        handle = shardlab.attach(model, sync={"every": 2}, **options)
         for step in range(2):
             optimizer.zero_grad()
             backward(model, group, step)
@@ -285,7 +286,7 @@ def test_an_optimizer_that_has_stepped_before_exchanges_begin_is_told_once(group
     model = ddp(group)
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     trained(model, group, 3, optimizer)
-    shardlab.attach(model, sync_every=8, optimizer=optimizer)
+    shardlab.attach(model, sync={"every": 8}, optimizer=optimizer)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         trained(model, group, 2, optimizer)
@@ -309,7 +310,7 @@ class Wrapped(torch.optim.Optimizer):
 def test_optimizers_are_counted_once_and_without_their_wrappers(group):
     model = ddp(group)
     inner = torch.optim.SGD(model.parameters(), 0.01)
-    shardlab.attach(model, sync_every=2, optimizer=[Wrapped(inner), inner])
+    shardlab.attach(model, sync={"every": 2}, optimizer=[Wrapped(inner), inner])
     found = trained(model, group, 2, inner)
     assert [is_same_everywhere(each, group) for each in found] == [False, True]
 
@@ -317,7 +318,7 @@ def test_optimizers_are_counted_once_and_without_their_wrappers(group):
 @on_ranks(2)
 def test_the_end_averages_what_few_steps_have_moved_that_nothing_counted(group):
     model = ddp(group)
-    handle = shardlab.attach(model, sync_every=32)
+    handle = shardlab.attach(model, sync={"every": 32})
     handle.synchronize()  # nothing has moved
     mean = trained(model, group, 3)[-1]
     dist.all_reduce(mean)
@@ -357,7 +358,7 @@ def test_replicas_begin_with_the_parameters_before_the_first_update(group):
     rank = dist.get_rank(group)
     for model, loss in tasks(mesh):
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        shardlab.attach(model, sync_every=2, outer={"learning_rate": 0.5}, optimizer=optimizer)
+        shardlab.attach(model, sync={"every": 2, "learning_rate": 0.5}, optimizer=optimizer)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.fill_(0.1)

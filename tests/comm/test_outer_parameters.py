@@ -23,7 +23,7 @@ def stage(net, name):
     model = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(net[name].parameters(), 0.01)
     outer = {"momentum": 0.9}
-    return shardlab.attach(model, sync_every=2, outer=outer, optimizer=optimizer), model, optimizer
+    return shardlab.attach(model, sync={"every": 2, **outer}, optimizer=optimizer), model, optimizer
 
 
 @on_ranks(2)
@@ -91,4 +91,4 @@ def test_parameters_without_values_are_refused(group):
     with torch.device("meta"):
         model = nn.Linear(8, 8)
     fully_shard(model, mesh=mesh)
-    assert "attach after to_empty()" in refusal(lambda: shardlab.attach(model, sync_every=2))
+    assert "attach after to_empty()" in refusal(lambda: shardlab.attach(model, sync={"every": 2}))

@@ -56,7 +56,7 @@ def test_one_replica_trains_as_without_exchanges(group):
     model = fsdp2(group)
     alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    shardlab.attach(model, sync_every=2, outer=PLAIN, optimizer=optimizer, replicas=alone)
+    shardlab.attach(model, sync={"every": 2, **PLAIN}, optimizer=optimizer, replicas=alone)
     found = trained(model, group, 5, optimizer)
     torch.testing.assert_close(found[-1], expected[-1], rtol=1e-5, atol=1e-6)
 
@@ -81,7 +81,7 @@ def test_the_outer_optimizer_is_that_of_torch(group, optimizer, expected):
     model = DistributedDataParallel(nn.Linear(1, 1, bias=False))
     start = full(model, "data")["weight"].clone()
     handle = shardlab.attach(
-        model, sync_every=1, outer={"optimizer": optimizer, "momentum": 0.5, "learning_rate": 1.0}
+        model, sync={"every": 1, "optimizer": optimizer, "momentum": 0.5, "learning_rate": 1.0}
     )
     for wanted in expected:
         with torch.no_grad():
@@ -97,7 +97,7 @@ def test_what_is_sent_and_what_is_kept_is_what_was_there(group, codec):
     outer = []
     for options in ({}, {"codec": codec, "error_feedback": True}):
         model = DistributedDataParallel(network())
-        handle = shardlab.attach(model, sync_every=1, outer={**PLAIN, **options, "alpha": 0.0})
+        handle = shardlab.attach(model, sync={"every": 1, **PLAIN, **options, "alpha": 0.0})
         move = torch.Generator().manual_seed(dist.get_rank(group))
         for _ in range(3):
             with torch.no_grad():
@@ -318,30 +318,32 @@ def test_what_cannot_be_exchanged_is_refused_in_one_line(group):
     model = ddp(group)
     some = torch.optim.SGD([next(model.parameters())], 0.01)
     attach = shardlab.attach
-    assert "no optimizer holds" in refusal(lambda: attach(model, sync_every=2, optimizer=some))
-    for outer, said in (
+    assert "no optimizer holds" in refusal(lambda: attach(model, sync={"every": 2}, optimizer=some))
+    for options, said in (
         ({"fragments": 9}, "9 fragments of a model of 3 units"),
         ({"delay": 2}, "delay 2 must be below every 2"),
         ({"codec": "efsign", "decay": 0.5}, "decay does nothing without error_feedback"),
         ({"learning_rat": 1}, "learning_rate"),
     ):
-        assert said in refusal(lambda outer=outer: attach(model, sync_every=2, outer=outer))
+        settings = {"every": 2, **options}
+        assert said in refusal(lambda settings=settings: attach(model, sync=settings))
     for options, said in (
-        ({"gradients": "int8"}, 'give their codec in outer={"codec": ...}'),
+        ({"gradients": "int8"}, "give the codec to sync, or set its warmup_steps"),
         ({"replicas": group}, "replicas is for fully_shard"),
     ):
-        given = {"sync_every": 2, **options}
-        assert said in refusal(lambda given=given: attach(model, **given))
-    differ = {"sync_every": 2, "outer": {"learning_rate": 0.5 + dist.get_rank(group) / 4}}
-    assert "learning_rate" in refusal(lambda: attach(ddp(group), **differ), PayloadError)
-    assert "unused_parameters=False" in refusal(lambda: attach(ddp(group, Crossed), sync_every=2))
-    assert "use one of them" in refusal(lambda: attach(fsdp1(group), sync_every=2))
+        arguments = {"sync": {"every": 2}, **options}
+        assert said in refusal(lambda arguments=arguments: attach(model, **arguments))
+    differ = {"every": 2, "learning_rate": 0.5 + dist.get_rank(group) / 4}
+    assert "learning_rate" in refusal(lambda: attach(ddp(group), sync=differ), PayloadError)
+    assert "unused_parameters=False" in refusal(
+        lambda: attach(ddp(group, Crossed), sync={"every": 2})
+    )
+    assert "use one of them" in refusal(lambda: attach(fsdp1(group), sync={"every": 2}))
     wide = DistributedDataParallel(network().double())
-    assert "sync_every is for float32" in refusal(lambda: attach(wide, sync_every=2))
-    state = attach(ddp(group), sync_every=2).state_dict()
-    assert "attach with sync_every" in refusal(lambda: attach(ddp(group)).load_state_dict(state))
-    assert "for sync_every" in refusal(lambda: attach(model, optimizer=some))
-    assert "init_device_mesh" in refusal(lambda: attach(fsdp2(group), sync_every=2))
+    assert "sync is for float32" in refusal(lambda: attach(wide, sync={"every": 2}))
+    state = attach(ddp(group), sync={"every": 2}).state_dict()
+    assert "attach with sync" in refusal(lambda: attach(ddp(group)).load_state_dict(state))
+    assert "init_device_mesh" in refusal(lambda: attach(fsdp2(group), sync={"every": 2}))
 
 
 @on_ranks(2)
@@ -372,19 +374,21 @@ def test_a_rank_that_is_lost_between_exchanges_is_named():
 
 
 @pytest.mark.parametrize(
-    ("options", "reason"),
+    ("arguments", "reason"),
     [
-        ({"sync_every": 0}, "sync_every must be a whole number above 0 (found 0)"),
-        ({"outer": {"every": 8}}, "every is sync_every"),
-        ({"outer": "int4"}, "outer is a mapping"),
-        ({"warmup_steps": 3}, 'give outer={"warmup_steps"'),
+        ({"sync": {"every": 0}}, "attach: sync.every: input should be greater than or equal to 1"),
+        ({"sync": {"codec": "int4"}}, "attach: sync.every: field required"),
+        ({"sync": 32}, "attach: sync: input should be a valid dictionary or instance of Sync"),
         ({"optimizer": [None]}, "optimizer is NoneType"),
-        ({"outer": {"codec": None}}, "codec: a codec is its name"),
+        ({"sync": {"every": 2, "codec": None}}, "attach: sync.codec: a codec is its name"),
+        ({"sync": {"every": 2, "codec": "sign"}}, "'sign' votes, and outer gradients need means"),
+        ({"sync": {"every": 2, "codec": "powersgd"}}, "'powersgd' sums in several phases"),
     ],
 )
 @on_ranks(2)
-def test_options_that_mean_nothing_are_refused(group, options, reason):
-    assert reason in refusal(lambda: shardlab.attach(ddp(group), **{"sync_every": 2} | options))
+def test_options_that_mean_nothing_are_refused(group, arguments, reason):
+    arguments = {"sync": {"every": 2}, **arguments}
+    assert reason in refusal(lambda: shardlab.attach(ddp(group), **arguments))
 
 
 @on_ranks(2)
@@ -397,4 +401,4 @@ def test_outer_gradients_that_are_dropped_are_named(group):
     said = [line for each in caught if "drops what" in (line := str(each.message))]
     few = "topk:density=0.5 drops what it does not send: fewer than 2 synchronisations cannot send"
     assert len(said) == (dist.get_rank(group) == 0)
-    assert all(line.startswith(f"attach: outer: {few} all outer gradients") for line in said)
+    assert all(line.startswith(f"attach: sync: {few} all outer gradients") for line in said)

@@ -10,11 +10,11 @@ import torch.distributed as dist
 import shardlab
 from shardlab.codecs.base import Block, Unit
 from shardlab.codecs.registry import make_codec
-from shardlab.comm.attach import make_collective
 from shardlab.comm.codec_collective import Route
 from shardlab.comm.feedback import ErrorFeedback, Layout
 from shardlab.comm.handle import merge_states
 from shardlab.comm.ledger import Ledger
+from shardlab.comm.routes import make_collective
 from shardlab.core.errors import UserError
 from tests.comm.phase_vectors import gradients, whole
 from tests.comm.wire import gathered
@@ -180,7 +180,7 @@ def test_other_ranks_and_nodes_send_merged_residuals(old, new, levels, kind):
 def test_residuals_that_one_rank_would_never_add_are_refused(group, wrap):
     state = {f"rank0.gradients.residual.{name}": torch.ones(8) for name in ("root>0", "root<")}
     state["rank0.gradients.residuals"] = torch.tensor(2)
-    handle = shardlab.attach(wrap(group), "int8", error_feedback=True)
+    handle = shardlab.attach(wrap(group), {"codec": "int8", "error_feedback": True})
     if wrap is ddp:
         handle.load_state_dict(state)
         return

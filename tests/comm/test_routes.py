@@ -9,10 +9,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from shardlab.codecs.base import Block, Unit
 from shardlab.codecs.registry import make_codec, make_method
-from shardlab.comm.attach import make_collective
 from shardlab.comm.codec_collective import Route
 from shardlab.comm.emulated_link import LinkThrottle
 from shardlab.comm.ledger import Ledger
+from shardlab.comm.routes import make_collective
 from shardlab.comm.uncompressed import Native
 from shardlab.profiling.labels import unit_of
 from tests.comm.wire import CountingLink

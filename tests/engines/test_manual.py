@@ -47,7 +47,7 @@ def sharded(group, layers=4, reshard=True, ends=(), **options):
         plans.insert(0, UnitPlan(modules, False, torch.float32))
     mesh = make_mesh(group, 1, torch.device("cpu"))
     wrapped = FlatSharded(model, lambda module: None, plans, mesh, **options)
-    return model, wrapped, attach(wrapped, route="exchange")
+    return model, wrapped, attach(wrapped, {"route": "exchange"})
 
 
 def loss_of(wrapped, rank):

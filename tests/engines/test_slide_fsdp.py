@@ -182,7 +182,7 @@ def test_damaged_missing_and_other_folders_are_refused_on_all_ranks(tmp_path) ->
         (slid(partly), "other frozen parameters: frozen.transformer.ln_f.bias"),
         (
             slid(model_of("gpt2-tied"), gradients={"codec": "int4:group=32"}),
-            "with error_feedback=True",
+            "attach with error_feedback",
         ),
     ):
         assert reported in refused(partial(other.load, folder))

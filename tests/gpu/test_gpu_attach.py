@@ -12,8 +12,9 @@ from tests.ranks import run_ranks
 
 FEEDBACK = {"error_feedback": True, "minimum_size": 0}
 GRADIENTS = {
-    spec: {"gradients": spec, **FEEDBACK} for spec in ("int8", "topk:density=0.1", "int8-shared")
-} | {"bf16": {"gradients": "bf16", "minimum_size": 0}}
+    codec: {"gradients": {"codec": codec, **FEEDBACK}}
+    for codec in ("int8", "topk:density=0.1", "int8-shared")
+} | {"bf16": {"gradients": {"codec": "bf16", "minimum_size": 0}}}
 SYNC = {
     "plain": {},
     "int8": {"codec": "int8", "error_feedback": True},
@@ -22,7 +23,7 @@ SYNC = {
 }
 SETTINGS = {
     **GRADIENTS,
-    **{f"sync-{name}": {"sync_every": 2, "outer": outer} for name, outer in SYNC.items()},
+    **{f"sync-{name}": {"sync": {"every": 2, **options}} for name, options in SYNC.items()},
 }
 
 
@@ -33,8 +34,7 @@ def parameters_after(name: str, device: str) -> torch.Tensor:
         where = own_device(device)
         model = DistributedDataParallel(network().to(where))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-        counted = {"optimizer": optimizer} if name.startswith("sync") else {}
-        handle = shardlab.attach(model, **SETTINGS[name], **counted)
+        handle = shardlab.attach(model, **SETTINGS[name], optimizer=optimizer)
         for step in range(6):
             drawn = torch.Generator().manual_seed(10 * step + dist.get_rank(group))
             model(torch.randn(16, 40, generator=drawn).to(where)).pow(3).mean().backward()

@@ -31,7 +31,6 @@ from shardlab.predict.planner import (
     outcomes,
     step_s,
 )
-from shardlab.strategy.attach_lines import attach_lines
 from shardlab.strategy.document import parse_strategy
 from shardlab.strategy.validation import check_fits
 
@@ -207,4 +206,4 @@ def test_strategies_for_any_nodes_are_valid_and_have_names_of_their_own(nodes, p
         strategy = parse_strategy({**each.document, "param_dtype": dtype})
         check_fits(strategy, nodes * per_node)
         coded = not strategy.gradients.plain() or strategy.weights or strategy.sync
-        assert each.lossy == bool(coded) == bool(attach_lines(strategy.canonical()))
+        assert each.lossy == bool(coded) == bool(strategy.canonical().attach_call())

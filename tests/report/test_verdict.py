@@ -6,7 +6,6 @@ import yaml
 from shardlab.choose.records import Measured
 from shardlab.report.answer import answer, snippet
 from shardlab.results.timing_record import NO_COMMUNICATION, Race
-from shardlab.strategy.attach_lines import attach_lines
 from shardlab.strategy.document import parse_strategy
 from tests.evidence_factory import make_evidence
 from tests.record_factory import HOST, STRATEGIES, make_history, make_record
@@ -332,4 +331,4 @@ def test_what_is_to_be_pasted_is_the_strategy():
     strategy = parse_strategy(STRATEGIES["fsdp2-int4"]).canonical()
     entry, _, script = snippet("a", strategy).partition("# in a script")
     assert parse_strategy(yaml.safe_load(entry)["strategies"]["a"]).hash() == strategy.hash()
-    assert attach_lines(strategy) in script
+    assert strategy.attach_call() in script
