@@ -136,6 +136,6 @@ clean:
 	@touch $@
 
 # the command that `pip install` would write
-.venv/bin/shardlab: | .venv/bin/python
-	@printf '#!%s\nfrom shardlab.command import main\n\nmain()\n' $(CURDIR)/.venv/bin/python > $@
+.venv/bin/shardlab: Makefile | .venv/bin/python
+	@printf '#!%s\nfrom shardlab.cli import main\n\nmain()\n' $(CURDIR)/.venv/bin/python > $@
 	@chmod +x $@

@@ -1,5 +1,5 @@
 """`python -m shardlab` is `shardlab`, where no such command is installed."""
 
-from shardlab.command import main
+from shardlab.cli import main
 
 main()

@@ -1,6 +1,6 @@
 """Synchronisation against computation on the machines at hand, and what to make of it.
 
-`torchrun ... -m shardlab.probe MODEL` measures the links between the ranks and a training step of
+`torchrun ... -m shardlab probe MODEL` measures the links between the ranks and a training step of
 the model, and derives by plain arithmetic what share of a step data parallelism would spend on
 synchronisation: uncompressed, compressed, or rare. It judges speed alone, not quality.
 
@@ -8,14 +8,13 @@ algbw and busbw are those of nccl-tests (doc/PERFORMANCE.md): bytes of the vecto
 that times 2(n-1)/n for an all-reduce or (n-1)/n for an all-to-all, the bytes that a rank sends.
 """
 
-import argparse
 import os
 import shlex
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -34,13 +33,12 @@ from shardlab.comm.object_collectives import (
 )
 from shardlab.comm.routes import make_collective
 from shardlab.comm.transport import Transport
-from shardlab.config.model_and_data import GPT2_VOCABULARY, PRESETS, Model
-from shardlab.core.arguments import Parser
-from shardlab.core.document import validate
-from shardlab.core.errors import RunFailed, UserError
+from shardlab.config.model_and_data import GPT2_VOCABULARY, PRESETS, Model, Vocabulary
+from shardlab.config.schema import BatchSize, SequenceLength
+from shardlab.core.document import Document, validate
+from shardlab.core.errors import UserError
 from shardlab.core.host import describe_host
 from shardlab.core.launch_environment import started_ranks
-from shardlab.core.progress import say
 from shardlab.kernels import native
 from shardlab.predict.codec_costs import interleave
 from shardlab.predict.lookup import (
@@ -69,6 +67,22 @@ _CALLS = 10
 _MESSAGE_S, _CHECK_S = 0.25, 60.0
 """messages grow until one takes so long; a whole gradient is sent that should take less"""
 _TIMEOUT_S = 600.0
+
+
+class Workload(Document):
+    """What to measure: the options of `shardlab probe`."""
+
+    model: str
+    """preset; or folder, config.json or name on the hub"""
+    batch_size: BatchSize = 8
+    """sequences per rank and step"""
+    sequence_length: SequenceLength = 512
+    vocabulary: Vocabulary | None = None
+    """of a preset; None: GPT-2's"""
+    codec: str = "int4"
+    """the strongest compression"""
+    param_dtype: Literal["fp32", "bf16"] = "fp32"
+    """of autocast"""
 
 
 class Times(NamedTuple):
@@ -191,7 +205,7 @@ def _whole(gradient_bytes: int, world: dist.ProcessGroup) -> float:
     return _times({"": reduce}, world, 3)[""].median
 
 
-def _build(options: argparse.Namespace, device: torch.device) -> "BuiltModel":
+def _build(workload: Workload, device: torch.device) -> "BuiltModel":
     """Return the model on the meta device.
 
     Raises:
@@ -200,33 +214,37 @@ def _build(options: argparse.Namespace, device: torch.device) -> "BuiltModel":
     from shardlab.models.build import build_model
     from shardlab.train.step_space import free_bytes
 
-    preset, vocabulary = options.model in PRESETS, options.vocabulary or GPT2_VOCABULARY
-    if options.vocabulary and not preset:
-        raise UserError(f"--vocabulary is for presets: {options.model} has its own")
-    model = Model.model_validate({"preset" if preset else "config": options.model})
-    built = build_model(model, vocabulary if preset else 1, options.seq, 0, seed=0)
-    logits = options.batch * options.seq * built.module.config.get_text_config().vocab_size
+    name, vocabulary = workload.model, workload.vocabulary
+    preset = name in PRESETS
+    if vocabulary and not preset:
+        raise UserError(f"--vocabulary is for presets: {name} has its own")
+    model = Model.model_validate({"preset" if preset else "config": name})
+    tokens = (vocabulary or GPT2_VOCABULARY) if preset else 1
+    built = build_model(model, tokens, workload.sequence_length, 0, seed=0)
+    words = built.module.config.get_text_config().vocab_size
+    logits = workload.batch_size * workload.sequence_length * words
     # of each parameter weight, gradient and two moments; logits and their gradient
     needed = 16 * built.parameters + 8 * logits
     free = free_bytes(device, int(os.environ["LOCAL_WORLD_SIZE"]))
     if needed > free:
         raise UserError(
-            f"{options.model}: a step needs more than {needed / 1e9:.3g} GB, and a rank has "
-            f"{free / 1e9:.3g} GB on {device.type}: lower --batch or --seq, or take a smaller model"
+            f"{name}: a step needs more than {needed / 1e9:.3g} GB, and a rank has "
+            f"{free / 1e9:.3g} GB on {device.type}: lower --batch-size or "
+            "--sequence-length, or take a smaller model"
         )
     return built
 
 
-def _step(built: "BuiltModel", options: argparse.Namespace, world: dist.ProcessGroup) -> Times:
+def _step(built: "BuiltModel", workload: Workload, world: dist.ProcessGroup) -> Times:
     """Return the times of a training step without communication, of random tokens."""
     model, device = built.whole(), device_of(world)
     model.to(device=device)  # type: ignore[call-arg]
     optimizer = torch.optim.AdamW(model.parameters())
     words = model.config.get_text_config().vocab_size
-    tokens = torch.randint(words, (options.batch, options.seq), device=device)
+    tokens = torch.randint(words, (workload.batch_size, workload.sequence_length), device=device)
 
     def train() -> None:
-        with torch.autocast(device.type, torch.bfloat16, enabled=options.dtype == "bf16"):
+        with torch.autocast(device.type, torch.bfloat16, enabled=workload.param_dtype == "bf16"):
             logits = model(input_ids=tokens).logits[:, :-1]
         F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
         optimizer.step()
@@ -294,21 +312,23 @@ gain: samples per second over those of one replica, as fast as while all compute
 Quality is not judged here: experiments/islands/islands.md has steps to one loss of two replicas."""
 
 
-def probe(options: argparse.Namespace, world: dist.ProcessGroup) -> None:
+def probe(workload: Workload, world: dist.ProcessGroup) -> None:
     """Measure, and print on rank 0 what was measured and what follows from it.
 
     Raises:
         UserError: on all ranks: the model cannot be trained here, or the ranks differ.
     """
     rank, size, device = dist.get_rank(world), dist.get_world_size(world), device_of(world)
-    built = run_or_fail_together(world, "probe: model", partial(_build, options, device))
+    built = run_or_fail_together(world, "probe: model", partial(_build, workload, device))
     nbytes, local = 4 * built.parameters, int(os.environ["LOCAL_WORLD_SIZE"])
     # a folder may have another name on each node
-    _compare({**vars(options), "model": f"of {nbytes // 4:,} parameters", "node": local}, world)
+    _compare(
+        {**workload.model_dump(), "model": f"of {nbytes // 4:,} parameters", "node": local}, world
+    )
     threads, host, codecs = (
         torch.get_num_threads(),
         describe_host(),
-        list(dict.fromkeys(("int8", options.codec))),
+        list(dict.fromkeys(("int8", workload.codec))),
     )
     kinds = gather_values(host["cpu"] if device.type == "cpu" else " ".join(host["gpus"]), world)
 
@@ -317,21 +337,21 @@ def probe(options: argparse.Namespace, world: dist.ProcessGroup) -> None:
             print(text, flush=True)
 
     show(
-        f"{options.model}: {nbytes // 4:,} parameters, random weights, {options.dtype}; "
-        f"{options.batch} x {options.seq} tokens per rank and step\n"
+        f"{workload.model}: {nbytes // 4:,} parameters, random weights, {workload.param_dtype}; "
+        f"{workload.batch_size} x {workload.sequence_length} tokens per rank and step\n"
         f"{size} ranks, {local} on each node, of {threads} thread{'s' * (threads > 1)}; "
         f"{'gloo' if device.type == 'cpu' else 'nccl'}; {', '.join(sorted({*kinds}))}\n"
         f"torch {torch.__version__}, kernels {native.serving()}\n"
         f"medians of {_REPETITIONS} repetitions of the slowest rank, with 96 % intervals\n"
     )
-    step = _step(built, options, world)
+    step = _step(built, workload, world)
     del built
     show(f"forward, backward and AdamW without communication: {step}")
     link = _link("all ranks", world, world, nbytes, codecs)
     expected = link.sync(STOCK, nbytes).median
     whole = f"{_whole(nbytes, world):.4g} s" if expected < _CHECK_S else "not measured"
     show(f"{link}\n  all-reduce of the whole gradient {whole}, {expected:.4g} s at this rate")
-    advice = [_advice(link, nbytes, "computation of a step", step, lookup_table(options.codec))]
+    advice = [_advice(link, nbytes, "computation of a step", step, lookup_table(workload.codec))]
     if 1 < local < size:
         first, part = rank // local * local, nbytes // local
         inside = subgroup(world, [*range(first, first + local)])
@@ -342,57 +362,36 @@ def probe(options: argparse.Namespace, world: dist.ProcessGroup) -> None:
         # a node is a replica
         what = "step of a node, with its own all-reduce"
         island = Times(*map(sum, zip(step, near.sync(STOCK, nbytes), strict=True)))
-        table = lookup_table(options.codec, size // local)
+        table = lookup_table(workload.codec, size // local)
         advice.append(_advice(far, part, what, island, table))
     show("\n".join([*advice, _LEGEND]))
 
 
-def _options() -> argparse.Namespace:
-    """Parse the arguments.
+def _check_uses(codec: str) -> None:
+    """Raise `UserError` where a row of the lookup tables cannot have the codec."""
+    validate(Compression, {"codec": codec, "error_feedback": True}, "--codec")
+    for row in (*lookup_table(codec), *lookup_table(codec, nodes=2)):
+        parse_strategy(row.document, f"--codec {codec}")
+
+
+def main(**options: Any) -> None:
+    """Probe as one rank of torchrun or srun.
 
     Raises:
-        UserError: one is wrong.
+        UserError: an option is wrong, or this process is no rank of several.
     """
-    about = "Measure synchronisation against computation on these machines."
-    parser = Parser("python -m shardlab.probe", description=about)
-    parser.add_argument("model", help="a preset; or folder, config.json or name on the hub")
-    for name, default, words in (
-        ("batch", 8, "sequences per rank and step (8)"),
-        ("seq", 512, "tokens of a sequence (512)"),
-        ("vocabulary", None, f"tokens of a preset, by default GPT-2's {GPT2_VOCABULARY}"),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=default, help=words)
-    parser.add_argument("--codec", default="int4", help="the strongest compression (int4)")
-    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32", help="of autocast")
-    options = parser.parse_args()
-    if options.batch < 1 or min(options.seq, options.vocabulary or 2) < 2:
-        parser.error("--batch is at least 1, --seq and --vocabulary at least 2")
-    # all uses of the codec in the lookup tables, before anything is measured
-    validate(Compression, {"codec": options.codec, "error_feedback": True}, "--codec")
-    for row in (*lookup_table(options.codec), *lookup_table(options.codec, nodes=2)):
-        parse_strategy(row.document, f"--codec {options.codec}")
-    return options
+    workload, size = validate(Workload, options, ""), started_ranks()
+    _check_uses(workload.codec)  # before anything is measured
+    import shardlab.models.build  # noqa: F401 - the extra `hf`, before ranks are forked
 
-
-def main() -> None:
-    """Probe as one rank of torchrun or srun; mistakes of the user are one line (exit 2)."""
-    try:
-        options, size = _options(), started_ranks()
-        import shardlab.models.build  # noqa: F401 - the extra `hf`, before ranks are forked
-
-        if size is None:
-            command = f"torchrun --nproc-per-node 2 -m shardlab.probe {shlex.join(sys.argv[1:])}"
-            raise UserError(f"nobody started the ranks, one for each device: {command}")
-        if size < 2:
-            raise UserError("1 rank has no other to synchronise with: --nproc-per-node 2 or more")
-        launch(partial(probe, options), size, torch.get_num_threads(), _TIMEOUT_S, placement="none")
-    except ModuleNotFoundError as error:
-        say(f"probe: error: it builds models of {error.name}: pip install 'shardlab[hf]'")
-        sys.exit(2)
-    except (UserError, RunFailed) as error:
-        say(f"probe: error: {error}")
-        sys.exit(2 if isinstance(error, UserError) else 1)
+    if size is None:
+        command = f"torchrun --nproc-per-node 2 -m shardlab {shlex.join(sys.argv[1:])}"
+        raise UserError(f"nobody started the ranks, one for each device: {command}")
+    if size < 2:
+        raise UserError("1 rank has no other to synchronise with: --nproc-per-node 2 or more")
+    launch(partial(probe, workload), size, torch.get_num_threads(), _TIMEOUT_S, placement="none")
 
 
 if __name__ == "__main__":
-    main()
+    print("probe: error: python -m shardlab.probe is python -m shardlab probe now", file=sys.stderr)
+    sys.exit(2)

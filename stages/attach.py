@@ -12,30 +12,22 @@ import shardlab
 from shardlab.codecs.registry import make_method
 from shardlab.core.progress import stopwatch
 from shardlab.train.launch import launch
-from stages.common import Parser, run_command
 
 _RANKS, _WIDTH, _BATCH, _STEPS = 2, 512, 64, 30
 
 
-def main() -> None:
-    """Print what was sent, the loss and the time of a step, with and without the codec."""
-    parser = Parser("attach", description=__doc__)
-    parser.add_argument(
-        "--demo",
-        action="store_true",
-        required=True,
-        help="train a model of ours; in a script of yours you call shardlab.attach",
-    )
-    parser.add_argument(
-        "--gradients", metavar="CODEC", default="int8", help="such as int4 (default int8)"
-    )
-    codec = parser.parse_args().gradients
-    make_method(codec)  # a mistake is one line before ranks start
-    launch(partial(_demonstrate, codec), _RANKS, threads=1, timeout_s=60)
+def main(demo: bool, gradients: str) -> None:
+    """Print what was sent, the loss and the time of a step, with and without the codec.
+
+    Args:
+        demo: true; in a script `shardlab.attach` is called.
+    """
+    make_method(gradients)  # a mistake is one line before ranks start
+    launch(partial(_demonstrate, gradients), _RANKS, threads=1, timeout_s=60)
     print("\nBoth ranks share this machine's memory: compression pays on a link, which is slower.")
     print(
         "In your script, once DistributedDataParallel, fully_shard or FullyShardedDataParallel "
-        f'has wrapped the model:\n    handle = shardlab.attach(model, gradients="{codec}")'
+        f'has wrapped the model:\n    handle = shardlab.attach(model, gradients="{gradients}")'
     )
 
 
@@ -72,7 +64,3 @@ def _train(gradients: str, group: dist.ProcessGroup) -> str:
 
 def _network() -> nn.Module:
     return nn.Sequential(nn.Linear(_WIDTH, 2 * _WIDTH), nn.Tanh(), nn.Linear(2 * _WIDTH, _WIDTH))
-
-
-if __name__ == "__main__":
-    run_command("attach", main)

@@ -48,4 +48,4 @@ def main(params: Parameters) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run("calibrate", main)

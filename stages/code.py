@@ -35,6 +35,8 @@ _BUILDER = "shardlab.engines.build"
 """loads the engine of a strategy"""
 _KERNELS = "shardlab.kernels.native"
 """loads the library that is built of csrc/"""
+_COMMAND_LINE = "shardlab.cli"
+"""hands over arguments, of which parameters are keys"""
 
 
 def code_keys(params: Parameters) -> dict[str, Any]:
@@ -63,7 +65,7 @@ def imported(graph: grimp.ImportGraph, modules: Iterable[str]) -> set[str]:
     waiting = [*modules]
     while waiting:
         name = waiting.pop()
-        if name in known:
+        if name in known or name == _COMMAND_LINE:
             continue
         known.add(name)
         package = name.rpartition(".")[0]

@@ -44,4 +44,4 @@ def main(params: Parameters) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run("collect", main)

@@ -1,21 +1,18 @@
-"""Common parts of all stages: arguments, log, one-line errors, and orderly ends by signals."""
+"""Common parts of all stages: log, one-line errors, orderly ends by signals, and what they need of
+each other."""
 
-import argparse
 import gc
-import inspect
 import os
-import signal
 import sys
 import time
 import traceback
-import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-import stages
+from shardlab import cli
 from shardlab.config.parameters import Parameters
 from shardlab.core import progress
 from shardlab.core.errors import RunFailed, UserError
@@ -28,37 +25,29 @@ SAMPLES = ("batch_size", "accumulation", "sequence_length")
 """parameters of `train` that give the size of a step"""
 
 
-def run(main: Callable[..., None], log: Sequence[str] | None = None, lock: bool = True) -> None:
-    """Run `main(params, ...)` as the command `python -m stages.NAME ARGUMENTS`, or `shardlab NAME`.
+def run(name: str, main: Callable[..., None], options: dict[str, Any] | None = None) -> None:
+    """Run `main(params, ...)` of a stage, as `python -m stages.NAME ARGUMENTS` or `shardlab NAME`.
 
-    The arguments after `params` are those of `main`, by their names: positional ones are text,
-    keyword-only ones are options `--like-this`, whose annotation is `Annotated[type, help]`. Errors
-    of the user are shown as one line (exit 2); a run that failed with the traceback of the rank
-    that is the cause, every other error with its own (exit 1). All of them, what the stage says and
-    how long it took are kept in a log. Nobody else works in this folder meanwhile.
+    Errors of the user are shown as one line (exit 2); a run that failed with the traceback of the
+    rank that is the cause, every other error with its own (exit 1). All of them, what the stage
+    says and how long it took are kept in the log `logs/NAME/VALUE.log`. Nobody else works in this
+    folder meanwhile.
 
     Args:
-        log: the arguments whose values name the log `logs/NAME/VALUE/VALUE.log`; when not given,
-            the positional ones.
-        lock: whether to lock this folder; a command that runs Snakemake leaves that to it.
+        options: those of `shardlab.cli`; when not given, they are read from the command line.
     """
     # imported objects stay alive: neither this process nor forked ranks should scan them again
     gc.freeze()
     gc.enable()
     on_end_signals(stop)
-    name = inspect.getmodule(main).__spec__.name.rpartition(".")[2]  # type: ignore[union-attr]
-    parser, positional = _parser(name, main)
-    given = vars(parser.parse_args())
-    params, overrides = given.pop("params"), given.pop("set")
-    values = [given.pop(key) for key in positional]
-    named = values if log is None else [str(given[key]) for key in log]
-    path = _log_path(name, named)
+    options = cli.parse(name, sys.argv[1:]) if options is None else options
+    params, overrides = options.pop("params"), options.pop("overrides")
+    path = _log_path(name, [str(options[key]) for key in cli.STAGES[name].log])
     log_to(path)
     try:
-        if lock:
-            _refuse_other_results(params)
-            lock_tree()
-        main(Parameters(params, overrides), *values, **given)
+        _refuse_other_results(params)
+        lock_tree()
+        main(Parameters(params, overrides), **options)
     except (UserError, RunFailed) as error:
         # mistakes in the parameters are a line each
         for line in str(error).split("\n") if isinstance(error, UserError) else [str(error)]:
@@ -72,89 +61,6 @@ def run(main: Callable[..., None], log: Sequence[str] | None = None, lock: bool 
         raise
     # imports take most of a short stage
     progress.log(f"done in {time.time() - psutil.Process().create_time():.1f} s")
-
-
-def run_command(name: str, main: Callable[[], None]) -> None:
-    """Run `main()` as a command that is no stage: it keeps no log and takes no lock.
-
-    Mistakes of the user are shown as one line (exit 2).
-    """
-    # both are off during imports, see stages/__init__.py
-    gc.enable()
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    # who reads the output may stop, such as head
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    try:
-        main()
-    except (UserError, RunFailed) as error:
-        say(f"{name}: error: {error}")
-        sys.exit(2 if isinstance(error, UserError) else 1)
-    except KeyboardInterrupt:
-        sys.exit(130)
-
-
-class Parser(argparse.ArgumentParser):
-    """Arguments of `python -m stages.NAME` or `shardlab NAME`, whose mistakes are shown as one line
-    (exit 2).
-
-    Args:
-        stage: name of its module.
-        description: first paragraph of the help.
-    """
-
-    def __init__(self, stage: str, description: str | None) -> None:
-        super().__init__(
-            prog=stages.program or f"python -m stages.{stage}",
-            description=description,
-            epilog=stages.program and f"example: {stages.program} {stages.example}".rstrip(),
-        )
-        self._stage = stage
-
-    def error(self, message: str) -> typing.NoReturn:
-        """Print one line, without the usage."""
-        say(f"{self._stage}: error: {message}; see {self.prog} --help")
-        sys.exit(2)
-
-
-def _parser(name: str, main: Callable[..., None]) -> tuple[Parser, list[str]]:
-    """Return the argument parser of a stage and the names of its positional arguments."""
-    parser = Parser(name, description=inspect.getmodule(main).__doc__)
-    positional = []
-    for key, parameter in list(inspect.signature(main).parameters.items())[1:]:
-        if parameter.kind is parameter.KEYWORD_ONLY:
-            _add_option(parser, key, parameter)
-        else:
-            parser.add_argument(key)
-            positional.append(key)
-    parser.add_argument("--params", default="params.yaml", help="YAML or JSON file")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a parameter"
-    )
-    return parser, positional
-
-
-def _add_option(parser: Parser, key: str, parameter: inspect.Parameter) -> None:
-    annotation, words = typing.get_args(parameter.annotation)
-    if annotation is bool:
-        parser.add_argument(f"--{key.replace('_', '-')}", action="store_true", help=words)
-        return
-    required = parameter.default is parameter.empty
-    default = None if required else parameter.default
-    parser.add_argument(
-        f"--{key.replace('_', '-')}",
-        type=_whole if annotation is int else str,
-        required=required,
-        default=default,
-        help=words if default is None else f"{words} (default {default})",
-    )
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a whole number (found {text!r})") from None
 
 
 def _refuse_other_results(params: str) -> None:
@@ -242,14 +148,3 @@ def _refuse_others(path: Path, wanted: dict[str, Any], stage: str) -> None:
                 f"{path}: made with {key} {made[key]!r}, and the parameters say "
                 f"{wanted.get(key)!r}: run python -m stages.{stage}, with the same --set if any"
             )
-
-
-def integer(name: str, text: str) -> int:
-    """Parse an argument of a stage as a whole number.
-
-    Raises:
-        UserError: it is none.
-    """
-    if not text.isdecimal():
-        raise UserError(f"{name}: expected a whole number (found {text!r})")
-    return int(text)

@@ -33,4 +33,4 @@ def main(params: Parameters, number: str) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run("decide", main)

@@ -86,4 +86,4 @@ def _row(device: Categories, host: Categories, ranks: int) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    run(main)
+    run("estimate", main)

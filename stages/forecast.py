@@ -32,4 +32,4 @@ def main(params: Parameters) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run("forecast", main)

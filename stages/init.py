@@ -17,8 +17,9 @@ import torch
 import torch.nn.functional as F
 import yaml
 
+from shardlab.cli import questions
 from shardlab.config.machine import Link
-from shardlab.config.model_and_data import PRESETS, Data, Model, Tokenize
+from shardlab.config.model_and_data import Data, Model, Tokenize
 from shardlab.config.parameters import Parameters
 from shardlab.config.schema import Train
 from shardlab.core.document import validate
@@ -29,7 +30,6 @@ from shardlab.data.local_files import open_packed
 from shardlab.data.source_records import Tally
 from shardlab.data.sources import read_documents
 from shardlab.models.build import build_model
-from stages.common import Parser, run_command
 from stages.readme import BEGIN, END
 from stages.search import Minutes, Ranks
 
@@ -43,13 +43,6 @@ FILES = (
 _CODE = ("csrc", "shardlab", "stages")
 """links to what is installed, so that jobs import it and both tools see when it changes"""
 
-_QUESTIONS = {
-    "text": ("text: a file or folder of yours, or wikipedia", "wikipedia"),
-    "model": (f"size of the model: {', '.join(PRESETS)}", "tiny"),
-    "ranks": ("ranks on this machine", "2"),
-    "link": ("rate of the link between them, such as 100mbit, or none", "100mbit"),
-    "minutes": ("minutes until the report", "15"),
-}
 _SOURCES = {".jsonl": "jsonl", ".json": "json", ".xml": "mediawiki", ".parquet": "huggingface"}
 """of `Data`, by suffix; other files and folders are text"""
 _STRATEGIES: dict[str, dict[str, Any]] = {
@@ -67,42 +60,41 @@ _LEAST_STEPS = 20
 _SHARE = Data.model_fields["validation_share"].default
 
 
-def main() -> None:
-    """Write the folder."""
+def main(folder: str, **answers: str | None) -> None:
+    """Write the folder.
+
+    Args:
+        answers: to the questions of `shardlab.cli`; None: not answered yet.
+    """
     # of imports, which are those of most stages
     start_s = time.process_time()
-    parser = Parser("init", description=__doc__)
-    parser.add_argument("folder", type=Path)
-    for name, (words, default) in _QUESTIONS.items():
-        parser.add_argument(f"--{name}", metavar=name.upper(), help=f"{words} (default {default})")
-    given = vars(parser.parse_args())
-    folder = given.pop("folder").absolute()
-    params = folder / "params.yaml"
+    target = Path(folder).absolute()
+    params = target / "params.yaml"
     if params.exists():
-        if any(given.values()):
+        if any(answers.values()):
             raise UserError(f"{params} is there already: change that file, or name another folder")
-        _write_pipeline(folder)
+        _write_pipeline(target)
         say(f"init: files of the pipeline written again, {params} is as it was")
         return
-    if folder.exists() and {path.name for path in folder.iterdir()} - {".git"}:
-        raise UserError(f"{folder}: not empty, and no experiment: name a new folder")
-    tree, note = _parameters(_answers(given), start_s)
-    _write_pipeline(folder)
-    write_text(folder / "README.md", f"# {folder.name}\n\n{BEGIN}\n{END}\n")
+    if target.exists() and {path.name for path in target.iterdir()} - {".git"}:
+        raise UserError(f"{target}: not empty, and no experiment: name a new folder")
+    tree, note = _parameters(_completed(answers), start_s)
+    _write_pipeline(target)
+    write_text(target / "README.md", f"# {target.name}\n\n{BEGIN}\n{END}\n")
     write_text(params, _text(tree))
     Parameters(params).complete()
-    say(f"init: {params}: {note}\ninit: start it with: cd {folder} && shardlab run")
+    say(f"init: {params}: {note}\ninit: start it with: cd {target} && shardlab run")
 
 
-def _answers(given: dict[str, str | None]) -> dict[str, str]:
-    """Return the options, with answers or defaults for those that are absent."""
-    answers = {}
-    for name, (words, default) in _QUESTIONS.items():
-        answer = given[name]
+def _completed(answers: dict[str, str | None]) -> dict[str, str]:
+    """Return the answers, with those of a person or defaults for those that are absent."""
+    completed = {}
+    for name, (words, default) in questions().items():
+        answer = answers[name]
         if answer is None and sys.stdin.isatty():
             answer = input(f"{words} [{default}]: ").strip()
-        answers[name] = answer or default
-    return answers
+        completed[name] = answer or default
+    return completed
 
 
 def _parameters(answers: dict[str, str], start_s: float) -> tuple[dict[str, Any], str]:
@@ -113,7 +105,7 @@ def _parameters(answers: dict[str, str], start_s: float) -> tuple[dict[str, Any]
     """
     model = {"preset": answers["model"]}
     data, inputs = _data(answers["text"])
-    ranks = validate(Ranks, answers["ranks"], "--ranks")
+    ranks = validate(Ranks, answers["world_size"], "--world-size")
     minutes = validate(Minutes, answers["minutes"], "--minutes")
     rate = answers["link"]
     link = None if rate == "none" else validate(Link, rate, "--link")
@@ -284,7 +276,3 @@ _Dumper.add_representer(str, _write_text)
 def _flow(value: Any) -> str:
     text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, sort_keys=False, width=1000)
     return str(text).partition("\n")[0]
-
-
-if __name__ == "__main__":
-    run_command("init", main)

@@ -79,4 +79,4 @@ def main(params: Parameters, name: str) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run("inputs", main)

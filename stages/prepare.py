@@ -28,4 +28,4 @@ def main(params: Parameters) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run("prepare", main)

@@ -44,4 +44,4 @@ def break_down(results: Path, run: str, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    run_stage(main)
+    run_stage("profile", main)

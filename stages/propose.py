@@ -17,7 +17,7 @@ from shardlab.predict.results import fitted_runs
 from shardlab.results.calibration_record import Calibration
 from shardlab.results.run_record import read_records
 from shardlab.results.timing_record import read_all
-from stages.common import integer, refuse_other_tokens, run
+from stages.common import refuse_other_tokens, run
 
 RESULTS = "results/results.jsonl"
 ANSWERS = Path("results/answers")
@@ -48,7 +48,7 @@ def main(params: Parameters, number: str) -> None:
     statistics = read_json("data/statistics.json", "run python -m stages.tokenize")
     facts = machine_facts(hardware), data_facts(statistics)
     proposal = propose(
-        integer("round", number),
+        int(number),
         history,
         agent,
         limit,
@@ -67,4 +67,4 @@ def main(params: Parameters, number: str) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run("propose", main)

@@ -70,4 +70,4 @@ def replace_block(path: Path, content: str, name: str = "headline") -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run("readme", main)

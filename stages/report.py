@@ -80,4 +80,4 @@ def _losses_of(row: Measured) -> dict[int, pd.Series]:
 
 
 if __name__ == "__main__":
-    run(main)
+    run("report", main)

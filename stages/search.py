@@ -5,6 +5,7 @@ and goes on from there when it is called again.
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +19,6 @@ from shardlab.config.parameters import Parameters
 from shardlab.config.schema import Name
 from shardlab.core.document import validate
 from shardlab.core.progress import say, stopwatch
-from stages.common import run
 from stages.run import snakemake
 
 # an emulated link has its addresses in a network of 254
@@ -29,22 +29,22 @@ _ROUNDS = 16
 
 
 def main(
-    params: Parameters,
-    *,
-    link: Annotated[str, "rate between ranks, such as 100mbit; none: loopback"],
-    ranks: Annotated[int, "processes on this machine"],
-    minutes: Annotated[int, "time after which no further round begins"] = 10,
-    model: Annotated[str | None, "preset, or folder with a config.json; else as in params"] = None,
-    name: Annotated[str | None, "folder in searches/; else from link and ranks"] = None,
+    link: str,
+    world_size: int,
+    minutes: int = 10,
+    model: str | None = None,
+    name: str | None = None,
+    params: str = "params.yaml",
+    overrides: Sequence[str] = (),
 ) -> None:
     """Search, and print the strategies that were raced and the best of them."""
     emulated = None if link == "none" else validate(Link, link, "--link")
-    ranks = validate(Ranks, ranks, "--ranks")
+    ranks = validate(Ranks, world_size, "--world-size")
     limit_s = 60.0 * validate(Minutes, minutes, "--minutes")
     if name is None:
         name = f"{link if emulated else LOOPBACK}-{ranks}-ranks".replace(".", "-")
     folder = Path("searches") / validate(Name, name, "--name")
-    tree = search_parameters(params, emulated, ranks, _ROUNDS, model)
+    tree = search_parameters(Parameters(params, overrides), emulated, ranks, _ROUNDS, model)
     if emulated is not None:
         with Links(ranks, emulated):
             pass  # this process may make them
@@ -67,7 +67,3 @@ def _search(folder: Path, limit_s: float) -> tuple[History, str]:
         if elapsed() >= limit_s:
             return history, f"{limit_s / 60:.0f} minutes are over"
     return history, history.rounds[-1].reason
-
-
-if __name__ == "__main__":
-    run(main, lock=False)

@@ -38,4 +38,4 @@ def main(params: Parameters, name: str) -> None:
 
 
 if __name__ == "__main__":
-    run_stage(main)
+    run_stage("timing", main)

@@ -46,4 +46,4 @@ def main(params: Parameters) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run("tokenize", main)

@@ -4,7 +4,6 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 from shardlab.config.parameters import Parameters
 from shardlab.config.schema import Seed
@@ -23,11 +22,10 @@ from stages.common import run as run_stage
 
 def main(
     params: Parameters,
-    *,
-    run: Annotated[str, "name of a strategy in the parameters"],
-    seed: Annotated[int, "of the weights, the order of the data and random codecs"] = 0,
-    max_restarts: Annotated[int, "how often to start new ranks after one has failed"] = 0,
-    show_placement: Annotated[bool, "print which CPUs each rank gets, and end"] = False,
+    run: str,
+    seed: int = 0,
+    max_restarts: int = 0,
+    show_placement: bool = False,
 ) -> None:
     """Write metrics.json, events.jsonl, trace.json.gz and final_model/ of the run.
 
@@ -80,4 +78,4 @@ def _tokenize(params: Parameters) -> None:
 
 
 if __name__ == "__main__":
-    run_stage(main, log=("run", "seed"))
+    run_stage("train", main)

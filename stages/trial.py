@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 from shardlab.choose.decision import failure_of, train_promising
 from shardlab.choose.race_rule import RaceRule, ruling
@@ -29,7 +28,7 @@ from shardlab.results.timing_record import Race, Ruling
 from shardlab.train.plans import RunPlan, TimingPlan
 from shardlab.train.race import race
 from shardlab.train.run import train_run
-from stages.common import integer, refuse_other_source, refuse_other_tokens, run
+from stages.common import refuse_other_source, refuse_other_tokens, run
 from stages.profile import break_down
 from stages.validate import validate_seed
 
@@ -96,27 +95,25 @@ class Work:
         race(plan, folder / "race.json", look, proposal.race_limit_s)
 
 
-def main(
-    params: Parameters,
-    number: str,
-    *,
-    start: Annotated[str, "command that starts ranks, such as srun -n 8; none: forks"] = "",
-    step: Annotated[str, "do a part of the trial, which this JSON describes"] = "",
-) -> None:
+def main(params: Parameters, number: str, start: str = "", step: str = "") -> None:
     """Write trial.json of the round, and runs/ with the files of its training runs in the layout
     of results/.
 
     What fails is a result like any other, of which trial.json alone speaks.
+
+    Args:
+        start: command that starts ranks, such as srun -n 8; empty: forks.
+        step: the part of the trial to do, as JSON; empty: all.
     """
     refuse_other_source(params)
     refuse_other_tokens(params)
-    count, folder = integer("round", number), Path("results/rounds", number)
+    agent, folder = params.agent_of(number), Path("results/rounds", number)
     path, fix = folder / "proposal.json", f"run python -m stages.propose {number}"
     proposal = Proposal.from_file(path, fix)
     train, model, seeds = params("train", "model", "seeds")
     if proposal.settings != TrialSettings.of(train, model, seeds):
         raise UserError(f"{path}: of other parameters, as with --set: {fix}")
-    work = Work(proposal, params.agent_of(number), train, model)
+    work = Work(proposal, agent, train, model)
     if step:
         _report_failure(work, Step.model_validate_json(step))
         return
@@ -136,7 +133,7 @@ def main(
             # until the new one is there, no trial looks finished
             (folder / "trial.json").unlink(missing_ok=True)
             runs.rename(finished)
-    trial = Trial(round=count, race=raced, trained=trained, seconds=elapsed())
+    trial = Trial(round=int(number), race=raced, trained=trained, seconds=elapsed())
     trial.to_file(folder / "trial.json")
     reason = raced.reason if raced else f"nothing was raced: {proposal.verdict.reason}"
     say(f"trial {number}: {reason}")
@@ -238,4 +235,4 @@ def evaluated(plan: RunPlan, runs: Path) -> Record:
 
 
 if __name__ == "__main__":
-    run(main)
+    run("trial", main)

@@ -48,4 +48,4 @@ def _change(found: Validation, model: Model) -> str:
 
 
 if __name__ == "__main__":
-    run_stage(main)
+    run_stage("validate", main)

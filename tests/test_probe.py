@@ -1,9 +1,8 @@
-"""`python -m shardlab.probe`: figures that fit together, and mistakes in one line."""
+"""`shardlab probe`: figures that fit together, and mistakes in one line."""
 
 import os
 import re
 import sys
-from argparse import Namespace
 from contextlib import redirect_stdout
 from io import StringIO
 from unittest.mock import patch
@@ -12,23 +11,24 @@ import pytest
 import torch.distributed as dist
 from transformers import GPT2LMHeadModel  # noqa: F401 - imported once, before ranks are forked
 
+from shardlab.cli import main
 from shardlab.core.errors import UserError
 from shardlab.predict.lookup import advise, lookup_table
-from shardlab.probe import main, probe
+from shardlab.probe import Workload, probe
 from tests.ranks import on_ranks
 
 NUMBER = r"([\d.,e+-]+)"
 
 
-def options(**changed):
-    small = {"model": "tiny", "batch": 1, "seq": 8, "vocabulary": 64}
-    return Namespace(**{**small, "codec": "int4", "dtype": "fp32", **changed})
+def workload(**changed):
+    small = {"model": "tiny", "batch_size": 1, "sequence_length": 8, "vocabulary": 64}
+    return Workload(**{**small, **changed})
 
 
 def printed(group, **changed):
     text = StringIO()
     with redirect_stdout(text):
-        probe(options(**changed), group)
+        probe(workload(**changed), group)
     return text.getvalue()
 
 
@@ -100,10 +100,13 @@ def test_links_inside_and_between_nodes_are_measured_apart(group):
 def test_what_cannot_be_measured_ends_all_ranks_in_one_line(group):
     rank = dist.get_rank(group)
     for changed, words in (
-        ({"batch": 10**9}, "tiny: a step needs more than .* GB, and a rank has"),
+        (
+            {"batch_size": 2**20, "sequence_length": 1024},
+            "tiny: a step needs more than .* GB, and a rank has",
+        ),
         ({"model": "/absent"}, "--vocabulary is for presets: /absent"),
         ({"model": "/absent", "vocabulary": None}, "'/absent', which is no folder or file here"),
-        ({"batch": 1 + rank}, "ranks differ: batch is 1 on rank 0 and 2 on rank 1"),
+        ({"batch_size": 1 + rank}, "ranks differ: batch_size is 1 on rank 0 and 2 on rank 1"),
         ({"model": ("tiny", "small")[rank]}, "model is of .* parameters on rank 0 and of .* on"),
     ):
         with pytest.raises(UserError, match=words) as caught:
@@ -114,10 +117,14 @@ def test_what_cannot_be_measured_ends_all_ranks_in_one_line(group):
 @pytest.mark.parametrize(
     ("arguments", "environment", "words"),
     [
-        ("tiny", {}, "torchrun --nproc-per-node 2 -m shardlab.probe tiny"),
+        ("tiny", {}, "torchrun --nproc-per-node 2 -m shardlab probe tiny"),
         ("tiny", {"RANK": "0", "WORLD_SIZE": "1"}, "1 rank has no other"),
-        ("", {}, "required: model"),
-        ("tiny --seq 1", {}, "--seq and --vocabulary at least 2"),
+        ("", {}, "required: MODEL"),
+        (
+            "tiny --sequence-length 1",
+            {},
+            "sequence_length: input should be greater than or equal to 2",
+        ),
         ("tiny --codec int5", {}, "did you mean 'int"),
         ("tiny --codec none", {}, "pointless"),
         ("tiny --codec sign", {}, "'sign' votes"),
@@ -125,7 +132,7 @@ def test_what_cannot_be_measured_ends_all_ranks_in_one_line(group):
     ],
 )
 def test_mistakes_are_one_line(arguments, environment, words, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["probe", *arguments.split()])
+    monkeypatch.setattr(sys, "argv", ["shardlab", "probe", *arguments.split()])
     for name in ("RANK", "WORLD_SIZE", "SLURM_STEP_NUM_TASKS"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():

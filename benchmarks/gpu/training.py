@@ -28,6 +28,7 @@ from torch import Tensor
 from benchmarks.common import arguments, on_ranks
 from benchmarks.gpu.figures import OUT, on_gpu, record, table_device
 from benchmarks.gpu.traces import traced
+from shardlab import cli
 from shardlab.comm.object_collectives import device_of
 from shardlab.config.model_and_data import GPT2_VOCABULARY, Model
 from shardlab.core.document import validate
@@ -35,7 +36,6 @@ from shardlab.core.errors import UserError
 from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
 from shardlab.models.build import build_model
-from shardlab.predict import plan
 from shardlab.predict.devices import DEVICES
 from shardlab.strategy.document import parse_strategy
 from shardlab.train.utilization import flops_per_token, peak_memory
@@ -153,10 +153,11 @@ def text_batches(count: int, size: Size) -> list[Tensor]:
 
 def compared(size: Size, device: str, name: str, row: dict[str, Any]) -> dict[str, Any]:
     """Return what `shardlab plan` predicts of a strategy, beside what was measured."""
-    command = [size.preset, "--device", device, "--checkpointing", "none", "--json"]
+    command = ["plan", size.preset, "--device", device, "--activation-checkpointing", "none"]
+    command += ["--batch-size", str(size.samples), "--sequence-length", str(size.length), "--json"]
     printed = StringIO()
     with redirect_stdout(printed):
-        plan.main([*command, "--batch", str(size.samples), "--seq", str(size.length)])
+        cli.main(command)
     strategies = json.loads(printed.getvalue())["strategies"]
     predicted = {strategy["name"]: strategy for strategy in strategies}[name]
     memory = sum(predicted[part] for part in ("states", "activations", "window"))

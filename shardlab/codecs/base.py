@@ -95,6 +95,8 @@ class Codec(ABC):
     """the mean of D(encode(x, key)) over keys is x"""
     random: bool = False
     """what is sent depends on the key, too"""
+    random_elements: ClassVar[bool] = False
+    """which elements are sent depends on the key, and on nothing else"""
     linear: bool = False
     """payloads can be summed on the wire"""
     variable: bool = False

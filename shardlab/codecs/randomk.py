@@ -32,7 +32,7 @@ class RandomK(FusedCodec):
     """
 
     name = "randomk"
-    random = True
+    random = random_elements = True
 
     def __init__(self, density: float = 0.01, scaled: bool = False, values: str = "fp32") -> None:
         self.density = density

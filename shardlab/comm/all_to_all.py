@@ -61,7 +61,15 @@ class AllToAllCollective(CodecCollective):
         """Reduce-scatter, then all-gather the owners' sums; each has its own residual.
 
         Payloads that can be summed are encoded once: the owners gather the summed payloads.
+
+        Raises:
+            UserError: the gather would send other elements than were summed.
         """
+        if self.codec.random_elements and not self.codec.linear:
+            raise UserError(
+                f"codec {self.codec.name!r}: an all-reduce would draw the elements twice, and keep "
+                "few of those it summed: set values: fp32, or shard the gradients"
+            )
         if not self.codec.linear:
             super()._all_reduce(vector, scale, unit)
             return

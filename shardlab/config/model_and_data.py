@@ -82,6 +82,8 @@ _VOCABULARY = 2048
 _BYTES = 257
 """tokens of a byte-level tokenizer that has merged nothing: the bytes and the end of text"""
 GPT2_VOCABULARY = 50257
+Vocabulary = Annotated[int, Field(ge=1, le=2**31)]
+"""number of tokens that a model knows"""
 
 
 class Tokenize(Document):
@@ -91,7 +93,7 @@ class Tokenize(Document):
     """train: a byte-level BPE trained on the training split; gpt2: GPT-2's own; or a path to a
     tokenizer.json or a folder that holds one, or a name on the Hugging Face hub. null: that of
     `model.pretrained`; for other models train"""
-    vocabulary: int | None = Field(None, ge=1, le=2**31)
+    vocabulary: Vocabulary | None = None
     """vocabulary size of a trained tokenizer, at least 257, and 2048 if null; with `end_of_text`
     that of the tokens; null with a given tokenizer"""
     end_of_text: int | None = Field(None, ge=0)

@@ -19,6 +19,8 @@ Positive = Annotated[float, Field(gt=0)]
 # bounds beyond which a number is a mistake that would cost hours or all memory before it shows
 WorldSize = Annotated[int, Field(ge=1, le=65_536)]
 """more ranks than the largest clusters have GPUs are no run"""
+BatchSize = Annotated[int, Field(ge=1, le=2**20)]
+SequenceLength = Annotated[int, Field(ge=2, le=2**24)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
 """a billion steps, repetitions or trials take years"""
 _Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -156,11 +158,11 @@ class Train(Document):
     rank of a machine, such as ['0-3,8', '4-7']"""
     steps: int = Field(120, ge=2, le=10**9)
     """updates of the parameters"""
-    batch_size: int = Field(8, ge=1, le=2**20)
+    batch_size: BatchSize = 8
     """sequences per rank and micro-batch"""
     accumulation: int = Field(1, ge=1, le=2**20)
     """micro-batches per step"""
-    sequence_length: int = Field(64, ge=2, le=2**24)
+    sequence_length: SequenceLength = 64
     """tokens that are predicted per sequence"""
     learning_rate: float = Field(3e-3, gt=0)
     """of AdamW, after the warm-up"""

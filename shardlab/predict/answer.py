@@ -122,7 +122,7 @@ def _what_fits(job: Job, found: Iterable[Outcome], model: str) -> str:
             link = " --link 100gbit" if job.nodes == 1 else ""
             return f"{wrong}: try --nodes {nodes}x{per_node}{link}"
         nodes *= 2
-    smaller = "raise --host-memory" if least.device_bytes <= have else "halve --seq"
+    smaller = "raise --host-memory" if least.device_bytes <= have else "halve --sequence-length"
     return f"{wrong}: more nodes do not help: {smaller}, or take a larger device"
 
 

@@ -24,10 +24,10 @@ from shardlab.choose.decision import conclude
 from shardlab.choose.history import History, initial_history
 from shardlab.choose.judge import Question, choose_by_rules
 from shardlab.choose.records import Proposal, Trial
+from shardlab.cli import main
 from shardlab.config.parameters import Parameters
 from shardlab.config.schema import turns
 from shardlab.predict.lookup import STOCK, advise, lookup_table
-from shardlab.predict.plan import main
 from shardlab.report.aggregate import verdict
 from shardlab.report.answer import answer
 from shardlab.report.evidence import Evidence
@@ -264,7 +264,7 @@ def _gains(rows: list[Row], best: Row, link: LinkTimes) -> Answer:
 
 def _planned(arguments: str) -> Answer:
     with redirect_stdout(StringIO()) as output:
-        main([*arguments.split(), "--json"])
+        main(["plan", *arguments.split(), "--json"])
     return json.loads(output.getvalue())
 
 

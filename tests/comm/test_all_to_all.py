@@ -12,6 +12,7 @@ from shardlab.codecs.wire import PayloadError
 from shardlab.comm.codec_collective import Route
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.routes import make_collective
+from shardlab.core.errors import UserError
 from tests.comm.wire import (
     CountingLink,
     exact_shard,
@@ -28,7 +29,6 @@ RANDOM_HALF = "randomk:density=0.5"
 VARIABLE = "threshold:threshold=1.0,cap=0.5"
 """its size depends on the values"""
 SPECS = ["none", "bf16", "int8:group=32", "topk:density=0.1", RANDOM_HALF, VARIABLE]
-SPECS += ["randomk:density=0.5,values=int8"]
 N = 250
 UNIT = Unit("unit")
 AGREEMENT = 8
@@ -69,6 +69,16 @@ def test_sums_and_gathers_are_those_of_decoded_payloads(group, world_size):
         codec, key = make_codec(spec), MessageKey(0, 0, "unit<", ours.rank)
         mine = codec.decode(codec.encode(vector_of(ours.rank, N), key), N, key)
         assert torch.equal(out.chunk(world_size)[ours.rank], mine), spec
+
+
+@on_ranks(2)
+def test_elements_that_are_not_summed_on_the_wire_are_drawn_once(group):
+    spec = "randomk:density=0.5,values=int8"
+    ours, vectors = collective(group, spec), vectors_of(2, 2 * N)
+    chunks = [vector.chunk(2)[ours.rank] for vector in vectors]
+    assert torch.equal(scatter(ours, N), decoded(spec, chunks, f"unit>{ours.rank}"))
+    with pytest.raises(UserError, match=r"draw the elements twice.*set values: fp32"):
+        ours.all_reduce(vector_of(ours.rank, N), 1.0, UNIT)
 
 
 @all_sizes

@@ -58,6 +58,7 @@ CHANGES: dict[str, tuple[str, str, str, set[str]]] = {
         *("shardlab/report/tables.py", '"""', '"""Another word. '),
         set(),
     ),
+    "an option of a command": ("shardlab/cli.py", "import ", "import csv, ", set()),
     "a template": (
         "shardlab/report/templates/report.html.j2",
         "<",

@@ -26,7 +26,7 @@ from tests.saved_model_factory import write_saved_model
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WORKFLOWS = sorted((ROOT / ".github/workflows").iterdir())
 OF_CI = ["make test", "make lint", "make test-pipeline"]
-SEARCH = " ".join(["shardlab search", *COMMAND[3:], "--minutes", "10"])
+SEARCH = " ".join(["shardlab", *COMMAND[3:], "--minutes", "10"])
 DATATROVE = "python examples/datatrove_tokens.py texts tokenizer.json my-tokens"
 TORCH = "make test-torch TORCH=2.11.0"
 TRAINED = "results/rounds/1/runs/train/f9ea39ff64cad8d4/seed0"

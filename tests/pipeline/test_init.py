@@ -15,7 +15,7 @@ from tests.pipeline.workspace import ROOT
 def init(folder: Path, *arguments: str) -> tuple[int, str]:
     """Exit code and last line of the command, in a process whose CPU time begins with it."""
     place = folder.parent / f"{folder.name}-command-{len([*folder.parent.iterdir()])}"
-    command = typed(place, folder, "stages.init", *arguments)
+    command = typed(place, folder, "shardlab", "init", *arguments)
     code = command.wait()
     return code, command.said().splitlines()[-1]
 
@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_an_experiment_is_complete_and_stays(folder: Path) -> None:
-    options = ["--text", "book.txt", "--minutes", "60", "--ranks", "4", "--link", "1gbit"]
+    options = ["--text", "book.txt", "--minutes", "60", "--world-size", "4", "--link", "1gbit"]
     code, said = init(folder, "mine", *options)
     assert code == 0, said
     mine = folder / "mine"
@@ -72,7 +72,7 @@ def test_documents_are_those_of_the_whole_text(folder: Path, name: str, size: in
         (["mine", "--text", "tokens"], "data.path 'FOLDER/tokens': a folder without .txt or .md"),
         (["mine", "--text", "tokens/train.bin"], "--text tokens/train.bin: no documents; bad rec"),
         (["mine", "--model", "tinny"], "--model.preset: "),
-        (["mine", "--ranks", "1"], "--ranks: input should be greater than or equal to 2"),
+        (["mine", "--world-size", "1"], "--world-size: input should be greater than or equal to 2"),
         (["mine", "--link", "100"], "--link.rate: link rate '100': write a number and its unit"),
         # takes many times the minute, on the fastest of cores, too
         pytest.param(

@@ -64,7 +64,7 @@ def test_traces_are_broken_down_with_the_core_dependencies(tmp_path: Path) -> No
     write_rank(tmp_path / "0.json", [*step(1, 0, 1000), *work])
     rows, page = tmp_path / "rows.csv", tmp_path / "page.html"
     arguments = ["trace", str(tmp_path), "--csv", str(rows), "--html", str(page)]
-    shown = run_alone(f"from shardlab.command import main\nmain({arguments})")
+    shown = run_alone(f"from shardlab.cli import main\nmain({arguments})")
     conclusion = "30 % of the step is exposed communication, mostly all_reduce; hiding it all gives"
     assert shown.splitlines()[-1].startswith(conclusion)
     assert conclusion in page.read_text() and len(rows.read_text().splitlines()) == 2

@@ -115,10 +115,10 @@ def test_a_signal_ends_a_command_and_its_jobs(slow: Path, name: str, number: int
 
 @pytest.mark.long
 def test_an_interrupted_run_says_how_to_go_on(slow: Path) -> None:
-    with started(slow, "python", "-m", "stages.run", "data/source.json") as process:
+    with started(slow, "python", "-m", "shardlab", "run", "data/source.json") as process:
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=15)
-        assert "run: interrupted: the same command goes on from there" in said.splitlines()
+        assert "interrupted: the same command goes on from there" in said.splitlines()
         assert process.returncode == 128 + signal.SIGINT
         wait_for(lambda: is_idle(slow), 15, "the end of its job")
 

@@ -44,7 +44,7 @@ def test_tokens_are_trained_on_where_they_lie(tmp_path: Path) -> None:
     assert 250 < found["val_ppl"] < 400 and found["val_tokens"] == 8 * 91 - 1
     assert found["val_bits_per_byte"] is found["not_finite"] is None
     model = "results/train/fsdp2/seed0/final_model"
-    said = run(root, "python", "-m", "stages.chat", model, check=False)
+    said = run(root, "python", "-m", "shardlab", "chat", model, check=False)
     assert said.returncode == 2 and "set tokenize.tokenizer" in said.stdout
 
     made = ["data/params.yaml", "data/corpus.json", "data/source.json", "data/statistics.json"]

@@ -9,14 +9,13 @@ import pytest
 import yaml
 
 from shardlab.choose.history import History
-from shardlab.config.parameters import Parameters
 from shardlab.core.errors import UserError
 from shardlab.strategy.document import parse_strategy
 from stages import search
 from tests.commands import said_after, typed
 from tests.pipeline.workspace import ROOT, copy_project, run, stage_outputs
 
-COMMAND = ["python", "-m", "stages.search", "--link", "100mbit", "--ranks", "2"]
+COMMAND = ["python", "-m", "shardlab", "search", "--link", "100mbit", "--world-size", "2"]
 SMALL = [
     *("--set", "agent.repetitions=10", "--set", "agent.stop_loss=1", "--set", "seeds=[0]"),
     *("--set", "forecast.space={gradients: [{codec: int8}], weights: []}"),
@@ -32,9 +31,12 @@ def project(tmp_path: Path) -> Path:
     "options, message",
     [
         (["--link", "100"], "--link.rate: link rate '100': write a number and its unit, such as "),
-        (["--ranks", "0"], "--ranks: input should be greater than or equal to 2 (found 0)"),
+        (
+            ["--world-size", "0"],
+            "--world-size: input should be greater than or equal to 2 (found 0)",
+        ),
         (["--minutes", "0"], "--minutes: input should be greater than or equal to 1 (found 0)"),
-        (["--minutes", "ten"], "argument --minutes: expected a whole number (found 'ten')"),
+        (["--minutes", "ten"], "argument --minutes: invalid int value: 'ten'"),
         (["--name", "../mine"], "--name: string should match pattern"),
         (["--model", "tinny"], "--model: 'tinny' is no preset and no folder with a config.json"),
         (["--set", "agent.start=dp"], "agent.start: 'dp' is no run; did you mean 'fsdp2'?"),
@@ -44,7 +46,7 @@ def test_mistakes_are_one_line_before_anything_runs(
     tmp_path: Path, options: list[str], message: str
 ) -> None:
     shutil.copy2(ROOT / "params/quick.yaml", tmp_path / "params.yaml")
-    command = typed(tmp_path / "command", tmp_path, "stages.search", *COMMAND[3:], *options)
+    command = typed(tmp_path / "command", tmp_path, "shardlab", *COMMAND[3:], *options)
     assert command.wait() == 2
     (line,) = command.said().splitlines()
     assert line.startswith(f"search: error: {message}")
@@ -57,7 +59,7 @@ def test_missing_rights_are_one_line_before_anything_runs(
 ) -> None:
     def call() -> None:
         with pytest.raises(UserError, match="run as root, or put `unshare"):
-            search.main(Parameters(), link="100mbit", ranks=2)
+            search.main(link="100mbit", world_size=2)
 
     monkeypatch.chdir(project)
     said_after(partial(os.seteuid, 65534), call, tmp_path)

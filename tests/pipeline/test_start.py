@@ -60,8 +60,8 @@ def test_a_stage_ends_with_its_killed_tool_amid_imports(tmp_path: Path, tool: st
 def test_ctrl_c_amid_imports_is_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "stages").mkdir()
     shutil.copy2(ROOT / "stages/__init__.py", tmp_path / "stages")
-    (tmp_path / "stages/chat.py").write_text(IMPORTS)
-    marked = Marked(tmp_path, "env", "--default-signal", "python", "-m", "stages.chat")
+    (tmp_path / "stages/train.py").write_text(IMPORTS)
+    marked = Marked(tmp_path, "env", "--default-signal", "python", "-m", "stages.train")
     try:
         wait_for((tmp_path / "imports").exists, 60, "a stage")
         marked.process.send_signal(signal.SIGINT)

@@ -4,15 +4,14 @@ import csv
 import gzip
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
+from shardlab.cli import main
 from shardlab.core.errors import UserError
 from shardlab.profiling.job import break_down
 from shardlab.profiling.table import conclude, page
-from stages.trace import main
 from tests.profiling.nccl_trace_factory import MadeTrace
 from tests.trace_factory import event, label, write_rank
 
@@ -101,8 +100,7 @@ def test_nothing_is_read_or_written_but_what_is_named(tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     traced(tmp_path)
     for arguments in (["0.json"], ["--csv", "rows.csv", "--html", "page.html", "."]):
-        monkeypatch.setattr(sys, "argv", ["trace", *arguments])
-        main()
+        main(["trace", *arguments])
         *shown, last = capsys.readouterr().out.splitlines()
         assert any("50.0" in line for line in shown)
         assert any("update: unknown" in line for line in shown)

@@ -113,7 +113,7 @@ def test_a_job_of_a_tool_never_builds(train, corpus):
     [
         ("--run fsdp3", "strategies.fsdp3: missing from run.json; did you mean 'fsdp2'?"),
         ("--run ddp --seed -1", "--seed: input should be greater than or equal to 0 (found -1)"),
-        ("ddp 0", "the following arguments are required: --run; see python -m stages.train --help"),
+        ("ddp 0", "the following arguments are required: --run; see shardlab train --help"),
         ("--run ddp --max-restarts -1", "--max-restarts -1: expected 0 or more"),
     ],
 )

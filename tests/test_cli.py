@@ -1,15 +1,18 @@
-"""The command `shardlab`: its table, its help, and what it says of packages that are missing."""
+"""The command line: its table, its help, and what it says of packages that are missing."""
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
+from importlib import import_module
+from inspect import signature
 
 import pytest
 
 import shardlab
-from shardlab.command import COMMANDS, main
+from shardlab.cli import COMMANDS, STAGES, main, parse
 from shardlab.models.shapes import gpt2_config
 from tests.commands import ROOT, typed
 from tests.pipeline.test_light_install import packages
@@ -19,7 +22,7 @@ import sys
 
 for name in ({absent}):
     sys.modules[name] = None  # as if it were not installed
-from shardlab.command import main
+from shardlab.cli import main
 
 main(sys.argv[1:])
 """
@@ -36,8 +39,9 @@ def without(absent, *arguments):
 def test_the_help_names_every_command_and_needs_no_package():
     done = without(["torch", "numpy", "pydantic", "yaml", "pandas", "transformers"], "--help")
     assert (done.returncode, done.stderr) == (0, "")
+    said = " ".join(done.stdout.split())
     for name, command in COMMANDS.items():
-        assert f"  {name} " in done.stdout and command.help in done.stdout
+        assert f" {name} {command.help}" in said
 
 
 def test_the_version_needs_no_package():
@@ -45,25 +49,54 @@ def test_the_version_needs_no_package():
     assert (done.returncode, done.stdout) == (0, f"shardlab {shardlab.__version__}\n")
 
 
-# those that load models take seconds
-_FAST = ("plan", "trace", "run", "search")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_an_example_in_its_help(name, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert ended.value.code == 0 and said.startswith(f"usage: shardlab {name} ")
+    assert said.endswith(f"example: shardlab {name} {COMMANDS[name].example}".rstrip())
+
+
+def test_help_of_a_plan_needs_no_torch():
+    done = without(["torch", "transformers", "pandas", "scipy"], "plan", "--help")
+    assert done.returncode == 0 and "llama-3-8b" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_every_stage_is_a_module_that_both_tools_call(name):
+    """Its function has the parameters, then the options of the command."""
+    options = parse(name, shlex.split(STAGES[name].example))
+    function = import_module(f"stages.{name}").main
+    signature(function).bind(
+        None, **{k: v for k, v in options.items() if k not in ("params", "overrides")}
+    )
+    assert f'("{name}", main)' in (ROOT / f"stages/{name}.py").read_text().splitlines()[-1]
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in _FAST else pytest.mark.long) for n in COMMANDS]
+    "short, full",
+    [
+        (
+            "--batch 2 --seq 64 --dtype bf16",
+            "--batch-size 2 --sequence-length 64 --param-dtype bf16",
+        ),
+        ("--checkpointing full", "--activation-checkpointing full"),
+    ],
 )
-def test_every_command_has_an_example_in_its_help(name, tmp_path):
-    command = typed(tmp_path / "command", tmp_path, "shardlab", name, "--help")
-    assert command.wait() == 0, command.said()
-    said = " ".join(command.said().split())
-    assert said.startswith(f"usage: shardlab {name} ")
-    assert said.endswith(f"example: shardlab {name} {COMMANDS[name].example}".rstrip())
+def test_short_flags_are_aliases_of_the_keys_of_params(short, full):
+    plan = ["tiny", "--device", "l4"]
+    assert parse("plan", [*plan, *short.split()]) == parse("plan", [*plan, *full.split()])
 
 
 @pytest.mark.parametrize(
     "arguments, error",
     [
-        (["trian"], "shardlab: error: no command 'trian'; did you mean 'train'?"),
+        (["trian"], "shardlab: error: no command 'trian'; did you mean 'train' or 'trial'?"),
+        (["time", "a"], "shardlab: error: time is called timing now: shardlab timing"),
+        (["evaluate"], "shardlab: error: evaluate is called validate now: shardlab validate"),
+        (["train", "--run", "a", "b"], "train: error: unrecognized arguments: b; see shardlab t"),
+        (["train", "--run", "a", "--seed", "x"], "train: error: argument --seed: invalid int val"),
         (
             ["search", "--rank", "2"],
             "search: error: the following arguments are required: --link; s",
@@ -81,27 +114,26 @@ def test_mistakes_are_one_line(arguments, error, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name, package, extra",
+    "name, arguments, package, extra",
     [
-        ("report", "pandas", "lab"),
-        pytest.param("chat", "transformers", "hf", marks=pytest.mark.long),
+        ("report", [], "pandas", "lab"),
+        pytest.param("chat", ["any"], "transformers", "hf", marks=pytest.mark.long),
     ],
 )
-def test_a_missing_package_is_one_line_with_its_extra(name, package, extra):
-    done = without([package], name, "any")
+def test_a_missing_package_is_one_line_with_its_extra(name, arguments, package, extra):
+    done = without([package], name, *arguments)
     assert done.returncode == 2
-    expected = f"shardlab {name}: error: {package} is missing: pip install 'shardlab[{extra}]'\n"
+    expected = f"{name}: error: {package} is missing: pip install 'shardlab[{extra}]'\n"
     assert done.stderr == expected
 
 
-PLAN = ["-m", "shardlab", "plan", "--device", "l4", "--seq", "64"]
+PLAN = ["-m", "shardlab", "plan", "--device", "l4", "--sequence-length", "64"]
 
 
-@pytest.mark.parametrize("arguments", [[*PLAN, "tiny"], ["-m", "shardlab", "--help"]])
-def test_who_reads_the_output_may_stop(arguments):
+def test_who_reads_the_output_may_stop():
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, *arguments]
+    command = [sys.executable, *PLAN, "tiny"]
     done = subprocess.run(command, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
@@ -116,7 +148,8 @@ def test_letters_that_the_terminal_lacks_are_escaped(tmp_path):
 
 
 def test_bash_completes_the_names(capsys):
-    main(["--completion"])
+    with pytest.raises(SystemExit):
+        main(["--completion"])
     script = f"{capsys.readouterr().out}complete -p shardlab"
     shown = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     assert " ".join(COMMANDS) in shown.stdout
