@@ -54,7 +54,7 @@ _D = TypeVar("_D", bound=Document)
 def attach(
     model: nn.Module,
     gradients: str | Mapping[str, Any] | CodecSpec | Compression = "none",
-    weights: str | Mapping[str, Any] | CodecSpec | WeightCompression = "none",
+    weights: str | Mapping[str, Any] | CodecSpec | WeightCompression | None = "none",
     sync: Mapping[str, Any] | Sync | None = None,
     *,
     optimizer: Optimizer | Sequence[Optimizer] = (),
@@ -90,7 +90,7 @@ def attach(
     return _attach(
         model,
         _document(Compression, Gradients, gradients, "gradients"),
-        _document(WeightCompression, Weights, weights, "weights"),
+        _document(WeightCompression, Weights, weights or "none", "weights"),
         None if sync is None else _document(Sync, Sync, sync, "sync"),
         unwrapped(optimizer),
         replicas,

@@ -103,7 +103,7 @@ class Engine(ABC):
             self._handle = attach(
                 module,
                 strategy.gradients,
-                strategy.weights or "none",
+                strategy.weights,
                 strategy.sync,
                 seed=setup.seed,
                 **attached,

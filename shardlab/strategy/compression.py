@@ -117,12 +117,6 @@ class Compression(Document):
         """Return whether nothing is compressed, neither inside a node nor between nodes."""
         return self.codec.name == "none" and self.between_nodes is None
 
-    def written(self) -> dict[str, Any]:
-        """Return a canonical form as plain data, with the codec and without defaults."""
-        levels = Compression(codec=self.codec, between_nodes=self.between_nodes)
-        default = levels.canonical().model_copy(update={"between_nodes": None})
-        return changed_settings(self, default, "codec")
-
     def canonical(self, default_route: Route | None = None) -> "CanonicalCompression":
         """Write defaults out and reset options that change nothing.
 
@@ -141,6 +135,12 @@ class CanonicalCompression(Compression):
     """Canonical form of the compression of gradients."""
 
     route: Route
+
+    def written(self) -> dict[str, Any]:
+        """Return this as plain data, with the codec and without defaults."""
+        levels = Compression(codec=self.codec, between_nodes=self.between_nodes)
+        default = levels.canonical().model_copy(update={"between_nodes": None})
+        return changed_settings(self, default, "codec")
 
 
 def _for_weights(codec: CodecSpec) -> CodecSpec:

@@ -33,6 +33,13 @@ def test_text_round_trips(density):
     assert parse_strategy({"gradients": {"codec": codec_text(spec)}}).gradients.codec == spec
 
 
+def test_a_codec_alone_stands_for_the_mapping_with_it():
+    short = parse_strategy({"gradients": "int8:group=64", "weights": "int4"})
+    assert short == parse_strategy(
+        {"gradients": {"codec": "int8:group=64"}, "weights": {"codec": "int4"}}
+    )
+
+
 @pytest.mark.parametrize("value", [">128", "'", "2020-01-40", "[" * 3000])
 def test_an_option_that_is_not_yaml_is_one_line(value):
     with pytest.raises(UserError, match="its value is not YAML"):

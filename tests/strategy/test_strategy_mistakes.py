@@ -65,6 +65,25 @@ NAMES = [f"'{name}'" for name in ENGINES]
             "manual, whose copies can train alone",
         ),
         (
+            {"engine": "ddp", "sync": {"every": 8, "codec": "sign"}},
+            "strategy.sync: codec 'sign' votes, and outer gradients need means of one message "
+            "each: choose another",
+        ),
+        (
+            {"engine": "ddp", "sync": {"every": 8, "codec": "sketch"}},
+            "strategy.sync: codec 'sketch' sums in several phases, and outer gradients need means "
+            "of one message each: choose another",
+        ),
+        (
+            {"gradients": "int9"},
+            "strategy.gradients.codec: unknown codec 'int9'; did you mean 'int4' or 'int8'?",
+        ),
+        (
+            {"weights": {"name": "int8"}},
+            "strategy.weights.name: of an earlier version: a codec by mapping is the value of "
+            "`codec`",
+        ),
+        (
             {"engine": "slide", "compile": True},
             "strategy: compile needs parameters whose storage does not change: remove it, or "
             "engine: slide",
