@@ -70,7 +70,7 @@ class StepEvent:
     """of all ranks"""
     collective_ms: float | None = None
     """time with a collective under way; None until a device, which nothing waits for, has done the
-    step: by the end of a later step, or by `Ledger.settle`"""
+    step: by the end of a later step, or by `Ledger.wait`"""
     interface_bytes: float | None = None
     """sent over the emulated link of this rank's node; None without one"""
     interface_bytes_inside: float | None = None
