@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from shardlab.choose.evidence import data_facts, machine_facts
-from shardlab.choose.history import hold_fastest, initial_history, load_history
+from shardlab.choose.history import initial_history, load_history
+from shardlab.choose.incumbent import hold_best
 from shardlab.choose.judge import judge_of
 from shardlab.choose.proposal import predictor, propose, with_limits
 from shardlab.choose.records import TrialSettings
@@ -40,7 +41,7 @@ def main(params: Parameters, number: str) -> None:
     limit = int(1e9 * limit_gb)
     shapes = ModelShapes.of(model, train, Path("data/tokens"), bool(hardware.gpus))
     peaks = peaks_of(history, shapes)
-    history = hold_fastest(history, agent.quality_tolerance, limit, peaks)
+    history = hold_best(history, agent.quality_tolerance, limit, peaks)
     calibration = Calibration.from_file("results/calibration.json", _CALIBRATE)
     fitted = fitted_runs(timed, forecast)
     link = agent.link or train.link

@@ -1,15 +1,23 @@
 """After a race: train what was faster and may be worse, then accept or roll back.
 
-Every strategy of a race is compared, the controls, too: the fastest admissible one is held, whoever
-proposed it.
+Every strategy of a race is ranked, the controls, too, by the rule of `shardlab.choose.rank`: held
+is the first one, whoever proposed it, and the incumbent gives way only to what is shown to be
+faster.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from shardlab.choose.history import History, Numerics, mean_ratio, paired_steps
+from shardlab.choose.history import (
+    History,
+    Numerics,
+    mean_ratio,
+    paired_steps,
+)
+from shardlab.choose.incumbent import best_measured, option_of
 from shardlab.choose.race_rule import RaceRule, Standing, standings
+from shardlab.choose.rank import Ranking, rank
 from shardlab.choose.records import (
     Candidate,
     Comparison,
@@ -25,6 +33,7 @@ from shardlab.config.schema import Agent
 from shardlab.core.errors import UserError
 from shardlab.core.progress import stopwatch
 from shardlab.results.contention import warnings_of
+from shardlab.results.interval import Ratio
 from shardlab.results.run_record import Record
 from shardlab.results.timing_record import NO_COMMUNICATION, Race
 
@@ -195,7 +204,7 @@ def _decide(
     limit = proposal.memory_limit_bytes
     failed = race.arms.get(proposal.incumbent)
     if failed is not None and failed.outcome != "ok":
-        best = history.fastest(agent.quality_tolerance, limit, proposal.peaks)
+        best = best_measured(history, agent.quality_tolerance, limit, proposal.peaks)
         return {
             "decision": "reject",
             "reason": f"the incumbent ended with outcome {failed.outcome}: {failed.detail}; "
@@ -203,36 +212,88 @@ def _decide(
             "held": best.hash,
             "fits": proposal.peaks.get(best.hash, 0) <= limit,
         }
-    compared = _compare(history, proposal, race, agent)
+    ranking = _ranking(history, proposal, race, agent)
+    compared = _compare(history, proposal, race, agent, ranking)
     contention = ((f"race of round {proposal.round}", run.contention) for run in race.runs)
     facts: dict[str, Any] = {"compared": compared, "warnings": warnings_of(contention)}
-    better = [arm for arm in compared if arm.step and not arm.objections]
-    if not better:
+    first = ranking.first
+    if first is None or first.name == proposal.incumbent:
         reason = "; ".join(f"{arm.label}: {', '.join(arm.objections)}" for arm in compared)
         nothing = f"nothing was raced: {race.reason}"
         return facts | {"decision": "reject", "reason": reason or nothing}
-    chosen = min(better, key=lambda arm: (arm.step.ratio if arm.step else math.inf, arm.hash))
+    chosen = next(arm for arm in compared if arm.hash == first.name)
     reason = f"{chosen.label}: {_figures(chosen)}"
+    if sum(not arm.objections for arm in compared) > 1:
+        reason += f"; {ranking.order[0].reason}"
     if not proposal.fits:
         reason += f"; the incumbent's peak memory is above {limit / 1e6:.0f} MB"
     return facts | {"decision": "accept", "reason": reason, "held": chosen.hash, "fits": True}
 
 
-def _compare(history: History, proposal: Proposal, race: Race, agent: Agent) -> list[Comparison]:
+def _ranking(history: History, proposal: Proposal, race: Race, agent: Agent) -> Ranking:
+    """Rank the incumbent and the challengers that ended the race and did not fail in training, by
+    the intervals of the race. Races do not time one device."""
+    rule, limit = RaceRule.of(agent), proposal.memory_limit_bytes
+    times = {run.run: run.step_ms for run in race.runs if run.run != NO_COMMUNICATION}
+
+    def over(one: Hashable, other: Hashable) -> Ratio:
+        # an arm that left the race has fewer steps
+        steps = [*zip(times[str(one)], times[str(other)], strict=False)]
+        pair = dict(zip(("one", "other"), zip(*steps, strict=True), strict=True))
+        figures = standings(pair, "other", rule)["one"].figures()
+        return Ratio(figures["ratio"], figures["low"], figures["high"])
+
+    options = []
+    for arm in proposal.arms:
+        if not {arm.hash, proposal.incumbent} <= {*times}:
+            continue
+        row, is_held = history.measured[arm.hash], arm.hash == proposal.incumbent
+        if row.failure(history.workload) and not is_held:
+            continue
+        peak = 0 if proposal.fits else limit + 1
+        step, quality = over(arm.hash, proposal.incumbent), history.quality(arm.strategy)
+        options.append(
+            option_of(arm.strategy, step, quality, peak if is_held else _peak(row, proposal))
+        )
+    return rank(
+        options,
+        [],
+        agent.quality_tolerance,
+        limit,
+        lambda one, other: over(one.name, other.name),
+        in_use=proposal.incumbent,
+    )
+
+
+def _peak(row: Measured, proposal: Proposal) -> int:
+    """Return the peak memory of the training runs of an arm; 0 where they say nothing of it."""
+    load, peaks = proposal.workload, [run.memory_peak_bytes for run in row.trained]
+    return max(peaks, default=0) if load.world_size == load.trained_on else 0
+
+
+def _compare(
+    history: History, proposal: Proposal, race: Race, agent: Agent, ranking: Ranking
+) -> list[Comparison]:
     """Return the challengers of a race, each with all that speaks against holding it."""
     known, compared = _standings(race, agent), []
+    usable = {ranked.option.name for ranked in ranking.order}
+    apart = {ranked.option.name: ranked.reason for ranked in ranking.apart}
     for arm in proposal.arms:
         if arm.hash == proposal.incumbent or arm.hash not in race.arms:
             continue
         standing, row, raced = known.get(arm.hash), history.measured[arm.hash], race.arms[arm.hash]
-        quality = history.quality(arm.strategy)
+        quality, failure = history.quality(arm.strategy), row.failure(history.workload)
+        objections = []
         if raced.outcome != "ok" or standing is None:
             ended = f"it ended with outcome {raced.outcome}: {raced.detail}"
             objections = [ended.removesuffix(": ")]
-        elif not standing.faster and proposal.fits:
+        elif not standing.faster and proposal.incumbent in usable:
             objections = ["no gain in step time is shown" if standing.low < 1 else "it is slower"]
-        else:
-            objections = _objections(row, history, proposal, agent)
+        elif failure is not None:
+            objections = [f"its trial ended with outcome {failure.outcome}: {failure.detail}"]
+        elif arm.hash not in usable:
+            seeds = f" (seeds trained: {len(row.trained)})" if row.trained else ""
+            objections = [f"{apart[arm.hash]}{seeds}"]
         compared.append(
             Comparison(
                 hash=arm.hash,
@@ -246,24 +307,6 @@ def _compare(history: History, proposal: Proposal, race: Race, agent: Agent) -> 
             )
         )
     return compared
-
-
-def _objections(row: Measured, history: History, proposal: Proposal, agent: Agent) -> list[str]:
-    """Return what speaks against holding an arm of a short enough step."""
-    objections = []
-    quality, tolerance = history.quality(row.strategy), agent.quality_tolerance
-    failure, limit = row.failure(history.workload), proposal.memory_limit_bytes
-    if failure is not None:
-        objections.append(f"its trial ended with outcome {failure.outcome}: {failure.detail}")
-    elif quality is None or not quality.sure:
-        objections.append("its perplexity was not measured")
-    elif not quality.ratio <= 1 + tolerance:
-        trained = f" (seeds trained: {len(row.trained)})" if row.trained else ""
-        objections.append(f"perplexity is above {1 + tolerance:.3f} times the start's{trained}")
-    load, peaks = proposal.workload, [run.memory_peak_bytes for run in row.trained]
-    if load.world_size == load.trained_on and max(peaks, default=0) > limit:
-        objections.append(f"peak memory is above {limit / 1e6:.0f} MB")
-    return objections
 
 
 def _figures(best: Comparison) -> str:

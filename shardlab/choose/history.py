@@ -71,6 +71,8 @@ class Quality(NamedTuple):
     sure: bool = True
     """of the same numerics; otherwise its codecs saw other vectors, or were not all there, or other
     numbers of replicas trained apart"""
+    lossless: bool = False
+    """whether it computes what the start computes"""
 
 
 class History(Document):
@@ -135,7 +137,7 @@ class History(Document):
         def quality(strategy: CanonicalStrategy) -> Quality | None:
             wanted, key = Numerics.of(strategy), strategy.hash()
             if wanted == start:
-                return Quality(1.0, "computes what the start computes")
+                return Quality(1.0, "computes what the start computes", lossless=True)
             same = [(row, ratio) for numerics, row, ratio in trained if numerics == wanted]
             own = [(row, ratio) for row, ratio in same if row.hash == key]
             if rows := own or same:
@@ -154,43 +156,6 @@ class History(Document):
             return Quality(ratio, f"its codecs, or a part of them: {worst.source}", sure=False)
 
         return quality
-
-    def fastest(self, tolerance: float, limit_bytes: int, peaks: Mapping[str, int]) -> Measured:
-        """Return the admissible strategy whose steps were measured as the shortest.
-
-        Admissible: it did not fail, runs with the same numerics say that its perplexity is
-        tolerated, and it fits. The start, where none is.
-
-        Args:
-            tolerance: largest relative rise of perplexity.
-            limit_bytes: of the peak of a rank.
-            peaks: of ranks, by hash; what is not there fits.
-        """
-        ratios, quality = {self.start: math.inf}, self.qualities()
-        for row in self.measured.values():
-            step, known = row.step(self.workload), quality(row.strategy)
-            if step is None or row.failure(self.workload) is not None:
-                continue
-            tolerated = known is not None and known.sure and known.ratio <= 1 + tolerance
-            if tolerated and peaks.get(row.hash, 0) <= limit_bytes:
-                ratios[row.hash] = step.ratio
-        return self.measured[min(ratios, key=lambda key: ratios[key])]
-
-
-def hold_fastest(
-    history: History, tolerance: float, limit_bytes: int, peaks: Mapping[str, int]
-) -> History:
-    """Return the history with the fastest admissible strategy held, if its search has no round.
-
-    The first race has to confirm it.
-
-    Args:
-        tolerance, limit_bytes, peaks: of `History.fastest`.
-    """
-    if history.own_rounds:
-        return history
-    best = history.fastest(tolerance, limit_bytes, peaks)
-    return history.model_copy(update={"incumbent": best.hash})
 
 
 def reason_to_stop(history: History, agent: Agent) -> str | None:
@@ -218,7 +183,7 @@ def initial_history(
 ) -> History:
     """Return the state before the first round: all that was measured of the matrix.
 
-    The start is held: a proposal, which knows the memory limit, replaces it by `hold_fastest`.
+    The start is held: a proposal, which knows the memory limit, replaces it by `hold_best`.
 
     Args:
         records: of the matrix.

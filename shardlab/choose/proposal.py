@@ -143,7 +143,7 @@ def propose(
             legal = changed(history, measured, space, shapes, peak, limit_bytes, count)
         else:
             legal = feasible(space, shapes, history.workload.world_size, peak, limit_bytes, count)
-        ranked = rank(legal, predict)
+        ranked = by_step(legal, predict)
         shortlist = shorten(ranked, history, agent.quality_tolerance, agent.max_candidates)
         unpredicted = Counter(each.step for each in ranked if isinstance(each.step, str))
         predicted = len(ranked) - unpredicted.total()
@@ -249,7 +249,7 @@ def changed(
             count["beyond_memory"] += 1
 
 
-def rank(options: Iterable[Option], predict: Predict) -> list[Option]:
+def by_step(options: Iterable[Option], predict: Predict) -> list[Option]:
     """Return the options with predictions, the shortest step first; those without one last."""
     return sorted((each._replace(step=predict(each.strategy)) for each in options), key=_order)
 

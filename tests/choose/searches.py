@@ -4,7 +4,8 @@ import random
 from collections.abc import Iterable
 from typing import Any, get_args
 
-from shardlab.choose.history import History, hold_fastest, initial_history
+from shardlab.choose.history import History, initial_history
+from shardlab.choose.incumbent import hold_best
 from shardlab.choose.judge import Question
 from shardlab.choose.records import (
     Candidate,
@@ -39,7 +40,7 @@ def begin(
     runs: list[str] | None = None, timed: Iterable[TimedRun] = (), agent: Agent = AGENT
 ) -> History:
     first = initial_history(make_records(runs, seeds=2), timed, agent, Train())
-    return hold_fastest(first, agent.quality_tolerance, LIMIT, peaks_of_runs(first))
+    return hold_best(first, agent.quality_tolerance, LIMIT, peaks_of_runs(first))
 
 
 def peaks_of_runs(history: History) -> dict[str, int]:

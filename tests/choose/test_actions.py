@@ -7,7 +7,7 @@ import pytest
 
 from shardlab.choose.actions import RULES, Offer, actions
 from shardlab.choose.facts import Facts, exposed, gathers_exposed, moved_twice
-from shardlab.choose.history import hold_fastest
+from shardlab.choose.incumbent import hold_best
 from shardlab.choose.judge import choose_by_rules
 from shardlab.config.schema import Space
 from shardlab.strategy.document import differences, parse_strategy
@@ -245,7 +245,7 @@ def test_an_incumbent_that_was_only_timed_has_the_facts_of_its_own_timing():
     ]
     timed = [*slow, make_timed("two-ranks", "ddp"), make_timed("one-rank", "ddp", world_size=1)]
     machine = Machine(rate="100mbit")
-    history = hold_fastest(machine.begin(timed=(*timed,), runs=["fsdp2"]), 0.03, 10**15, {})
+    history = hold_best(machine.begin(timed=(*timed,), runs=["fsdp2"]), 0.03, 10**15, {})
     assert history.held.strategy.engine == "ddp"
     facts = Facts.of(history, timed, 500.0, memory=0.7, tolerance=0.03)
     assert (facts.source, facts.trained) == ("its timing slow", "run fsdp2")

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from shardlab.choose.decision import conclude, train_promising
 from shardlab.choose.history import History
+from shardlab.choose.incumbent import best_measured
 from shardlab.choose.records import Candidate, Decision, Measured, Outcome
 from shardlab.core.errors import UserError
 from shardlab.results.run_record import Record
@@ -72,15 +73,28 @@ def test_the_fastest_is_held_that_is_shown_to_be_faster_as_good_and_small_enough
 ):
     runs = trained(INT4_KEPT, quality, memory_peak_bytes=peak)
     history = after({DDP: ddp, INT4_KEPT: other}, runs)
-    found = {each.hash: each for each in history.rounds[-1].compared}
+    steps = {arm.hash: arm.step for arm in history.rounds[-1].compared}
     fast = {
-        strategy.hash(): found[strategy.hash()].step.ratio
+        strategy.hash(): steps[strategy.hash()].ratio
         for strategy, good in ((DDP, True), (INT4_KEPT, quality <= 1.03 and peak <= LIMIT))
-        if good and found[strategy.hash()].step.high < 1
+        if good and steps[strategy.hash()].high < 1
     }
-    assert history.incumbent == min(fast, key=lambda each: fast[each], default=FSDP2.hash())
+    least = min(fast.values(), default=1.0)
+    # of those that the race does not tell apart the one without loss is held
+    close = {key for key, ratio in fast.items() if ratio <= 1.1 * least}
+    assert history.incumbent in (close or {FSDP2.hash()})
     assert history.rounds[-1].decision == ("accept" if fast else "reject")
-    assert {each.hash for each in found.values() if not each.objections} == {*fast}
+    shown = {arm.hash for arm in history.rounds[-1].compared if not arm.objections}
+    assert shown == {*fast}
+
+
+def test_of_those_that_the_race_does_not_tell_apart_the_one_without_loss_is_held():
+    last_round = last({DDP: 0.5, INT4_KEPT: 0.5}, trained(INT4_KEPT))
+    assert last_round.held == DDP.hash()
+    assert last_round.reason.endswith(
+        "; not told apart from " + INT4_KEPT.canonical().label() + ", but has no loss"
+    )
+    assert last({DDP: 0.5, INT4_KEPT: 0.4}, trained(INT4_KEPT)).held == INT4_KEPT.hash()
 
 
 @pytest.mark.parametrize(
@@ -92,12 +106,12 @@ def test_the_fastest_is_held_that_is_shown_to_be_faster_as_good_and_small_enough
         ({INT4_KEPT: 0.5}, [], {}, "its perplexity was not measured"),
         # no codec of gradients, as the start
         ({RARE: 0.1}, [], {}, "its perplexity was not measured"),
-        ({RARE: 0.1}, [trained(RARE, 1.05)], {}, "perplexity is above 1.030 times the start's"),
+        ({RARE: 0.1}, [trained(RARE, 1.05)], {}, "perplexity is above 1.030 times the base"),
         (
             {INT4_KEPT: 0.5},
             [trained(INT4_KEPT, 1.05)],
             {},
-            "1.030 times the start's (seeds trained: 2)",
+            "1.030 times the baseline's (seeds trained: 2)",
         ),
         ({INT4_KEPT: 0.5}, [trained(INT4_KEPT, memory_peak_bytes=2 * LIMIT)], {}, "above 4000 MB"),
         (
@@ -127,7 +141,9 @@ def test_what_is_not_held_has_a_reason(figures, runs, how, reason):
 
 def test_losses_count_where_an_arm_computes_what_the_start_does():
     before = after({KEPT: 0.5, DDP: 0.8}, losses=7.9)
-    assert before.fastest(0.03, LIMIT, {}).hash == FSDP2.hash(), "no later choice holds it either"
+    assert best_measured(before, 0.03, LIMIT, {}).hash == FSDP2.hash(), (
+        "no later choice holds it either"
+    )
     assert last({DDP_INT8: 0.5}, losses=7.9).decision == "accept"
 
 

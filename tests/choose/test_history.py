@@ -6,7 +6,8 @@ import pytest
 
 from shardlab.choose.decision import conclude
 from shardlab.choose.experiment import ranking_text
-from shardlab.choose.history import History, hold_fastest, initial_history, load_history
+from shardlab.choose.history import History, initial_history, load_history
+from shardlab.choose.incumbent import best_measured, hold_best
 from shardlab.config.schema import Agent, Train
 from shardlab.core.errors import UserError
 from shardlab.results.run_record import Crash
@@ -220,7 +221,7 @@ def test_history_keeps_what_failed_and_survives_its_file(tmp_path, outcome):
     for row, source, detail in (kept, "round 1", "by test"), (coded, "run ddp-int8", "in training"):
         failure = row.failure(after.workload)
         assert (row.source, failure.outcome, failure.detail) == (source, outcome, detail)
-    assert after.fastest(0.03, LIMIT, {}).hash == FSDP2.hash() == after.incumbent
+    assert best_measured(after, 0.03, LIMIT, {}).hash == FSDP2.hash() == after.incumbent
     after.to_file(tmp_path / "history.json")
     assert History.from_file(tmp_path / "history.json", "make it again") == after
 
@@ -243,8 +244,8 @@ def test_searches_share_training_runs_and_races_and_steps_where_link_and_ranks_a
     small = first.model_copy(update={"search": "small"})
     found = load_history(str(path), "results.jsonl", small)
     assert found.measured == before.measured and not found.own_rounds
-    assert hold_fastest(found, 0.03, LIMIT, {}).incumbent == before.incumbent == fast
-    assert hold_fastest(found, 0.03, LIMIT, {fast: LIMIT + 1}).incumbent == DDP.hash()
+    assert hold_best(found, 0.03, LIMIT, {}).incumbent == before.incumbent == fast
+    assert hold_best(found, 0.03, LIMIT, {fast: LIMIT + 1}).incumbent == DDP.hash()
 
     records = make_records(["fsdp2", "ddp"], seeds=2)
     alone = initial_history(records, [], SLOW, Train(), "slow")
@@ -256,7 +257,7 @@ def test_searches_share_training_runs_and_races_and_steps_where_link_and_ranks_a
     proposal = proposal_of(slow, DDP_INT8)
     slow = conclude(slow, proposal, trial_of(proposal, **{f"_{fast}": "memory"}), SLOW)
     slow.to_file(path)
-    again = hold_fastest(load_history(str(path), "results.jsonl", first), 0.03, LIMIT, {})
+    again = hold_best(load_history(str(path), "results.jsonl", first), 0.03, LIMIT, {})
     assert again.incumbent == fast and not again.own_rounds
     assert again.tried.keys() == before.tried.keys()
     assert again.measured[fast].failure(again.workload) is None

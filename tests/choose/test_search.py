@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shardlab.choose import proposal as proposals
-from shardlab.choose.history import hold_fastest
+from shardlab.choose.incumbent import hold_best
 from shardlab.choose.judge import Judge, Question, choose_by_rules
 from shardlab.choose.records import Candidate, Verdict
 from shardlab.choose.space import Option, formula_bytes, peak_of, peaks_of
@@ -131,7 +131,7 @@ def test_what_is_timed_as_the_fastest_is_not_held_beyond_the_memory_limit():
         (peaks[ddp.hash()] - 1, manual),
         (peaks[manual.hash()] - 1, start),
     ):
-        assert hold_fastest(history, 0.03, limit, peaks).incumbent == held.hash()
+        assert hold_best(history, 0.03, limit, peaks).incumbent == held.hash()
 
 
 def test_a_peak_is_that_of_the_largest_seed():
