@@ -18,6 +18,7 @@ from shardlab.choose.evidence import describe
 from shardlab.choose.facts import Facts
 from shardlab.choose.history import History, Quality, reason_to_stop
 from shardlab.choose.judge import Judge, Question
+from shardlab.choose.rank import MARGIN
 from shardlab.choose.records import (
     Candidate,
     Prediction,
@@ -43,8 +44,6 @@ from shardlab.strategy.validation import check_fits
 if TYPE_CHECKING:  # it needs torch, which a stage that passes one has
     from shardlab.models.sizes import ModelShapes
 
-_TIE = 0.05
-"""relative difference of steps that predictions cannot tell apart"""
 _LEAST_S = 300.0
 """limit of a trial of short steps, most of which is to build engines and to write traces"""
 
@@ -157,7 +156,9 @@ def propose(
         candidate(each, quality, trained=each.hash in trained) for each in shortlist.options
     ]
     if stop is None:
-        verdict = judge(Question(evidence, held_ms, candidates))
+        # what does not fit is no step to beat
+        fits = peaks[history.incumbent] <= limit_bytes
+        verdict = judge(Question(evidence, held_ms if fits else None, candidates))
     else:
         verdict = Verdict(choice=None, reason=stop, judge=agent.judge)
     chosen = [each.strategy for each in candidates if each.id == verdict.choice]
@@ -321,7 +322,7 @@ def _is_alike(option: Option, best: Option) -> bool:
         one.engine == other.engine
         and one.gradients.codec.name == other.gradients.codec.name
         and one.sync == other.sync
-        and (weights == others or seconds(option) <= (1 + _TIE) * seconds(best))
+        and (weights == others or seconds(option) <= (1 + MARGIN) * seconds(best))
     )
 
 

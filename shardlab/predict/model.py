@@ -17,7 +17,7 @@ from shardlab.core.errors import UserError
 from shardlab.predict.coding import codings, outer_coding
 from shardlab.predict.costs import Costs, Measured
 from shardlab.predict.machine import Line, Machine
-from shardlab.predict.step import OUTER_COPIES, Compute, Work, step_seconds
+from shardlab.predict.step import OUTER_COPIES, Compute, Work, step_seconds, unsupported
 from shardlab.results.calibration_record import UPDATE_BYTES, memory_operations
 from shardlab.results.result import LinkEmulation, UnitSize
 from shardlab.results.timing_result import NO_COMMUNICATION, TimingResult
@@ -178,7 +178,7 @@ class Model(NamedTuple):
 
 def unpredictable(strategy: CanonicalStrategy, machine: Machine) -> str | None:
     """Return why a canonical strategy cannot be predicted, or None if it can."""
-    if setting := _unsupported(strategy):
+    if setting := unsupported(strategy):
         return f"the model does not support {setting}"
     if strategy.param_dtype not in ("auto", "fp32"):  # others than steps without communication
         return f"computation in {strategy.param_dtype} was not timed"
@@ -189,29 +189,6 @@ def unpredictable(strategy: CanonicalStrategy, machine: Machine) -> str | None:
         return "its codec was not calibrated"
     if set(memory_operations(strategy)).difference(machine.memory):
         return "the memory that it moves was not calibrated"
-    return None
-
-
-def _unsupported(strategy: CanonicalStrategy) -> str | None:
-    """Return the setting of a canonical strategy that the model does not cover, or None."""
-    gradients, overrides = strategy.gradients, strategy.overrides
-    if strategy.offload:
-        return "offload"
-    if strategy.sync is not None and strategy.sync.codec.multi_phase:
-        return f"codec {strategy.sync.codec.name} between exchanges"
-    if strategy.activations != "device":
-        return f"activations {strategy.activations}"
-    if strategy.compile:
-        return "compile"
-    if any(override.module is not None for override in overrides):
-        return "overrides of embedding or head"
-    if any(override.param_dtype is not None for override in overrides):
-        return "overrides of param_dtype"
-    if overrides and not (strategy.wrap == "block" and strategy.wrap_size is None):
-        return "overrides of layers that are not units"
-    copies = strategy.replicas or strategy.sharding == "no_shard"
-    if gradients.codec.needs_matrices and (copies or gradients.between_nodes is not None):
-        return f"codec {gradients.codec.name} between copies of the model"
     return None
 
 

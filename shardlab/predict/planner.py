@@ -38,7 +38,8 @@ RARE_HOST = 1.5
 UTILISATIONS = (0.5, 0.75, 0.9)
 _LOG_RATES, _LOG_ACCURACY = (6.0, 14.0), 0.004
 """bounds of the searched link rates, and their accuracy: logarithms of bits per second"""
-_CODE_BYTES = {"int8": 1.0, "int4": 0.5}
+CODE_BYTES = {"int8": 1.0, "int4": 0.5, "fp8": 1.0, "bf16": 2.0, "fp16": 2.0}
+"""of an element, besides 2 for the scale of a group, by codecs that read a vector once"""
 _STATES = ("parameters", "gradients", "moments", "outer", "exchanged", "residuals")
 _ACTIVATIONS = ("activations", "logits")
 
@@ -74,6 +75,8 @@ class Job(NamedTuple):
     """of a node; infinite: unknown"""
     rare_host_bytes: float = math.inf
     """more of a node's than this few have"""
+    asked: tuple[Candidate, ...] = ()
+    """of the user, on all devices"""
 
     @property
     def world_size(self) -> int:
@@ -85,7 +88,7 @@ class Job(NamedTuple):
         # the node has its memory to itself, however few of its devices compute
         host = self.cluster.memory * self.cluster.ranks_per_node / per_node
         return self._replace(
-            nodes=1, cluster=self.cluster._replace(ranks_per_node=per_node, memory=host)
+            nodes=1, asked=(), cluster=self.cluster._replace(ranks_per_node=per_node, memory=host)
         )
 
 
@@ -143,7 +146,8 @@ def outcomes(job: Job, tokens: int, lossy: bool = True) -> list[Outcome]:
         tokens: of a device in a step.
         lossy: whether to consider those that change training.
     """
-    return [outcome(job, each, tokens) for each in _candidates(job) if lossy or not each.lossy]
+    considered = (*_candidates(job), *job.asked)
+    return [outcome(job, each, tokens) for each in considered if lossy or not each.lossy]
 
 
 def fits_on(job: Job) -> bool:
@@ -198,8 +202,8 @@ def _variants(job: Job, candidate: Candidate) -> Iterator[CanonicalStrategy]:
     modes = (job.checkpointing,) if job.checkpointing else ("none", "selective", "full")
     for count in (n for n in range(1, job.batch + 1) if job.batch % n == 0):
         for mode in modes:
-            own = {"activation_checkpointing": mode, "accumulation": count}
-            document = {**candidate.document, **own, "param_dtype": job.dtype}
+            left_open = {"activation_checkpointing": mode, "accumulation": count}
+            document = {**left_open, "param_dtype": job.dtype, **candidate.document}
             strategy = parse_strategy(document, candidate.name).canonical()
             check_fits(strategy, job.world_size)
             yield strategy
@@ -283,6 +287,7 @@ def _work(
     codec_share: float | None = None,
 ) -> Work:
     """Return the work of a step; without shares that of the middle of their ranges."""
+    strategy = strategy.after_warmup()
     share = share or _middle((job.efficiency.low, job.efficiency.high))
     codec_share = codec_share or _middle(CODEC_SHARES)
     machine = _codecs(strategy, codec_share * job.device.bandwidth)
@@ -316,7 +321,7 @@ def _codecs(strategy: CanonicalStrategy, rate: float) -> Machine:
     def add(codec: CodecSpec | None, feedback: bool = False) -> None:
         if codec is None or codec.name == "none":
             return
-        payload = _CODE_BYTES[codec.name] + 2 / getattr(codec, "group")  # noqa: B009
+        payload = CODE_BYTES[codec.name] + 2 / getattr(codec, "group", math.inf)
         # float32 is read; error feedback also reads and writes what was not sent
         encoded = 4 + payload + 8 * feedback
         encode, decode = (Line(0.0, moved / rate) for moved in (encoded, payload + 8))

@@ -148,7 +148,8 @@ class Evidence:
     @cached_property
     def main_rows(self) -> list[dict[str, Any]]:
         """What the main timing and the training runs say of each run that has either; NaN where it
-        has none. The row without communication is first, where there is one."""
+        has none. Bytes are of training where there was one, with its first steps. The row without
+        communication is first, where there is one."""
         timed = self.main_steps.set_index("run")
         # bytes do not depend on the link
         others = timed.columns.difference(["bytes_wire"])
@@ -160,7 +161,7 @@ class Evidence:
         facts = trained.to_dict("index")
         first = [run for run in steps if run == ONE_DEVICE]
         runs = dict.fromkeys([*first, *facts, *steps])
-        return [{**blank, **facts.get(r, {}), **steps.get(r, {}), "run": r} for r in runs]
+        return [{**blank, **steps.get(r, {}), **facts.get(r, {}), "run": r} for r in runs]
 
     @cached_property
     def compared(self) -> pd.DataFrame:

@@ -79,7 +79,7 @@ def test_rare_exchanges_do_not_take_the_place_of_a_codec_to_explore():
 
 @pytest.mark.parametrize(
     ("step", "listed"),
-    [(0.0105, 1), (0.0106, 2)],
+    [(0.0105, 1), (0.0112, 2)],
 )
 def test_predictions_that_tie_are_listed_once(step, listed):
     weights = {"codec": "int8:group=128"}

@@ -40,6 +40,12 @@ def test_every_table_of_runs_has_every_run():
         assert [table.rows[number][0] for number in table.highlighted] == [BASELINE]
 
 
+def test_bytes_are_of_training_and_of_the_timing_where_nothing_was_trained():
+    records = [*make_records(["fsdp2"]), *(make_record("ddp", s, bytes_wire=7.0) for s in range(3))]
+    rows = {row["run"]: row["bytes_wire"] for row in make_evidence(records).main_rows}
+    assert rows["ddp"] == 7.0 and rows["fsdp2-int8"] > 7.0
+
+
 def test_a_heading_has_one_meaning_on_the_page():
     meanings = {}
     for table in tables_of(report_sections(make_evidence(make_records()))):

@@ -300,9 +300,10 @@ def test_time_to_a_loss_is_interpolated_steps_times_the_step_time_of_the_link():
     ]
     assert after.rows == [[BASELINE, "6.25"], ["fsdp2-int8", "6.50"]]
     # the first steps of a warm-up were not timed
-    warm = {"engine": "ddp", "sync": {"every": 4, "warmup_steps": 9}}
-    warmed = make_record("fsdp2-int8").model_copy(update={"strategy": warm})
-    assert [row[0] for row in by_quality(runs, losses, warmed)[0].rows] == [BASELINE]
+    for part in ({"sync": {"every": 4, "warmup_steps": 9}}, {"gradients": {"warmup_steps": 9}}):
+        warm = {"engine": "ddp", **part}
+        warmed = make_record("fsdp2-int8").model_copy(update={"strategy": warm})
+        assert [row[0] for row in by_quality(runs, losses, warmed)[0].rows] == [BASELINE]
 
 
 @pytest.mark.parametrize(("every", "whole"), [(64, True), (65, False)])
