@@ -8,8 +8,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-import pandas as pd
-
 from shardlab.core.document import Document
 from shardlab.results.interval import Ratio, paired_ratio
 from shardlab.results.result import Failure, Kind, Result, only
@@ -48,6 +46,7 @@ class StepRatio(Document):
     low: float
     high: float
     repetitions: int
+    """pairs behind it"""
 
     @property
     def interval(self) -> str:
@@ -132,11 +131,11 @@ def _pairs(result: TimingResult, reference: TimingResult) -> list[tuple[float, f
     return [*zip(result.measured_ms(), reference.measured_ms(), strict=False)]
 
 
-def ratio_to(results: Iterable[TimingResult], reference: str) -> pd.DataFrame:
-    """Return a row for each result that was timed together with a reference, in their order.
-
-    Columns: source, run, strategy_hash, link, world_size; `ratio` of its step to the reference's
-    with its 95 % interval `low` to `high`; repetitions, the pairs behind it.
+def ratio_to(
+    results: Iterable[TimingResult], reference: str
+) -> list[tuple[TimingResult, StepRatio]]:
+    """Return the results that were timed together with a reference, in their order, with their step
+    over the reference's.
 
     Args:
         reference: name or hash of a strategy.
@@ -147,16 +146,20 @@ def ratio_to(results: Iterable[TimingResult], reference: str) -> pd.DataFrame:
         for result in results
         if reference in (result.run, result.strategy_hash)
     }
-    names = ["source", "run", "strategy_hash", "link", "world_size"]
-    rows = []
+    ratios = []
     for result in results:
         if result.source not in references:
             continue
         pairs = _pairs(result, references[result.source])
-        figures = step_ratio(result, references[result.source])._asdict()
-        figures["repetitions"] = sum(not any(map(math.isnan, pair)) for pair in pairs)
-        rows.append({name: getattr(result, name) for name in names} | figures)
-    return pd.DataFrame(rows, columns=[*names, *Ratio._fields, "repetitions"])
+        ratio = StepRatio(
+            source=result.source,
+            link=result.link,
+            world_size=result.world_size,
+            **step_ratio(result, references[result.source])._asdict(),
+            repetitions=sum(not any(map(math.isnan, pair)) for pair in pairs),
+        )
+        ratios.append((result, ratio))
+    return ratios
 
 
 def measured(results: Sequence[Result], reference: str) -> dict[str, Measured]:
@@ -169,12 +172,9 @@ def measured(results: Sequence[Result], reference: str) -> dict[str, Measured]:
         reference: hash of the strategy that steps are compared with.
     """
     rows: dict[str, Measured] = {}
-    ratios = ratio_to(only(results, TimingResult), reference)
     steps = {
-        (row["source"], row["strategy_hash"]): StepRatio.model_validate(
-            {name: row[name] for name in StepRatio.model_fields}
-        )
-        for row in ratios.to_dict("records")
+        (result.source, result.strategy_hash): ratio
+        for result, ratio in ratio_to(only(results, TimingResult), reference)
     }
     for (kind, source, key), group in _by_strategy(results).items():
         step = steps.get((source, key)) if kind in ("timing", "race") else None

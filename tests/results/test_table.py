@@ -33,31 +33,30 @@ def test_a_ratio_pairs_the_repetitions_that_both_have():
     long, short = [40.0, 50.0, 42.0, 48.0, 44.0, 46.0], [20.0, 24.0, 22.0]
     runs = [make_timed("slow", "fsdp2", step_ms=long), make_timed("slow", "ddp", step_ms=short)]
     for reference in ("fsdp2", FSDP2.hash()):
-        table = ratio_to(runs, reference)
-        assert table["run"].tolist() == ["fsdp2", "ddp"]
-        row = table.iloc[1]
+        [(same, one), (other, ratio)] = ratio_to(runs, reference)
+        assert [same.run, other.run] == ["fsdp2", "ddp"]
+        assert (one.ratio, one.low, one.high) == (1, 1, 1)
         expected = paired_ratio(short, long[:3])
-        assert (row["ratio"], row["low"], row["high"]) == pytest.approx(expected)
-        assert (row["source"], row["link"], row["world_size"]) == ("timing slow", "100mbit", 2)
-        assert row["repetitions"] == 3
-    assert (table.iloc[0][["ratio", "low", "high"]] == 1).all()
+        assert (ratio.ratio, ratio.low, ratio.high) == pytest.approx(expected)
+        assert (ratio.source, ratio.link, ratio.world_size) == ("timing slow", "100mbit", 2)
+        assert ratio.repetitions == 3
 
 
 def test_pauses_are_no_repetitions():
     steps = [40.0, 41.0, 39.0, 40.0, 42.0, 38.0]
     paused = [20.0, 20.5, 9000.0, 20.0, 21.0, 19.0]
     runs = [make_timed("slow", "fsdp2", step_ms=steps), make_timed("slow", "ddp", step_ms=paused)]
-    row = ratio_to(runs, "fsdp2").set_index("run").loc["ddp"]
-    assert row["repetitions"] == 5
-    assert row["ratio"] == pytest.approx(0.5)
+    [_, (_, ratio)] = ratio_to(runs, "fsdp2")
+    assert ratio.repetitions == 5
+    assert ratio.ratio == pytest.approx(0.5)
 
 
 def test_timings_without_the_reference_and_a_single_repetition_say_nothing():
-    assert ratio_to([make_timed("slow", "ddp")], "fsdp2").empty
-    assert ratio_to([], "fsdp2").empty
+    assert ratio_to([make_timed("slow", "ddp")], "fsdp2") == []
+    assert ratio_to([], "fsdp2") == []
     runs = [make_timed("slow", run, step_ms=[40.0]) for run in ("fsdp2", "ddp")]
-    row = ratio_to(runs, "fsdp2").iloc[1]
-    assert row["ratio"] == 1 and math.isnan(row["low"]) and math.isnan(row["high"])
+    [_, (_, ratio)] = ratio_to(runs, "fsdp2")
+    assert ratio.ratio == 1 and math.isnan(ratio.low) and math.isnan(ratio.high)
 
 
 def test_a_row_has_the_results_of_a_strategy_from_all_measurements():
