@@ -4,7 +4,6 @@ import json
 import shutil
 
 import pytest
-from shardlab.predict.answer import Plan
 
 from shardlab.choose.plan_answer import Plan
 from shardlab.cli import main
