@@ -45,6 +45,13 @@ def _add_params(parser: Parser) -> None:
     add("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help=words)
 
 
+def _add_strategies(parser: Parser) -> None:
+    words = "a name in params, all, or a document, as '{engine: ddp, gradients: {codec: int8}}'"
+    add = parser.add_argument
+    add("--strategy", dest="strategies", action="append", default=[], help=f"yours: {words}")
+    add("--params", default="params.yaml", help="file with the names (params.yaml)")
+
+
 def _plan(parser: Parser) -> None:
     from shardlab.config.model_and_data import GPT2_VOCABULARY, PRESETS
     from shardlab.models.shapes import PUBLISHED
@@ -72,6 +79,7 @@ def _plan(parser: Parser) -> None:
     add("--peak", type=_positive, help="TFLOPS of --device cpu")
     add("--memory", type=_positive, help="GB of --device cpu")
     add("--bandwidth", type=_positive, help="GB/s of the memory of --device cpu")
+    _add_strategies(parser)
     add("--tokens", type=_count, default=0.0, help="to train on, such as 15T")
     add("--price", type=_positive, help="of a device-hour, with --tokens")
     add("--json", action="store_true", help="print everything as JSON")
@@ -187,7 +195,7 @@ _USERS = {
         "say what a model needs on hardware you have not rented, and what is fastest",
         "llama-3-8b --nodes 2x8 --device a100-80g --link 10gbit",
         _plan,
-        module="shardlab.predict.plan",
+        module="shardlab.plan",
         extra="hf",
     ),
     "probe": Command(

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from shardlab.choose.probe_answer import LEGEND, STOCK, Times, advice
 from shardlab.codecs.base import Block, Unit
 from shardlab.codecs.registry import make_codec
 from shardlab.comm.codec_collective import Route
@@ -41,15 +42,7 @@ from shardlab.core.host import describe_host
 from shardlab.core.launch_environment import started_ranks
 from shardlab.kernels import native
 from shardlab.predict.codec_costs import interleave
-from shardlab.predict.lookup import (
-    GOAL,
-    STOCK,
-    Row,
-    advise,
-    lookup_table,
-    share,
-    steps_between,
-)
+from shardlab.predict.offers import replica_candidates
 from shardlab.strategy.compression import Compression
 from shardlab.strategy.document import parse_strategy
 from shardlab.train.launch import launch
@@ -83,22 +76,6 @@ class Workload(Document):
     """the strongest compression"""
     param_dtype: Literal["fp32", "bf16"] = "fp32"
     """of autocast"""
-
-
-class Times(NamedTuple):
-    """Median of the times of the slowest rank, with its 96 % interval; in seconds."""
-
-    median: float
-    low: float
-    high: float
-
-    def scaled(self, factor: float) -> "Times":
-        """Return the times of `factor` times as much."""
-        return Times(*(factor * seconds for seconds in self))
-
-    def __str__(self) -> str:
-        median, low, high = (f"{seconds * 1e3:.4g}" for seconds in self)
-        return f"{median} ms ({low} to {high})"
 
 
 def _times(
@@ -211,8 +188,8 @@ def _build(workload: Workload, device: torch.device) -> "BuiltModel":
     Raises:
         UserError: there is no such model, or it does not fit into memory.
     """
-    from shardlab.engines.step_space import free_bytes
     from shardlab.models.build import build_model
+    from shardlab.train.step_space import free_bytes
 
     name, vocabulary = workload.model, workload.vocabulary
     preset = name in PRESETS
@@ -266,52 +243,6 @@ def _compare(facts: Mapping[str, object], world: dist.ProcessGroup) -> None:
             )
 
 
-def _advice(
-    link: Link, gradient_bytes: int, what: str, computation: Times, table: Sequence[Row]
-) -> str:
-    """Return what the rows of the table cost between replicas, and which one is enough.
-
-    Args:
-        gradient_bytes: that each rank reduces over `link`.
-        what: is called computation, in words.
-    """
-    times = {row.codec: link.sync(row.codec, gradient_bytes) for row in table}
-    ratios = {codec: time.median / computation.median for codec, time in times.items()}
-    stock, codec, best = times[STOCK], table[-1].codec, advise(ratios, table)
-    width = max(len(row.use) for row in table)
-    few, fewer = (steps_between(ratios[codec], goal) for goal in (0.05, 0.1))
-    enough = share(ratios[best.codec] / best.every) <= GOAL
-    lines = [
-        f"\n{link.name}: synchronisation / computation {ratios[STOCK]:.3g} "
-        f"({stock.low / computation.high:.3g} to {stock.high / computation.low:.3g})",
-        f"  all-reduce of {gradient_bytes:,} bytes at the rate above {stock}",
-        f"  {what} {computation}",
-        f"  {'':{width}}    ratio  of step     gain",
-    ]
-    for row in table:
-        ratio = ratios[row.codec] / row.every
-        part, gain = f"{100 * share(ratio):.1f} %", link.ranks / (1 + ratio)
-        lines.append(f"  {row.use:{width}} {ratio:8.3g} {part:>8} {gain:8.2f}")
-    return "\n".join(
-        [
-            *lines,
-            f"  {codec} synchronisation takes 5 % of the time with every: {few}, 10 % with "
-            f"{fewer}\n  {'enough' if enough else 'not enough, but nearest'} for "
-            f"{GOAL * 100:.0f} % of the step: {best.use}",
-            *(
-                f"  {line}"
-                for line in (best.attach or "handle = shardlab.attach(model)").splitlines()
-            ),
-        ]
-    )
-
-
-_LEGEND = """
-of step: share of synchronisation without overlap; backward may hide some of it
-gain: samples per second over those of one replica, as fast as while all compute
-Quality is not judged here: experiments/islands/islands.md has steps to one loss of two replicas."""
-
-
 def probe(workload: Workload, world: dist.ProcessGroup) -> None:
     """Measure, and print on rank 0 what was measured and what follows from it.
 
@@ -351,7 +282,8 @@ def probe(workload: Workload, world: dist.ProcessGroup) -> None:
     expected = link.sync(STOCK, nbytes).median
     whole = f"{_whole(nbytes, world):.4g} s" if expected < _CHECK_S else "not measured"
     show(f"{link}\n  all-reduce of the whole gradient {whole}, {expected:.4g} s at this rate")
-    advice = [_advice(link, nbytes, "computation of a step", step, lookup_table(workload.codec))]
+    times = {name: link.sync(name, nbytes) for name in (STOCK, *codecs)}
+    answers = [advice(link.name, size, times, nbytes, "computation of a step", step)]
     if 1 < local < size:
         first, part = rank // local * local, nbytes // local
         inside = subgroup(world, [*range(first, first + local)])
@@ -362,16 +294,18 @@ def probe(workload: Workload, world: dist.ProcessGroup) -> None:
         # a node is a replica
         what = "step of a node, with its own all-reduce"
         island = Times(*map(sum, zip(step, near.sync(STOCK, nbytes), strict=True)))
-        table = lookup_table(workload.codec, size // local)
-        advice.append(_advice(far, part, what, island, table))
-    show("\n".join([*advice, _LEGEND]))
+        times = {name: far.sync(name, part) for name in (STOCK, *codecs)}
+        nodes = size // local
+        answers.append(advice(far.name, nodes, times, part, what, island, sharded=True))
+    show("\n".join([*answers, LEGEND]))
 
 
 def _check_uses(codec: str) -> None:
-    """Raise `UserError` where a row of the lookup tables cannot have the codec."""
+    """Raise `UserError` where a way to synchronise replicas cannot have the codec."""
     validate(Compression, {"codec": codec, "error_feedback": True}, "--codec")
-    for row in (*lookup_table(codec), *lookup_table(codec, nodes=2)):
-        parse_strategy(row.document, f"--codec {codec}")
+    for nodes in (1, 2):
+        for offer in replica_candidates(codec, nodes):
+            parse_strategy(offer.document, f"--codec {codec}")
 
 
 def main(**options: Any) -> None:

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from shardlab.choose.evidence import data_facts, machine_facts
-from shardlab.choose.history import hold_fastest, initial_history, load_history
+from shardlab.choose.history import initial_history, load_history
+from shardlab.choose.incumbent import hold_best
 from shardlab.choose.judge import judge_of
 from shardlab.choose.proposal import predictor, propose, with_limits
 from shardlab.choose.records import TrialSettings
@@ -15,8 +16,9 @@ from shardlab.core.progress import say
 from shardlab.models.sizes import ModelShapes
 from shardlab.predict.results import fitted_runs
 from shardlab.results.calibration_record import Calibration
-from shardlab.results.run_record import read_records
-from shardlab.results.timing_record import read_all
+from shardlab.results.files import read_results, read_timings
+from shardlab.results.result import only
+from shardlab.results.timing_result import TimingResult
 from stages.common import refuse_other_tokens, run
 
 RESULTS = "results/results.jsonl"
@@ -30,8 +32,9 @@ def main(params: Parameters, number: str) -> None:
     refuse_other_tokens(params)
     agent, here = params.agent_of(number), params(f"rounds.{number}")
     train, forecast, timings, model = params("train", "forecast", "timings", "model")
-    timed = read_all(Path("results/timings"), timings)
-    first = initial_history(read_records(RESULTS), timed, agent, train, here.search)
+    timed = only(read_timings(Path("results/timings"), timings), TimingResult)
+    records = read_results(RESULTS, "run python -m stages.collect")
+    first = initial_history(records, timed, agent, train, here.search)
     history = load_history(here.after, RESULTS, first)
     detected = Hardware.from_file("results/hardware.json", _CALIBRATE)
     hardware = detected.changed_by(agent.hardware)
@@ -40,7 +43,7 @@ def main(params: Parameters, number: str) -> None:
     limit = int(1e9 * limit_gb)
     shapes = ModelShapes.of(model, train, Path("data/tokens"), bool(hardware.gpus))
     peaks = peaks_of(history, shapes)
-    history = hold_fastest(history, agent.quality_tolerance, limit, peaks)
+    history = hold_best(history, agent.quality_tolerance, limit, peaks)
     calibration = Calibration.from_file("results/calibration.json", _CALIBRATE)
     fitted = fitted_runs(timed, forecast)
     link = agent.link or train.link

@@ -11,9 +11,10 @@ import pytest
 import torch.distributed as dist
 from transformers import GPT2LMHeadModel  # noqa: F401 - imported once, before ranks are forked
 
+from shardlab.choose.probe_answer import STOCK, rank_replicas, replicas_of
 from shardlab.cli import main
 from shardlab.core.errors import UserError
-from shardlab.predict.lookup import advise, lookup_table
+from shardlab.predict.offers import replica_candidates
 from shardlab.probe import Workload, probe
 from tests.ranks import on_ranks
 
@@ -48,23 +49,25 @@ def check_rates(block, ranks):
     return sizes[0]
 
 
-def check_table(block, table, ranks):
+def check_table(block, codec, ranks, nodes=1):
     """In one block of advice."""
-    rows = {
-        row.use: [
-            float(each)
-            for each in re.findall(rf"  {row.use} +{NUMBER} +{NUMBER} % +{NUMBER}", block)[0]
+    names = [offer.name for offer in replica_candidates(codec, nodes)]
+    figures = {
+        name: [
+            float(text)
+            for text in re.findall(rf"  {name} +{NUMBER} +{NUMBER} % +{NUMBER}", block)[0]
         ]
-        for row in table
+        for name in names
     }
-    ratios = {row.codec: rows[row.use][0] for row in table if row.every == 1}
-    for row in table:
-        ratio, percent, gain = rows[row.use]
-        assert ratio == pytest.approx(ratios[row.codec] / row.every, rel=2e-2)
+    coded = {STOCK: names[0], "int8": names[1], codec: names[-4]}
+    offers = replicas_of({name: figures[row][0] for name, row in coded.items()}, nodes)
+    for offer in offers:
+        ratio, percent, gain = figures[offer.name]
+        assert ratio == pytest.approx(offer.ratio, rel=2e-2)
         assert percent == pytest.approx(100 * ratio / (1 + ratio), abs=0.2)
         assert gain == pytest.approx(ranks / (1 + ratio), abs=0.02)
-    lines = re.findall(r"^  (handle.*)$", block, re.M)
-    assert "\n".join(lines) == (advise(ratios, table).attach or "handle = shardlab.attach(model)")
+    first = rank_replicas(offers, ranks).first
+    assert f"\n  without loss use {first.name}: " in block
 
 
 @on_ranks(2)
@@ -77,7 +80,7 @@ def test_figures_fit_together(group):
     parameters = int(re.findall(r"tiny: ([\d,]+) parameters", text)[0].replace(",", ""))
     measured, advice = text.split("\nall ranks: synchronisation")
     assert check_rates(measured, 2) == 4 * parameters
-    check_table(advice, lookup_table(), 2)
+    check_table(advice, "int4", 2)
 
 
 @pytest.mark.long
@@ -91,8 +94,8 @@ def test_links_inside_and_between_nodes_are_measured_apart(group):
     whole, inside, across = re.split(r"\n(?:inside|between) nodes:", measured)
     size = check_rates(whole, 4)
     assert check_rates(inside, 2) == size and check_rates(across, 2) == size / 2
-    check_table(everywhere, lookup_table("int8"), 4)
-    check_table(between, lookup_table("int8", nodes=2), 2)
+    check_table(everywhere, "int8", 4)
+    check_table(between, "int8", 2, nodes=2)
     assert f"all-reduce of {size / 2:,.0f} bytes at the rate" in between
 
 

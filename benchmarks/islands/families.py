@@ -1,9 +1,11 @@
-"""Kinds of methods that are compared, and the fastest of each."""
+"""Kinds of methods that are compared, and the best of each by the rule that chooses."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
 from benchmarks.islands.curves import Curve, LinkTimes, Row
-from benchmarks.islands.methods import METHODS, STOCK, TARGET, sync_of
+from benchmarks.islands.methods import METHODS, STOCK, TARGET, strategies, sync_of
+from shardlab.choose.rank import Option, rank, simplicity_of
+from shardlab.results.interval import Ratio
 
 ONE_DEVICE = "one device"
 FAMILIES = {
@@ -32,6 +34,41 @@ def rows_of(curves: Mapping[str, Curve]) -> list[Row]:
     return rows
 
 
-def fastest(rows: Sequence[Row], names: Iterable[str], link: LinkTimes) -> Row | None:
-    """Return the method among some that reaches the loss first on a link."""
-    return min((row for row in rows if row.name in names), key=link.seconds, default=None)
+class Comparison:
+    """The methods on a link, ranked by their time to the loss."""
+
+    def __init__(self, rows: Sequence[Row], link: LinkTimes) -> None:
+        by_title = {row.title: row for row in rows}
+
+        def compare(one: Option, other: Option) -> Ratio:
+            return link.gain(by_title[str(other.name)], by_title[str(one.name)])
+
+        options = {row.title: _option(row, rows[0], link) for row in rows}
+        alone = [options[row.title] for row in rows if family_of(row) == ONE_DEVICE]
+        several = [option for option in options.values() if option not in alone]
+        ranking = rank(several, alone, tolerance=0.0, compare=compare)
+        self._order = [by_title[str(name)] for name in ranking.names]
+        self._ranking, self._options, self._rows = ranking, options, rows
+
+    def first(self, names: Iterable[str]) -> Row | None:
+        """Return the method to use among some; None where none of them reaches the loss."""
+        return next((row for row in self._order if row.name in {*names}), None)
+
+    def same_as(self, row: Row) -> list[Row]:
+        """Return the methods that are not told apart from one."""
+        same = {option.name for option in self._ranking.same_as(self._options[row.title])}
+        return [other for other in self._rows if other.title in same]
+
+
+def _option(row: Row, reference: Row, link: LinkTimes) -> Option:
+    """Return a method as an option: its time to the loss over that of a reference."""
+    strategy = strategies()[METHODS[row.name].strategy].canonical()
+    coded = not strategy.gradients.plain() or strategy.weights or strategy.sync
+    return Option(
+        row.title,
+        step=None,
+        to_loss=link.gain(reference, row),
+        devices=METHODS[row.name].world_size,
+        lossless=not coded,
+        simplicity=simplicity_of(strategy),
+    )

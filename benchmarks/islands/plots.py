@@ -6,7 +6,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from benchmarks.islands.curves import Curve, LinkTimes, Row
-from benchmarks.islands.families import FAMILIES, ONE_DEVICE, fastest
+from benchmarks.islands.families import FAMILIES, ONE_DEVICE, Comparison
 from benchmarks.islands.methods import METHODS, TARGET
 from shardlab.core.numbers import figure
 from shardlab.report import plots
@@ -28,9 +28,10 @@ def gains_over_one_device(
     """Return how many times as fast the best of each kind reaches the loss as one device does, the
     best on each link."""
     gains: dict[str, list[tuple[LinkTimes, Ratio]]] = {}
+    compared = [(link, Comparison(rows, link)) for link in links]
     for family, names in FAMILIES.items():
-        for link in links:
-            row, alone = fastest(rows, names, link), fastest(rows, FAMILIES[ONE_DEVICE], link)
+        for link, comparison in compared:
+            row, alone = comparison.first(names), comparison.first(FAMILIES[ONE_DEVICE])
             if row is not None and alone is not None:
                 gains.setdefault(family, []).append((link, link.gain(row, alone)))
     return gains

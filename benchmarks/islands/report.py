@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.common import publish, text_table
 from benchmarks.islands.curves import Curve, LinkTimes, Row, records_of
-from benchmarks.islands.families import FAMILIES, ONE_DEVICE, family_of, fastest, rows_of
+from benchmarks.islands.families import FAMILIES, ONE_DEVICE, Comparison, family_of, rows_of
 from benchmarks.islands.methods import (
     FOLDER,
     LARGER,
@@ -40,7 +40,7 @@ from shardlab.core.numbers import ABSENT, figure, within
 from shardlab.report import plots
 from shardlab.report.tables import Table
 from shardlab.results.interval import Ratio, geometric_mean
-from shardlab.results.timing_record import NO_COMMUNICATION
+from shardlab.results.timing_result import NO_COMMUNICATION
 from stages.readme import replace_block
 
 _UNCOMPRESSED = "-fp32"
@@ -167,17 +167,18 @@ def tuning_table(curves: Mapping[str, Curve]) -> Table:
 def what_to_use(
     rows: Sequence[Row], links: Sequence[LinkTimes], curves: Mapping[str, Curve]
 ) -> tuple[Table, Table]:
-    """Return the fastest method by the ratio of synchronisation to computation: with its gain over
+    """Return the method to use by the ratio of synchronisation to computation: with its gain over
     one device and over the kind on two machines whose interval begins lowest, and with that over
     each kind and the methods that it is not told apart from."""
     short, full = [], []
     for link in sorted(links, key=lambda link: link.ratio):
-        best = fastest(rows, METHODS, link)
+        comparison = Comparison(rows, link)
+        best = comparison.first(METHODS)
         if best is None:
             continue
         gains = {}
         for family, names in FAMILIES.items():
-            row = fastest(rows, names, link)
+            row = comparison.first(names)
             if row is not None and family != family_of(best):
                 gains[family] = link.gain(best, row), row.title
         over = curves[best.name].perplexity_over(curves[TARGET])
@@ -193,7 +194,7 @@ def what_to_use(
             [*beginning, alone, ABSENT if next_best is None else _over(*gains[next_best]), quality]
         )
         cells = (_over(*gains[family]) if family in gains else ABSENT for family in FAMILIES)
-        same = (row.title for row in rows if row != best and not link.gain(best, row).low > 1)
+        same = (row.title for row in comparison.same_as(best))
         full.append([*beginning, *cells, ", ".join(same) or ABSENT])
     headings = "synchronisation / computation", "link", "fastest"
     return (

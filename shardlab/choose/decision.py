@@ -1,44 +1,40 @@
 """After a race: train what was faster and may be worse, then accept or roll back.
 
-Every strategy of a race is compared, the controls, too: the fastest admissible one is held, whoever
-proposed it.
+Every strategy of a race is ranked, the controls, too, by the rule of `shardlab.choose.rank`: held
+is the first one, whoever proposed it, and the incumbent gives way only to what is shown to be
+faster.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from shardlab.choose.history import History, Numerics, mean_ratio, paired_steps
+from shardlab.choose.history import History, Numerics, mean_ratio
+from shardlab.choose.incumbent import best_measured, option_of
 from shardlab.choose.race_rule import RaceRule, Standing, standings
+from shardlab.choose.rank import Ranking, rank
 from shardlab.choose.records import (
     Candidate,
     Comparison,
     Decision,
-    Failure,
-    Measured,
-    Outcome,
     Proposal,
-    StepRatio,
     Trial,
 )
 from shardlab.config.schema import Agent
 from shardlab.core.errors import UserError
 from shardlab.core.progress import stopwatch
 from shardlab.results.contention import warnings_of
-from shardlab.results.run_record import Record
-from shardlab.results.timing_record import NO_COMMUNICATION, Race
+from shardlab.results.interval import Ratio
+from shardlab.results.result import Failure, only
+from shardlab.results.table import Measured, StepRatio
+from shardlab.results.timing_result import NO_COMMUNICATION, Race, TimingResult
+from shardlab.results.train_result import TrainResult
 
-_LONGEST_DETAIL = 4000
 _LOSSES_DIFFER = 1e-3
 """relative difference of losses that the order of sums does not explain"""
 
-Measure = Callable[[Candidate, int, float], Record | Failure]
-"""trains one seed of an arm: (arm, seed, seconds left)"""
-
-
-def failure_of(proposal: Proposal, outcome: Outcome, detail: str) -> Failure:
-    """Return the failure of a race or a training run of a round."""
-    return Failure(outcome=outcome, detail=detail[-_LONGEST_DETAIL:], **_place(proposal))
+Measure = Callable[[Candidate, int, float], TrainResult | Failure]
+"""trains one seed of an arm: (arm, seed, seconds left), of which none may be left"""
 
 
 def _place(proposal: Proposal) -> dict[str, Any]:
@@ -54,48 +50,41 @@ def _standings(race: Race, agent: Agent) -> dict[str, Standing]:
 
 def train_promising(
     race: Race, proposal: Proposal, agent: Agent, seeds: Sequence[int], measure: Measure
-) -> list[Measured]:
+) -> list[TrainResult | Failure]:
     """Train what may replace the incumbent, the fastest first, until one has records and its
     quality is tolerated: what a round holds in its place has a model, a curve and a trace.
 
     Challengers may replace it that are faster, and all where it does not fit in memory.
-
-    Returns:
-        rows for the table of measurements.
     """
     arms = {arm.hash: arm for arm in proposal.arms}
     known = _standings(race, agent)
     promising = [key for key, state in known.items() if state.faster or not proposal.fits]
-    rows: list[Measured] = []
+    results: list[TrainResult | Failure] = []
     for key in sorted(promising, key=lambda key: (float(known[key].ratio), key)):
         if arms[key].trained:
             break
-        rows.append(_train(arms[key], proposal, seeds, measure))
-        if mean_ratio(rows[-1].trained, proposal.reference) <= 1 + agent.quality_tolerance:
+        runs = _train(arms[key], proposal, seeds, measure)
+        results += runs
+        trained = only(runs, TrainResult)
+        complete = len(trained) == len(runs) and trained[-1].divergence is None
+        if complete and mean_ratio(trained, proposal.reference) <= 1 + agent.quality_tolerance:
             break
-    return rows
+    return results
 
 
-def _train(arm: Candidate, proposal: Proposal, seeds: Sequence[int], measure: Measure) -> Measured:
-    """Return the training runs of a strategy, within the limit of the proposal for all seeds."""
-    number = proposal.round
-    files = f"results/rounds/{number}/runs"
-    row = Measured(strategy=arm.strategy, hash=arm.hash, source=f"round {number}", files=files)
-    elapsed, limit_s = stopwatch(), proposal.training_limit_s
-    runs: list[Record] = []
+def _train(
+    arm: Candidate, proposal: Proposal, seeds: Sequence[int], measure: Measure
+) -> list[TrainResult | Failure]:
+    """Return the training runs of a strategy, within the limit of the proposal for all seeds, until
+    one fails or diverges."""
+    elapsed = stopwatch()
+    runs: list[TrainResult | Failure] = []
     for seed in seeds:
-        left_s = limit_s - elapsed()
-        if left_s > 0:
-            found = measure(arm, seed, left_s)
-        else:
-            late = f"{limit_s:.0f} s were over before seed {seed}: raise agent.trial_timeout_s"
-            found = failure_of(proposal, "timeout", late)
-        if isinstance(found, Record) and found.divergence is not None:
-            found = failure_of(proposal, "diverged", f"seed {seed}: {found.divergence}")
-        if isinstance(found, Failure):
-            return row.model_copy(update={"failures": [found]})
-        runs.append(found)
-    return row.model_copy(update={"trained": runs})
+        run = measure(arm, seed, proposal.training_limit_s - elapsed())
+        runs.append(run)
+        if isinstance(run, Failure) or run.divergence is not None:
+            break
+    return runs
 
 
 def conclude(history: History, proposal: Proposal, trial: Trial, agent: Agent) -> History:
@@ -114,8 +103,7 @@ def conclude(history: History, proposal: Proposal, trial: Trial, agent: Agent) -
         )
     update: dict[str, Any] = {"incumbent": proposal.incumbent}
     if race is not None:
-        update["measured"] = _measured(history, proposal, trial.trained, race)
-        update["races"] = [*history.races, race]
+        history = history.with_results([*trial.results, *_raced(history, proposal, race)])
     history = history.model_copy(update=update)
     decision = Decision.model_validate(
         {
@@ -137,48 +125,31 @@ def conclude(history: History, proposal: Proposal, trial: Trial, agent: Agent) -
     return history.model_copy(update={"incumbent": decision.held, "rounds": rounds})
 
 
-def _measured(
-    history: History, proposal: Proposal, trained: Sequence[Measured], race: Race
-) -> dict[str, Measured]:
-    """Return the table with the training runs, and with the steps of all arms over the start's."""
-    measured = dict(history.measured)
-    for row in trained:
-        known = measured.get(row.hash, row)
-        failures = known.failures if known is row else [*known.failures, *row.failures]
-        update: dict[str, Any] = {
-            "trained": row.trained,
-            "failures": failures,
-            "files": row.files,
-        }
-        measured[row.hash] = known.model_copy(update=update)
-    times, place = {run.run: run.step_ms for run in race.runs}, _place(proposal)
-    for arm in proposal.arms:
-        raced = race.arms.get(arm.hash)
-        if raced is None:
+def _raced(history: History, proposal: Proposal, race: Race) -> list[TimingResult | Failure]:
+    """Return the results of a race in the order of its arms; a failure for one whose losses are not
+    those of the start, though it should compute the same: no later choice may hold it either."""
+    arms = {arm.hash: arm for arm in proposal.arms}
+    losses = {run.run: run.losses for run in race.runs}
+    results: list[TimingResult | Failure] = [*race.failures]
+    for run in race.runs:
+        arm = arms.get(run.run)
+        if arm is None or _losses_agree(arm, losses, history):
+            results.append(run)
             continue
-        new = Measured(strategy=arm.strategy, hash=arm.hash, source=place["source"])
-        row = measured.get(arm.hash, new)
-        outcome, detail = raced.outcome, raced.detail
-        if outcome == "ok" and not _losses_agree(arm, race, history):
-            # no later choice among what was measured may hold it either
-            outcome = "crash"
-            detail = "its losses are not those of the start, which should compute the same"
-        update = {}
-        if outcome != "ok":
-            update = {"failures": [*row.failures, failure_of(proposal, outcome, detail)]}
-        elif arm.hash in times and history.start in times:
-            steps = paired_steps(times[arm.hash], times[history.start], **place)
-            update = {"steps": [*row.steps, steps]}
-        measured[arm.hash] = row.model_copy(update=update)
-    return measured
+        detail = "its losses are not those of the start, which should compute the same"
+        results.append(Failure(**run.header(), outcome="crash", detail=detail))
+    order = [*arms, NO_COMMUNICATION]
+    return sorted(results, key=lambda result: order.index(result.run))
 
 
-def _losses_agree(arm: Candidate, race: Race, history: History) -> bool:
+def _losses_agree(
+    arm: Candidate, losses: Mapping[str, Sequence[float | None]], history: History
+) -> bool:
     """Return whether an arm that should compute what the start computes did so in the race."""
-    start = race.arms.get(history.start)
+    start = losses.get(history.start)
     if start is None or Numerics.of(arm.strategy) != Numerics.of(history.reference.strategy):
         return True
-    pairs = zip(race.arms[arm.hash].losses, start.losses, strict=False)
+    pairs = zip(losses[arm.hash], start, strict=False)
     return all(
         one is not None and other is not None and abs(one - other) <= _LOSSES_DIFFER * other
         for one, other in pairs
@@ -193,9 +164,9 @@ def _decide(
         reason = f"nothing was raced: {proposal.verdict.reason}"
         return {"decision": "none", "reason": reason}
     limit = proposal.memory_limit_bytes
-    failed = race.arms.get(proposal.incumbent)
-    if failed is not None and failed.outcome != "ok":
-        best = history.fastest(agent.quality_tolerance, limit, proposal.peaks)
+    failed = race.failure(proposal.incumbent)
+    if failed is not None:
+        best = best_measured(history, agent.quality_tolerance, limit, proposal.peaks)
         return {
             "decision": "reject",
             "reason": f"the incumbent ended with outcome {failed.outcome}: {failed.detail}; "
@@ -203,42 +174,96 @@ def _decide(
             "held": best.hash,
             "fits": proposal.peaks.get(best.hash, 0) <= limit,
         }
-    compared = _compare(history, proposal, race, agent)
+    ranking = _ranking(history, proposal, race, agent)
+    compared = _compare(history, proposal, race, agent, ranking)
     contention = ((f"race of round {proposal.round}", run.contention) for run in race.runs)
     facts: dict[str, Any] = {"compared": compared, "warnings": warnings_of(contention)}
-    better = [arm for arm in compared if arm.step and not arm.objections]
-    if not better:
+    first = ranking.first
+    if first is None or first.name == proposal.incumbent:
         reason = "; ".join(f"{arm.label}: {', '.join(arm.objections)}" for arm in compared)
         nothing = f"nothing was raced: {race.reason}"
         return facts | {"decision": "reject", "reason": reason or nothing}
-    chosen = min(better, key=lambda arm: (arm.step.ratio if arm.step else math.inf, arm.hash))
+    chosen = next(arm for arm in compared if arm.hash == first.name)
     reason = f"{chosen.label}: {_figures(chosen)}"
+    if sum(not arm.objections for arm in compared) > 1:
+        reason += f"; {ranking.order[0].reason}"
     if not proposal.fits:
         reason += f"; the incumbent's peak memory is above {limit / 1e6:.0f} MB"
     return facts | {"decision": "accept", "reason": reason, "held": chosen.hash, "fits": True}
 
 
-def _compare(history: History, proposal: Proposal, race: Race, agent: Agent) -> list[Comparison]:
+def _ranking(history: History, proposal: Proposal, race: Race, agent: Agent) -> Ranking:
+    """Rank the incumbent and the challengers that ended the race and did not fail in training, by
+    the intervals of the race. Races do not time one device."""
+    rule, limit = RaceRule.of(agent), proposal.memory_limit_bytes
+    times = {run.run: run.step_ms for run in race.runs if run.run != NO_COMMUNICATION}
+
+    def over(one: Hashable, other: Hashable) -> Ratio:
+        # an arm that left the race has fewer steps
+        steps = [*zip(times[str(one)], times[str(other)], strict=False)]
+        pair = dict(zip(("one", "other"), zip(*steps, strict=True), strict=True))
+        figures = standings(pair, "other", rule)["one"].figures()
+        return Ratio(figures["ratio"], figures["low"], figures["high"])
+
+    options = []
+    for arm in proposal.arms:
+        if not {arm.hash, proposal.incumbent} <= {*times}:
+            continue
+        row, is_held = history.measured[arm.hash], arm.hash == proposal.incumbent
+        if row.failure(history.workload) and not is_held:
+            continue
+        peak = 0 if proposal.fits else limit + 1
+        step, quality = over(arm.hash, proposal.incumbent), history.quality(arm.strategy)
+        options.append(
+            option_of(arm.strategy, step, quality, peak if is_held else _peak(row, proposal))
+        )
+    return rank(
+        options,
+        [],
+        agent.quality_tolerance,
+        limit,
+        lambda one, other: over(one.name, other.name),
+        in_use=proposal.incumbent,
+    )
+
+
+def _peak(row: Measured, proposal: Proposal) -> int:
+    """Return the peak memory of the training runs of an arm; 0 where they say nothing of it."""
+    load, peaks = proposal.workload, [run.memory_peak_bytes for run in row.trained]
+    return max(peaks, default=0) if load.world_size == load.trained_on else 0
+
+
+def _compare(
+    history: History, proposal: Proposal, race: Race, agent: Agent, ranking: Ranking
+) -> list[Comparison]:
     """Return the challengers of a race, each with all that speaks against holding it."""
     known, compared = _standings(race, agent), []
+    usable = {ranked.option.name for ranked in ranking.order}
+    apart = {ranked.option.name: ranked.reason for ranked in ranking.apart}
     for arm in proposal.arms:
-        if arm.hash == proposal.incumbent or arm.hash not in race.arms:
+        standing, failed = known.get(arm.hash), race.failure(arm.hash)
+        if arm.hash == proposal.incumbent:
             continue
-        standing, row, raced = known.get(arm.hash), history.measured[arm.hash], race.arms[arm.hash]
         quality = history.quality(arm.strategy)
-        if raced.outcome != "ok" or standing is None:
-            ended = f"it ended with outcome {raced.outcome}: {raced.detail}"
-            objections = [ended.removesuffix(": ")]
-        elif not standing.faster and proposal.fits:
+        objections = []
+        if failed is not None:
+            objections = [f"it ended with outcome {failed.outcome}: {failed.detail}"]
+        elif standing is None:
+            continue  # no race took place
+        elif not standing.faster and proposal.incumbent in usable:
             objections = ["no gain in step time is shown" if standing.low < 1 else "it is slower"]
-        else:
-            objections = _objections(row, history, proposal, agent)
+        elif failure := history.measured[arm.hash].failure(history.workload):
+            objections = [f"its trial ended with outcome {failure.outcome}: {failure.detail}"]
+        elif arm.hash not in usable:
+            runs = history.measured[arm.hash].trained
+            seeds = f" (seeds trained: {len(runs)})" if runs else ""
+            objections = [f"{apart[arm.hash]}{seeds}"]
         compared.append(
             Comparison(
                 hash=arm.hash,
                 label=arm.label,
                 roles=arm.roles,
-                outcome=raced.outcome,
+                outcome=failed.outcome if failed else "ok",
                 step=standing and StepRatio(**standing.figures(), **_place(proposal)),
                 predicted_ms=arm.prediction.step_ms,
                 perplexity_ratio=quality.ratio if quality and quality.ratio < math.inf else None,
@@ -246,24 +271,6 @@ def _compare(history: History, proposal: Proposal, race: Race, agent: Agent) -> 
             )
         )
     return compared
-
-
-def _objections(row: Measured, history: History, proposal: Proposal, agent: Agent) -> list[str]:
-    """Return what speaks against holding an arm of a short enough step."""
-    objections = []
-    quality, tolerance = history.quality(row.strategy), agent.quality_tolerance
-    failure, limit = row.failure(history.workload), proposal.memory_limit_bytes
-    if failure is not None:
-        objections.append(f"its trial ended with outcome {failure.outcome}: {failure.detail}")
-    elif quality is None or not quality.sure:
-        objections.append("its perplexity was not measured")
-    elif not quality.ratio <= 1 + tolerance:
-        trained = f" (seeds trained: {len(row.trained)})" if row.trained else ""
-        objections.append(f"perplexity is above {1 + tolerance:.3f} times the start's{trained}")
-    load, peaks = proposal.workload, [run.memory_peak_bytes for run in row.trained]
-    if load.world_size == load.trained_on and max(peaks, default=0) > limit:
-        objections.append(f"peak memory is above {limit / 1e6:.0f} MB")
-    return objections
 
 
 def _figures(best: Comparison) -> str:

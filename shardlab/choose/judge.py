@@ -18,10 +18,12 @@ from typing import Any
 
 from shardlab.choose.chat import Endpoint, LocalModel, Messages, one_line
 from shardlab.choose.evidence import predicted
-from shardlab.choose.records import Candidate, Prediction, Verdict
+from shardlab.choose.rank import Option, rank, simplicity_of
+from shardlab.choose.records import Candidate, Verdict
 from shardlab.config.schema import Agent
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, sha256_of_value, write_json
+from shardlab.results.interval import Ratio
 
 ABSTAIN = "abstain"
 _LONGEST_REASON = 300
@@ -49,7 +51,7 @@ class Question:
     evidence: str
     """the facts, in words"""
     incumbent_ms: float | None
-    """predicted step of what is held; None: it cannot be predicted"""
+    """predicted step of what is held; None: it cannot be predicted, or does not fit in memory"""
     candidates: list[Candidate]
 
 
@@ -77,52 +79,68 @@ def judge_of(agent: Agent, answers: Path) -> Judge:
 
 
 def choose_by_rules(question: Question) -> Verdict:
-    """Choose from predictions alone.
+    """Choose from predictions alone, by the rule of `shardlab.choose.rank`.
 
-    Of the candidates of the first of these kinds that there are any of, the one with the lowest
-    upper end of its predicted step:
+    Predictions err together, so that the interval of one says little of its ratio to another: the
+    margin of the rule tells them apart. The first candidate of the first of these kinds that there
+    are any of:
 
-    1. the quality is known, and a shorter step than the incumbent's is expected;
-    2. the quality is unknown, and a shorter step is expected, or none can be predicted;
-    3. the quality is known, and the interval reaches below the incumbent's step.
+    1. the quality is known, and it is told apart from the incumbent as faster;
+    2. the quality is unknown, and so is it, or no step can be predicted;
+    3. the quality is known, and it is not told apart from the incumbent.
 
     Abstains when there is none.
     """
-    held = question.incumbent_ms
+    held = Option("incumbent", _step(question.incumbent_ms), measured=False)
+    options = [_option(candidate) for candidate in question.candidates]
+    # what is known is tolerated, as the shortlist holds nothing else
+    ranking = rank([held, *options], [], math.inf)
 
-    def order(candidate: Candidate) -> tuple[int, float, str]:
-        prediction = candidate.prediction
-        high = math.inf if prediction.high_ms is None else prediction.high_ms
-        return _kind(prediction, math.inf if held is None else held), high, candidate.id
+    def is_faster(option: Option) -> bool:
+        return held.step is None or option.step is None or ranking.precedes(option, held)
 
-    best = min(question.candidates, key=order)
-    if order(best)[0] == _SLOW:
+    order = [ranked.option for ranked in ranking.order if ranked.option != held]
+    unknown = [ranked.option for ranked in ranking.apart if ranked.option != held]
+    kinds = (
+        [option for option in order if is_faster(option)],
+        [option for option in unknown if is_faster(option)],
+        [option for option in order if not ranking.precedes(held, option)],
+    )
+    best = next((option.name for kind in kinds for option in kind), None)
+    if best is None:
         reason = "abstains: no candidate is predicted to be faster"
         return Verdict(choice=None, reason=reason, judge="rules")
-    step, high = best.prediction.step_ms, best.prediction.high_ms
-    if step is None or best.prediction.perplexity_ratio is None:
-        reason = f"{best.label}: {best.prediction.note}"
-    else:
-        than = "" if held is None else f", and {held:.1f} ms for the incumbent"
-        reason = (
-            f"{best.label}: the lowest upper end of a predicted step, {high:.1f} ms "
-            f"({step:.1f} ms expected{than})"
-        )
-    return Verdict(choice=best.id, reason=reason, judge="rules")
+    chosen = next(candidate for candidate in question.candidates if candidate.id == best)
+    return Verdict(choice=chosen.id, reason=_reason(chosen, question.incumbent_ms), judge="rules")
 
 
-_SLOW = 4
-"""a kind that is not chosen"""
+def _reason(chosen: Candidate, held_ms: float | None) -> str:
+    """Return what is predicted of the choice."""
+    prediction = chosen.prediction
+    if prediction.step_ms is None or prediction.perplexity_ratio is None:
+        return f"{chosen.label}: {prediction.note}"
+    than = "" if held_ms is None else f", {held_ms:.1f} ms for the incumbent"
+    return f"{chosen.label}: a step of {prediction.step_ms:.1f} ms is predicted{than}"
 
 
-def _kind(prediction: Prediction, held_ms: float) -> int:
-    """Return the kind of `choose_by_rules`."""
-    step_ms, low_ms = prediction.step_ms, prediction.low_ms
-    if step_ms is None or low_ms is None:
-        return 2
-    if prediction.perplexity_ratio is None:
-        return 2 if step_ms < held_ms else _SLOW
-    return 1 if step_ms < held_ms else 3 if low_ms < held_ms else _SLOW
+def _step(step_ms: float | None) -> Ratio | None:
+    return None if step_ms is None else Ratio(step_ms, math.nan, math.nan)
+
+
+def _option(candidate: Candidate) -> Option:
+    """Return a candidate as an option; its step is in ms."""
+    prediction, strategy = candidate.prediction, candidate.strategy
+    quality = prediction.perplexity_ratio
+    coded = not strategy.gradients.plain() or strategy.weights or strategy.sync
+    return Option(
+        candidate.id,
+        _step(prediction.step_ms),
+        measured=False,
+        lossless=not coded and quality is not None,
+        perplexity=None if quality is None else Ratio(quality, quality, quality),
+        simplicity=simplicity_of(strategy),
+        label=candidate.label,
+    )
 
 
 def choose_by_model(question: Question, model: Endpoint | LocalModel, answers: Path) -> Verdict:

@@ -14,7 +14,7 @@ from shardlab.config.schema import Agent
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError, nearest, shorten
 from shardlab.strategy.codec_table import load_codecs
-from shardlab.strategy.document import Strategy
+from shardlab.strategy.document import Strategy, parse_strategy
 
 
 class Parameters:
@@ -95,6 +95,34 @@ class Parameters:
         return self._values.agent.of(self(f"rounds.{number}"))
 
 
+def asked_strategies(texts: Iterable[str], path: str | Path) -> dict[str, Strategy]:
+    """Return the strategies that arguments of a command ask for, by name.
+
+    Args:
+        texts: each a name in the parameters, `all`, or a document in YAML, which has its label for
+            a name.
+        path: file of the parameters, which is read for names alone.
+
+    Raises:
+        UserError: no such name, or no valid strategy.
+    """
+    asked: dict[str, Strategy] = {}
+    for text in texts:
+        value = _parse(text, "--strategy")
+        if isinstance(value, dict):
+            strategy = parse_strategy(value, "--strategy")
+            asked[strategy.label()] = strategy
+            continue
+        named = Parameters(path).all_strategies()
+        if text != "all" and text not in named:
+            raise UserError(
+                f"--strategy {text}: missing from {path}; {nearest(text, named)}; or write a "
+                "document, such as '{engine: fsdp2, gradients: {codec: int8}}'"
+            )
+        asked |= named if text == "all" else {text: named[text]}
+    return asked
+
+
 def read_tree(path: str | Path) -> dict[str, Any]:
     """Read a YAML file, or a JSON file that is named so.
 
@@ -165,12 +193,21 @@ def _override(tree: dict[str, Any], override: str) -> None:
         node = node.setdefault(part, {})
         if not isinstance(node, dict):
             raise UserError(f"--set {key}: {part!r} is a value, not a section")
+    node[leaf] = _parse(text, f"--set {key}")
+
+
+def _parse(text: str, where: str) -> Any:
+    """Return the value of a text in JSON or YAML.
+
+    Raises:
+        UserError: it is neither.
+    """
     try:
-        node[leaf] = json.loads(text)
+        return json.loads(text)
     except ValueError:
         try:
-            node[leaf] = yaml.load(text, _Loader)
+            return yaml.load(text, _Loader)
         except UserError as error:
-            raise UserError(f"--set {key}: {error}") from None
+            raise UserError(f"{where}: {error}") from None
         except (yaml.YAMLError, ValueError):
-            raise UserError(f"--set {key}: {text!r} is neither YAML nor JSON") from None
+            raise UserError(f"{where}: {text!r} is neither YAML nor JSON") from None

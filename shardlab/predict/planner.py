@@ -6,9 +6,9 @@ peak, codecs are memory traffic over a share of the bandwidth: both shares are r
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from shardlab.core.document import Document
 from shardlab.models.memory import Sizes, device_memory, host_memory
@@ -16,11 +16,11 @@ from shardlab.predict.clusters import Cluster
 from shardlab.predict.coding import codings, outer_coding
 from shardlab.predict.costs import OnCluster
 from shardlab.predict.devices import Device, Efficiency, between_rate
-from shardlab.predict.lookup import lookup_table
 from shardlab.predict.machine import CodecLines, Kind, Line, Machine
+from shardlab.predict.offers import Candidate, candidates
 from shardlab.predict.step import OUTER_COPIES, Compute, Work, step_seconds
 from shardlab.results.calibration_record import UPDATE_BYTES
-from shardlab.results.timing_record import UnitSize
+from shardlab.results.result import UnitSize
 from shardlab.strategy.codec_options import CodecSpec
 from shardlab.strategy.codec_table import codec_text
 from shardlab.strategy.document import CanonicalStrategy, parse_strategy
@@ -38,7 +38,8 @@ RARE_HOST = 1.5
 UTILISATIONS = (0.5, 0.75, 0.9)
 _LOG_RATES, _LOG_ACCURACY = (6.0, 14.0), 0.004
 """bounds of the searched link rates, and their accuracy: logarithms of bits per second"""
-_CODE_BYTES = {"int8": 1.0, "int4": 0.5}
+CODE_BYTES = {"int8": 1.0, "int4": 0.5, "fp8": 1.0, "bf16": 2.0, "fp16": 2.0}
+"""of an element, besides 2 for the scale of a group, by codecs that read a vector once"""
 _STATES = ("parameters", "gradients", "moments", "outer", "exchanged", "residuals")
 _ACTIVATIONS = ("activations", "logits")
 
@@ -74,6 +75,8 @@ class Job(NamedTuple):
     """of a node; infinite: unknown"""
     rare_host_bytes: float = math.inf
     """more of a node's than this few have"""
+    asked: tuple[Candidate, ...] = ()
+    """of the user, on all devices"""
 
     @property
     def world_size(self) -> int:
@@ -85,45 +88,8 @@ class Job(NamedTuple):
         # the node has its memory to itself, however few of its devices compute
         host = self.cluster.memory * self.cluster.ranks_per_node / per_node
         return self._replace(
-            nodes=1, cluster=self.cluster._replace(ranks_per_node=per_node, memory=host)
+            nodes=1, asked=(), cluster=self.cluster._replace(ranks_per_node=per_node, memory=host)
         )
-
-
-class Candidate(NamedTuple):
-    """A strategy to consider."""
-
-    name: str
-    document: Mapping[str, Any]
-    lossy: bool = False
-
-
-def candidates(nodes: int, per_node: int, feedback: bool = True) -> list[Candidate]:
-    """Return the strategies for so many nodes.
-
-    Args:
-        feedback: whether error feedback is possible; fp16 has none.
-    """
-    slide = Candidate("slide", {"engine": "slide"})
-    if per_node > 1:
-        moved = {"param_transfer": "shard", "grad_sync": "gpu_reduce"}
-        slide = slide._replace(document={**slide.document, **moved})
-    if nodes * per_node == 1:
-        return [Candidate("plain", {"engine": "ddp"}), slide]
-    found = [Candidate("ddp", {"engine": "ddp"}), Candidate("fsdp2", {"engine": "fsdp2"})]
-    islands = nodes > 1 and per_node > 1
-    stock, *rows = lookup_table("int4", nodes if islands else 1, feedback)
-    if islands:
-        found.append(Candidate("hsdp", stock.document))
-    # to exchange in two levels sends less between nodes than to exchange among all
-    for codec in _CODE_BYTES:
-        coded = {"between_nodes" if islands else "codec": codec}
-        document = {"gradients": coded, "weights": {"codec": codec}}
-        found.append(Candidate(f"fsdp2, {codec} both ways", document, lossy=True))
-    found.append(slide)
-    for row in rows:
-        name = f"{'hsdp' if islands else 'ddp'}, {row.use.removesuffix(' gradients')}"
-        found.append(Candidate(name, row.document, lossy=True))
-    return found
 
 
 class Range(Document):
@@ -180,7 +146,8 @@ def outcomes(job: Job, tokens: int, lossy: bool = True) -> list[Outcome]:
         tokens: of a device in a step.
         lossy: whether to consider those that change training.
     """
-    return [outcome(job, each, tokens) for each in _candidates(job) if lossy or not each.lossy]
+    considered = (*_candidates(job), *job.asked)
+    return [outcome(job, each, tokens) for each in considered if lossy or not each.lossy]
 
 
 def fits_on(job: Job) -> bool:
@@ -235,8 +202,8 @@ def _variants(job: Job, candidate: Candidate) -> Iterator[CanonicalStrategy]:
     modes = (job.checkpointing,) if job.checkpointing else ("none", "selective", "full")
     for count in (n for n in range(1, job.batch + 1) if job.batch % n == 0):
         for mode in modes:
-            own = {"activation_checkpointing": mode, "accumulation": count}
-            document = {**candidate.document, **own, "param_dtype": job.dtype}
+            left_open = {"activation_checkpointing": mode, "accumulation": count}
+            document = {**left_open, "param_dtype": job.dtype, **candidate.document}
             strategy = parse_strategy(document, candidate.name).canonical()
             check_fits(strategy, job.world_size)
             yield strategy
@@ -320,6 +287,7 @@ def _work(
     codec_share: float | None = None,
 ) -> Work:
     """Return the work of a step; without shares that of the middle of their ranges."""
+    strategy = strategy.after_warmup()
     share = share or _middle((job.efficiency.low, job.efficiency.high))
     codec_share = codec_share or _middle(CODEC_SHARES)
     machine = _codecs(strategy, codec_share * job.device.bandwidth)
@@ -353,7 +321,7 @@ def _codecs(strategy: CanonicalStrategy, rate: float) -> Machine:
     def add(codec: CodecSpec | None, feedback: bool = False) -> None:
         if codec is None or codec.name == "none":
             return
-        payload = _CODE_BYTES[codec.name] + 2 / getattr(codec, "group")  # noqa: B009
+        payload = CODE_BYTES[codec.name] + 2 / getattr(codec, "group", math.inf)
         # float32 is read; error feedback also reads and writes what was not sent
         encoded = 4 + payload + 8 * feedback
         encode, decode = (Line(0.0, moved / rate) for moved in (encoded, payload + 8))

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-from shardlab.models.memory import gradient_bytes, gradient_vectors, window_slots
+from shardlab.models.streamed_layout import gradient_bytes, gradient_vectors, window_slots
 from shardlab.predict.coding import NORM, Coding, Levels
 from shardlab.predict.costs import Costs, Phase, Phases, Rank
 from shardlab.predict.machine import Line
@@ -102,6 +102,29 @@ def own_settings(strategy: CanonicalStrategy, name: str) -> dict[int, Any]:
         for layer in override.layers or ()
         if getattr(override, name) is not None
     }
+
+
+def unsupported(strategy: CanonicalStrategy) -> str | None:
+    """Return the setting of a canonical strategy that no prediction covers, or None."""
+    gradients, overrides = strategy.gradients, strategy.overrides
+    if strategy.offload:
+        return "offload"
+    if strategy.sync is not None and strategy.sync.codec.multi_phase:
+        return f"codec {strategy.sync.codec.name} between exchanges"
+    if strategy.activations != "device":
+        return f"activations {strategy.activations}"
+    if strategy.compile:
+        return "compile"
+    if any(override.module is not None for override in overrides):
+        return "overrides of embedding or head"
+    if any(override.param_dtype is not None for override in overrides):
+        return "overrides of param_dtype"
+    if overrides and not (strategy.wrap == "block" and strategy.wrap_size is None):
+        return "overrides of layers that are not units"
+    copies = strategy.replicas or strategy.sharding == "no_shard"
+    if gradients.codec.needs_matrices and (copies or gradients.between_nodes is not None):
+        return f"codec {gradients.codec.name} between copies of the model"
+    return None
 
 
 def step_seconds(work: Work, costs: Costs) -> float:

@@ -12,7 +12,6 @@ import yaml
 
 from shardlab.choose.history import History
 from shardlab.core.numbers import figure, fixed, number, percent, plural, signed, within
-from shardlab.report.aggregate import verdict
 from shardlab.report.evidence import Evidence
 from shardlab.report.sections.scaling import share
 from shardlab.report.tables import estimate
@@ -49,18 +48,22 @@ def answer(evidence: Evidence) -> Answer:
     """Return what failed, the verdict on each link with its reason and what it does not show, and
     the strategies to paste."""
     crashed = [evidence.crash_warning] if evidence.crash_warning else []
-    found = verdicts(evidence)
-    choices = [choice for each in found for choice in (each.use, each.lossless) if choice]
-    kept = {each.name: each.strategy for each in choices if verdict(*_gain(each)[1:], 1) != "lower"}
+    answers = verdicts(evidence)
+    pays = {
+        choice.name: choice.strategy
+        for link in answers
+        for choice in (link.use, link.lossless)
+        if choice and choice.name not in link.beaten
+    }
     return Answer(
         warnings=[*crashed, *_failures(evidence.compared), *_not_raced(evidence.history)],
-        lines=[_line(each, evidence) for each in found],
+        lines=[_line(link, evidence) for link in answers],
         reasons=[
             *share(evidence.main_steps, evidence.baseline),
             _BRACKETS,
             *_rare_synchronisation(evidence),
         ],
-        snippets={name: snippet(name, strategy) for name, strategy in kept.items()},
+        snippets={name: snippet(name, strategy) for name, strategy in pays.items()},
     )
 
 
@@ -112,9 +115,8 @@ def _line(found: Verdict, evidence: Evidence) -> str:
         ending = f" Not told apart from it: {', '.join(c.name for c in found.same)}.{ending}"
     use, lossless = found.use, found.lossless
     facts = [_against(use, evidence.baseline), _loss(use), _memory(use, evidence.baseline)]
-    gain, low, high = _gain(use)
-    state = verdict(low, high, 1)
-    if state == "lower":
+    gain = _gain(use)
+    if use.name in found.beaten:
         others = found.timing["world_size"].iloc[0] - 1
         gives = "the second gives" if others == 1 else f"the other {others} give"
         longer = within(*use.ratio("alone_ratio"), 2)
@@ -122,17 +124,17 @@ def _line(found: Verdict, evidence: Evidence) -> str:
             f"{where}: train on one device: the link eats what {gives}. {_name(use)}, the fastest "
             f"that can be recommended, takes {longer} times as long for as many tokens.{ending}"
         )
-    facts.insert(1, f"{within(gain, low, high, 2)} times as fast as one device alone")
+    facts.insert(1, f"{within(*gain, 2)} times as fast as one device alone")
     advice = f"use {_name(use)}"
-    if math.isnan(gain):
+    if math.isnan(gain.ratio):
         shared = found.timing["shares_cores"].iloc[0]
         why = "the ranks share cores" if shared else "not timed in the same turns"
         facts[1] = f"not compared with one device alone ({why})"
-    elif state == "unknown":
+    elif math.isnan(gain.high):
         facts[1] += ", without an interval"
-    elif state == "same":
+    if found.alone:
         advice = f"one device alone, or {_name(use)}, which is not shown to be faster"
-    without = "" if use is lossless else f"; without any loss: {_alternative(lossless)}"
+    without = "" if use is lossless else f"; without any loss: {_alternative(found)}"
     return f"{where}: {advice}: {', '.join(filter(None, facts))}{without}.{ending}"
 
 
@@ -190,16 +192,17 @@ def _memory(choice: Choice, baseline: str) -> str:
     return f"memory per rank {signed(change, 0, ' MB')}{ends}"
 
 
-def _alternative(lossless: Choice | None) -> str:
+def _alternative(found: Verdict) -> str:
+    lossless = found.lossless
     if lossless is None:
         return "nothing was timed"
-    gain, low, high = _gain(lossless)
-    if math.isnan(gain):
+    gain = _gain(lossless)
+    if math.isnan(gain.ratio):
         return lossless.name
-    if verdict(low, high, 1) == "lower":
+    if lossless.name in found.beaten:
         longer = within(*lossless.ratio("alone_ratio"), 2)
         return f"one device alone ({lossless.name} takes {longer} times as long)"
-    return f"{lossless.name}, {within(gain, low, high, 2)} times as fast as one device alone"
+    return f"{lossless.name}, {within(*gain, 2)} times as fast as one device alone"
 
 
 def snippet(name: str, strategy: CanonicalStrategy) -> str:
@@ -207,6 +210,8 @@ def snippet(name: str, strategy: CanonicalStrategy) -> str:
     entry = yaml.safe_dump({"strategies": {name: strategy.written()}}, sort_keys=False)
     nearest = f"fully_shard, which differs in time: {strategy.engine} is of the pipeline alone"
     script = f"# in a script: {strategy.traits.in_scripts or nearest}\n"
-    if lines := strategy.attach_call():
+    if strategy.traits.residency == "streamed":
+        script += f"sliding = shardlab.SlideFSDP(model, {strategy.written()!r})\n"
+    elif lines := strategy.attach_call():
         script += f"{lines}\n"
     return f"# in params.yaml\n{entry}{script}"

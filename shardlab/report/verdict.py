@@ -1,11 +1,8 @@
 """Verdict on each link: the strategy to use, or one device alone.
 
-A strategy is recommended over another only where the interval of their steps shows that it is
-faster. Among those that intervals do not tell apart come first what is shown to be faster than one
-device, then torch's own engines, in the order of `STOCK`, before one of this project. One with
-loss needs a perplexity that was measured on as many ranks, with its whole interval within the
-tolerance. Strategies of equal numerics share their quality. On the link of its races, what the
-search holds is a candidate, too.
+The rule is that of `shardlab.choose.rank`. Strategies of equal numerics share their quality, which
+counts on as many ranks as it was measured on. On the link of its races, what the search holds is a
+candidate, too.
 """
 
 import math
@@ -15,18 +12,17 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from shardlab.choose.history import Numerics
+from shardlab.choose.rank import Option, Ranking, rank, simplicity_of
 from shardlab.report.aggregate import costs, measurements
 from shardlab.report.evidence import Evidence, is_on, last_decisions
 from shardlab.report.tables import estimate
 from shardlab.report.timings import timing_table
 from shardlab.results.interval import Ratio, enclosing, paired_ratio
-from shardlab.results.timing_record import NO_COMMUNICATION, TimedRun
+from shardlab.results.timing_result import NO_COMMUNICATION, TimingResult
 from shardlab.strategy.document import CanonicalStrategy, parse_strategy
-from shardlab.strategy.engine_traits import EngineName
 
-STOCK: tuple[EngineName, ...] = ("ddp", "fsdp2", "fsdp1")
-"""engines of torch; of strategies that are not told apart the first one in this order is named"""
 _UNKNOWN = Ratio(math.nan, math.nan, math.nan)
+_ONE_DEVICE = "one device alone"
 _ALONE = ["alone_ratio", "alone_ratio_low", "alone_ratio_high"]
 
 
@@ -65,35 +61,17 @@ class Choice:
         return enclosing(paired_ratio(*zip(*pairs, strict=True)) for pairs in shared)
 
     @property
-    def speed(self) -> float:
-        """Number that orders the strategies of a link: smaller is faster."""
-        return self.ratio("bound_ratio").ratio
-
-    @property
-    def stock_order(self) -> int:
-        """Index in `STOCK`, or its length. Torch's own collectives are part of it."""
-        engine, route = self.strategy.engine, self.strategy.gradients.route
-        is_stock = engine in STOCK and not (self.lossless and route == "exchange")
-        return STOCK.index(engine) if is_stock else len(STOCK)
-
-    @property
-    def alone_order(self) -> int:
-        """0 where it is shown to be faster than one device alone, 2 where it is shown to be slower,
-        1 where neither is, or nothing is known."""
-        alone = self.ratio("alone_ratio")
-        return 0 if alone.high < 1 else 2 if alone.low > 1 else 1
-
-    def is_shorter(self, other: "Choice") -> bool:
-        """Return whether its step is shown to be shorter."""
-        return self is not other and self.over(other).high < 1
-
-    def is_tolerated(self, tolerance: float) -> bool:
-        """Return whether the whole interval of the perplexity is within the tolerance. Without loss
-        a single seed is enough, or none."""
-        mean, _, high = estimate(self.cost, "ppl_ratio")
-        if self.lossless and math.isnan(high):
-            return math.isnan(mean) or mean <= 1 + tolerance
-        return bool(high <= 1 + tolerance)
+    def option(self) -> Option:
+        """What is ranked; its step is over one without communication."""
+        perplexity = Ratio(*estimate(self.cost, "ppl_ratio"))
+        return Option(
+            self.name,
+            self.ratio("bound_ratio"),
+            devices=self.rows[0]["world_size"],
+            lossless=self.lossless,
+            perplexity=None if math.isnan(perplexity.ratio) else perplexity,
+            simplicity=simplicity_of(self.strategy),
+        )
 
 
 @dataclass(frozen=True)
@@ -102,15 +80,18 @@ class Verdict:
 
     timing: pd.DataFrame
     """rows of `timing_table`"""
+    alone: bool
+    """whether one device alone comes before `use`"""
+    beaten: frozenset[str]
+    """names of those than which one device alone is shown to be faster"""
     use: Choice | None
-    """what may be recommended, and nothing of that is shown to be faster"""
+    """the best on several devices; None where none may be used"""
     lossless: Choice | None
     """likewise without loss"""
     same: list[Choice]
-    """those that may be recommended as well and are not told apart from `use`; without loss if it
-    is"""
+    """those that may be used as well and are not told apart from `use`; without loss if it is"""
     refused: list[Choice]
-    """those that are shown to be faster and may not be recommended"""
+    """those that are shown to be faster and may not be used"""
     sync_ratio: float
     """seconds of synchronisation for each of computation: the step of stock DDP over steps without
     communication, minus 1; NaN where it was not timed"""
@@ -125,37 +106,47 @@ def verdicts(evidence: Evidence) -> list[Verdict]:
 
 
 def _verdict(timing: pd.DataFrame, choices: list[Choice], tolerance: float) -> Verdict:
-    ordered = sorted(choices, key=lambda choice: choice.speed)
-    tolerated = [choice for choice in ordered if choice.is_tolerated(tolerance)]
-    free = [choice for choice in tolerated if choice.lossless]
-    lossless = _preferred(free)
-    lossy = [choice for choice in tolerated if not choice.lossless]
-    use = _preferred([c for c in lossy if lossless is None or c.is_shorter(lossless)]) or lossless
-    refused = [choice for choice in ordered if choice not in tolerated]
+    by_name = {choice.name: choice for choice in choices}
+    ranking = _ranking(by_name, tolerance)
+    usable = [by_name[str(name)] for name in ranking.names if name != _ONE_DEVICE]
+    use = next(iter(usable), None)
+    alone = next((r.option for r in ranking.order if r.option.name == _ONE_DEVICE), None)
+    same, refused = [], [by_name[str(ranked.option.name)] for ranked in ranking.apart]
+    if use is not None:
+        names = {option.name for option in ranking.same_as(use.option)}
+        same = [c for c in usable if c.name in names and (c.lossless or not use.lossless)]
+        refused = [c for c in refused if ranking.precedes(c.option, use.option)]
     return Verdict(
         timing,
-        use,
-        lossless,
-        same=[c for c in (free if use is lossless else tolerated) if use and _is_same(use, c)],
-        refused=[c for c in refused if use is None or c.is_shorter(use)],
+        alone=alone is not None and alone == ranking.first,
+        beaten=frozenset(c.name for c in usable if alone and ranking.precedes(alone, c.option)),
+        use=use,
+        lossless=next((choice for choice in usable if choice.lossless), None),
+        same=same,
+        refused=refused,
         sync_ratio=_sync_ratio(choices),
     )
 
 
-def _preferred(choices: Sequence[Choice]) -> Choice | None:
-    """Return one that no other is shown to be faster than; of several one that beats one device,
-    then the first in the order of `STOCK`."""
-    best = [one for one in choices if not any(other.is_shorter(one) for other in choices)]
+def _ranking(choices: Mapping[str, Choice], tolerance: float) -> Ranking:
+    """Rank the strategies of a link by their paired steps, with one device alone."""
 
-    def order(choice: Choice) -> tuple[int, int, float]:
-        return choice.alone_order, choice.stock_order, choice.speed
+    def compare(one: Option, other: Option) -> Ratio:
+        if one.name == _ONE_DEVICE:
+            return compare(other, one).inverse
+        choice = choices[str(one.name)]
+        if other.name == _ONE_DEVICE:
+            return choice.ratio("alone_ratio")
+        return choice.over(choices[str(other.name)])
 
-    return min(best, key=order, default=None)
-
-
-def _is_same(one: Choice, other: Choice) -> bool:
-    _, low, high = one.over(other)
-    return one is not other and low <= 1 <= high
+    # how long one device takes for as many tokens, over the same reference
+    alone = [
+        Option(_ONE_DEVICE, choice.ratio("bound_ratio").times(over.inverse))
+        for choice in choices.values()
+        if not math.isnan((over := choice.ratio("alone_ratio")).ratio)
+    ][:1]
+    options = [choice.option for choice in choices.values()]
+    return rank(options, alone, tolerance, compare=compare)
 
 
 def _sync_ratio(choices: Sequence[Choice]) -> float:
@@ -209,7 +200,10 @@ class _Candidates:
         return [*choices.values()]
 
     def _choice(
-        self, name: str, strategy: CanonicalStrategy, timed: Sequence[tuple[pd.Series, TimedRun]]
+        self,
+        name: str,
+        strategy: CanonicalStrategy,
+        timed: Sequence[tuple[pd.Series, TimingResult]],
     ) -> Choice:
         numerics, key = Numerics.of(strategy), strategy.hash()
         coded = numerics.gradients or numerics.weights or numerics.sync
@@ -224,7 +218,7 @@ class _Candidates:
         rows, steps = [row for row, _ in timed], {r.timing: r.measured_ms() for _, r in timed}
         return Choice(name, strategy, rows, steps, bool(lossless), cost)
 
-    def _raced(self, timing: pd.DataFrame) -> dict[str, list[tuple[pd.Series, TimedRun]]]:
+    def _raced(self, timing: pd.DataFrame) -> dict[str, list[tuple[pd.Series, TimingResult]]]:
         """Return what each race on the ranks and the link of a timing has of a strategy, by hash.
 
         Races do not time one device. Its ratio to the no-communication bound is taken from the
@@ -232,9 +226,9 @@ class _Candidates:
         """
         size, link = timing[["world_size", "link"]].iloc[0]
         bound = timing[timing["run"] == NO_COMMUNICATION]
-        raced: dict[str, list[tuple[pd.Series, TimedRun]]] = {}
-        for race in self._evidence.history.races:
-            runs = [run for run in race.runs if is_on(run, size, link)]
+        raced: dict[str, list[tuple[pd.Series, TimingResult]]] = {}
+        for race in self._evidence.history.races.values():
+            runs = [run for run in race if is_on(run, size, link)]
             if not runs:
                 continue
             rows = timing_table(runs, self._base.hash()).set_index("run", drop=False)

@@ -16,26 +16,28 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.islands.curves import Curve, LinkTimes, Row
-from benchmarks.islands.families import FAMILIES, fastest, rows_of
+from benchmarks.islands.families import FAMILIES, Comparison, rows_of
 from benchmarks.islands.methods import METHODS
 from benchmarks.islands.timing import LINKS
 from benchmarks.judge import question_of
 from shardlab.choose.decision import conclude
 from shardlab.choose.history import History, initial_history
+from shardlab.choose.incumbent import best_measured
 from shardlab.choose.judge import Question, choose_by_rules
+from shardlab.choose.probe_answer import STOCK, rank_replicas, replicas_of
 from shardlab.choose.records import Proposal, Trial
 from shardlab.cli import main
 from shardlab.config.parameters import Parameters
 from shardlab.config.schema import turns
-from shardlab.predict.lookup import STOCK, advise, lookup_table
 from shardlab.report.aggregate import verdict
 from shardlab.report.answer import answer
 from shardlab.report.evidence import Evidence
 from shardlab.report.timings import location
 from shardlab.report.verdict import Choice, verdicts
-from shardlab.results.run_record import Record, read_records
-from shardlab.results.timing_record import read_all
-from shardlab.strategy.document import parse_strategy
+from shardlab.results.files import read_results, read_timings
+from shardlab.results.result import only
+from shardlab.results.timing_result import TimingResult
+from shardlab.results.train_result import TrainResult
 from tests.evidence_factory import make_evidence
 
 Answer = dict[str, Any]
@@ -103,7 +105,7 @@ def rounds() -> Answer:
         for number in params("rounds"):
             agent, proposal = params.agent_of(number), _proposal(results, number)
             limits = agent.quality_tolerance, proposal.memory_limit_bytes, proposal.peaks
-            fastest_before = history.fastest(*limits).hash
+            fastest_before = best_measured(history, *limits).hash
             trial = Trial.from_file(results / "rounds" / number / "trial.json", "restore it")
             history = conclude(history, proposal, trial, agent)
             decision = history.rounds[-1]
@@ -141,14 +143,14 @@ def islands() -> Answer:
     rows = rows_of({name: Curve(name) for name in METHODS if METHODS[name].world_size <= 2})
     rows, answers = [row for row in rows if all(link.has(row) for link in links)], {}
     for link in links:
-        best = fastest(rows, METHODS, link)
+        comparison = Comparison(rows, link)
+        best = comparison.first(METHODS)
         assert best is not None, "stock torch reaches its own loss"
-        slower = [row for row in rows if row != best]
         answers[link.name] = {
             "synchronisation / computation": link.ratio,
             "first": best.title,
-            "gain over the best of each kind": _gains(rows, best, link),
-            "not told apart": [row.title for row in slower if not link.gain(best, row).low > 1],
+            "gain over the best of each kind": _gains(comparison, best, link),
+            "not told apart": [row.title for row in comparison.same_as(best)],
             "seconds to the loss": {row.title: link.seconds(row) for row in rows},
         }
     return answers
@@ -173,15 +175,22 @@ def plans() -> Answer:
 
 
 def probed() -> Answer:
-    """What does the probe advise, by synchronisation / computation of a stock all-reduce?"""
+    """What does the probe advise two replicas, by synchronisation / computation of a stock
+    all-reduce?"""
     answers = {}
-    for replicas in ("each rank", "two nodes"):
-        table = lookup_table(nodes=2 if replicas == "two nodes" else 1)
-        answers[replicas] = {
-            f"{ratio:g}": [row.use, parse_strategy(row.document).hash()]
-            for ratio in (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
-            for row in [advise({codec: ratio * part for codec, part in _BYTES.items()}, table)]
-        }
+    for replicas, nodes in {"each rank": 1, "two nodes": 2}.items():
+        answers[replicas] = {}
+        for ratio in (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0):
+            coded = {codec: ratio * part for codec, part in _BYTES.items()}
+            offers = replicas_of(coded, nodes)
+            hashes = {offer.name: offer.strategy.hash() for offer in offers}
+            ranking = rank_replicas(offers, 2)
+            first, apart = ranking.order[0].option.name, ranking.apart[0]
+            answers[replicas][f"{ratio:g}"] = {
+                "without loss": [first, hashes.get(str(first))],
+                "changes training": [apart.option.name, hashes[str(apart.option.name)]],
+                "its break-even": apart.break_even and apart.break_even.ratio,
+            }
     return answers
 
 
@@ -213,10 +222,10 @@ def _evidence(experiment: Experiment) -> Evidence:
     baseline, comparison, timings = params("baseline", "comparison", "timings")
     last = [*params("rounds")][-1]
     return make_evidence(
-        [r for r in read_records(results / "results.jsonl") if isinstance(r, Record)],
+        only(read_results(results / "results.jsonl", "restore it"), TrainResult),
         baseline,
         history=History.from_file(results / "rounds" / last / "history.json", "restore it"),
-        timed=read_all(results / "timings", timings),
+        timed=only(read_timings(results / "timings", timings), TimingResult),
         turns=turns(timings),
         comparison=comparison,
         tolerance=params.agent_of(last).quality_tolerance,
@@ -244,8 +253,8 @@ def _choice_by_rules(question: Question) -> str | None:
 
 def _first_history(params: Parameters, results: Path) -> History:
     """Return what the first round of an experiment starts from."""
-    records = read_records(results / "results.jsonl")
-    timed = read_all(results / "timings", params("timings"))
+    records = read_results(results / "results.jsonl", "restore it")
+    timed = only(read_timings(results / "timings", params("timings")), TimingResult)
     return initial_history(records, timed, params("agent"), params("train"))
 
 
@@ -253,8 +262,8 @@ def _proposal(results: Path, number: str) -> Proposal:
     return Proposal.from_file(results / "rounds" / number / "proposal.json", "restore it")
 
 
-def _gains(rows: list[Row], best: Row, link: LinkTimes) -> Answer:
-    firsts = {family: fastest(rows, names, link) for family, names in FAMILIES.items()}
+def _gains(comparison: Comparison, best: Row, link: LinkTimes) -> Answer:
+    firsts = {family: comparison.first(names) for family, names in FAMILIES.items()}
     return {
         family: [row.title, *link.gain(best, row)]
         for family, row in firsts.items()

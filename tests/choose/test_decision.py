@@ -1,5 +1,6 @@
 """What a round decides: the fastest arm that was shown to be faster, and as good, is held."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -8,9 +9,11 @@ from hypothesis import strategies as st
 
 from shardlab.choose.decision import conclude, train_promising
 from shardlab.choose.history import History
-from shardlab.choose.records import Candidate, Decision, Measured, Outcome
+from shardlab.choose.incumbent import best_measured
+from shardlab.choose.records import Candidate, Decision, Outcome
 from shardlab.core.errors import UserError
-from shardlab.results.run_record import Record
+from shardlab.results.result import Failure
+from shardlab.results.train_result import TrainResult
 from shardlab.strategy.document import Strategy, parse_strategy
 from tests.choose.searches import (
     AGENT,
@@ -26,7 +29,7 @@ from tests.choose.searches import (
     trained,
     trial_of,
 )
-from tests.record_factory import make_record
+from tests.record_factory import trial_run
 
 HISTORY = begin(["fsdp2", "ddp", "ddp-int8"])
 
@@ -37,12 +40,10 @@ INT8 = {"codec": "int8:group=128"}
 BOTH_INT8 = parse_strategy({"gradients": INT8, "weights": INT8})
 
 
-def trained_with_peaks(strategy: Strategy, *peaks: int) -> Measured:
+def trained_with_peaks(strategy: Strategy, *peaks: int) -> list[TrainResult]:
     """Training runs of a strategy, whose seeds have these peaks of memory."""
-    row = trained(strategy)
-    pairs = zip(row.trained, peaks, strict=True)
-    runs = [run.model_copy(update={"memory_peak_bytes": peak}) for run, peak in pairs]
-    return row.model_copy(update={"trained": runs})
+    pairs = zip(trained(strategy), peaks, strict=True)
+    return [run.model_copy(update={"memory_peak_bytes": peak}) for run, peak in pairs]
 
 
 def key(strategy: Strategy) -> str:
@@ -51,7 +52,7 @@ def key(strategy: Strategy) -> str:
 
 def after(
     figures: dict[Strategy, float | Outcome],
-    *runs: Measured,
+    *runs: Sequence[TrainResult | Failure],
     history: History = HISTORY,
     fits: bool = True,
     **how: Any,
@@ -72,15 +73,28 @@ def test_the_fastest_is_held_that_is_shown_to_be_faster_as_good_and_small_enough
 ):
     runs = trained(INT4_KEPT, quality, memory_peak_bytes=peak)
     history = after({DDP: ddp, INT4_KEPT: other}, runs)
-    found = {each.hash: each for each in history.rounds[-1].compared}
+    steps = {arm.hash: arm.step for arm in history.rounds[-1].compared}
     fast = {
-        strategy.hash(): found[strategy.hash()].step.ratio
+        strategy.hash(): steps[strategy.hash()].ratio
         for strategy, good in ((DDP, True), (INT4_KEPT, quality <= 1.03 and peak <= LIMIT))
-        if good and found[strategy.hash()].step.high < 1
+        if good and steps[strategy.hash()].high < 1
     }
-    assert history.incumbent == min(fast, key=lambda each: fast[each], default=FSDP2.hash())
+    least = min(fast.values(), default=1.0)
+    # of those that the race does not tell apart the one without loss is held
+    close = {key for key, ratio in fast.items() if ratio <= 1.1 * least}
+    assert history.incumbent in (close or {FSDP2.hash()})
     assert history.rounds[-1].decision == ("accept" if fast else "reject")
-    assert {each.hash for each in found.values() if not each.objections} == {*fast}
+    shown = {arm.hash for arm in history.rounds[-1].compared if not arm.objections}
+    assert shown == {*fast}
+
+
+def test_of_those_that_the_race_does_not_tell_apart_the_one_without_loss_is_held():
+    last_round = last({DDP: 0.5, INT4_KEPT: 0.5}, trained(INT4_KEPT))
+    assert last_round.held == DDP.hash()
+    assert last_round.reason.endswith(
+        "; not told apart from " + INT4_KEPT.canonical().label() + ", but has no loss"
+    )
+    assert last({DDP: 0.5, INT4_KEPT: 0.4}, trained(INT4_KEPT)).held == INT4_KEPT.hash()
 
 
 @pytest.mark.parametrize(
@@ -92,19 +106,19 @@ def test_the_fastest_is_held_that_is_shown_to_be_faster_as_good_and_small_enough
         ({INT4_KEPT: 0.5}, [], {}, "its perplexity was not measured"),
         # no codec of gradients, as the start
         ({RARE: 0.1}, [], {}, "its perplexity was not measured"),
-        ({RARE: 0.1}, [trained(RARE, 1.05)], {}, "perplexity is above 1.030 times the start's"),
+        ({RARE: 0.1}, [trained(RARE, 1.05)], {}, "perplexity is above 1.030 times the base"),
         (
             {INT4_KEPT: 0.5},
             [trained(INT4_KEPT, 1.05)],
             {},
-            "1.030 times the start's (seeds trained: 2)",
+            "1.030 times the baseline's (seeds trained: 2)",
         ),
         ({INT4_KEPT: 0.5}, [trained(INT4_KEPT, memory_peak_bytes=2 * LIMIT)], {}, "above 4000 MB"),
         (
             {INT4_KEPT: 0.5},
-            [failed(INT4_KEPT, "diverged", "seed 1: step 7")],
+            [failed(INT4_KEPT, "diverged", "step 7")],
             {},
-            "its trial ended with outcome diverged: seed 1: step 7",
+            "its trial ended with outcome diverged: seed 0: step 7",
         ),
         # in one seed of two
         (
@@ -127,7 +141,9 @@ def test_what_is_not_held_has_a_reason(figures, runs, how, reason):
 
 def test_losses_count_where_an_arm_computes_what_the_start_does():
     before = after({KEPT: 0.5, DDP: 0.8}, losses=7.9)
-    assert before.fastest(0.03, LIMIT, {}).hash == FSDP2.hash(), "no later choice holds it either"
+    assert best_measured(before, 0.03, LIMIT, {}).hash == FSDP2.hash(), (
+        "no later choice holds it either"
+    )
     assert last({DDP_INT8: 0.5}, losses=7.9).decision == "accept"
 
 
@@ -166,13 +182,13 @@ def test_what_may_be_held_is_trained_until_one_is_good_enough(steps, fits, quali
     proposal = proposal_of(HISTORY, *arms).model_copy(update={"fits": fits})
     race = trial_of(proposal, **{key(arm): step for arm, step in arms.items()}).race
 
-    def measure(arm: Candidate, seed: int, left_s: float) -> Record:
-        start = make_record("fsdp2", seed)
-        return start.model_copy(update={"val_ppl": quality * start.val_ppl})
+    def measure(arm: Candidate, seed: int, left_s: float) -> TrainResult:
+        run = trial_run(arm.strategy, seed)
+        return run.model_copy(update={"val_ppl": quality * run.val_ppl})
 
-    rows = train_promising(race, proposal, AGENT, [0, 1], measure)
-    assert [row.hash for row in rows] == [arm.hash() for arm in expected]
-    assert all([run.seed for run in row.trained] == [0, 1] for row in rows)
+    results = train_promising(race, proposal, AGENT, [0, 1], measure)
+    runs = [(arm.hash(), seed) for arm in expected for seed in (0, 1)]
+    assert [(result.run, result.seed) for result in results] == runs
 
 
 def test_quality_is_compared_with_the_start_and_steps_with_the_incumbent():
@@ -189,7 +205,7 @@ def test_steps_of_all_arms_are_known_afterwards_over_those_of_the_start():
         steps = history.measured[strategy.hash()].steps[-1]
         assert (steps.source, steps.repetitions) == ("round 2", 40)
         assert steps.ratio == pytest.approx(ratio, rel=0.02)
-    assert [race.name for race in history.races] == ["round-1", "round-2"]
+    assert [*history.races] == ["round-1", "round-2"]
 
 
 def test_the_best_that_is_known_and_fits_takes_the_place_of_an_incumbent_that_fails():

@@ -29,23 +29,25 @@ def offer(number: int, step: tuple[float, ...] = (), quality: float | None = 1.0
     return made.model_copy(update={"prediction": made.prediction.model_copy(update=figures)})
 
 
-SURE, RISKY = offer(0, (30, 31, 32)), offer(1, (20, 30, 41))
+FAST, RISKY = offer(0, (30, 31, 32)), offer(1, (20, 30, 41))
 UNTRAINED, UNTIMED = offer(2, (24, 25, 26), quality=None), offer(3)
 POSSIBLE, SLOW = offer(4, (39, 41, 43)), offer(5, (50, 55, 60))
+NO_GAIN = offer(6, (37, 38, 39), quality=None)
 
 
-@given(st.permutations([SURE, RISKY, UNTRAINED, UNTIMED, POSSIBLE, SLOW]), st.integers(1, 6))
+@given(
+    st.permutations([FAST, RISKY, UNTRAINED, UNTIMED, POSSIBLE, SLOW, NO_GAIN]), st.integers(1, 7)
+)
 def test_the_first_kind_that_there_is_decides_whatever_the_order(candidates, count):
     offered = candidates[:count]
-    ranked = [SURE, RISKY, UNTRAINED, UNTIMED, POSSIBLE]
+    ranked = [RISKY, FAST, UNTRAINED, UNTIMED, POSSIBLE]
     wanted = next((option.id for option in ranked if option in offered), None)
     assert choose_by_rules(ask(*offered)).choice == wanted
 
 
 def test_reasons_cite_the_prediction():
-    assert choose_by_rules(ask(SURE, RISKY)).reason == (
-        "ddp, none, bucket_mb=1.0: the lowest upper end of a predicted step, 32.0 ms (31.0 ms "
-        "expected, and 40.0 ms for the incumbent)"
+    assert choose_by_rules(ask(FAST, SLOW)).reason == (
+        "ddp, none, bucket_mb=1.0: a step of 31.0 ms is predicted, 40.0 ms for the incumbent"
     )
     assert UNTRAINED.prediction.note in choose_by_rules(ask(UNTRAINED)).reason
     # an incumbent without prediction is no limit

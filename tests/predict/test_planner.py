@@ -18,11 +18,10 @@ from shardlab.predict.devices import (
     efficiency,
     inside_rate,
 )
+from shardlab.predict.offers import Candidate, candidates
 from shardlab.predict.planner import (
     UTILISATIONS,
-    Candidate,
     Job,
-    candidates,
     compute_s,
     fits,
     link_rates,

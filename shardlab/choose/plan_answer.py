@@ -1,20 +1,27 @@
-"""Choice among predicted strategies, and a plan as text for a terminal."""
+"""A plan: strategies with predicted steps, ranked by the rule that chooses, as text for a
+terminal."""
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from textwrap import TextWrapper
 
+from shardlab.choose.rank import MARGIN, Option, Ranking, rank
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
 from shardlab.core.numbers import number, rough
 from shardlab.predict.planner import USABLE, Job, Outcome, fits_on, outcomes
+from shardlab.results.interval import Ratio
 
 _TEXT = TextWrapper(width=100, break_on_hyphens=False)
 _DAY = 86_400
-_GAIN = 1.1
-"""speed of what changes training over the best that does not, from which on it is named"""
-_ENOUGH = 0.95
-"""share of the highest speed that is enough to be named, for what changes training less"""
+_NAME = 27
+"""characters of a name in the table"""
 _MOST_NODES = 4096
+_LEGEND = (
+    "device GB: states+activations+window; checkp.: checkpointing /micro-batches; even: sooner at "
+    "a loss where it needs fewer than so many times as many tokens; %: computation in the step; "
+    "link: Gbit/s of a node where that is 50/75/90 %; *: changes training, and is in no ranking"
+)
 _TRIED = (
     "Validated: 2 CPU ranks on emulated links, and public GPU runs without codecs on fast links. "
     "Not validated: our engines and codecs on GPUs, slow real networks. docs/how-to/plan.md has "
@@ -47,26 +54,19 @@ class Plan(Document):
     strategies: list[Outcome]
     """on all devices"""
     one_node: Outcome | None
-    """fastest without loss on one node alone; null: nothing fits, or there is one node"""
+    """the best without loss on one node alone; null: nothing fits, or there is one node"""
     one_device: Outcome | None
     """likewise on one device"""
     best: list[Cost]
-    """fastest without loss, on fewer devices where more are not faster; then the first that changes
-    training and is about as fast as the fastest of all, where that is faster"""
-
-
-def _speed(outcome: Outcome) -> float:
-    return outcome.tokens_per_s.middle
-
-
-def _fastest(predicted: Iterable[Outcome]) -> Outcome | None:
-    """Return the fastest that fits, with states in host memory only where no other does."""
-    fitting = (each for each in predicted if each.fits)
-    return max(fitting, key=lambda each: (not each.host, _speed(each)), default=None)
+    """the best without loss, then the best that changes training, where its break-even is above the
+    margin of the rule"""
+    break_even: dict[str, float]
+    """by strategy that changes training: how many times as many tokens to a loss it may need and
+    still be there as soon as anything without loss"""
 
 
 def make_plan(job: Job, model: str, setup: str, tokens: int, goal: float, price: float) -> Plan:
-    """Predict all strategies and choose among them.
+    """Predict all strategies and rank them.
 
     Args:
         model, setup: in words.
@@ -77,33 +77,78 @@ def make_plan(job: Job, model: str, setup: str, tokens: int, goal: float, price:
     Raises:
         UserError: nothing fits.
     """
-    found = outcomes(job, tokens)
-    lossless, fastest = _fastest(each for each in found if not each.lossy), _fastest(found)
-    if lossless is None or fastest is None:
-        raise UserError(_what_fits(job, found, model))
-    per_node, one_node, one_device = job.cluster.ranks_per_node, None, None
+    planned = outcomes(job, tokens)
+    if not any(outcome.fits for outcome in planned if not outcome.lossy):
+        raise UserError(_what_fits(job, planned, model))
+    per_node, alone, options = job.cluster.ranks_per_node, [], _offered(planned)
     if job.nodes > 1 and per_node > 1:
-        one_node = _fastest(outcomes(job.alone(per_node), tokens, lossy=False))
+        alone += _offered(outcomes(job.alone(per_node), tokens, lossy=False))
     if job.world_size > 1:
-        one_device = _fastest(outcomes(job.alone(1), tokens, lossy=False))
-    alone = [each for each in (one_node, one_device) if each is not None]
-    # fewer devices where more are not faster
-    best = max((*alone[::-1], lossless), key=_speed)
-    # those that change training least come first
-    enough = [each for each in found if each.fits and _speed(each) >= _ENOUGH * _speed(fastest)]
-    milder = next((each for each in enough if each.lossy), fastest)
-    chosen = [best] if _speed(milder) < _GAIN * _speed(best) else [best, milder]
+        alone += _offered(outcomes(job.alone(1), tokens, lossy=False))
+    else:
+        alone, options = options, []
+    by_name = {_title(outcome): outcome for outcome in (*options, *alone)}
+    several, one = ([_option(o, planned) for o in some] for some in (options, alone))
+    ranking = rank(several, one, tolerance=0.0)
+    order = [by_name[str(ranked.option.name)] for ranked in ranking.order]
+    one_node, one_device = (
+        next((o for o in order if o.devices == devices), None) if devices < job.world_size else None
+        for devices in (per_node if job.nodes > 1 and per_node > 1 else job.world_size, 1)
+    )
+    lossless = next(outcome for outcome in order if outcome.devices == job.world_size)
+    even = {
+        by_name[str(r.option.name)].name: r.break_even.ratio for r in ranking.apart if r.break_even
+    }
+    chosen = [order[0], *(by_name[_name] for _name in _gaining(ranking))][:2]
     return Plan(
-        answer=_answer(chosen, lossless, alone),
+        answer=_answer(chosen, lossless, [o for o in (one_node, one_device) if o], ranking, even),
         model=model,
         parameters=job.parameters,
         flops_per_token=job.flops / tokens,
         setup=setup,
-        strategies=found,
+        strategies=planned,
         one_node=one_node,
         one_device=one_device,
-        best=[_cost(each, goal, price) for each in chosen],
+        best=[_cost(outcome, goal, price) for outcome in chosen],
+        break_even=even,
     )
+
+
+def _speed(outcome: Outcome) -> float:
+    return outcome.tokens_per_s.middle
+
+
+def _title(outcome: Outcome) -> str:
+    return f"{outcome.name} on {outcome.devices}"
+
+
+def _offered(predicted: Iterable[Outcome]) -> list[Outcome]:
+    """Return the outcomes that fit, with states in host memory only where nothing else without loss
+    does: how much of it a node has is often unknown."""
+    fitting = [outcome for outcome in predicted if outcome.fits]
+    lean = [outcome for outcome in fitting if not outcome.host]
+    return lean if any(not outcome.lossy for outcome in lean) else fitting
+
+
+def _option(outcome: Outcome, planned: Sequence[Outcome]) -> Option:
+    """Return an outcome as an option: the time of a token, without an interval, since what is
+    assumed of devices and links is the same for all strategies."""
+    names = [other.name for other in planned]
+    return Option(
+        _title(outcome),
+        Ratio(1 / _speed(outcome), math.nan, math.nan),
+        devices=outcome.devices,
+        measured=False,
+        lossless=not outcome.lossy,
+        # those that change training least come first
+        simplicity=names.index(outcome.name) if outcome.name in names else 0,
+    )
+
+
+def _gaining(ranking: Ranking) -> list[str]:
+    """Return what changes training and may need more steps to a loss, the best first."""
+    gaining = (r for r in ranking.apart if r.break_even and r.break_even.ratio > 1 + MARGIN)
+    return [str(ranked.option.name) for ranked in gaining]
 
 
 def _what_fits(job: Job, found: Iterable[Outcome], model: str) -> str:
@@ -130,8 +175,14 @@ def _where(outcome: Outcome) -> str:
     return "one device" if outcome.devices == 1 else "one node"
 
 
-def _answer(chosen: Sequence[Outcome], lossless: Outcome, alone: Sequence[Outcome]) -> str:
-    best, others = chosen[0], chosen[1:]
+def _answer(
+    chosen: Sequence[Outcome],
+    lossless: Outcome,
+    alone: Sequence[Outcome],
+    ranking: Ranking,
+    break_even: Mapping[str, float],
+) -> str:
+    best, lossy = chosen[0], chosen[1:]
     where = "" if best is lossless else f" on {_where(best)} alone"
     text = f"Use {best.name}{where}: {_seconds(best)}, {100 * best.utilisation:.0f} % of it "
     text += "computing"
@@ -139,12 +190,17 @@ def _answer(chosen: Sequence[Outcome], lossless: Outcome, alone: Sequence[Outcom
         ratio = _speed(lossless) / _speed(best)
         text += f"; all {lossless.devices} devices without loss reach {rough(ratio)} x its tokens/s"
     else:
-        gains = (f", {rough(_speed(best) / _speed(each))} x {_where(each)} alone" for each in alone)
+        gains = (f", {rough(_speed(best) / _speed(one))} x {_where(one)} alone" for one in alone)
         text += "".join(gains)
-    if not others:
+    assert ranking.first is not None, "something fits"
+    if same := ranking.same_as(ranking.first):
+        text += f"; not told apart from it: {', '.join(str(option.name) for option in same)}"
+    if not lossy:
         return f"{text}; nothing that changes training is faster."
-    gain = _speed(others[0]) / _speed(best)
-    return f"{text}; {others[0].name}, which changes training, is {rough(gain)} x as fast."
+    return (
+        f"{text}; {lossy[0].name}, which changes training, is sooner at a loss if it needs fewer "
+        f"than {rough(break_even[lossy[0].name])} x as many tokens."
+    )
 
 
 def _cost(best: Outcome, goal: float, price: float) -> Cost:
@@ -172,21 +228,22 @@ def _between(ends: tuple[float, float]) -> str:
     return f"{number(ends[0])} to {number(ends[1])}"
 
 
-def _row(each: Outcome, scale: float) -> str:
+def _row(each: Outcome, scale: float, break_even: float | None) -> str:
     """Return a line of the table: bytes in GB, rates in Gbit/s, times `scale` times the seconds."""
     parts = "+".join(f"{n / 1e9:.0f}" for n in (each.states, each.activations, each.window))
     mode = {"selective": "sel."}.get(each.checkpointing, each.checkpointing)
     mode += f" /{each.micro_batches}" if each.micro_batches > 1 else ""
-    row = f"{each.name + '*' * each.lossy:27} {parts:>10} {each.host / 1e9:4.0f} {mode:8}"
+    name = each.name + "*" * each.lossy
+    # longer names have a line of their own
+    title = f"{name:{_NAME}}" if len(name) <= _NAME else f"{name}\n{'':{_NAME}}"
+    row = f"{title} {parts:>10} {each.host / 1e9:4.0f} {mode:8}"
     if not each.fits:
         return f"{row} does not fit"
     middle, low, high = (scale * s for s in (each.step_s.middle, each.step_s.low, each.step_s.high))
     rates = "/".join("-" if r is None else rough(r / 1e9) for r in each.link_rates.values())
-    step, exposed = (
-        f"{middle:.3g} ({rough(low)}-{rough(high)})",
-        rough(scale * each.exposed_s),
-    )
-    return f"{row} {step:>18} {exposed:>6} {100 * each.utilisation:3.0f} {rates}".rstrip()
+    step = f"{middle:.3g} ({rough(low)}-{rough(high)})"
+    even = "" if break_even is None else rough(break_even)
+    return f"{row} {step:>18} {even:>6} {100 * each.utilisation:3.0f} {rates}".rstrip()
 
 
 def lines(plan: Plan) -> list[str]:
@@ -199,11 +256,9 @@ def lines(plan: Plan) -> list[str]:
         "",
         *_TEXT.wrap(plan.setup),
         "",
-        f"{'':27} {'device GB':>10} host checkp.  {step:>18} expos.   % link",
-        *(_row(each, scale) for each in plan.strategies),
-        "device GB: states+activations+window; checkp.: checkpointing /micro-batches; expos.: step",
-        "beyond computation; %: computation in it; link: Gbit/s of a node where that is 50/75/90 %",
-        "*: changes training; how many more steps it needs to a loss is in no ranking",
+        f"{'':{_NAME}} {'device GB':>10} host checkp.  {step:>18}   even   % link",
+        *(_row(each, scale, plan.break_even.get(each.name)) for each in plan.strategies),
+        *_TEXT.wrap(_LEGEND),
     ]
     for alone in (plan.one_node, plan.one_device):
         if alone is not None:

@@ -9,14 +9,17 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shardlab.choose.plan_answer import lines, make_plan
 from shardlab.config.machine import bits_per_second
 from shardlab.config.model_and_data import GPT2_VOCABULARY, PRESETS, Model, Vocabulary
+from shardlab.config.parameters import asked_strategies
 from shardlab.config.schema import Train
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError, nearest
 from shardlab.core.numbers import number
+from shardlab.core.progress import say
 from shardlab.models.shapes import PUBLISHED, DecoderShapes, read_decoder
-from shardlab.predict.answer import lines, make_plan
+from shardlab.predict.asked import asked_candidate
 from shardlab.predict.devices import (
     DEVICES,
     Device,
@@ -25,6 +28,7 @@ from shardlab.predict.devices import (
     efficiency,
     inside_rate,
 )
+from shardlab.predict.offers import Candidate
 from shardlab.predict.planner import RARE_HOST, Job, Shapes
 
 
@@ -179,8 +183,26 @@ def _job(options: Namespace, facts: _Facts) -> tuple[Job, str]:
         checkpointing=options.activation_checkpointing,
         host_bytes=options.host_memory * 1e9,
         rare_host_bytes=rare,
+        asked=_asked(options, dtype),
     )
     return job, _setup(options, facts, job, name, inside)
+
+
+def _asked(options: Namespace, dtype: str) -> tuple[Candidate, ...]:
+    """Return the strategies of the user; of all in a file those that a plan can predict."""
+    nodes, per_node = options.nodes
+    asked = asked_strategies(options.strategies, options.params)
+    candidates = []
+    for name, strategy in asked.items():
+        try:
+            candidates.append(
+                asked_candidate(name, strategy, dtype, nodes * per_node, options.batch_size)
+            )
+        except UserError as error:
+            if options.strategies != ["all"]:
+                raise
+            say(f"plan: without {error}")
+    return tuple(candidates)
 
 
 def _setup(options: Namespace, facts: _Facts, job: Job, name: str, inside: float) -> str:
