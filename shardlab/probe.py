@@ -202,8 +202,8 @@ def _build(workload: Workload, device: torch.device) -> "BuiltModel":
     Raises:
         UserError: there is no such model, or it does not fit into memory.
     """
-    from shardlab.engines.step_space import free_bytes
     from shardlab.models.build import build_model
+    from shardlab.train.step_space import free_bytes
 
     name, vocabulary = workload.model, workload.vocabulary
     preset = name in PRESETS

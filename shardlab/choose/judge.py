@@ -51,7 +51,7 @@ class Question:
     evidence: str
     """the facts, in words"""
     incumbent_ms: float | None
-    """predicted step of what is held; None: it cannot be predicted"""
+    """predicted step of what is held; None: it cannot be predicted, or does not fit in memory"""
     candidates: list[Candidate]
 
 

@@ -18,6 +18,7 @@ from shardlab.choose.evidence import describe
 from shardlab.choose.facts import Facts
 from shardlab.choose.history import History, Quality, reason_to_stop
 from shardlab.choose.judge import Judge, Question
+from shardlab.choose.rank import MARGIN
 from shardlab.choose.records import (
     Candidate,
     Prediction,
@@ -35,7 +36,7 @@ from shardlab.core.errors import UserError
 from shardlab.predict.machine import fit_machine
 from shardlab.predict.model import Estimate, Workload, fit_model, strategy_of, unpredictable
 from shardlab.results.calibration_record import Calibration
-from shardlab.results.timing_record import TimedRun
+from shardlab.results.timing_result import TimingResult
 from shardlab.strategy.document import CanonicalStrategy
 from shardlab.strategy.sync import repetition_steps
 from shardlab.strategy.validation import check_fits
@@ -43,8 +44,6 @@ from shardlab.strategy.validation import check_fits
 if TYPE_CHECKING:  # it needs torch, which a stage that passes one has
     from shardlab.models.sizes import ModelShapes
 
-_TIE = 0.05
-"""relative difference of steps that predictions cannot tell apart"""
 _LEAST_S = 300.0
 """limit of a trial of short steps, most of which is to build engines and to write traces"""
 
@@ -54,8 +53,8 @@ Predict = Callable[[CanonicalStrategy], Estimate | str]
 
 def predictor(
     calibration: Calibration,
-    timed: Sequence[TimedRun],
-    fitted: Sequence[TimedRun],
+    timed: Sequence[TimingResult],
+    fitted: Sequence[TimingResult],
     history: History,
     link: Link | None,
     threads: int,
@@ -75,8 +74,8 @@ def predictor(
     machine = fit_machine(calibration)
     raced = [
         run
-        for race in history.races
-        for run in race.runs
+        for race in history.races.values()
+        for run in race
         if run.strategy is None or not unpredictable(strategy_of(run), machine)
     ]
     model = fit_model(machine, [*fitted, *raced])
@@ -109,7 +108,7 @@ def propose(
     shapes: "ModelShapes",
     predict: Predict,
     judge: Judge,
-    timed: Sequence[TimedRun],
+    timed: Sequence[TimingResult],
     settings: TrialSettings,
     facts: Sequence[str] = (),
 ) -> Proposal:
@@ -157,7 +156,9 @@ def propose(
         candidate(each, quality, trained=each.hash in trained) for each in shortlist.options
     ]
     if stop is None:
-        verdict = judge(Question(evidence, held_ms, candidates))
+        # what does not fit is no step to beat
+        fits = peaks[history.incumbent] <= limit_bytes
+        verdict = judge(Question(evidence, held_ms if fits else None, candidates))
     else:
         verdict = Verdict(choice=None, reason=stop, judge=agent.judge)
     chosen = [each.strategy for each in candidates if each.id == verdict.choice]
@@ -179,12 +180,12 @@ def propose(
             candidate(option(arm), quality, "", roles, trained=key in trained)
             for key, (arm, roles) in arms.items()
         ],
-        reference=history.reference.trained,
+        reference=[*history.reference.trained],
     )
 
 
 def with_limits(
-    proposal: Proposal, agent: Agent, history: History, timed: Iterable[TimedRun]
+    proposal: Proposal, agent: Agent, history: History, timed: Iterable[TimingResult]
 ) -> Proposal:
     """Return the proposal with the maximum durations of its trial: as set, or enough for
     all repetitions of the race and for four times the training of the start.
@@ -197,7 +198,7 @@ def with_limits(
         return proposal.model_copy(update={"race_limit_s": own, "training_limit_s": own})
     load = proposal.workload
     here = load.link, load.world_size
-    runs = chain(timed, *(race.runs for race in history.races))
+    runs = chain(timed, *history.races.values())
     known = {r.strategy_hash: fmean(r.step_ms) for r in runs if (r.link, r.world_size) == here}
     steps = [known.get(arm.hash, arm.prediction.step_ms) for arm in proposal.arms]
     longest = max((step for step in steps if step is not None), default=0.0)
@@ -321,7 +322,7 @@ def _is_alike(option: Option, best: Option) -> bool:
         one.engine == other.engine
         and one.gradients.codec.name == other.gradients.codec.name
         and one.sync == other.sync
-        and (weights == others or seconds(option) <= (1 + _TIE) * seconds(best))
+        and (weights == others or seconds(option) <= (1 + MARGIN) * seconds(best))
     )
 
 

@@ -20,7 +20,7 @@ from shardlab.predict.machine import CodecLines, Kind, Line, Machine
 from shardlab.predict.offers import Candidate, candidates
 from shardlab.predict.step import OUTER_COPIES, Compute, Work, step_seconds
 from shardlab.results.calibration_record import UPDATE_BYTES
-from shardlab.results.timing_record import UnitSize
+from shardlab.results.result import UnitSize
 from shardlab.strategy.codec_options import CodecSpec
 from shardlab.strategy.codec_table import codec_text
 from shardlab.strategy.document import CanonicalStrategy, parse_strategy
