@@ -208,7 +208,7 @@ class Engine(ABC):
         self._handle.synchronize()
 
     def wait(self) -> None:
-        """Wait until no message of earlier steps is on the way any more."""
+        """Wait until nothing of earlier steps is under way any more, messages or updates."""
         self._handle.wait()
 
     def residual_norm(self) -> float | None:

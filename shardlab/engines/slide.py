@@ -212,6 +212,10 @@ class SlideEngine(Engine):
             self._break(error)
             raise
 
+    def wait(self) -> None:
+        """Likewise: updates of a step would otherwise take time of what is timed after it."""
+        self.synchronize()
+
     def whole_parameters(self) -> Iterator[dict[str, Tensor]]:  # noqa: D102
         self.synchronize()
         for unit in self.units:

@@ -70,7 +70,7 @@ class Runner:
         dist.barrier(self._group)
         start = perf_counter()
         self._built.loop.run(self._round, after=self._events.append)
-        # fragments that are still on the way may use no time of other runs
+        # fragments and updates that are still under way may use no time of other runs
         self._built.engine.wait()
         if device_of(self._group).type == "cuda":
             torch.cuda.synchronize()
