@@ -1,5 +1,8 @@
 """The verdict recommends nothing that is not shown, and says what one device alone does."""
 
+import ast
+import re
+
 import pytest
 import yaml
 
@@ -322,3 +325,12 @@ def test_what_is_to_be_pasted_is_the_strategy():
     entry, _, script = snippet("a", strategy).partition("# in a script")
     assert parse_strategy(yaml.safe_load(entry)["strategies"]["a"]).hash() == strategy.hash()
     assert strategy.attach_call() in script
+
+
+def test_what_is_to_be_pasted_of_a_streamed_strategy_is_its_mapping():
+    settings = {"engine": "slide", "window": 3, "gradients": "int8"}
+    strategy = parse_strategy(settings).canonical()
+    _, _, script = snippet("a", strategy).partition("# in a script")
+    pasted = re.search(r"^sliding = shardlab\.SlideFSDP\(model, (.*)\)$", script, re.M)
+    assert pasted and parse_strategy(ast.literal_eval(pasted[1])).hash() == strategy.hash()
+    assert "attach(" not in script
