@@ -16,6 +16,7 @@ from shardlab.core.files import write_json
 from shardlab.profiling.job import break_down
 from shardlab.report.collect import read_losses
 from shardlab.results.files import write_results
+from shardlab.results.table import measured
 from shardlab.results.timing_result import NO_COMMUNICATION
 from shardlab.results.train_result import TrainResult
 from shardlab.train.chat import Conversation, Sampling
@@ -24,7 +25,7 @@ from shardlab.train.plans import RunPlan, TimingPlan
 from stages import decide, propose, trial
 from tests.choose.chat_server import listed, says, serving
 from tests.choose.machine import Machine
-from tests.choose.searches import AGENT, DDP, INT4_KEPT, KEPT, begin, proposal_of, trial_of
+from tests.choose.searches import AGENT, DDP, FSDP2, INT4_KEPT, KEPT, begin, proposal_of, trial_of
 from tests.predict.timing_factory import INT8, made_calibration, made_run
 from tests.record_factory import STRATEGIES, make_records, trial_run
 
@@ -263,12 +264,10 @@ def test_a_round_on_real_ranks_races_and_decides(project, monkeypatch, start):
     trial.main(real, "1", start=start)
     decide.main(real, "1")
     after = read(History, "1", "history")
-    (race,) = after.races
-    assert {name: arm.outcome for name, arm in race.arms.items()} == dict.fromkeys(
-        (history.start, DDP.hash()), "ok"
-    )
-    assert {run.run for run in race.runs} == {history.start, DDP.hash(), NO_COMMUNICATION}
-    assert {run.world_size for run in race.runs} == {3}
+    ((name, race),) = after.races.items()
+    assert name == "round-1" and not after.held.failures
+    assert {run.run for run in race} == {history.start, DDP.hash(), NO_COMMUNICATION}
+    assert {run.world_size for run in race} == {3}
     assert (after.search, after.workload.world_size) == ("three", 3)
 
 
@@ -280,8 +279,8 @@ def test_what_a_round_trained_on_real_ranks_is_kept_and_can_be_opened(project, m
     short = Parameters(overrides=["train.steps=6", "seeds=[1]", "train.link=null"])
     write_proposal(short, proposal)
     trial.main(short, "1")
-    (row,) = read(Trial, "1", "trial").trained
-    (record,) = row.trained
+    (record,) = results = read(Trial, "1", "trial").results
+    row = measured(results, FSDP2.hash())[record.run]
     folder = Path(row.folder, f"seed{record.seed}")
     assert (record.run, record.seed, record.steps) == (KEPT.hash(), 1, 6)
     run = ["events.jsonl", "final_model", "metrics.json", "trace.json.gz"]
