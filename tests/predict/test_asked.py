@@ -4,8 +4,8 @@ import json
 import shutil
 
 import pytest
-from shardlab.predict.answer import Plan
 
+from shardlab.choose.plan_answer import Plan
 from shardlab.cli import main
 from shardlab.predict.asked import asked_candidate, changes_training
 from shardlab.strategy.document import parse_strategy
