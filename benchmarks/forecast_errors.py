@@ -19,7 +19,9 @@ from shardlab.predict.calibrate import calibrate
 from shardlab.predict.codec_costs import codecs_of
 from shardlab.predict.results import Check, predict, summarize
 from shardlab.results.calibration_record import memory_operations
-from shardlab.results.timing_record import read_timings
+from shardlab.results.files import read_results
+from shardlab.results.result import only
+from shardlab.results.timing_result import TimingResult
 from shardlab.strategy.document import parse_strategy
 from shardlab.train.interleaved import time_strategies
 from shardlab.train.plans import TimingPlan
@@ -135,7 +137,7 @@ def held_out(model: str, repetitions: int, data: Path, output: Path) -> list[Che
     ]
     output.parent.mkdir(parents=True, exist_ok=True)
     time_strategies(plans, output)
-    timed = read_timings(output, "run the benchmark again")
+    timed = only(read_results(output, "run the benchmark again"), TimingResult)
     predicted = predict(calibration, timed, _FORECAST)
     return [check for check in predicted.checks if check.held_out]
 

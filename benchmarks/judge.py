@@ -32,8 +32,9 @@ from shardlab.core.files import read_json, write_json
 from shardlab.core.progress import say
 from shardlab.predict.model import Estimate
 from shardlab.report.tables import Table
-from shardlab.results.run_record import read_records
-from shardlab.results.timing_record import read_all
+from shardlab.results.files import read_results, read_timings
+from shardlab.results.result import only
+from shardlab.results.timing_result import TimingResult
 from shardlab.strategy.document import parse_strategy
 
 _TIMINGS = ("two-ranks", "link-1gbit", "link-300mbit", "link-100mbit")
@@ -49,8 +50,9 @@ def draw_questions(results: Path, params: Parameters) -> list[dict[str, Any]]:
     """
     chance = random.Random(0)
     checks = read_json(results / "forecast/forecast.json")["checks"]
-    timed = {(run.timing, run.run): run for run in read_all(results / "timings", params("timings"))}
-    records = read_records(results / "results.jsonl")
+    measured = only(read_timings(results / "timings", params("timings")), TimingResult)
+    timed = {(run.timing, run.run): run for run in measured}
+    records = read_results(results / "results.jsonl", "run python -m stages.collect")
     facts = [machine_facts(Hardware.from_file(results / "hardware.json", "run calibrate"))]
     questions = []
     for timing in _TIMINGS:

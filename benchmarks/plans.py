@@ -32,7 +32,9 @@ from shardlab.predict.devices import (
 from shardlab.predict.planner import CODEC_SHARES, Job, memory, step_s
 from shardlab.report.tables import Table
 from shardlab.results.calibration_record import UPDATE_BYTES
-from shardlab.results.timing_record import NO_COMMUNICATION, TimedRun, read_timings
+from shardlab.results.files import read_results
+from shardlab.results.result import only
+from shardlab.results.timing_result import NO_COMMUNICATION, TimingResult
 from shardlab.strategy.document import parse_strategy
 
 _MPT = {
@@ -210,7 +212,7 @@ _VOCABULARY = 2048
 """tokens of the default tokenizer"""
 
 
-def _timed_job(run: TimedRun, bound: TimedRun) -> Job:
+def _timed_job(run: TimingResult, bound: TimingResult) -> Job:
     """Return the job of a timed run on CPUs that are described by steps without communication.
 
     Args:
@@ -243,7 +245,7 @@ def _timed_job(run: TimedRun, bound: TimedRun) -> Job:
 
 def _emulated(path: Path) -> Table:
     """Return plans beside timed steps on emulated links, with plain gradients, int8 and int4."""
-    runs = read_timings(path, "run python -m stages.timing")
+    runs = only(read_results(path, "run python -m stages.timing"), TimingResult)
     bounds = {run.timing: run for run in runs if run.run == NO_COMMUNICATION}
     lines = []
     for run in runs:

@@ -93,6 +93,7 @@ def _probe(parser: Parser) -> None:
     _add_batch(parser, 8, 512)
     add("--vocabulary", type=int, help=f"tokens of a preset ({GPT2_VOCABULARY})")
     add("--codec", default="int4", help="the strongest compression (int4)")
+    _add_strategies(parser)
     add("--param-dtype", "--dtype", choices=("fp32", "bf16"), default="fp32", help="of autocast")
 
 

@@ -19,7 +19,7 @@ from shardlab.core.errors import UserError, nearest
 from shardlab.core.numbers import number
 from shardlab.core.progress import say
 from shardlab.models.shapes import PUBLISHED, DecoderShapes, read_decoder
-from shardlab.predict.asked import asked_candidate
+from shardlab.predict.asked import admitted, asked_candidate, unplanned
 from shardlab.predict.devices import (
     DEVICES,
     Device,
@@ -30,6 +30,7 @@ from shardlab.predict.devices import (
 )
 from shardlab.predict.offers import Candidate
 from shardlab.predict.planner import RARE_HOST, Job, Shapes
+from shardlab.strategy.document import Strategy
 
 
 class _Facts(NamedTuple):
@@ -69,7 +70,7 @@ def _facts(options: Namespace) -> _Facts:
 def _of_transformers(name: str, train: Train) -> _Facts:
     try:
         # the extra `hf`, which a plan of a known type does without
-        from shardlab.models.blocks import unplanned
+        from shardlab.models.blocks import unplanned as unplanned_blocks
         from shardlab.models.build import build_model
         from shardlab.models.sizes import ModelShapes
         from shardlab.train.utilization import flops_per_token
@@ -89,7 +90,7 @@ def _of_transformers(name: str, train: Train) -> _Facts:
             raise UserError(message) from None
         raise UserError(f"{error}; {nearest(name, [*PRESETS, *PUBLISHED])}") from None
     model = built.module
-    if reason := unplanned(model):
+    if reason := unplanned_blocks(model):
         raise UserError(f"MODEL {name!r} {reason}: not planned")
     shapes = ModelShapes(model, train, on_gpu=True)
     return _facts_of(name, shapes, built.parameters, flops_per_token(model, seq))
@@ -191,18 +192,15 @@ def _job(options: Namespace, facts: _Facts) -> tuple[Job, str]:
 def _asked(options: Namespace, dtype: str) -> tuple[Candidate, ...]:
     """Return the strategies of the user; of all in a file those that a plan can predict."""
     nodes, per_node = options.nodes
+
+    def reason(strategy: Strategy) -> str | None:
+        return unplanned(strategy, dtype, nodes * per_node, options.batch_size)
+
     asked = asked_strategies(options.strategies, options.params)
-    candidates = []
-    for name, strategy in asked.items():
-        try:
-            candidates.append(
-                asked_candidate(name, strategy, dtype, nodes * per_node, options.batch_size)
-            )
-        except UserError as error:
-            if options.strategies != ["all"]:
-                raise
-            say(f"plan: without {error}")
-    return tuple(candidates)
+    taken, left_out = admitted(asked, reason, skip=options.strategies == ["all"])
+    for line in left_out:
+        say(f"plan: {line}")
+    return tuple(asked_candidate(name, strategy, dtype) for name, strategy in taken.items())
 
 
 def _setup(options: Namespace, facts: _Facts, job: Job, name: str, inside: float) -> str:

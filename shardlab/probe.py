@@ -22,9 +22,6 @@ import torch.nn.functional as F
 
 from shardlab.choose.probe_answer import LEGEND, STOCK, Times, advice
 from shardlab.codecs.base import Block, Unit
-from shardlab.codecs.registry import make_codec
-from shardlab.comm.codec_collective import Route
-from shardlab.comm.feedback import ErrorFeedback
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.object_collectives import (
     device_of,
@@ -32,19 +29,22 @@ from shardlab.comm.object_collectives import (
     run_or_fail_together,
     subgroup,
 )
-from shardlab.comm.routes import make_collective
+from shardlab.comm.routes import between_replicas, gradient_route, make_collective
 from shardlab.comm.transport import Transport
 from shardlab.config.model_and_data import GPT2_VOCABULARY, PRESETS, Model, Vocabulary
+from shardlab.config.parameters import asked_strategies
 from shardlab.config.schema import BatchSize, SequenceLength
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError
 from shardlab.core.host import describe_host
 from shardlab.core.launch_environment import started_ranks
 from shardlab.kernels import native
+from shardlab.predict.asked import admitted, sent_by_replicas, unprobed
 from shardlab.predict.codec_costs import interleave
 from shardlab.predict.offers import replica_candidates
+from shardlab.strategy.codec_options import Int8Spec
 from shardlab.strategy.compression import Compression
-from shardlab.strategy.document import parse_strategy
+from shardlab.strategy.document import CanonicalStrategy, Strategy, parse_strategy
 from shardlab.train.launch import launch
 
 if TYPE_CHECKING:
@@ -108,11 +108,24 @@ class Link(NamedTuple):
     nbytes: int
     """of the vector that is reduced"""
     times: dict[str, Times]
-    """of `_DELAY`, an all-reduce of one element; `_ALL_TO_ALL`; and an all-reduce by each codec"""
+    """of `_DELAY`, an all-reduce of one element; `_ALL_TO_ALL`; and an all-reduce in each way"""
+    offered: Sequence[str]
+    """ways that every probe measures, the strongest compression last"""
+    asked: Mapping[str, CanonicalStrategy]
+    """strategies of the user whose replicas are these ranks"""
 
-    def sync(self, codec: str, gradient_bytes: int) -> Times:
+    def sync(self, way: str, gradient_bytes: int) -> Times:
         """Return the times of an all-reduce of a float32 gradient, at this rate."""
-        return self.times[codec].scaled(gradient_bytes / self.nbytes)
+        return self.times[way].scaled(gradient_bytes / self.nbytes)
+
+    def advice(
+        self, gradient_bytes: int, what: str, computation: Times, sharded: bool = False
+    ) -> str:
+        """Return what ways to synchronise these ranks cost; arguments as of `advice`."""
+        times = {way: self.sync(way, gradient_bytes) for way in (STOCK, *self.offered)}
+        asked = {name: (s, self.sync(name, gradient_bytes)) for name, s in self.asked.items()}
+        sizes = self.name, self.ranks, times, gradient_bytes
+        return advice(*sizes, what, computation, sharded=sharded, asked=asked)
 
     def __str__(self) -> str:
         part = (self.ranks - 1) / self.ranks
@@ -133,13 +146,10 @@ def _link(
     group: dist.ProcessGroup,
     world: dist.ProcessGroup,
     gradient_bytes: int,
-    codecs: Sequence[str],
+    offered: Mapping[str, Compression],
+    asked: Mapping[str, CanonicalStrategy],
 ) -> Link:
-    """Measure delay, rate and codecs between the ranks of `group`, with large messages.
-
-    Args:
-        codecs: the last one with error feedback.
-    """
+    """Measure delay, rate and compressions between the ranks of `group`, with large messages."""
     size, device = dist.get_world_size(group), device_of(world)
     most = max(size, min(_BUCKET, gradient_bytes) // 4)
     count, seconds = min(1 << 14, most), 0.0
@@ -160,15 +170,19 @@ def _link(
         STOCK: partial(dist.all_reduce, received, group=group),
         _ALL_TO_ALL: partial(Transport(group).all_to_all, sent.chunk(size), received.chunk(size)),
     }
-    for codec in codecs:
-        feedback = ErrorFeedback() if codec == codecs[-1] else None
-        route = Route(make_codec(codec), minimum_size=1024, feedback=feedback)
+    for way, compression in {**offered, **_sent(asked)}.items():
+        route = gradient_route(compression, frozenset(), seed=0)
+        route = route if group is world else between_replicas(route)
         collective = make_collective(group, Ledger(), "gradients", route)
         vector = 1e-3 * torch.randn(count, device=device)
-        calls[codec] = partial(collective.all_reduce, vector, 1 / size, unit)
+        calls[way] = partial(collective.all_reduce, vector, 1 / size, unit)
     times = _times(calls, world)
     times[_DELAY] = times[_DELAY].scaled(1 / _CALLS)
-    return Link(name, size, sent.nbytes, times)
+    return Link(name, size, sent.nbytes, times, [*offered], asked)
+
+
+def _sent(asked: Mapping[str, CanonicalStrategy]) -> dict[str, Compression]:
+    return {name: sent_by_replicas(strategy) for name, strategy in asked.items()}
 
 
 def _whole(gradient_bytes: int, world: dist.ProcessGroup) -> float:
@@ -188,8 +202,8 @@ def _build(workload: Workload, device: torch.device) -> "BuiltModel":
     Raises:
         UserError: there is no such model, or it does not fit into memory.
     """
-    from shardlab.engines.step_space import free_bytes
     from shardlab.models.build import build_model
+    from shardlab.train.step_space import free_bytes
 
     name, vocabulary = workload.model, workload.vocabulary
     preset = name in PRESETS
@@ -243,60 +257,80 @@ def _compare(facts: Mapping[str, object], world: dist.ProcessGroup) -> None:
             )
 
 
-def probe(workload: Workload, world: dist.ProcessGroup) -> None:
+def _header(
+    workload: Workload, parameters: int, ranks: str, kinds: Sequence[str], backend: str
+) -> str:
+    """Return what is measured, and on what: `kinds` are the devices of all ranks."""
+    threads = torch.get_num_threads()
+    return (
+        f"{workload.model}: {parameters:,} parameters, random weights, {workload.param_dtype}; "
+        f"{workload.batch_size} x {workload.sequence_length} tokens per rank and step\n"
+        f"{ranks}, of {threads} thread{'s' * (threads > 1)}; {backend}; "
+        f"{', '.join(sorted({*kinds}))}\n"
+        f"torch {torch.__version__}, kernels {native.serving()}\n"
+        f"medians of {_REPETITIONS} repetitions of the slowest rank, with 96 % intervals"
+    )
+
+
+def probe(
+    workload: Workload,
+    strategies: Mapping[str, Strategy],
+    world: dist.ProcessGroup,
+    skip: bool = False,
+) -> None:
     """Measure, and print on rank 0 what was measured and what follows from it.
 
+    Args:
+        strategies: of the user, by name, beside those of a probe.
+        skip: whether to leave out those that cannot be measured, in place of an error.
+
     Raises:
-        UserError: on all ranks: the model cannot be trained here, or the ranks differ.
+        UserError: on all ranks: the model cannot be trained here, a strategy cannot be measured, or
+            the ranks differ.
     """
     rank, size, device = dist.get_rank(world), dist.get_world_size(world), device_of(world)
+    local = int(os.environ["LOCAL_WORLD_SIZE"])
+    reason_of = partial(unprobed, world_size=size, nodes=size // local)
+    asked, left_out = admitted(strategies, reason_of, skip)
     built = run_or_fail_together(world, "probe: model", partial(_build, workload, device))
-    nbytes, local = 4 * built.parameters, int(os.environ["LOCAL_WORLD_SIZE"])
+    nbytes = 4 * built.parameters
     # a folder may have another name on each node
-    _compare(
-        {**workload.model_dump(), "model": f"of {nbytes // 4:,} parameters", "node": local}, world
-    )
-    threads, host, codecs = (
-        torch.get_num_threads(),
-        describe_host(),
-        list(dict.fromkeys(("int8", workload.codec))),
-    )
-    kinds = gather_values(host["cpu"] if device.type == "cpu" else " ".join(host["gpus"]), world)
+    model, labels = f"of {nbytes // 4:,} parameters", [s.label() for s in asked.values()]
+    _compare({**workload.model_dump(), "model": model, "node": local, "strategies": labels}, world)
+    backend, host = ("gloo" if device.type == "cpu" else "nccl"), describe_host()
+    kinds = gather_values(host["cpu"] if backend == "gloo" else " ".join(host["gpus"]), world)
 
     def show(text: str) -> None:
         if rank == 0:
             print(text, flush=True)
 
-    show(
-        f"{workload.model}: {nbytes // 4:,} parameters, random weights, {workload.param_dtype}; "
-        f"{workload.batch_size} x {workload.sequence_length} tokens per rank and step\n"
-        f"{size} ranks, {local} on each node, of {threads} thread{'s' * (threads > 1)}; "
-        f"{'gloo' if device.type == 'cpu' else 'nccl'}; {', '.join(sorted({*kinds}))}\n"
-        f"torch {torch.__version__}, kernels {native.serving()}\n"
-        f"medians of {_REPETITIONS} repetitions of the slowest rank, with 96 % intervals\n"
-    )
+    show(_header(workload, nbytes // 4, f"{size} ranks, {local} on each node", kinds, backend))
+    show("".join(f"{line}\n" for line in left_out))
     step = _step(built, workload, world)
     del built
     show(f"forward, backward and AdamW without communication: {step}")
-    link = _link("all ranks", world, world, nbytes, codecs)
+    strongest = Compression.model_validate({"codec": workload.codec, "error_feedback": True})
+    offered = {"int8": Compression(codec=Int8Spec()), workload.codec: strongest}
+    # replicas are ranks, or nodes
+    full = {name: strategy.canonical() for name, strategy in asked.items()}
+    of_ranks = {name: s for name, s in full.items() if s.copies(size) == size}
+    link = _link("all ranks", world, world, nbytes, offered, of_ranks)
     expected = link.sync(STOCK, nbytes).median
     whole = f"{_whole(nbytes, world):.4g} s" if expected < _CHECK_S else "not measured"
     show(f"{link}\n  all-reduce of the whole gradient {whole}, {expected:.4g} s at this rate")
-    times = {name: link.sync(name, nbytes) for name in (STOCK, *codecs)}
-    answers = [advice(link.name, size, times, nbytes, "computation of a step", step)]
+    answers = [link.advice(nbytes, "computation of a step", step)]
     if 1 < local < size:
         first, part = rank // local * local, nbytes // local
         inside = subgroup(world, [*range(first, first + local)])
         across = subgroup(world, [*range(rank % local, size, local)])
-        near = _link("inside nodes", inside, world, nbytes, codecs)
-        far = _link("between nodes", across, world, part, codecs)
+        near = _link("inside nodes", inside, world, nbytes, offered, {})
+        of_nodes = {name: s for name, s in full.items() if name not in of_ranks}
+        far = _link("between nodes", across, world, part, offered, of_nodes)
         show(f"{near}\n{far}")
         # a node is a replica
         what = "step of a node, with its own all-reduce"
         island = Times(*map(sum, zip(step, near.sync(STOCK, nbytes), strict=True)))
-        times = {name: far.sync(name, part) for name in (STOCK, *codecs)}
-        nodes = size // local
-        answers.append(advice(far.name, nodes, times, part, what, island, sharded=True))
+        answers.append(far.advice(part, what, island, sharded=True))
     show("\n".join([*answers, LEGEND]))
 
 
@@ -308,14 +342,20 @@ def _check_uses(codec: str) -> None:
             parse_strategy(offer.document, f"--codec {codec}")
 
 
-def main(**options: Any) -> None:
+def main(strategies: Sequence[str], params: str, **options: Any) -> None:
     """Probe as one rank of torchrun or srun.
+
+    Args:
+        strategies: of the user, as `asked_strategies` reads them.
+        params: file with their names.
+        options: fields of `Workload`.
 
     Raises:
         UserError: an option is wrong, or this process is no rank of several.
     """
     workload, size = validate(Workload, options, ""), started_ranks()
     _check_uses(workload.codec)  # before anything is measured
+    asked = asked_strategies(strategies, params)
     import shardlab.models.build  # noqa: F401 - the extra `hf`, before ranks are forked
 
     if size is None:
@@ -323,7 +363,8 @@ def main(**options: Any) -> None:
         raise UserError(f"nobody started the ranks, one for each device: {command}")
     if size < 2:
         raise UserError("1 rank has no other to synchronise with: --nproc-per-node 2 or more")
-    launch(partial(probe, workload), size, torch.get_num_threads(), _TIMEOUT_S, placement="none")
+    work = partial(probe, workload, asked, skip=strategies == ["all"])
+    launch(work, size, torch.get_num_threads(), _TIMEOUT_S, placement="none")
 
 
 if __name__ == "__main__":

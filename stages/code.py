@@ -18,7 +18,7 @@ import grimp
 from shardlab.config.parameters import Parameters
 from shardlab.core.document import Document
 from shardlab.core.host import describe_host, torch_version
-from shardlab.results.timing_record import machine_name
+from shardlab.results.timing_result import machine_name
 from shardlab.strategy.codec_options import CodecSpec
 from shardlab.strategy.codec_table import BUILT_IN, FOLDER
 from shardlab.strategy.document import Strategy

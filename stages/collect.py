@@ -5,8 +5,10 @@ from pathlib import Path
 from shardlab.config.parameters import Parameters
 from shardlab.core.progress import say
 from shardlab.report.collect import join_record, read_estimates, write_csv
-from shardlab.results.run_record import Crash, Record, write_records
-from shardlab.results.timing_record import read_all
+from shardlab.results.files import read_timings, write_results
+from shardlab.results.result import Failure, only
+from shardlab.results.timing_result import TimingResult
+from shardlab.results.train_result import TrainResult
 from shardlab.train.plans import RunPlan
 from stages.common import run
 
@@ -20,7 +22,7 @@ def main(params: Parameters) -> None:
     # to refuse results of others, as of a stage that was typed with --set
     train, model = params("train", "model")
     runs = sorted(strategies)
-    timed = read_all(_RESULTS / "timings", timings)
+    timed = only(read_timings(_RESULTS / "timings", timings), TimingResult)
     estimates = read_estimates(_RESULTS / "memory.json", runs)
     lines = [
         join_record(
@@ -34,13 +36,13 @@ def main(params: Parameters) -> None:
         for name in runs
         for seed in seeds
     ]
-    write_records(_RESULTS / "results.jsonl", lines)
-    records = [line for line in lines if isinstance(line, Record)]
+    write_results(_RESULTS / "results.jsonl", lines)
+    records = [line for line in lines if isinstance(line, TrainResult)]
     write_csv(_RESULTS / "results.csv", records)
     say(f"collect: {len(records)} records of {len(runs)} runs in {_RESULTS / 'results.jsonl'}")
     for crash in lines:
-        if isinstance(crash, Crash):
-            say(f"collect: {crash.run} seed {crash.seed} crashed: {crash.crashed}")
+        if isinstance(crash, Failure):
+            say(f"collect: {crash.run} seed {crash.seed} crashed: {crash.detail}")
 
 
 if __name__ == "__main__":

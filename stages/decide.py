@@ -7,8 +7,9 @@ from shardlab.choose.history import initial_history, load_history
 from shardlab.choose.records import Proposal, Trial
 from shardlab.config.parameters import Parameters
 from shardlab.core.progress import say
-from shardlab.results.run_record import read_records
-from shardlab.results.timing_record import read_all
+from shardlab.results.files import read_results, read_timings
+from shardlab.results.result import only
+from shardlab.results.timing_result import TimingResult
 from stages.common import run
 
 RESULTS = "results/results.jsonl"
@@ -18,8 +19,9 @@ def main(params: Parameters, number: str) -> None:
     """Write history.json of the round: all that the next round needs."""
     agent, here = params.agent_of(number), params(f"rounds.{number}")
     timings, train = params("timings", "train")
-    timed = read_all(Path("results/timings"), timings)
-    first = initial_history(read_records(RESULTS), timed, agent, train.only("link"), here.search)
+    timed = only(read_timings(Path("results/timings"), timings), TimingResult)
+    records = read_results(RESULTS, "run python -m stages.collect")
+    first = initial_history(records, timed, agent, train.only("link"), here.search)
     before = load_history(here.after, RESULTS, first)
     folder, fix = f"results/rounds/{number}", "run python -m stages.{} " + number
     proposal = Proposal.from_file(f"{folder}/proposal.json", fix.format("propose"))

@@ -14,11 +14,11 @@ from shardlab.core.files import write_json
 from shardlab.core.lock import is_job
 from shardlab.core.progress import say
 from shardlab.data.tokens import MANIFEST, read_manifest
-from shardlab.engines.step_space import free_bytes
 from shardlab.models.build import build_model
 from shardlab.models.memory import Categories, closed_form, host_memory
 from shardlab.models.sizes import sizes_of
-from shardlab.results.run_record import Estimate
+from shardlab.results.train_result import Estimate
+from shardlab.train.step_space import free_bytes
 from stages.common import SAMPLES, refuse_other_tokens, run
 
 _CPU = torch.device("cpu")

@@ -6,7 +6,9 @@ from shardlab.config.parameters import Parameters
 from shardlab.core.progress import say
 from shardlab.predict.results import predict, write_forecast
 from shardlab.results.calibration_record import Calibration
-from shardlab.results.timing_record import read_all
+from shardlab.results.files import read_timings
+from shardlab.results.result import only
+from shardlab.results.timing_result import TimingResult
 from stages.common import run
 
 _FOLDER, _TIMINGS = Path("results/forecast"), Path("results/timings")
@@ -18,7 +20,7 @@ def main(params: Parameters) -> None:
     calibration = Calibration.from_file(
         "results/calibration.json", "run python -m stages.calibrate"
     )
-    timed = read_all(_TIMINGS, timings)
+    timed = only(read_timings(_TIMINGS, timings), TimingResult)
     predicted = predict(calibration, timed, options)
     write_forecast(_FOLDER, predicted)
     for warning in predicted.warnings:

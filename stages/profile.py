@@ -7,7 +7,7 @@ from shardlab.core.files import write_text
 from shardlab.core.progress import say
 from shardlab.profiling.breakdown import read_steps, summarize
 from shardlab.profiling.table import write_rows
-from shardlab.results.run_record import read_crash
+from shardlab.results.files import read_failure
 from stages.common import require
 from stages.common import run as run_stage
 
@@ -28,7 +28,7 @@ def break_down(results: Path, run: str, seed: int) -> None:
     folder = results / "train" / run / f"seed{seed}"
     require(folder / "metrics.json", f"train --run {run} --seed {seed}")
     output = results / "profile" / run
-    crash = read_crash(folder / "metrics.json", f"run python -m stages.train --run {run}")
+    crash = read_failure(folder / "metrics.json", f"run python -m stages.train --run {run}")
     if crash is not None:
         write_text(output / f"{folder.name}.csv", "")
         crash.to_file(output / f"{folder.name}.json")

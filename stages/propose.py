@@ -16,8 +16,9 @@ from shardlab.core.progress import say
 from shardlab.models.sizes import ModelShapes
 from shardlab.predict.results import fitted_runs
 from shardlab.results.calibration_record import Calibration
-from shardlab.results.run_record import read_records
-from shardlab.results.timing_record import read_all
+from shardlab.results.files import read_results, read_timings
+from shardlab.results.result import only
+from shardlab.results.timing_result import TimingResult
 from stages.common import refuse_other_tokens, run
 
 RESULTS = "results/results.jsonl"
@@ -31,8 +32,9 @@ def main(params: Parameters, number: str) -> None:
     refuse_other_tokens(params)
     agent, here = params.agent_of(number), params(f"rounds.{number}")
     train, forecast, timings, model = params("train", "forecast", "timings", "model")
-    timed = read_all(Path("results/timings"), timings)
-    first = initial_history(read_records(RESULTS), timed, agent, train, here.search)
+    timed = only(read_timings(Path("results/timings"), timings), TimingResult)
+    records = read_results(RESULTS, "run python -m stages.collect")
+    first = initial_history(records, timed, agent, train, here.search)
     history = load_history(here.after, RESULTS, first)
     detected = Hardware.from_file("results/hardware.json", _CALIBRATE)
     hardware = detected.changed_by(agent.hardware)

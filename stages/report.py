@@ -5,7 +5,6 @@ from pathlib import Path
 import pandas as pd
 
 from shardlab.choose.history import History
-from shardlab.choose.records import Measured
 from shardlab.config.parameters import Parameters
 from shardlab.config.schema import turns
 from shardlab.core.errors import UserError
@@ -16,8 +15,10 @@ from shardlab.report.aggregate import select
 from shardlab.report.collect import read_losses
 from shardlab.report.evidence import Evidence, found_strategies
 from shardlab.report.write import write_report
-from shardlab.results.run_record import Crash, read_records
-from shardlab.results.timing_record import read_all, read_crashed
+from shardlab.results.files import read_results, read_timings
+from shardlab.results.result import Failure, only
+from shardlab.results.table import Measured
+from shardlab.results.timing_result import TimingResult
 from stages.common import run
 
 _RESULTS = Path("results")
@@ -31,15 +32,16 @@ def main(params: Parameters) -> None:
     baseline, comparison, quality = params("baseline", "comparison", "quality")
     last = [*rounds][-1]
     results, history = "results/results.jsonl", _RESULTS / "rounds" / str(last) / "history.json"
-    records, untimed = read_records(results), read_crashed(_RESULTS / "timings", timings)
-    crashes = [record for record in records if isinstance(record, Crash)]
-    lost = {crash.run: crash.crashed for crash in crashes}
-    lost |= {run.run: run.crashed for run in untimed if run.timing == comparison}
+    records = read_results(results, "run python -m stages.collect")
+    steps = read_timings(_RESULTS / "timings", timings)
+    timed, untimed = only(steps, TimingResult), only(steps, Failure)
+    crashes = only(records, Failure)
+    lost = {crash.run: crash.detail for crash in crashes}
+    lost |= {run.run: run.detail for run in untimed if run.timing == comparison}
     if baseline in lost:
         raise UserError(f"baseline: run {baseline!r} crashed ({lost[baseline]}): name another run")
     runs = [run for run in strategies if run not in lost]
     searched = History.from_file(history, f"run python -m stages.decide {last}")
-    timed = read_all(_RESULTS / "timings", timings)
     found = found_strategies(searched, {*runs, *(run.run for run in timed)})
     evidence = Evidence(
         records=select(records, runs, seeds),
@@ -59,8 +61,8 @@ def main(params: Parameters) -> None:
         tolerance=params.agent_of(last).quality_tolerance,
         predicted=ForecastDocument.from_file(_FORECAST, "run python -m stages.forecast"),
         crashed=[
-            *(f"{crash.run} in training, seed {crash.seed}: {crash.crashed}" for crash in crashes),
-            *(f"{run.run} in timing {run.timing}: {run.crashed}" for run in untimed),
+            *(f"{crash.run} in training, seed {crash.seed}: {crash.detail}" for crash in crashes),
+            *(f"{run.run} in timing {run.timing}: {run.detail}" for run in untimed),
         ],
         lost={*lost},
     )

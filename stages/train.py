@@ -59,7 +59,7 @@ def main(
         crash = write_crash(plan, folder, failure, f"logs/train/{run}/{seed}.log")
         say(f"train: {failure}")
         say(
-            f"crashed: {run} seed {seed}: {crash.crashed}; the other runs go on. To train it "
+            f"crashed: {run} seed {seed}: {crash.detail}; the other runs go on. To train it "
             f"again: rm -r {folder}, or dvc repro --force --single-item train@{run}-{seed}"
         )
 

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
-from shardlab.choose.decision import failure_of, train_promising
+from shardlab.choose.decision import train_promising
 from shardlab.choose.race_rule import RaceRule, ruling
-from shardlab.choose.records import Candidate, Failure, Proposal, Trial, TrialSettings
+from shardlab.choose.records import Candidate, Proposal, Trial, TrialSettings
 from shardlab.config.model_and_data import Model
 from shardlab.config.parameters import Parameters
 from shardlab.config.schema import Agent, Timing, Train
@@ -23,8 +24,11 @@ from shardlab.core.document import Document, validate
 from shardlab.core.errors import RunFailed, StorageError, UserError
 from shardlab.core.files import atomic, read_json, unfinished, write_json
 from shardlab.core.progress import say, stopwatch
-from shardlab.results.run_record import Record
-from shardlab.results.timing_record import Race, Ruling
+from shardlab.results.files import AnyResult
+from shardlab.results.result import Failure
+from shardlab.results.timing_result import Race, Ruling
+from shardlab.results.train_result import TrainResult
+from shardlab.train.header import failure
 from shardlab.train.plans import RunPlan, TimingPlan
 from shardlab.train.race import race
 from shardlab.train.run import train_run
@@ -34,6 +38,8 @@ from stages.validate import validate_seed
 
 DATA = Path("data")
 _FAILED = "failed.json"
+_LONGEST_DETAIL = 4000
+T = TypeVar("T", TrainResult, Failure)
 _ERRORS = {kind.__name__: kind for kind in (RunFailed, StorageError, UserError)}
 
 
@@ -87,7 +93,7 @@ class Work:
             repetitions=agent.repetitions,
         )
         name = f"round-{proposal.round}"
-        plan = TimingPlan(name, timing, {**arms}, self.train, self.model, DATA)
+        plan = TimingPlan(name, timing, {**arms}, self.train, self.model, DATA, kind="race")
 
         def look(step_ms: dict[str, list[float]]) -> Ruling:
             return ruling(step_ms, proposal.incumbent, rule)
@@ -120,7 +126,8 @@ def main(params: Parameters, number: str, start: str = "", step: str = "") -> No
     command = [sys.executable, "-m", "stages.trial", number, *params.arguments]
     do = partial(_start, [*shlex.split(start), *command]) if start else work.do
     elapsed = stopwatch()
-    raced, trained = None, []
+    raced: Race | None = None
+    trained: list[AnyResult] = []
     # all nodes see it
     with unfinished(folder / "trial") as scratch:
         runs = scratch / "runs"
@@ -128,12 +135,12 @@ def main(params: Parameters, number: str, start: str = "", step: str = "") -> No
         if proposal.arms:
             raced = _raced(proposal, do, scratch)
             train_arm = partial(measure, work, do, runs)
-            trained = train_promising(raced, proposal, work.agent, seeds, train_arm)
+            trained += train_promising(raced, proposal, work.agent, seeds, train_arm)
         with atomic(folder / "runs") as finished:
             # until the new one is there, no trial looks finished
             (folder / "trial.json").unlink(missing_ok=True)
             runs.rename(finished)
-    trial = Trial(round=int(number), race=raced, trained=trained, seconds=elapsed())
+    trial = Trial(round=int(number), race=raced, results=trained, seconds=elapsed())
     trial.to_file(folder / "trial.json")
     reason = raced.reason if raced else f"nothing was raced: {proposal.verdict.reason}"
     say(f"trial {number}: {reason}")
@@ -180,12 +187,11 @@ def _raced(proposal: Proposal, do: Do, folder: Path) -> Race:
     try:
         do(Step(folder=str(folder)))
         result = Race.from_file(folder / "race.json", "repeat the trial")
-    except RunFailed as failure:
+    except RunFailed as error:
         result = Race(
             name=f"round-{proposal.round}",
             incumbent=proposal.incumbent,
-            arms={},
-            reason=f"the race failed: {failure.summary}",
+            reason=f"the race failed: {error.summary}",
             seconds=elapsed(),
             runs=[],
         )
@@ -197,26 +203,34 @@ def _raced(proposal: Proposal, do: Do, folder: Path) -> Race:
 
 def measure(
     work: Work, do: Do, runs: Path, arm: Candidate, seed: int, left_s: float
-) -> Record | Failure:
+) -> TrainResult | Failure:
     """Return the record of a training run, whose files stay in `runs`; or its failure, of which
     none stays."""
-    plan = work.plan(arm, seed)
+    plan, limit_s = work.plan(arm, seed), work.proposal.training_limit_s
+    if left_s <= 0:
+        late = f"{limit_s:.0f} s were over before seed {seed}: raise agent.trial_timeout_s"
+        return _of_round(failure(plan, plan.run, "timeout", late), work)
     folder = runs / "train" / plan.run / f"seed{seed}"
     folder.mkdir(parents=True)
     try:
         do(Step(folder=str(folder), arm=arm.hash, seed=seed, limit_s=left_s))
-        return evaluated(plan, runs)
-    except RunFailed as failure:
-        result = failure_of(work.proposal, failure.kind, failure.detail)
+        return _of_round(evaluated(plan, runs), work)
+    except RunFailed as error:
+        outcome, detail = error.kind, error.detail
     except StorageError:
         raise  # no property of the strategy: a rerun tries it again
     except UserError as error:  # not chosen by a user, so a refusal is data
-        result = failure_of(work.proposal, "crash", str(error))
+        outcome, detail = "crash", str(error)
     shutil.rmtree(folder)
-    return result
+    return _of_round(failure(plan, plan.run, outcome, detail[-_LONGEST_DETAIL:]), work)
 
 
-def evaluated(plan: RunPlan, runs: Path) -> Record:
+def _of_round(result: T, work: Work) -> T:
+    update = {"kind": "trial", "timing": f"round-{work.proposal.round}"}
+    return result.model_copy(update=update)
+
+
+def evaluated(plan: RunPlan, runs: Path) -> TrainResult:
     """Return the record of a run from its files, after what the stages validate and profile do.
 
     Args:
@@ -231,7 +245,7 @@ def evaluated(plan: RunPlan, runs: Path) -> Record:
         f"validate/{run}/seed{seed}",
     )
     parts = (read_json(runs / f"{file}.json", "repeat the trial") for file in files)
-    return validate(Record, {key: part[key] for part in parts for key in part}, str(runs))
+    return validate(TrainResult, {key: part[key] for part in parts for key in part}, str(runs))
 
 
 if __name__ == "__main__":

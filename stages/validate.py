@@ -6,7 +6,8 @@ from shardlab.config.model_and_data import Model
 from shardlab.config.parameters import Parameters
 from shardlab.config.schema import Train
 from shardlab.core.progress import say
-from shardlab.results.run_record import Validation, read_crash
+from shardlab.results.files import read_failure
+from shardlab.results.train_result import Validation
 from shardlab.train.evaluation import validate_run
 from stages.common import refuse_other_tokens, require
 from stages.common import run as run_stage
@@ -29,7 +30,7 @@ def validate_seed(results: Path, run: str, seed: int, train: Train, model: Model
     """
     folder = results / "train" / run / f"seed{seed}"
     require(folder / "metrics.json", f"train --run {run} --seed {seed}")
-    crash = read_crash(folder / "metrics.json", f"run python -m stages.train --run {run}")
+    crash = read_failure(folder / "metrics.json", f"run python -m stages.train --run {run}")
     output = results / "validate" / run / f"seed{seed}.json"
     if crash is not None:
         crash.to_file(output)

@@ -8,7 +8,7 @@ from shardlab.config.schema import Quality
 from shardlab.predict.extrapolation import BreakEven, Point
 from shardlab.predict.results import Check, ForecastDocument, summarize
 from shardlab.report.evidence import Evidence
-from shardlab.results.run_record import Record
+from shardlab.results.train_result import TrainResult
 from tests.record_factory import BASELINE, STRATEGIES, make_history, make_losses
 from tests.timed_run_factory import make_timed, make_timings
 
@@ -79,7 +79,7 @@ def make_forecast(runs: list[str] | None = None, **changes: Any) -> ForecastDocu
     return ForecastDocument(**{**facts, **changes})
 
 
-def make_evidence(records: list[Record], baseline: str = BASELINE, **changes: Any) -> Evidence:
+def make_evidence(records: list[TrainResult], baseline: str = BASELINE, **changes: Any) -> Evidence:
     """Evidence around given records; `changes` replace its fields.
 
     Runs that the timings lack are added to the timing whose steps are compared. All timings took

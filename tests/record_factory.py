@@ -15,11 +15,12 @@ from shardlab.choose.records import (
     Prediction,
     Role,
     Space,
-    StepRatio,
     Verdict,
 )
 from shardlab.config.schema import Agent, Train
-from shardlab.results.run_record import Record
+from shardlab.results.result import Failure
+from shardlab.results.table import StepRatio
+from shardlab.results.train_result import TrainResult
 from shardlab.strategy.document import Strategy, parse_strategy
 
 BASELINE = "fsdp2"
@@ -70,7 +71,7 @@ SPACE = Space(
 )
 
 
-def make_record(run: str = BASELINE, seed: int = 0, **changes: Any) -> Record:
+def make_record(run: str = BASELINE, seed: int = 0, **changes: Any) -> TrainResult:
     """One record; `changes` replace fields. Equal arguments make equal records."""
     step, ratio, ppl, error = FIGURES.get(run, FIGURES[BASELINE])
     strategy = parse_strategy(STRATEGIES.get(run, STRATEGIES[BASELINE]))
@@ -79,7 +80,7 @@ def make_record(run: str = BASELINE, seed: int = 0, **changes: Any) -> Record:
     ppl *= 1 + 0.01 * random.Random(seed).uniform(-1, 1) + 0.001 * chance.uniform(-1, 1)
     ledger = make_ledger(strategy.engine, ratio)
     raw, wire = (sum(kind[key] for kind in ledger.values()) for key in ("bytes_raw", "bytes_wire"))
-    return Record(
+    return TrainResult(
         **{
             **_setting(run, seed, strategy),
             "steps": STEPS,
@@ -195,6 +196,10 @@ def _setting(run: str, seed: int, strategy: Strategy) -> dict[str, Any]:
         "batch_size": 8,
         "accumulation": 1,
         "link": "loopback",
+        "link_emulation": "none",
+        "bits_per_second": None,
+        "delay_ms": 0.0,
+        "ranks_per_node": 1,
         "codec": strategy.gradients.codec.name,
         "codec_config": strategy.gradients.codec.model_dump(),
         "weight_codec": "none",
@@ -209,12 +214,36 @@ def _setting(run: str, seed: int, strategy: Strategy) -> dict[str, Any]:
     }
 
 
-def make_records(runs: list[str] | None = None, seeds: int = 3) -> list[Record]:
+def trial_run(strategy: Strategy, seed: int, number: int = 1, **changes: Any) -> TrainResult:
+    """What a round has trained: the figures of fsdp2."""
+    return make_record("fsdp2", seed).model_copy(update={**in_round(strategy, number), **changes})
+
+
+def in_round(strategy: Strategy, number: int = 1, kind: str = "trial") -> dict[str, Any]:
+    """Fields of the header of a result of a round."""
+    return {
+        "kind": kind,
+        "timing": f"round-{number}",
+        "run": strategy.hash(),
+        "strategy": strategy.canonical().model_dump(mode="json"),
+        "strategy_hash": strategy.hash(),
+    }
+
+
+def make_failure(
+    strategy: Strategy, outcome: str, detail: str = "by test", **changes: Any
+) -> Failure:
+    """How a strategy failed in the training of round 1, or as `changes` of the header say."""
+    facts = {**make_record("fsdp2").header(), **in_round(strategy), **changes}
+    return Failure.model_validate({**facts, "outcome": outcome, "detail": detail})
+
+
+def make_records(runs: list[str] | None = None, seeds: int = 3) -> list[TrainResult]:
     """Runs x seeds in the order of the report."""
     return [make_record(run, seed) for run in runs or STRATEGIES for seed in range(seeds)]
 
 
-def make_history(records: list[Record], reason: str = "ddp waits less at the end") -> History:
+def make_history(records: list[TrainResult], reason: str = "ddp waits less at the end") -> History:
     """A search of two rounds: a race of two that nothing replaces the start after, an abstention.
 
     Args:

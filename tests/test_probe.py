@@ -16,6 +16,7 @@ from shardlab.cli import main
 from shardlab.core.errors import UserError
 from shardlab.predict.offers import replica_candidates
 from shardlab.probe import Workload, probe
+from shardlab.strategy.document import parse_strategy
 from tests.ranks import on_ranks
 
 NUMBER = r"([\d.,e+-]+)"
@@ -26,10 +27,10 @@ def workload(**changed):
     return Workload(**{**small, **changed})
 
 
-def printed(group, **changed):
+def printed(group, strategies=None, **changed):
     text = StringIO()
     with redirect_stdout(text):
-        probe(workload(**changed), group)
+        probe(workload(**changed), strategies or {}, group)
     return text.getvalue()
 
 
@@ -83,11 +84,35 @@ def test_figures_fit_together(group):
     check_table(advice, "int4", 2)
 
 
+MINE = {
+    "often": parse_strategy({"engine": "ddp", "gradients": {"codec": "topk", "warmup_steps": 5}}),
+    "rarely": parse_strategy({"engine": "ddp", "sync": {"every": 16}}),
+}
+
+
+@on_ranks(2)
+def test_strategies_of_the_user_have_rows_of_their_own(group):
+    text = printed(group, MINE)
+    if dist.get_rank(group) != 0:
+        return
+    measured, advice = text.split("\nall ranks: synchronisation")
+    step = float(re.findall(rf"  computation of a step {NUMBER} ms", advice)[0])
+    for name, every in (("often", 1), ("rarely", 16)):
+        sent = float(re.findall(rf"  all-reduce by your {name} {NUMBER} ms", measured)[0])
+        ratio, _, gain = map(
+            float, re.findall(rf"  your {name} +{NUMBER} +{NUMBER} % +{NUMBER}", advice)[0]
+        )
+        assert ratio == pytest.approx(sent / step / every, rel=2e-2)
+        assert gain == pytest.approx(2 / (1 + ratio), abs=0.02)
+
+
 @pytest.mark.long
 @on_ranks(4)
 def test_links_inside_and_between_nodes_are_measured_apart(group):
+    nodes = {"sharding": "hybrid_shard", "replicas": 2, "gradients": {"between_nodes": "bf16"}}
+    asked = {"islands": parse_strategy(nodes), **MINE}
     with patch.dict(os.environ, LOCAL_WORLD_SIZE="2"):
-        text = printed(group, codec="int8")
+        text = printed(group, asked, codec="int8")
     if dist.get_rank(group) != 0:
         return
     measured, everywhere, between = re.split(r"\n(?:all ranks|between nodes): synchr", text)
@@ -97,6 +122,8 @@ def test_links_inside_and_between_nodes_are_measured_apart(group):
     check_table(everywhere, "int8", 4)
     check_table(between, "int8", 2, nodes=2)
     assert f"all-reduce of {size / 2:,.0f} bytes at the rate" in between
+    assert "your islands" in between and "your often" not in between
+    assert "your islands" not in everywhere and "your rarely" in everywhere
 
 
 @on_ranks(2)
@@ -132,6 +159,7 @@ def test_what_cannot_be_measured_ends_all_ranks_in_one_line(group):
         ("tiny --codec none", {}, "pointless"),
         ("tiny --codec sign", {}, "'sign' votes"),
         ("tiny --codec powersgd", {}, "several phases"),
+        ("tiny --strategy nope --params nope.yaml", {}, "nope.yaml: no such file"),
     ],
 )
 def test_mistakes_are_one_line(arguments, environment, words, monkeypatch, capsys):

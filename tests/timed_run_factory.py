@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from shardlab.results.timing_record import NO_COMMUNICATION, TimedRun
+from shardlab.results.timing_result import NO_COMMUNICATION, TimingResult
 from shardlab.strategy.document import Strategy, parse_strategy
 from tests.record_factory import (
     BASELINE,
@@ -38,6 +38,7 @@ def timed_facts(
         "link_emulation": "none" if rate is None else "namespaces",
         "bits_per_second": rate,
         "delay_ms": 0.0,
+        "ranks_per_node": 1,
         "revision": "4e41bc4d1a2b",
         "torch": "2.13.0+cpu",
         "host": HOST,
@@ -52,7 +53,7 @@ def make_timed(
     world_size: int = 2,
     rounds: int = 6,
     **changes: Any,
-) -> TimedRun:
+) -> TimingResult:
     """One run of a timing; `changes` replace fields. A step is compute plus bytes over rate."""
     bound = run == NO_COMMUNICATION
     strategy = None if bound else parse_strategy(STRATEGIES.get(run, STRATEGIES[BASELINE]))
@@ -83,10 +84,10 @@ def make_timed(
         "ledger": ledger,
         "breakdown": make_breakdown(step, sending / (compute + sending), 0.02),
     }
-    return TimedRun(**{**facts, **changes})
+    return TimingResult(**{**facts, **changes})
 
 
-def make_timings(runs: list[str] | None = None, **changes: Any) -> list[TimedRun]:
+def make_timings(runs: list[str] | None = None, **changes: Any) -> list[TimingResult]:
     """One rank, two without a link, two on a slow and on a fast one."""
     named = [*(runs or STRATEGIES), NO_COMMUNICATION]
     alone = [make_timed("one-rank", run, world_size=1, **changes) for run in named]

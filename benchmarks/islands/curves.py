@@ -22,7 +22,7 @@ from benchmarks.islands.timing import Steps, stock_of, valid_timings, warm_step
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
 from shardlab.results.interval import Ratio, geometric_mean, paired_ratio
-from shardlab.results.timing_record import NO_COMMUNICATION, machine_name
+from shardlab.results.timing_result import NO_COMMUNICATION, machine_name
 
 
 class Length(NamedTuple):

@@ -40,7 +40,7 @@ from shardlab.core.numbers import ABSENT, figure, within
 from shardlab.report import plots
 from shardlab.report.tables import Table
 from shardlab.results.interval import Ratio, geometric_mean
-from shardlab.results.timing_record import NO_COMMUNICATION
+from shardlab.results.timing_result import NO_COMMUNICATION
 from stages.readme import replace_block
 
 _UNCOMPRESSED = "-fp32"

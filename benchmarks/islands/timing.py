@@ -17,7 +17,9 @@ from shardlab.config.machine import Link
 from shardlab.config.parameters import Parameters
 from shardlab.config.schema import Repetitions
 from shardlab.core.numbers import plural
-from shardlab.results.timing_record import NO_COMMUNICATION, TimedRun, read_timings
+from shardlab.results.files import read_results
+from shardlab.results.result import only
+from shardlab.results.timing_result import NO_COMMUNICATION, TimingResult
 from shardlab.train.interleaved import time_strategies
 from shardlab.train.plans import TimingPlan
 
@@ -132,14 +134,14 @@ def time_link(params: Parameters, names: Sequence[str], name: str) -> None:
     time_strategies(plans, output)
 
 
-def valid_timings(params: Parameters, name: str) -> dict[tuple[Steps, str], TimedRun]:
+def valid_timings(params: Parameters, name: str) -> dict[tuple[Steps, str], TimingResult]:
     """Return the timings on a link by steps and strategy, without those of strategies, models and
     batches that are not those of the parameters any more."""
     if not timing_path(name).is_file():
         return {}
     train, named = params("train"), strategies()
     valid = {}
-    for run in read_timings(timing_path(name), "remove it"):
+    for run in only(read_results(timing_path(name), "remove it"), TimingResult):
         strategy = named.get(run.run)
         same = run.run == NO_COMMUNICATION or (strategy and strategy.hash() == run.strategy_hash)
         facts = run.model, run.batch_size, run.sequence_length

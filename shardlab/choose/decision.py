@@ -6,15 +6,10 @@ faster.
 """
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from shardlab.choose.history import (
-    History,
-    Numerics,
-    mean_ratio,
-    paired_steps,
-)
+from shardlab.choose.history import History, Numerics, mean_ratio
 from shardlab.choose.incumbent import best_measured, option_of
 from shardlab.choose.race_rule import RaceRule, Standing, standings
 from shardlab.choose.rank import Ranking, rank
@@ -22,11 +17,7 @@ from shardlab.choose.records import (
     Candidate,
     Comparison,
     Decision,
-    Failure,
-    Measured,
-    Outcome,
     Proposal,
-    StepRatio,
     Trial,
 )
 from shardlab.config.schema import Agent
@@ -34,20 +25,16 @@ from shardlab.core.errors import UserError
 from shardlab.core.progress import stopwatch
 from shardlab.results.contention import warnings_of
 from shardlab.results.interval import Ratio
-from shardlab.results.run_record import Record
-from shardlab.results.timing_record import NO_COMMUNICATION, Race
+from shardlab.results.result import Failure, only
+from shardlab.results.table import Measured, StepRatio
+from shardlab.results.timing_result import NO_COMMUNICATION, Race, TimingResult
+from shardlab.results.train_result import TrainResult
 
-_LONGEST_DETAIL = 4000
 _LOSSES_DIFFER = 1e-3
 """relative difference of losses that the order of sums does not explain"""
 
-Measure = Callable[[Candidate, int, float], Record | Failure]
-"""trains one seed of an arm: (arm, seed, seconds left)"""
-
-
-def failure_of(proposal: Proposal, outcome: Outcome, detail: str) -> Failure:
-    """Return the failure of a race or a training run of a round."""
-    return Failure(outcome=outcome, detail=detail[-_LONGEST_DETAIL:], **_place(proposal))
+Measure = Callable[[Candidate, int, float], TrainResult | Failure]
+"""trains one seed of an arm: (arm, seed, seconds left), of which none may be left"""
 
 
 def _place(proposal: Proposal) -> dict[str, Any]:
@@ -63,48 +50,41 @@ def _standings(race: Race, agent: Agent) -> dict[str, Standing]:
 
 def train_promising(
     race: Race, proposal: Proposal, agent: Agent, seeds: Sequence[int], measure: Measure
-) -> list[Measured]:
+) -> list[TrainResult | Failure]:
     """Train what may replace the incumbent, the fastest first, until one has records and its
     quality is tolerated: what a round holds in its place has a model, a curve and a trace.
 
     Challengers may replace it that are faster, and all where it does not fit in memory.
-
-    Returns:
-        rows for the table of measurements.
     """
     arms = {arm.hash: arm for arm in proposal.arms}
     known = _standings(race, agent)
     promising = [key for key, state in known.items() if state.faster or not proposal.fits]
-    rows: list[Measured] = []
+    results: list[TrainResult | Failure] = []
     for key in sorted(promising, key=lambda key: (float(known[key].ratio), key)):
         if arms[key].trained:
             break
-        rows.append(_train(arms[key], proposal, seeds, measure))
-        if mean_ratio(rows[-1].trained, proposal.reference) <= 1 + agent.quality_tolerance:
+        runs = _train(arms[key], proposal, seeds, measure)
+        results += runs
+        trained = only(runs, TrainResult)
+        complete = len(trained) == len(runs) and trained[-1].divergence is None
+        if complete and mean_ratio(trained, proposal.reference) <= 1 + agent.quality_tolerance:
             break
-    return rows
+    return results
 
 
-def _train(arm: Candidate, proposal: Proposal, seeds: Sequence[int], measure: Measure) -> Measured:
-    """Return the training runs of a strategy, within the limit of the proposal for all seeds."""
-    number = proposal.round
-    files = f"results/rounds/{number}/runs"
-    row = Measured(strategy=arm.strategy, hash=arm.hash, source=f"round {number}", files=files)
-    elapsed, limit_s = stopwatch(), proposal.training_limit_s
-    runs: list[Record] = []
+def _train(
+    arm: Candidate, proposal: Proposal, seeds: Sequence[int], measure: Measure
+) -> list[TrainResult | Failure]:
+    """Return the training runs of a strategy, within the limit of the proposal for all seeds, until
+    one fails or diverges."""
+    elapsed = stopwatch()
+    runs: list[TrainResult | Failure] = []
     for seed in seeds:
-        left_s = limit_s - elapsed()
-        if left_s > 0:
-            found = measure(arm, seed, left_s)
-        else:
-            late = f"{limit_s:.0f} s were over before seed {seed}: raise agent.trial_timeout_s"
-            found = failure_of(proposal, "timeout", late)
-        if isinstance(found, Record) and found.divergence is not None:
-            found = failure_of(proposal, "diverged", f"seed {seed}: {found.divergence}")
-        if isinstance(found, Failure):
-            return row.model_copy(update={"failures": [found]})
-        runs.append(found)
-    return row.model_copy(update={"trained": runs})
+        run = measure(arm, seed, proposal.training_limit_s - elapsed())
+        runs.append(run)
+        if isinstance(run, Failure) or run.divergence is not None:
+            break
+    return runs
 
 
 def conclude(history: History, proposal: Proposal, trial: Trial, agent: Agent) -> History:
@@ -123,8 +103,7 @@ def conclude(history: History, proposal: Proposal, trial: Trial, agent: Agent) -
         )
     update: dict[str, Any] = {"incumbent": proposal.incumbent}
     if race is not None:
-        update["measured"] = _measured(history, proposal, trial.trained, race)
-        update["races"] = [*history.races, race]
+        history = history.with_results([*trial.results, *_raced(history, proposal, race)])
     history = history.model_copy(update=update)
     decision = Decision.model_validate(
         {
@@ -146,48 +125,31 @@ def conclude(history: History, proposal: Proposal, trial: Trial, agent: Agent) -
     return history.model_copy(update={"incumbent": decision.held, "rounds": rounds})
 
 
-def _measured(
-    history: History, proposal: Proposal, trained: Sequence[Measured], race: Race
-) -> dict[str, Measured]:
-    """Return the table with the training runs, and with the steps of all arms over the start's."""
-    measured = dict(history.measured)
-    for row in trained:
-        known = measured.get(row.hash, row)
-        failures = known.failures if known is row else [*known.failures, *row.failures]
-        update: dict[str, Any] = {
-            "trained": row.trained,
-            "failures": failures,
-            "files": row.files,
-        }
-        measured[row.hash] = known.model_copy(update=update)
-    times, place = {run.run: run.step_ms for run in race.runs}, _place(proposal)
-    for arm in proposal.arms:
-        raced = race.arms.get(arm.hash)
-        if raced is None:
+def _raced(history: History, proposal: Proposal, race: Race) -> list[TimingResult | Failure]:
+    """Return the results of a race in the order of its arms; a failure for one whose losses are not
+    those of the start, though it should compute the same: no later choice may hold it either."""
+    arms = {arm.hash: arm for arm in proposal.arms}
+    losses = {run.run: run.losses for run in race.runs}
+    results: list[TimingResult | Failure] = [*race.failures]
+    for run in race.runs:
+        arm = arms.get(run.run)
+        if arm is None or _losses_agree(arm, losses, history):
+            results.append(run)
             continue
-        new = Measured(strategy=arm.strategy, hash=arm.hash, source=place["source"])
-        row = measured.get(arm.hash, new)
-        outcome, detail = raced.outcome, raced.detail
-        if outcome == "ok" and not _losses_agree(arm, race, history):
-            # no later choice among what was measured may hold it either
-            outcome = "crash"
-            detail = "its losses are not those of the start, which should compute the same"
-        update = {}
-        if outcome != "ok":
-            update = {"failures": [*row.failures, failure_of(proposal, outcome, detail)]}
-        elif arm.hash in times and history.start in times:
-            steps = paired_steps(times[arm.hash], times[history.start], **place)
-            update = {"steps": [*row.steps, steps]}
-        measured[arm.hash] = row.model_copy(update=update)
-    return measured
+        detail = "its losses are not those of the start, which should compute the same"
+        results.append(Failure(**run.header(), outcome="crash", detail=detail))
+    order = [*arms, NO_COMMUNICATION]
+    return sorted(results, key=lambda result: order.index(result.run))
 
 
-def _losses_agree(arm: Candidate, race: Race, history: History) -> bool:
+def _losses_agree(
+    arm: Candidate, losses: Mapping[str, Sequence[float | None]], history: History
+) -> bool:
     """Return whether an arm that should compute what the start computes did so in the race."""
-    start = race.arms.get(history.start)
+    start = losses.get(history.start)
     if start is None or Numerics.of(arm.strategy) != Numerics.of(history.reference.strategy):
         return True
-    pairs = zip(race.arms[arm.hash].losses, start.losses, strict=False)
+    pairs = zip(losses[arm.hash], start, strict=False)
     return all(
         one is not None and other is not None and abs(one - other) <= _LOSSES_DIFFER * other
         for one, other in pairs
@@ -202,8 +164,8 @@ def _decide(
         reason = f"nothing was raced: {proposal.verdict.reason}"
         return {"decision": "none", "reason": reason}
     limit = proposal.memory_limit_bytes
-    failed = race.arms.get(proposal.incumbent)
-    if failed is not None and failed.outcome != "ok":
+    failed = race.failure(proposal.incumbent)
+    if failed is not None:
         best = best_measured(history, agent.quality_tolerance, limit, proposal.peaks)
         return {
             "decision": "reject",
@@ -279,27 +241,29 @@ def _compare(
     usable = {ranked.option.name for ranked in ranking.order}
     apart = {ranked.option.name: ranked.reason for ranked in ranking.apart}
     for arm in proposal.arms:
-        if arm.hash == proposal.incumbent or arm.hash not in race.arms:
+        standing, failed = known.get(arm.hash), race.failure(arm.hash)
+        if arm.hash == proposal.incumbent:
             continue
-        standing, row, raced = known.get(arm.hash), history.measured[arm.hash], race.arms[arm.hash]
-        quality, failure = history.quality(arm.strategy), row.failure(history.workload)
+        quality = history.quality(arm.strategy)
         objections = []
-        if raced.outcome != "ok" or standing is None:
-            ended = f"it ended with outcome {raced.outcome}: {raced.detail}"
-            objections = [ended.removesuffix(": ")]
+        if failed is not None:
+            objections = [f"it ended with outcome {failed.outcome}: {failed.detail}"]
+        elif standing is None:
+            continue  # no race took place
         elif not standing.faster and proposal.incumbent in usable:
             objections = ["no gain in step time is shown" if standing.low < 1 else "it is slower"]
-        elif failure is not None:
+        elif failure := history.measured[arm.hash].failure(history.workload):
             objections = [f"its trial ended with outcome {failure.outcome}: {failure.detail}"]
         elif arm.hash not in usable:
-            seeds = f" (seeds trained: {len(row.trained)})" if row.trained else ""
+            runs = history.measured[arm.hash].trained
+            seeds = f" (seeds trained: {len(runs)})" if runs else ""
             objections = [f"{apart[arm.hash]}{seeds}"]
         compared.append(
             Comparison(
                 hash=arm.hash,
                 label=arm.label,
                 roles=arm.roles,
-                outcome=raced.outcome,
+                outcome=failed.outcome if failed else "ok",
                 step=standing and StepRatio(**standing.figures(), **_place(proposal)),
                 predicted_ms=arm.prediction.step_ms,
                 perplexity_ratio=quality.ratio if quality and quality.ratio < math.inf else None,

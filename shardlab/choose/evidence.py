@@ -10,10 +10,11 @@ from statistics import fmean, stdev
 from typing import Any
 
 from shardlab.choose.history import History, mean_ratio
-from shardlab.choose.records import Decision, Measured, Prediction, Workload
+from shardlab.choose.records import Decision, Prediction
 from shardlab.config.machine import Hardware
 from shardlab.config.schema import Agent
-from shardlab.results.run_record import Record
+from shardlab.results.table import Measured, Workload
+from shardlab.results.train_result import TrainResult
 
 _STRATEGIES, _ROUNDS = 6, 4
 """that a judge is told of"""
@@ -128,7 +129,7 @@ def _strategy(row: Measured, history: History) -> str:
     return f"Strategy {row.strategy.label()} [{row.source}]: {'; '.join(facts)}."
 
 
-def _trained(runs: Sequence[Record], start: Sequence[Record]) -> str:
+def _trained(runs: Sequence[TrainResult], start: Sequence[TrainResult]) -> str:
     def values(field: str) -> list[float]:
         return [getattr(run, field) for run in runs]
 

@@ -16,7 +16,6 @@ import yaml
 from pydantic_core import to_jsonable_python
 
 from shardlab.choose.history import History
-from shardlab.choose.records import Measured
 from shardlab.config.experiment import Params
 from shardlab.config.machine import Link
 from shardlab.config.model_and_data import PRESETS, Model
@@ -25,6 +24,7 @@ from shardlab.core.document import validate
 from shardlab.core.errors import UserError, nearest
 from shardlab.core.files import write_text
 from shardlab.core.numbers import plural
+from shardlab.results.table import Measured
 from shardlab.strategy.document import Strategy, parse_strategy
 from shardlab.strategy.engine_traits import ENGINES
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from shardlab.choose.history import History, Numerics, mean_ratio
-from shardlab.choose.records import Measured
-from shardlab.results.run_record import Record
-from shardlab.results.timing_record import TimedRun
+from shardlab.results.table import Measured
+from shardlab.results.timing_result import TimingResult
+from shardlab.results.train_result import TrainResult
 from shardlab.strategy.document import differences
 
 _EXPOSED = 0.1
@@ -76,7 +76,7 @@ class Facts:
     def of(
         cls,
         history: History,
-        timed: Iterable[TimedRun],
+        timed: Iterable[TimingResult],
         held_ms: float | None,
         memory: float,
         tolerance: float,
@@ -94,7 +94,7 @@ class Facts:
         """
         source, runs = _runs_of_incumbent(history, timed)
         load, row = history.workload, _same_numerics(history)
-        traces = [run.breakdown if isinstance(run, TimedRun) else run for run in runs]
+        traces = [run.breakdown if isinstance(run, TimingResult) else run for run in runs]
         there = all((run.link, run.world_size) == (load.link, load.world_size) for run in runs)
 
         def mean(field: str) -> float:
@@ -126,14 +126,14 @@ class Facts:
 
 
 def _runs_of_incumbent(
-    history: History, timed: Iterable[TimedRun]
-) -> tuple[str, Sequence[TimedRun | Record]]:
+    history: History, timed: Iterable[TimingResult]
+) -> tuple[str, Sequence[TimingResult | TrainResult]]:
     """Return what was measured of the steps of the incumbent, and its name in words.
 
     What is held was raced or timed on the ranks of the search, or is the start, which was trained.
     """
     load = history.workload
-    raced = [(f"its race {race.name}", run) for race in history.races for run in race.runs]
+    raced = [(f"its race {name}", run) for name, runs in history.races.items() for run in runs]
     measured = [
         (source, run)
         for source, run in (*((f"its timing {run.timing}", run) for run in timed), *raced)

@@ -6,21 +6,24 @@ share the table; steps and failures count on their own link and ranks alone.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, takewhile
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
-from shardlab.choose.records import Decision, Failure, Measured, StepRatio, Workload
+from shardlab.choose.records import Decision
 from shardlab.config.machine import LOOPBACK
 from shardlab.config.schema import Agent, Train
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError, nearest
-from shardlab.results.interval import paired_ratio, pauses
-from shardlab.results.run_record import Crash, Record
-from shardlab.results.timing_record import NO_COMMUNICATION, Race, TimedRun
+from shardlab.results.files import AnyResult
+from shardlab.results.result import only
+from shardlab.results.table import Measured, Workload, measured
+from shardlab.results.timing_result import TimingResult
+from shardlab.results.train_result import TrainResult
 from shardlab.strategy.compression import gradient_words, weight_words
-from shardlab.strategy.document import CanonicalStrategy, parse_strategy
+from shardlab.strategy.document import CanonicalStrategy
 
 
 class Numerics(NamedTuple):
@@ -85,12 +88,30 @@ class History(Document):
     """hash of the strategy that the search started from: the reference for steps and quality"""
     incumbent: str
     """hash of the strategy that is held"""
-    measured: dict[str, Measured]
-    """table of measurements, by hash of the strategy"""
+    results: list[AnyResult]
+    """all measurements: of the matrix, its timings, and the rounds"""
     rounds: list[Decision] = []
     """of all searches"""
-    races: list[Race] = []
-    """of the rounds, for the forecast to be fitted on"""
+
+    @cached_property
+    def measured(self) -> dict[str, Measured]:
+        """The table of measurements, by hash of the strategy: steps are over the start's."""
+        return measured(self.results, self.start)
+
+    def with_results(self, results: Iterable[AnyResult]) -> Self:
+        """Return the history with further results."""
+        changed = self.model_copy(update={"results": [*self.results, *results]})
+        vars(changed).pop("measured", None)  # a copy has the table of the original
+        return changed
+
+    @property
+    def races(self) -> dict[str, list[TimingResult]]:
+        """Runs of the race of each round, by its name."""
+        races: dict[str, list[TimingResult]] = {}
+        for run in only(self.results, TimingResult):
+            if run.kind == "race":
+                races.setdefault(run.timing, []).append(run)
+        return races
 
     @property
     def held(self) -> Measured:
@@ -175,8 +196,8 @@ def reason_to_stop(history: History, agent: Agent) -> str | None:
 
 
 def initial_history(
-    records: Sequence[Record | Crash],
-    timed: Iterable[TimedRun],
+    records: Iterable[AnyResult],
+    timed: Iterable[TimingResult],
     agent: Agent,
     train: Train,
     search: str | None = None,
@@ -195,34 +216,25 @@ def initial_history(
         UserError: no record of `agent.start`, or it diverged or crashed; or records of different
             workloads.
     """
-    runs: dict[str, list[Record | Crash]] = {}
     # two names of one meaning are one strategy: name and figures of the start take precedence
-    for record in sorted(records, key=lambda record: record.run != agent.start):
-        runs.setdefault(record.run, []).append(record)
-    if agent.start not in runs:
+    records = sorted(records, key=lambda record: record.run != agent.start)
+    if not records or records[0].run != agent.start:
+        runs = {record.run for record in records}
         raise UserError(
             f"agent.start: no record of run {agent.start!r}; {nearest(agent.start, runs)}"
         )
-    measured: dict[str, Measured] = {}
-    for run, found in runs.items():
-        row = _row_of_run(run, sorted(found, key=lambda record: record.seed))
-        measured.setdefault(row.hash, row)
-    start = next(iter(measured.values()))
-    if start.failures:
+    start = records[0].strategy_hash
+    assert start is not None, "a training run has a strategy"
+    if failures := measured(records, start)[start].failures:
         raise UserError(
-            f"agent.start: run {agent.start!r} failed ({start.failures[0].detail}): name another "
-            "run"
+            f"agent.start: run {agent.start!r} failed ({failures[0].detail}): name another run"
         )
-    for row in _rows_of_timings(timed, start.hash):
-        known = measured.get(row.hash, row)
-        steps = row.steps if known is row else [*known.steps, *row.steps]
-        measured[row.hash] = known.model_copy(update={"steps": steps})
     return History(
         search=search or "",
-        workload=_workload(runs, agent, train),
-        start=start.hash,
-        incumbent=start.hash,
-        measured=measured,
+        workload=_workload(only(records, TrainResult), agent, train),
+        start=start,
+        incumbent=start,
+        results=[*records, *timed],
     )
 
 
@@ -249,7 +261,7 @@ def perplexity_ratio(row: Measured, reference: Measured) -> float:
     return math.inf if row.diverged else mean_ratio(row.trained, reference.trained)
 
 
-def mean_ratio(runs: Iterable[Record], others: Iterable[Record]) -> float:
+def mean_ratio(runs: Iterable[TrainResult], others: Iterable[TrainResult]) -> float:
     """Return the geometric mean over seeds of the perplexity over the other's; NaN without one."""
     known = {run.seed: run.val_ppl for run in others}
     pairs = [(run.val_ppl, known[run.seed]) for run in runs if run.seed in known]
@@ -257,62 +269,14 @@ def mean_ratio(runs: Iterable[Record], others: Iterable[Record]) -> float:
     return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
 
-def paired_steps(
-    step_ms: Sequence[float], others: Sequence[float], source: str, link: str, world_size: int
-) -> StepRatio:
-    """Return the ratio of interleaved steps over others, over the repetitions that both have,
-    without pauses."""
-    paired = zip(step_ms, others, pauses(step_ms), pauses(others), strict=False)
-    pairs = [(one, other) for one, other, *paused in paired if not any(paused)]
-    ratio = paired_ratio(*zip(*pairs, strict=True))
-    where = {"source": source, "link": link, "world_size": world_size}
-    return StepRatio.model_validate({**where, **ratio._asdict(), "repetitions": len(pairs)})
-
-
-def _row_of_run(run: str, records: list[Record | Crash]) -> Measured:
-    strategy, source = parse_strategy(records[0].strategy, f"strategy of run {run}"), f"run {run}"
-    failures = [
-        Failure(
-            source=source,
-            link=record.link,
-            world_size=record.world_size,
-            outcome=record.outcome if isinstance(record, Crash) else "diverged",
-            detail=f"seed {record.seed}: {why}",
-        )
-        for record in records
-        if (why := record.crashed if isinstance(record, Crash) else record.divergence)
-    ]
-    return Measured(
-        strategy=strategy.canonical(),
-        hash=strategy.hash(),
-        source=source,
-        trained=[] if failures else [each for each in records if isinstance(each, Record)],
-        failures=failures,
-    )
-
-
-def _rows_of_timings(timed: Iterable[TimedRun], start: str) -> Iterator[Measured]:
-    """Yield the steps of every strategy that was timed together with the start."""
-    runs = [run for run in timed if run.run != NO_COMMUNICATION]
-    references = {run.timing: run for run in runs if run.strategy_hash == start}
-    for run in runs:
-        if run.timing not in references:
-            continue
-        others, source = references[run.timing].step_ms, f"timing {run.timing}"
-        strategy = parse_strategy(run.strategy, f"strategy of {run.run} in {source}")
-        steps = paired_steps(run.step_ms, others, source, run.link, run.world_size)
-        facts = {"strategy": strategy.canonical(), "hash": strategy.hash(), "source": source}
-        yield Measured.model_validate({**facts, "steps": [steps]})
-
-
-def _workload(runs: Mapping[str, Sequence[Record | Crash]], agent: Agent, train: Train) -> Workload:
+def _workload(records: Sequence[TrainResult], agent: Agent, train: Train) -> Workload:
     """Return what the records trained, on the link of the search.
 
     Raises:
         UserError: they are of different workloads.
     """
-    names = [name for name in Workload.model_fields if name in Record.model_fields]
-    first, *others = (record for record in chain(*runs.values()) if isinstance(record, Record))
+    names = [name for name in Workload.model_fields if name in TrainResult.model_fields]
+    first, *others = records
     for record in others:
         if any(getattr(record, name) != getattr(first, name) for name in names):
             raise UserError(

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from shardlab.choose.history import History, Quality
 from shardlab.choose.rank import Option, rank, simplicity_of
-from shardlab.choose.records import Measured
 from shardlab.results.interval import Ratio
+from shardlab.results.table import Measured
 from shardlab.strategy.document import CanonicalStrategy
 
 

@@ -14,6 +14,8 @@ from shardlab.results.interval import Ratio
 
 _TEXT = TextWrapper(width=100, break_on_hyphens=False)
 _DAY = 86_400
+_NAME = 27
+"""characters of a name in the table"""
 _MOST_NODES = 4096
 _LEGEND = (
     "device GB: states+activations+window; checkp.: checkpointing /micro-batches; even: sooner at "
@@ -231,7 +233,10 @@ def _row(each: Outcome, scale: float, break_even: float | None) -> str:
     parts = "+".join(f"{n / 1e9:.0f}" for n in (each.states, each.activations, each.window))
     mode = {"selective": "sel."}.get(each.checkpointing, each.checkpointing)
     mode += f" /{each.micro_batches}" if each.micro_batches > 1 else ""
-    row = f"{each.name + '*' * each.lossy:27} {parts:>10} {each.host / 1e9:4.0f} {mode:8}"
+    name = each.name + "*" * each.lossy
+    # longer names have a line of their own
+    title = f"{name:{_NAME}}" if len(name) <= _NAME else f"{name}\n{'':{_NAME}}"
+    row = f"{title} {parts:>10} {each.host / 1e9:4.0f} {mode:8}"
     if not each.fits:
         return f"{row} does not fit"
     middle, low, high = (scale * s for s in (each.step_s.middle, each.step_s.low, each.step_s.high))
@@ -251,7 +256,7 @@ def lines(plan: Plan) -> list[str]:
         "",
         *_TEXT.wrap(plan.setup),
         "",
-        f"{'':27} {'device GB':>10} host checkp.  {step:>18}   even   % link",
+        f"{'':{_NAME}} {'device GB':>10} host checkp.  {step:>18}   even   % link",
         *(_row(each, scale, plan.break_even.get(each.name)) for each in plan.strategies),
         *_TEXT.wrap(_LEGEND),
     ]

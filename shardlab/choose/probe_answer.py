@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from shardlab.choose.rank import MARGIN, Option, Ranking, rank
+from shardlab.predict.asked import changes_training
 from shardlab.predict.offers import replica_candidates
 from shardlab.results.interval import Ratio
 from shardlab.strategy.document import CanonicalStrategy, parse_strategy
@@ -53,10 +54,14 @@ def replicas_of(ratios: Mapping[str, float], nodes: int = 1) -> list[Replicas]:
     offers = []
     for offer in replica_candidates([*ratios][-1], nodes):
         strategy = parse_strategy(offer.document, offer.name).canonical()
-        every = strategy.sync.every if strategy.sync else 1
-        ratio = ratios[offer.codec or STOCK] / every
+        ratio = ratios[offer.codec or STOCK] / _every(strategy)
         offers.append(Replicas(offer.name, strategy, offer.lossy, ratio))
     return offers
+
+
+def _every(strategy: CanonicalStrategy) -> int:
+    """Return the steps from one synchronisation to the next."""
+    return strategy.sync.every if strategy.sync else 1
 
 
 ALONE = "one replica alone"
@@ -90,6 +95,7 @@ def advice(
     what: str,
     computation: Times,
     sharded: bool = False,
+    asked: Mapping[str, tuple[CanonicalStrategy, Times]] | None = None,
 ) -> str:
     """Return what the ways to synchronise replicas cost, and which to use.
 
@@ -100,9 +106,13 @@ def advice(
         gradient_bytes: that each rank reduces over the link.
         what: is called computation, in words.
         sharded: whether each replica shards the model inside; otherwise each rank is a replica.
+        asked: strategies of the user, with the times of what their replicas send at once.
     """
     ratios = {name: time.median / computation.median for name, time in times.items()}
     offers, stock = replicas_of(ratios, count if sharded else 1), times[STOCK]
+    for name, (strategy, time) in (asked or {}).items():
+        ratio = time.median / computation.median / _every(strategy)
+        offers.append(Replicas(name, strategy, changes_training(strategy), ratio))
     ranking = rank_replicas(offers, count)
     even = {r.option.name: r.break_even.ratio for r in ranking.apart if r.break_even}
     width = max(len(offer.name) for offer in offers)

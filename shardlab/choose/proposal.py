@@ -36,7 +36,7 @@ from shardlab.core.errors import UserError
 from shardlab.predict.machine import fit_machine
 from shardlab.predict.model import Estimate, Workload, fit_model, strategy_of, unpredictable
 from shardlab.results.calibration_record import Calibration
-from shardlab.results.timing_record import TimedRun
+from shardlab.results.timing_result import TimingResult
 from shardlab.strategy.document import CanonicalStrategy
 from shardlab.strategy.sync import repetition_steps
 from shardlab.strategy.validation import check_fits
@@ -53,8 +53,8 @@ Predict = Callable[[CanonicalStrategy], Estimate | str]
 
 def predictor(
     calibration: Calibration,
-    timed: Sequence[TimedRun],
-    fitted: Sequence[TimedRun],
+    timed: Sequence[TimingResult],
+    fitted: Sequence[TimingResult],
     history: History,
     link: Link | None,
     threads: int,
@@ -74,8 +74,8 @@ def predictor(
     machine = fit_machine(calibration)
     raced = [
         run
-        for race in history.races
-        for run in race.runs
+        for race in history.races.values()
+        for run in race
         if run.strategy is None or not unpredictable(strategy_of(run), machine)
     ]
     model = fit_model(machine, [*fitted, *raced])
@@ -108,7 +108,7 @@ def propose(
     shapes: "ModelShapes",
     predict: Predict,
     judge: Judge,
-    timed: Sequence[TimedRun],
+    timed: Sequence[TimingResult],
     settings: TrialSettings,
     facts: Sequence[str] = (),
 ) -> Proposal:
@@ -180,12 +180,12 @@ def propose(
             candidate(option(arm), quality, "", roles, trained=key in trained)
             for key, (arm, roles) in arms.items()
         ],
-        reference=history.reference.trained,
+        reference=[*history.reference.trained],
     )
 
 
 def with_limits(
-    proposal: Proposal, agent: Agent, history: History, timed: Iterable[TimedRun]
+    proposal: Proposal, agent: Agent, history: History, timed: Iterable[TimingResult]
 ) -> Proposal:
     """Return the proposal with the maximum durations of its trial: as set, or enough for
     all repetitions of the race and for four times the training of the start.
@@ -198,7 +198,7 @@ def with_limits(
         return proposal.model_copy(update={"race_limit_s": own, "training_limit_s": own})
     load = proposal.workload
     here = load.link, load.world_size
-    runs = chain(timed, *(race.runs for race in history.races))
+    runs = chain(timed, *history.races.values())
     known = {r.strategy_hash: fmean(r.step_ms) for r in runs if (r.link, r.world_size) == here}
     steps = [known.get(arm.hash, arm.prediction.step_ms) for arm in proposal.arms]
     longest = max((step for step in steps if step is not None), default=0.0)

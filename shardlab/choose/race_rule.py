@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from shardlab.config.schema import Agent
-from shardlab.results.timing_record import BLOCK, Ruling
+from shardlab.results.timing_result import BLOCK, Ruling
 
 SEARCH_ERROR = 0.05
 """chance that a search accepts any strategy that is not faster than its incumbent"""

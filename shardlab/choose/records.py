@@ -1,4 +1,4 @@
-"""Records of the search: the table of measurements, the proposal and the decision of a round."""
+"""Records of the search: the proposal, the trial and the decision of a round."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal, Self
@@ -6,8 +6,10 @@ from typing import Annotated, Literal, Self
 from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Seed, Train
 from shardlab.core.document import AS_TUPLE, Document
-from shardlab.results.run_record import Record
-from shardlab.results.timing_record import Race
+from shardlab.results.files import AnyResult
+from shardlab.results.table import StepRatio, Workload
+from shardlab.results.timing_result import Race
+from shardlab.results.train_result import TrainResult
 from shardlab.strategy.document import CanonicalStrategy
 
 Outcome = Literal["ok", "timeout", "crash", "memory", "diverged"]
@@ -15,106 +17,6 @@ Outcome = Literal["ok", "timeout", "crash", "memory", "diverged"]
 Role = Literal["incumbent", "start", "judge", "forecast", "random"]
 """why a strategy is raced: held so far; the reference; chosen by the judge; the lowest prediction;
 drawn from all feasible strategies. The last two measure the judge as it works"""
-
-_WIDEST = 4.0
-"""ratio of the ends of an interval from which on it says nothing"""
-
-
-class Workload(Document):
-    """Workload that every strategy of one search trains."""
-
-    model: str
-    parameters: int
-    world_size: int
-    """ranks of the search"""
-    trained_on: int
-    """ranks of the training runs"""
-    sequence_length: int
-    batch_size: int
-    accumulation: int
-    link: str
-    """of the search; training runs, which give quality, may have another one"""
-
-
-class StepRatio(Document):
-    """Step time over that of another strategy, in pairs of interleaved steps."""
-
-    source: str
-    """`timing NAME` or `round K`"""
-    link: str
-    world_size: int
-    ratio: float
-    low: float
-    high: float
-    repetitions: int
-
-    @property
-    def interval(self) -> str:
-        """The ends in words; none where they leave open whether the step is half or twice as long.
-
-        A race of 10 repetitions has two blocks, and Student's t of one degree of freedom at the
-        error of a race is over 100: such an interval may end at 85,799.
-        """
-        if self.high <= _WIDEST * self.low:
-            return f"{self.low:.3f} to {self.high:.3f}"
-        return "interval too wide to tell"
-
-
-class Failure(Document):
-    """Race or training run that ended without figures."""
-
-    source: str
-    link: str
-    world_size: int
-    outcome: Outcome
-    detail: str
-    """text of the error"""
-
-
-class Measured(Document):
-    """Row of the table of measurements: all that was measured of one strategy, on all links."""
-
-    strategy: CanonicalStrategy
-    hash: str
-    source: str
-    """where it was first measured: `run NAME`, `timing NAME` or `round K`"""
-    trained: list[Record] = []
-    """by seed; perplexity depends neither on the link nor on the ranks of a race"""
-    steps: list[StepRatio] = []
-    """over the start's, the latest last"""
-    failures: list[Failure] = []
-    files: str | None = None
-    """folder with the files of its training runs, in the layout of `results`; None: `results`"""
-
-    @property
-    def folder(self) -> str | None:
-        """The folder with seedS/final_model, seedS/trace.json.gz and seedS/events.jsonl for each
-        seed; None where there are no training runs."""
-        return f"{self.files or 'results'}/train/{self.trained[0].run}" if self.trained else None
-
-    @property
-    def diverged(self) -> bool:
-        """Whether a race or a training run of it diverged."""
-        return any(failure.outcome == "diverged" for failure in self.failures)
-
-    @property
-    def has_quality(self) -> bool:
-        """Whether its perplexity was measured, or it diverged."""
-        return bool(self.trained) or self.diverged
-
-    def step(self, load: Workload) -> StepRatio | None:
-        """Return the latest steps on the link and the ranks of a search."""
-        known = [step for step in self.steps if _is_on(step, load)]
-        return known[-1] if known else None
-
-    def failure(self, load: Workload) -> Failure | None:
-        """Return the latest failure there; who diverged did so on every link."""
-        known = [f for f in self.failures if f.outcome == "diverged" or _is_on(f, load)]
-        return known[-1] if known else None
-
-
-def _is_on(entry: StepRatio | Failure, load: Workload) -> bool:
-    return (entry.link, entry.world_size) == (load.link, load.world_size)
 
 
 class Prediction(Document):
@@ -228,7 +130,7 @@ class Proposal(Document):
     verdict: Verdict
     arms: list[Candidate]
     """of the race, the incumbent first; empty where nothing was chosen"""
-    reference: list[Record]
+    reference: list[TrainResult]
     """of the start, with which those of an arm are compared"""
     race_limit_s: float = 300.0
     """maximum duration of the race"""
@@ -242,7 +144,8 @@ class Trial(Document):
     round: int
     race: Race | None = None
     """its runs are named by the hashes of their strategies; None in a round without a choice"""
-    trained: list[Measured] = []
+    results: list[AnyResult] = []
+    """of the training runs"""
     seconds: float = 0.0
     """of the race and of training"""
 

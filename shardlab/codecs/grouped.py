@@ -24,7 +24,7 @@ from torch import Tensor
 from shardlab.codecs.base import Content, FusedCodec, MessageKey, key_words
 from shardlab.kernels import native
 from shardlab.kernels.compiled import compiled_on_gpus, constant
-from shardlab.kernels.kernels import kernel
+from shardlab.kernels.operators import kernel
 from shardlab.kernels.random import uniform
 
 _LARGEST_GROUP = 4096  # csrc/decoding.h

@@ -22,7 +22,7 @@ from torch import Tensor
 from shardlab.core.device import accelerator_of
 from shardlab.kernels import native
 from shardlab.kernels.compiled import compiled_on_gpus
-from shardlab.kernels.kernels import kernel
+from shardlab.kernels.operators import kernel
 from shardlab.kernels.workers import threads_for
 
 Coding = Literal["smaller", "elias_fano", "bitmap"]

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from shardlab.kernels import native
 from shardlab.kernels.compiled import compiled_on_gpus
-from shardlab.kernels.kernels import kernel
 from shardlab.kernels.native import check_floats, check_positions
+from shardlab.kernels.operators import kernel
 
 
 def largest(

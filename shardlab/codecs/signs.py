@@ -19,7 +19,7 @@ from shardlab.codecs.grouped import GroupedCodec, pack, unpack
 from shardlab.codecs.scales import NOT_FINITE, head_bytes, read_scales, widened
 from shardlab.kernels import native
 from shardlab.kernels.arithmetic import lane_sums
-from shardlab.kernels.kernels import kernel
+from shardlab.kernels.operators import kernel
 
 _LANES = 32
 _SMALLEST = 2.0**-126

@@ -39,17 +39,16 @@ class AllToAllCollective(CodecCollective):
         kind: Kind,
         route: Route,
         extra: bool = False,
+        audited: bool = True,
     ) -> None:
-        super().__init__(group, ledger, kind, route, extra)
+        super().__init__(group, ledger, kind, route, extra, audited)
         assert isinstance(route.method, Codec), "a method of several phases has its own collective"
         self.codec = route.method
         self._buffers = Buffers()
 
-    def _reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:
-        if self._is_exact(vector.numel()):
-            self._exact.reduce_scatter(output, vector, scale, unit)
-            return
-        step = self._begin(unit, vector)
+    def _reduce_scatter(
+        self, output: Tensor, vector: Tensor, scale: float, unit: Unit, step: int
+    ) -> None:
         payloads = self._scatter(vector, unit, step)
         part, device = f"{unit.name}>{self.rank}", vector.device
         keys = [MessageKey(self.route.seed, step, part, rank) for rank in range(self.world_size)]
@@ -57,7 +56,6 @@ class AllToAllCollective(CodecCollective):
         self.codec.decode_sum(payloads, output, scale, keys)
         self.account.add_time("decode_s", begin, device)
         self._check_finite(output)
-        self._audit(output, vector, scale)
 
     def _all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:
         """Reduce-scatter, then all-gather the owners' sums; each has its own residual.
@@ -67,32 +65,26 @@ class AllToAllCollective(CodecCollective):
         Raises:
             UserError: the gather would send other elements than were summed.
         """
-        n = vector.numel()
-        if self._is_exact(n + -n % self.world_size):
-            self._exact.all_reduce(vector, scale, unit)
-        elif self.codec.linear:
-            padded = self._padded(vector)
-            self._sum_payloads(padded, scale, unit)
-            if padded is not vector:
-                vector.copy_(padded[:n])
-        elif self.codec.random_elements:
+        if self.codec.random_elements and not self.codec.linear:
             raise UserError(
                 f"codec {self.codec.name!r}: an all-reduce would draw the elements twice, and keep "
                 "few of those it summed: set values: fp32, or shard the gradients"
             )
-        else:
+        if not self.codec.linear:
             super()._all_reduce(vector, scale, unit)
-
-    def _all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:
-        """Gather decoded payloads; the owner decodes its own, so all ranks hold the same values."""
-        if self._is_exact(output.numel()):
-            self._exact.all_gather(output, shard, unit)
             return
-        step, part = self._begin(unit, output), f"{unit.name}<"
+        padded = self._padded(vector)
+        self._sum_payloads(padded, scale, unit, self._begin(unit, padded))
+        if padded is not vector:
+            vector.copy_(padded[: vector.numel()])
+
+    def _all_gather(self, output: Tensor, shard: Tensor, unit: Unit, step: int) -> None:
+        """Gather decoded payloads; the owner decodes its own, so all ranks hold the same values."""
+        part = f"{unit.name}<"
         payloads = self._gather(self._encode([shard], [part], step)[0], output)
         self._decode_chunks(output, payloads, 1.0, [part] * self.world_size, step)
 
-    def _return_to_residuals(self, vector: Tensor, unit: Unit) -> None:
+    def return_compressed(self, vector: Tensor, unit: Unit) -> None:  # noqa: D102
         feedback, chunks = self.route.feedback, self._chunks(self._padded(vector))
         assert feedback is not None, "there are residuals"
         for part, chunk in zip(self._parts_to_ranks(unit), chunks, strict=True):
@@ -150,18 +142,14 @@ class AllToAllCollective(CodecCollective):
         self._all_to_all(payloads, received)
         return received
 
-    def _sum_payloads(self, vector: Tensor, scale: float, unit: Unit) -> None:
+    def _sum_payloads(self, vector: Tensor, scale: float, unit: Unit, step: int) -> None:
         """All-reduce payloads of a linear codec, which the owners sum."""
-        step = self._begin(unit, vector)
         payloads = self._scatter(vector, unit, step)
         total = self._buffers.floats("summed", payloads[0].numel() // 4, vector.device)
         add_up([payload.view(torch.float32) for payload in payloads], total, 1.0)
         sums = self._gather(total.view(torch.uint8), vector)
-        # the audit needs the values that are overwritten here
-        exact = vector if self.ledger.audit is None else vector.clone()
         self._decode_chunks(vector, sums, scale, self._parts_to_ranks(unit), step)
         self._check_finite(vector)
-        self._audit(self._chunks(vector)[self.rank], exact, scale)
 
     def _decode_chunks(
         self,
@@ -230,42 +218,44 @@ class HierarchicalCollective(CodecCollective):
         # every rank creates its node's group first: groups are created in one order on all ranks
         groups = [subgroup(group, each) for each in (of_node, ranks[local_rank::size])]
         self._made = groups
-        across = replace(route, method=route.between_nodes, warmup=0)
-        self.inside = AllToAllCollective(groups[0], ledger, kind, route)
-        self.between = AllToAllCollective(groups[1], ledger, kind, across, extra=True)
+        inside = replace(route, between_nodes=None)
+        across = replace(inside, method=route.between_nodes, warmup=0)
+        # the audit compares both levels with the exact sum, not one level with its inputs
+        self.inside = AllToAllCollective(groups[0], ledger, kind, inside, audited=False)
+        self.between = AllToAllCollective(groups[1], ledger, kind, across, True, audited=False)
         # units have other names at the second level, so one counter, and one state, has all
         self.inside.steps = self.between.steps = self.steps
         self._buffers = Buffers()
 
-    def _reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:
+    def _begin(self, unit: Unit, vector: Tensor) -> int:
+        """Return 0: each level counts its messages, and its ranks compare them."""
+        return 0
+
+    def _reduce_scatter(
+        self, output: Tensor, vector: Tensor, scale: float, unit: Unit, step: int
+    ) -> None:
         """Sum inside the node the chunks for its local rank in every node, then between nodes."""
         n = output.numel()
         by_local_rank = self._by_local_rank(vector)
         of_node = self._buffer("of the node", vector, self.nodes * n)
-        # the audit compares both levels with the exact sum, not one level with its inputs
-        audit, self.ledger.audit = self.ledger.audit, None
-        try:
-            self.inside._reduce_scatter(of_node, by_local_rank, 1.0, _inside(unit))  # noqa: SLF001
-            self.between._reduce_scatter(output, of_node, scale, _across(unit))  # noqa: SLF001
-        finally:
-            self.ledger.audit = audit
-        self._audit(output, vector, scale)
+        self.inside.reduce_compressed(of_node, by_local_rank, 1.0, _inside(unit), True)
+        self.between.reduce_compressed(output, of_node, scale, _across(unit), True)
 
-    def _all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:
+    def _all_gather(self, output: Tensor, shard: Tensor, unit: Unit, step: int) -> None:
         """Gather between nodes first, so that every shard is sent to each other node once."""
         n = shard.numel()
         gathered = self._buffer("of the local rank", output, self.nodes * n)
-        self.between._all_gather(gathered, shard, _across(unit))  # noqa: SLF001
+        self.between.gather_compressed(gathered, shard, _across(unit))
         received = self._buffer("received", output)
-        self.inside._all_gather(received, gathered, _inside(unit))  # noqa: SLF001
+        self.inside.gather_compressed(received, gathered, _inside(unit))
         by_node = output.view(self.nodes, self.ranks_per_node, n)
         by_node.copy_(received.view(self.ranks_per_node, self.nodes, n).transpose(0, 1))
 
     def close(self) -> None:  # noqa: D102
         release(self._made)
 
-    def _return_to_residuals(self, vector: Tensor, unit: Unit) -> None:
-        self.inside._return_to_residuals(self._by_local_rank(self._padded(vector)), _inside(unit))  # noqa: SLF001
+    def return_compressed(self, vector: Tensor, unit: Unit) -> None:  # noqa: D102
+        self.inside.return_compressed(self._by_local_rank(self._padded(vector)), _inside(unit))
 
     def _by_local_rank(self, vector: Tensor) -> Tensor:
         """Return the chunks of a vector by local rank, those of all its nodes after one another."""

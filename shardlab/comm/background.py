@@ -1,7 +1,6 @@
 """Calls concurrent with computation, on CPUs as on GPUs."""
 
 from collections.abc import Callable
-from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import timedelta
@@ -66,17 +65,18 @@ class Background:
         if self._error is not None:
             raise self._error
 
-    def drain(self) -> None:
+    def wait(self) -> None:
         """Wait until the device, too, has completed all calls; raise the first one's error."""
         if self._last is None:
             return
         last, self._last = self._last, None
-        # calls run in order, so all have ended with the last one; it must not raise before `_error`
-        last.settle()
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-        last.synchronize()
+        try:
+            last.wait_for_device()  # calls run in order, so all have ended with the last one
+        except BaseException as error:
+            self._error = self._error or error
+        first, self._error = self._error, None
+        if first is not None:
+            raise first
 
     def _run(self, call: Callable[[], None]) -> None:
         try:
@@ -86,12 +86,12 @@ class Background:
             raise
 
 
-def drain_all(*lanes: Background) -> None:
+def wait_all(*lanes: Background) -> None:
     """Wait until every call of all lanes has ended; raise one of their errors."""
-    # a stack, so that all lanes are drained if one raises
+    # a stack, so that all lanes have ended if one raises
     with ExitStack() as every:
         for lane in lanes:
-            every.callback(lane.drain)
+            every.callback(lane.wait)
 
 
 class Running(dist.Work):
@@ -101,12 +101,6 @@ class Running(dist.Work):
         super().__init__()
         self._future = future
 
-    def settle(self) -> None:
-        """Wait until the call has ended, as `wait` does, or failed."""
-        futures.wait([self._future])
-        if self._future.exception() is None:
-            self.wait()  # on a GPU: what the call uses may be freed then
-
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait until the call has ended; raise its error. Collectives have their own timeouts."""
         launched = self._future.result()
@@ -115,8 +109,8 @@ class Running(dist.Work):
             torch.cuda.current_stream(launched.device).wait_event(launched)
         return True
 
-    def synchronize(self) -> None:
-        """Wait until the device, too, has completed the call; raise its error."""
+    def wait_for_device(self) -> None:
+        """Wait on the host until the device, too, has completed the call; raise its error."""
         launched = self._future.result()
         if launched is not None:
             launched.synchronize()
@@ -147,6 +141,6 @@ class Lanes:
         self.gathers = Background("gather")
         self.reductions = Background("reduce")
 
-    def drain(self) -> None:
-        """See `Background.drain`."""
-        drain_all(self.gathers, self.reductions)
+    def wait(self) -> None:
+        """See `Background.wait`."""
+        wait_all(self.gathers, self.reductions)

@@ -78,8 +78,8 @@ class CodecCollective(Collective):
     and sent as a separate one; messages of fewer than `minimum_size` elements. Codecs take float32:
     narrower messages are widened for them, and have residuals in float32.
 
-    Subclasses compress float32 vectors in `_reduce_scatter`, `_all_reduce` and `_all_gather`; these
-    also get vectors below the minimum size, of any type, and send them by `_exact`.
+    Subclasses compress float32 vectors in `_reduce_scatter`, `_all_reduce` and `_all_gather`, which
+    get only what is compressed, and the step of the message.
     """
 
     ranks_per_node = 0
@@ -94,14 +94,15 @@ class CodecCollective(Collective):
         kind: Kind,
         route: Route,
         extra: bool = False,
+        audited: bool = True,
     ) -> None:
-        super().__init__(group, ledger, kind, extra)
+        super().__init__(group, ledger, kind, extra, audited)
         self.route = route
         self.steps: Counter[str] = Counter()
         """messages of each unit so far, those of the warm-up among them"""
         self._name = describe(route.method)
-        self._exact = uncompressed(group, ledger, kind, extra)
-        self._extra_exact = uncompressed(group, ledger, kind, extra=True)
+        self._exact = uncompressed(group, ledger, kind, extra, audited)
+        self._extra_exact = uncompressed(group, ledger, kind, True, audited)
         # of the uncompressed messages too: the first of a unit may be one of the warm-up
         self.settings = self._exact.settings = self._extra_exact.settings = route.settings()
         self._laid_out: set[tuple[str, int]] = set()
@@ -119,13 +120,8 @@ class CodecCollective(Collective):
         # the group of a backward pass may be a part of the one that padded the shards
         if self._bypasses(unit, shard.dtype):
             self._exact.all_gather(output, shard, unit)
-        elif output.dtype == torch.float32 or output.numel() < self.route.minimum_size:
-            self._all_gather(output, shard, unit)
         else:
-            result = torch.empty_like(output, dtype=torch.float32)
-            with self._raw_bytes_of(shard):
-                self._all_gather(result, shard.float(), unit)
-            output.copy_(result)
+            self.gather_compressed(output, shard, unit)
 
     def note_pass(self, unit: Unit, is_backward: bool) -> None:  # noqa: D102
         if self.route.draws is not None:
@@ -153,35 +149,70 @@ class CodecCollective(Collective):
     def return_to_residuals(self, vector: Tensor, unit: Unit) -> None:  # noqa: D102
         wide = vector.float()
         if not self._has_excluded(unit):
-            self._return_to_residuals(wide, unit)
+            self.return_compressed(wide, unit)
             return
         for part in self._parts(unit, 1):
             if not part.excluded:
-                self._return_to_residuals(part.select(wide.view(1, -1)), part.unit)
+                self.return_compressed(part.select(wide.view(1, -1)), part.unit)
+
+    def reduce_compressed(
+        self, output: Tensor, vector: Tensor, scale: float, unit: Unit, scatter: bool
+    ) -> None:
+        """Reduce a message by the codec, unless it is short; what it lost is audited."""
+        if self._is_exact(vector.numel()):
+            _reduce_by(self._exact, output, vector, scale, unit, scatter)
+            return
+        if vector.dtype != torch.float32:
+            wide = vector.float()
+            result = torch.empty_like(output, dtype=torch.float32) if scatter else wide
+            with self._raw_bytes_of(vector):
+                self.reduce_compressed(result, wide, scale, unit, scatter)
+            output.copy_(result)
+        elif scatter:
+            self._reduce_scatter(output, vector, scale, unit, self._begin(unit, vector))
+            self._compare_exactly(output, vector, scale)
+        else:
+            exact = None if self._audit is None else vector.clone()
+            self._all_reduce(vector, scale, unit)
+            if exact is not None:
+                # what ranks receive: the gather has an error of its own
+                reduced = self._chunks(self._padded(vector))[self.rank]
+                self._compare_exactly(reduced, self._padded(exact), scale)
+
+    def gather_compressed(self, output: Tensor, shard: Tensor, unit: Unit) -> None:
+        """Gather shards by the codec, unless their message is short."""
+        if self._is_exact(output.numel()):
+            self._exact.all_gather(output, shard, unit)
+        elif output.dtype == torch.float32:
+            self._all_gather(output, shard, unit, self._begin(unit, output))
+        else:
+            result = torch.empty_like(output, dtype=torch.float32)
+            with self._raw_bytes_of(shard):
+                self._all_gather(result, shard.float(), unit, self._begin(unit, result))
+            output.copy_(result)
 
     @abstractmethod
-    def _reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:
-        """Write this rank's shard of the sum, times `scale`, to `output`."""
-
-    def _all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:
-        """Reduce-scatter, then all-gather the sums, by default."""
-        # the audit compares what ranks receive: the gather has an error of its own
-        audit, self.ledger.audit = self.ledger.audit, None
-        exact = vector if audit is None else vector.clone()
-        try:
-            self._scatter_and_gather(self._reduce_scatter, self._all_gather, vector, scale, unit)
-        finally:
-            self.ledger.audit = audit
-        if audit is not None:
-            self._audit(self._chunks(self._padded(vector))[self.rank], self._padded(exact), scale)
-
-    @abstractmethod
-    def _return_to_residuals(self, vector: Tensor, unit: Unit) -> None:
+    def return_compressed(self, vector: Tensor, unit: Unit) -> None:
         """Add a float32 vector[n] to the residuals of an all-reduce."""
 
     @abstractmethod
-    def _all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:
-        """Write the shards of all ranks to `output`."""
+    def _reduce_scatter(
+        self, output: Tensor, vector: Tensor, scale: float, unit: Unit, step: int
+    ) -> None:
+        """Write this rank's shard of the sum, times `scale`, to `output`."""
+
+    def _all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:
+        """Reduce-scatter, then all-gather the sums, by default: two messages."""
+        padded = self._padded(vector)
+        shard = padded.new_empty(padded.numel() // self.world_size)
+        self._reduce_scatter(shard, padded, scale, unit, self._begin(unit, padded))
+        self._all_gather(padded, shard, unit, self._begin(unit, padded))
+        if padded is not vector:
+            vector.copy_(padded[: vector.numel()])
+
+    def _all_gather(self, output: Tensor, shard: Tensor, unit: Unit, step: int) -> None:
+        """Write the shards of all ranks to `output`, uncompressed by default."""
+        self._exact.all_gather(output, shard, unit)
 
     def _reduce(
         self, output: Tensor, vector: Tensor, scale: float, unit: Unit, scatter: bool
@@ -202,27 +233,12 @@ class CodecCollective(Collective):
                 if part.excluded:
                     _reduce_by(exact, result, message, scale, part.unit, scatter)
                 else:
-                    self._reduce_compressed(result, message, scale, part.unit, scatter)
+                    self._lay_out(part.unit, message.numel(), scatter)
+                    self.reduce_compressed(result, message, scale, part.unit, scatter)
                 part.insert(result, output.view(1, n))
         else:
-            self._reduce_compressed(output, vector, scale, unit, scatter)
-
-    def _reduce_compressed(
-        self, output: Tensor, vector: Tensor, scale: float, unit: Unit, scatter: bool
-    ) -> None:
-        n = vector.numel()
-        if self.route.feedback is not None and (unit.name, n) not in self._laid_out:
-            self._lay_out(self.route.feedback, unit, n, scatter)
-        if vector.dtype != torch.float32 and n >= self.route.minimum_size:
-            wide = vector.float()
-            result = torch.empty_like(output, dtype=torch.float32) if scatter else wide
-            with self._raw_bytes_of(vector):
-                self._reduce_compressed(result, wide, scale, unit, scatter)
-            output.copy_(result)
-        elif scatter:
-            self._reduce_scatter(output, vector, scale, unit)
-        else:
-            self._all_reduce(vector, scale, unit)
+            self._lay_out(unit, vector.numel(), scatter)
+            self.reduce_compressed(output, vector, scale, unit, scatter)
 
     def _bypasses(self, unit: Unit, dtype: torch.dtype, complete: bool = True) -> bool:
         """Return whether a whole message is sent uncompressed; count the reason.
@@ -244,7 +260,7 @@ class CodecCollective(Collective):
 
     def _is_exact(self, n: int) -> bool:
         """Return whether a vector of n elements is sent uncompressed; count one that is short."""
-        if isinstance(self.route.method, Identity):
+        if isinstance(self.route.method, Identity) and self.route.between_nodes is None:
             return True
         if n >= self.route.minimum_size:
             return False
@@ -275,11 +291,13 @@ class CodecCollective(Collective):
             start += width
         return [part for part in parts if part.blocks]
 
-    def _lay_out(self, feedback: ErrorFeedback, unit: Unit, n: int, scatter: bool) -> None:
+    def _lay_out(self, unit: Unit, n: int, scatter: bool) -> None:
         """Record the order of a unit's elements before its first message of n elements."""
+        feedback = self.route.feedback
+        if feedback is None or (unit.name, n) in self._laid_out:
+            return
         self._laid_out.add((unit.name, n))
-        # shorter ones have no residual, also when they are padded
-        if n > self.route.minimum_size - self.world_size:
+        if n >= self.route.minimum_size:  # shorter ones have no residual
             size = self.world_size
             layout = Layout.scattering(unit, size, n // size) if scatter else Layout.whole(size, n)
             layout = layout._replace(ranks_per_node=self.ranks_per_node)

@@ -14,7 +14,7 @@ from torch.profiler import record_function
 
 from shardlab.codecs.base import Unit
 from shardlab.codecs.wire import VERSION, PayloadError
-from shardlab.comm.ledger import Account, Kind, Ledger, shares_between_nodes
+from shardlab.comm.ledger import Account, Audit, Kind, Ledger, shares_between_nodes
 from shardlab.comm.object_collectives import gather_values
 from shardlab.comm.transport import Transport
 from shardlab.core.device import now
@@ -61,10 +61,17 @@ class Collective(ABC):
 
     Args:
         extra: the ledger counts these collectives as ones that only compression needs.
+        audited: compare reductions with exact ones while the ledger has an audit; not where another
+            collective does, of which this one is a part.
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, ledger: Ledger, kind: Kind, extra: bool = False
+        self,
+        group: dist.ProcessGroup,
+        ledger: Ledger,
+        kind: Kind,
+        extra: bool = False,
+        audited: bool = True,
     ) -> None:
         self.group = group
         self.ledger = ledger
@@ -73,7 +80,7 @@ class Collective(ABC):
         self._between_nodes = shares_between_nodes(group, ledger.ranks_per_node)
         self.world_size = self.transport.world_size
         self.rank = self.transport.rank
-        self._extra = extra
+        self._extra, self._audited = extra, audited
         self.settings = ""
         """what else must be equal on all ranks, in words"""
         self._agreed: set[tuple[str, int, str]] = set()
@@ -246,21 +253,27 @@ class Collective(ABC):
         if padded is not vector:
             vector.copy_(padded[: vector.numel()])
 
-    def _audit(self, reduced: Tensor, vector: Tensor, scale: float) -> None:
+    @property
+    def _audit(self) -> Audit | None:
+        """Audit that this collective's reductions are compared for, while there is one."""
+        return self.ledger.audit if self._audited else None
+
+    def _compare_exactly(self, reduced: Tensor, vector: Tensor, scale: float) -> None:
         """While auditing, compare a reduction with the exact one, whose bytes are not counted.
 
         Args:
             reduced: this rank's shard of the sum.
             vector: input of this rank, [world_size * n].
         """
-        if self.ledger.audit is None:
+        audit = self._audit
+        if audit is None:
             return
         chunks, exact = self._chunks(vector), torch.empty_like(reduced)
         parts = [torch.empty_like(chunk) for chunk in chunks]
         parts[self.rank] = chunks[self.rank]
         self.transport.all_to_all(chunks, parts)
         add_up(parts, exact, scale)
-        self.ledger.audit.add(reduced, exact)
+        audit.add(reduced, exact)
 
 
 class WarmUp(Collective):

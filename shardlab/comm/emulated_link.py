@@ -34,7 +34,7 @@ from shardlab.config.machine import Link, bucket_bytes
 from shardlab.core.errors import UserError
 from shardlab.core.progress import say
 from shardlab.profiling.labels import LINK
-from shardlab.results.run_record import LinkEmulation
+from shardlab.results.result import LinkEmulation
 
 _CLONE_NEWNET = 0x40000000
 _LOOPBACK = "lo"

@@ -1,6 +1,7 @@
 """Synchronisation of replicas by outer gradients, fragment by fragment."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -113,7 +114,7 @@ class Exchanges:
             exchange.running = self._background.start(self._reduce, exchange)
 
     @torch.no_grad()
-    def finish(self, index: int, averages: bool = False) -> None:
+    def apply(self, index: int, averages: bool = False) -> None:
         """Update a fragment by the mean outer gradients.
 
         Args:
@@ -157,9 +158,9 @@ class Exchanges:
 
     def forget(self) -> None:
         """Wait for what is on the way, and drop it."""
-        for exchange in self.underway.values():
-            if exchange.running is not None:
-                exchange.running.settle()
+        if self._background is not None:
+            with suppress(Exception):  # of an exchange that is dropped
+                self._background.wait()
         self.underway.clear()
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -254,7 +255,7 @@ class Exchanges:
         for unit, vector in zip(exchange.units, vectors, strict=True):
             self.collective.all_reduce(vector, 1 / self.collective.world_size, unit.message)
             if self._feedback is not None:
-                self._feedback.step_ended()
+                self._feedback.end_step()
             yield vector
 
     def _statistics(self) -> Tensor | None:

@@ -159,7 +159,7 @@ class ErrorFeedback:
     - a residual is always finite;
     - `rollback` restores, bit for bit, the residuals before the first message of the last step.
 
-    `step_ended` ends a step; `attach` calls `updated` after each update by an optimizer. All
+    `end_step` ends a step; `attach` calls `updated` after each update by an optimizer. All
     vectors of one step read and write the same generation of a residual. The generation before it
     is kept for `rollback` until the first message of the next step: an optimizer may have left out
     its update without a word, as fused ones do for a loss scaler.
@@ -236,7 +236,7 @@ class ErrorFeedback:
         total = residual + values
         narrow(torch.where(total.isfinite(), total, residual), stored)
 
-    def step_ended(self) -> None:
+    def end_step(self) -> None:
         """End the step: the next message is the first of another one."""
         self._has_ended = True
 
@@ -244,9 +244,9 @@ class ErrorFeedback:
         """End the step after an update of parameters by an optimizer of torch."""
         if torch_private.in_backward():
             # other units of this step are still to be sent
-            torch_private.call_after_backward(self.step_ended)
+            torch_private.call_after_backward(self.end_step)
         else:
-            self.step_ended()
+            self.end_step()
 
     def rollback(self) -> None:
         """Restore the residuals before the last step, whose update is skipped."""

@@ -287,7 +287,7 @@ class _ReduceScatterHook(_Allocate, torch_private.ReduceScatter):
         running = self._lanes.reductions.start(
             collective.reduce_scatter, output_tensor, input_tensor, scale, unit
         )
-        torch_private.call_after_backward(self._lanes.drain)
+        torch_private.call_after_backward(self._lanes.wait)
         # FSDP2 scales and converts the sum on this thread, which must not overtake the reduction
         if op != dist.ReduceOp.AVG or self._is_read_at_once(output_tensor):
             running.wait()

@@ -94,9 +94,9 @@ class Handle:
         if self._sync is not None and self._sync.is_counted:
             raise UserError("handle.step() counts what optimizer= counts already: remove one")
         if self.feedback is not None:
-            self.feedback.step_ended()
+            self.feedback.end_step()
         if self._sync is not None:
-            self._sync.step_ended()
+            self._sync.end_step()
 
     def synchronize(self) -> None:
         """Average the replicas, at the end of training or before `detach`; they are then equal."""
@@ -118,16 +118,14 @@ class Handle:
         """Return what all replicas agree on in place of each trained parameter."""
         return {} if self._sync is None else self._sync.exchanged_parameters()
 
-    def drain(self) -> None:
-        """With `overlap`: wait until all gradients are reduced; raise errors of communication.
+    def wait(self) -> None:
+        """Wait until all messages under way have arrived; raise errors of communication.
 
-        The end of a backward pass does so; only one that failed leaves something to wait for.
+        Backward waits for the reductions of `overlap`, unless it fails, and a later step for what
+        replicas send with a `delay`.
         """
         if self._lanes is not None:
-            self._lanes.drain()
-
-    def wait(self) -> None:
-        """Wait until what replicas send has arrived, though a `delay` leaves it more steps."""
+            self._lanes.wait()
         if self._sync is not None:
             self._sync.wait()
 

@@ -226,9 +226,9 @@ class Ledger:
         wire, raw = self.bytes_wire / factor, raw / factor
         return f"sent {wire:,.1f} of {raw:,.1f} {unit}, {saved}: {parts}"
 
-    def settle(self) -> None:
-        """Read the times of steps on a GPU; the host waits for it."""
-        self.traffic.settle()
+    def wait(self) -> None:
+        """Wait until a GPU has done its steps, and read their times."""
+        self.traffic.wait()
 
     def reset(self) -> None:
         """Set all counts to 0, except those of `step_accounts`."""
@@ -255,7 +255,7 @@ class Ledger:
 
     def sums(self) -> dict[Kind, dict[str, Any]]:
         """Return all counts as plain values."""
-        self.settle()
+        self.wait()
         return {kind: account.sums() for kind, account in self._accounts.items()}
 
     def load_sums(self, sums: Mapping[Kind, Mapping[str, Any]]) -> None:
@@ -266,7 +266,7 @@ class Ledger:
 
     def summary(self) -> dict[str, dict[str, Any]]:
         """Return bytes_raw, bytes_wire, compression_ratio and so on by kind of message."""
-        self.settle()
+        self.wait()
         return {kind: account.summary() for kind, account in self._accounts.items()}
 
     @contextmanager

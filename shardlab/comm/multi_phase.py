@@ -52,35 +52,25 @@ class MultiPhaseCollective(CodecCollective):
             self.method.state[name.removeprefix(self._prefix)] = value.clone()
         self._is_loaded = True
 
-    def _reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:
-        if self._is_exact(vector.numel()):
-            self._exact.reduce_scatter(output, vector, scale, unit)
-            return
-        total = self._reduce_in_phases(self.method.sum_scatter, vector, unit)
+    def _reduce_scatter(
+        self, output: Tensor, vector: Tensor, scale: float, unit: Unit, step: int
+    ) -> None:
+        total = self._reduce_in_phases(self.method.sum_scatter, vector, unit, step)
         torch.mul(total, scale, out=output)
         self.account.bytes_raw += self._share_of_others(vector.nbytes)
-        self._audit(output, vector, scale)
 
     def _all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:
-        if self._is_exact(vector.numel()):
-            self._exact.all_reduce(vector, scale, unit)
-            return
-        total = self._reduce_in_phases(self.method.sum, vector, unit).mul_(scale)
+        step = self._begin(unit, vector)
+        vector.copy_(self._reduce_in_phases(self.method.sum, vector, unit, step).mul_(scale))
         self.account.bytes_raw += 2 * self._share_of_others(vector.nbytes)
-        if self.ledger.audit is not None:
-            self._audit(self._chunks(self._padded(total))[self.rank], self._padded(vector), scale)
-        vector.copy_(total)
 
-    def _all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:
-        self._exact.all_gather(output, shard, unit)
-
-    def _return_to_residuals(self, vector: Tensor, unit: Unit) -> None:
+    def return_compressed(self, vector: Tensor, unit: Unit) -> None:  # noqa: D102
         assert self.route.feedback is not None, "there are residuals"
         self.route.feedback.return_unapplied(f"{unit.name}*", vector)
 
-    def _reduce_in_phases(self, reduce: Reduce, vector: Tensor, unit: Unit) -> Tensor:
+    def _reduce_in_phases(self, reduce: Reduce, vector: Tensor, unit: Unit, step: int) -> Tensor:
         wire, account, feedback = self._wire, self.account, self.route.feedback
-        key = MessageKey(self.route.seed, self._begin(unit, vector), unit.name, self.rank)
+        key = MessageKey(self.route.seed, step, unit.name, self.rank)
         uncompressed = account.uncompressed.total()
         if self._is_loaded:
             state = self.method.state

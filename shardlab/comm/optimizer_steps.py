@@ -79,7 +79,7 @@ def count_steps(
         stepped.add(index)
         if len(stepped) == len(optimizers):
             stepped.clear()
-            sync.step_ended()
+            sync.end_step()
 
     hooks = [
         optimizer.register_step_post_hook(lambda *call, index=index: count(index, call[-1]))

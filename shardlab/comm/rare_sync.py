@@ -104,7 +104,7 @@ class RareSync:
                 "all that step as optimizer=..."
             )
 
-    def step_ended(self) -> None:
+    def end_step(self) -> None:
         """Count a step, and synchronise what is due after it.
 
         Raises:
@@ -129,9 +129,9 @@ class RareSync:
                         True  # without an optimizer of torch, with the parameters at attach
                     )
                     self._exchanges.start(index, self.step)
-                # what was on the way may have been finished early
+                # what was on the way may have been applied early
                 if index in self._exchanges.underway and self._is_due(index, self.settings.delay):
-                    self._exchanges.finish(index)
+                    self._exchanges.apply(index)
                     if self.settings.alpha == 0:
                         self._equal_at[index] = self.step
 
@@ -141,7 +141,7 @@ class RareSync:
         Without momentum, which would multiply what a few steps have moved.
 
         Raises:
-            as `step_ended` and `update_begins`.
+            as `end_step` and `update_begins`.
         """
         if self.step < self.settings.warmup_steps:
             return
@@ -150,13 +150,13 @@ class RareSync:
             self._exchanges.restart()
         with naming_lost_rank(self.step):
             for index in [*self._exchanges.underway]:
-                self._exchanges.finish(index)
+                self._exchanges.apply(index)
             # a replica that has nothing to send would leave the others waiting
             self._exchanges.compare(self.step)
             for index in range(self.settings.fragments):
                 if not self._is_due(index):  # else it was synchronised after this very step
                     self._exchanges.start(index, self.step)
-                    self._exchanges.finish(index, averages=True)
+                    self._exchanges.apply(index, averages=True)
         self._exchanges.set_parameters()
         self._equal_at = [self.step] * self.settings.fragments
 

@@ -108,7 +108,7 @@ class Traffic:
 
         Args:
             read: called with the seconds with at least one operation under way: now, or for a GPU
-                by `settle`.
+                by `wait`.
         """
         if self._step is None:
             read(self.seconds - self._at_begin)
@@ -117,7 +117,7 @@ class Traffic:
             step, self._step = self._step, _DeviceStep(self._step.begin, [])
             self._unread.append((step, read))
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Read the times of all steps; the host waits for the GPU."""
         unread, self._unread = self._unread, []
         for step, read in unread:

@@ -113,9 +113,14 @@ class UncompressedAllToAll(Collective):
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, ledger: Ledger, kind: Kind, extra: bool = False
+        self,
+        group: dist.ProcessGroup,
+        ledger: Ledger,
+        kind: Kind,
+        extra: bool = False,
+        audited: bool = True,
     ) -> None:
-        super().__init__(group, ledger, kind, extra)
+        super().__init__(group, ledger, kind, extra, audited)
         self._buffers = Buffers()
 
     @labelled
@@ -128,7 +133,7 @@ class UncompressedAllToAll(Collective):
         self._all_to_all(chunks, received)
         add_up(received, output, scale)
         self._count_vector(vector)
-        self._audit(output, vector, scale)
+        self._compare_exactly(output, vector, scale)
 
     @labelled
     def all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:
@@ -151,11 +156,15 @@ class UncompressedAllToAll(Collective):
 
 
 def uncompressed(
-    group: dist.ProcessGroup, ledger: Ledger, kind: Kind, extra: bool = False
+    group: dist.ProcessGroup,
+    ledger: Ledger,
+    kind: Kind,
+    extra: bool = False,
+    audited: bool = True,
 ) -> Collective:
     """Return collectives of exact sums: gloo's own reduce-scatter sends twice what is needed."""
     by_all_to_all = dist.get_backend(group) == "gloo"
-    return (UncompressedAllToAll if by_all_to_all else Native)(group, ledger, kind, extra)
+    return (UncompressedAllToAll if by_all_to_all else Native)(group, ledger, kind, extra, audited)
 
 
 def divides(group: dist.ProcessGroup, device: torch.device) -> bool:

@@ -125,14 +125,24 @@ def _lines(error: ValidationError, where: str) -> list[str]:
         path = ".".join(filter(None, [where, *(str(p) for p in place if not _is_tag(p))]))
         found = each["input"]
         message = each["msg"].removeprefix("Value error, ")
+        if each["type"] in _EXPECTED:
+            message = _EXPECTED[each["type"]].format(**each.get("ctx", {}))
+            found = type(found) if isinstance(found, BaseModel) else found
         is_shown = isinstance(found, dict | list | BaseModel) or repr(found) in message
         shown = "" if is_shown else f" (found {_brief(found)})"
         lines.setdefault(place[:union], f"{path}: {message[0].lower()}{message[1:]}{shown}")
     return [*lines.values()]
 
 
+_EXPECTED = {
+    "model_type": "input should be a mapping or a {class_name}",
+    "tuple_type": "input should be a list",
+}
+"""messages in place of pydantic's, in the words of YAML, by its names of mistakes"""
+
+
 def _brief(found: object) -> str:
-    text = repr(found)
+    text = f"a {found.__name__}" if isinstance(found, type) else repr(found)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 

@@ -53,7 +53,7 @@ class AutogradEngine(Engine):
             with self._accumulating():
                 losses += [self._accumulate(batch, len(micro_batches)) for batch in early]
         losses.append(self._accumulate(last, len(micro_batches)))
-        self._finish_backward()
+        self._after_backward()
         gradients = self._gradients()
         squares, *read = read_together(self._squares(gradients), *losses)
         norm = norm_of(squares)
@@ -70,9 +70,8 @@ class AutogradEngine(Engine):
         self._loss_scale.update(applied)
         return StepOutcome(sum(read) / len(read), norm, applied)
 
-    def _finish_backward(self) -> None:
-        """Wait for reductions that overlap with backward."""
-        self._handle.drain()
+    def _after_backward(self) -> None:
+        """Wait for reductions that overlap with backward, where backward itself does not."""
 
     def _gradients(self) -> list[Tensor]:
         """Return this rank's gradients, divided by the loss scale."""
@@ -197,6 +196,6 @@ class DDPEngine(AutogradEngine):
         """Run a pass: DDP rebuilds its buckets after the first, and sums depend on the layout."""
         before = self._handle.state_dict()
         self._accumulate(batch, 1)
-        self._finish_backward()
+        self._after_backward()
         self._optimizer.zero_grad()
         self._handle.load_state_dict(before)

@@ -56,8 +56,8 @@ class ManualEngine(FlatEngine):
         finally:
             schedule.reducing = True
 
-    def _finish_backward(self) -> None:
-        self._sharded.schedule.finish()
+    def _after_backward(self) -> None:
+        self._sharded.schedule.after_backward()
 
     def _vectors(self) -> dict[str, FlatVector]:
         return {unit.name: FlatVector(unit.shard, unit.shapes) for unit in self._sharded.units}
@@ -67,7 +67,7 @@ class FlatSharded(ScheduledModule):
     """Wrapper of `model` with 1/W of its parameters on each rank, in one vector per unit.
 
     `parameters()` are the shards, one per unit, which an optimizer updates. Their gradients are
-    there after `schedule.finish()`, which follows the last backward pass of a step.
+    there after `schedule.after_backward()`, which follows the last backward pass of a step.
 
     Args:
         fill: the weights of `model`, float32 and the same on all ranks.

@@ -181,13 +181,13 @@ class Schedule(UnitSchedule):
         if self._missing[unit.name] == 0:
             self._complete(unit)
 
-    def finish(self) -> None:
-        """Return when the gradients of all shards are there, after a step's last backward pass."""
+    def after_backward(self) -> None:
+        """Wait until the gradients of all shards are there, after a step's last backward pass."""
         for unit in (*reversed(self.units), self.root):
             if self._missing[unit.name] > 0:  # parameters that the model did not use
                 self._missing[unit.name] = 0
                 self._complete(unit)
-        self._vectors.drain()
+        self._vectors.wait()
         for unit in (self.root, *self.units):
             unit.shard.grad = unit.gradient
 

@@ -32,6 +32,10 @@ class UnitSchedule(ABC):
     def before_backward(self, index: int) -> None:
         """Prepare a unit for backward; called once for each output tensor with a gradient."""
 
+    @abstractmethod
+    def after_backward(self) -> None:
+        """Do what is left of a backward pass; called by the engine."""
+
 
 class ScheduledModule(nn.Module, Attachable):
     """Wrapper of `model` whose hooks call `schedule`, which a subclass sets.
@@ -84,7 +88,7 @@ class VectorPool:
     def acquire(self, size: int) -> Tensor:
         """Return a vector of so many elements, uninitialised; wait while too many are in flight."""
         while len(self._running) >= _MOST_VECTORS:
-            self._settle()
+            self._wait_for_oldest()
         spare = self._spare.setdefault(size, [])
         return spare.pop() if spare else torch.empty(size, dtype=self._dtype, device=self._device)
 
@@ -92,13 +96,12 @@ class VectorPool:
         """Return a vector to the pool as soon as a call has ended."""
         self._running.append((running, vector))
 
-    def drain(self) -> None:
-        """Return when none is in flight; raise the error of the first call that failed."""
+    def wait(self) -> None:
+        """Wait until none is in flight; raise the error of the first call that failed."""
         while self._running:
-            self._settle()
+            self._wait_for_oldest()
 
-    def _settle(self) -> None:
-        """Wait for the oldest."""
+    def _wait_for_oldest(self) -> None:
         running, vector = self._running.popleft()
         running.wait()
         self._spare[vector.numel()].append(vector)

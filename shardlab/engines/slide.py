@@ -30,7 +30,7 @@ from shardlab.engines.slide_optimizer import HostOptimizer, update_workers
 from shardlab.engines.slide_schedule import Schedule, SlideModule, refuse_shared
 from shardlab.engines.slide_transfers import Copies, GradOffload, Prefetcher
 from shardlab.kernels.adam import Hyper
-from shardlab.models.memory import kept_gradients, window_slots
+from shardlab.models.streamed_layout import kept_gradients, window_slots
 from shardlab.models.units import UnitPlan, dtype_of, owned_parameters, plan_units, uses_fp16
 
 Result = TypeVar("Result")
@@ -161,7 +161,7 @@ class SlideEngine(Engine):
         self._schedule.in_step = True
         try:
             result = call()
-            self._schedule.finish()
+            self._schedule.after_backward()
         except BaseException as error:
             begun = any(p.grad is not None for u in self.units for p in u.parameters.values())
             if begun or self._schedule.in_backward or self.groups.gathers is not None:
@@ -178,7 +178,7 @@ class SlideEngine(Engine):
             as in `StepOutcome`: the norm of the gradient, and whether it is applied.
         """
         try:
-            self._schedule.agree()
+            self._schedule.wait()
             norm = self._norm()
             applied = math.isfinite(norm)
             self._end(norm, applied)
@@ -206,8 +206,8 @@ class SlideEngine(Engine):
     def synchronize(self) -> None:
         """Return when all updates are done, on all ranks."""
         try:
-            self._optimizer.drain()
-            self._copies.drain()
+            self._optimizer.wait()
+            self._copies.wait()
         except Exception as error:
             self._break(error)
             raise
@@ -302,9 +302,9 @@ def _close(pid: int, optimizer: HostOptimizer, copies: Copies) -> None:
     if os.getpid() != pid:
         return  # a fork: it has none of the threads that would be waited for
     with suppress(Exception):
-        optimizer.drain()
+        optimizer.wait()
     with suppress(Exception):
-        copies.drain()
+        copies.wait()
     copies.unpin()
 
 

@@ -141,8 +141,8 @@ class SlideFSDP:
             self.gradient_norm, self.applied = self._engine.end()
         return output
 
-    def synchronize(self) -> None:
-        """Return when all updates are done, on all ranks; raise their errors."""
+    def wait(self) -> None:
+        """Wait until all updates are done, on all ranks; raise their errors."""
         self._engine.synchronize()
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from shardlab.core.errors import UserError
 from shardlab.core.host import free_memory_bytes
 from shardlab.engines.flat import named_parts
 from shardlab.engines.slide_groups import RankGroups
-from shardlab.models.memory import KeptGradients, slot_sizes
+from shardlab.models.streamed_layout import KeptGradients, slot_sizes
 
 Layout = dict[str, tuple[torch.dtype, int]]
 """type and number of elements of vectors, by name"""

@@ -101,9 +101,9 @@ class HostOptimizer:
         if unit.index in self._arrived:
             self._arrived.pop(unit.index).busy = update
 
-    def drain(self) -> None:
-        """Return when all updates are done; raise the first error of any."""
-        self._lane.drain()
+    def wait(self) -> None:
+        """Wait until all updates are done; raise the first error of any."""
+        self._lane.wait()
 
     def _add(
         self,
@@ -115,7 +115,7 @@ class HostOptimizer:
         scale: float,
     ) -> None:
         """Add a gradient to the sum of a step; after the last one, over ranks and nodes, too."""
-        copied.synchronize()  # the CPU reads the bytes, so waiting for a stream is not enough
+        copied.wait_for_device()  # the CPU reads the bytes, so waiting for a stream is not enough
         gradient = slot.of(self._buffers.size(unit))
         if self._buffers.keeping == "sums":
             total = self._buffers.total(unit)

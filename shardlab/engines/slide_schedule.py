@@ -92,8 +92,8 @@ class Schedule(UnitSchedule):
         self._accounted_step = self._step if torch.is_grad_enabled() else None
         self._wait(self.root)
 
-    def agree(self) -> None:
-        """Return when all ranks have ended their backward pass after the same gathers."""
+    def wait(self) -> None:
+        """Wait until all ranks have ended their backward pass after the same gathers."""
         if self._ended is not None:
             self._ended.wait()
 
@@ -119,7 +119,7 @@ class Schedule(UnitSchedule):
         """Invalidate all that is on the device: host memory has changed."""
         for name in [*self._pending]:
             # the host is about to write to what a fetch in progress reads
-            self._pending.pop(name).synchronize()
+            self._pending.pop(name).wait_for_device()
         for unit in self._on_device():
             self._free(unit)
             self._accounted_step = None
@@ -157,8 +157,8 @@ class Schedule(UnitSchedule):
         if unit in self._awaited:
             self._need(unit, self._awaited_before(unit))
 
-    def finish(self) -> None:
-        """Off-load whatever gradients are there, after backward."""
+    def after_backward(self) -> None:
+        """Off-load whatever gradients are there."""
         self._ended = self._prefetcher.end_backward()
         self._pass(reversed(self.units))
         if self.last:

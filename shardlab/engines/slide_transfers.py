@@ -6,7 +6,7 @@ from typing import ParamSpec
 import torch
 from torch import Tensor
 
-from shardlab.comm.background import Background, Running, drain_all
+from shardlab.comm.background import Background, Running, wait_all
 from shardlab.comm.collective import Collective
 from shardlab.comm.ledger import Account, Ledger
 from shardlab.core import torch_private
@@ -27,7 +27,7 @@ class Copies:
 
     What is started in a lane may wait, communicate and `copy`. It begins after what its caller had
     launched on the device before; what is launched after `Running.wait` begins after it, and
-    `Running.synchronize` returns when its bytes have arrived.
+    `Running.wait_for_device` returns when its bytes have arrived.
 
     Args:
         one_thread: launches the calls of both lanes on a GPU, in the order in which they were
@@ -62,9 +62,9 @@ class Copies:
         self._inward.check()
         self._outward.check()
 
-    def drain(self) -> None:
-        """Return when all calls have ended; raise one of their errors."""
-        drain_all(self._inward, self._outward)
+    def wait(self) -> None:
+        """Wait until all calls have ended; raise one of their errors."""
+        wait_all(self._inward, self._outward)
 
     def pin(self, tensor: Tensor) -> None:
         """Page-lock host memory that a GPU will copy from or to."""

@@ -63,8 +63,8 @@ class _Activation:
         self.stored: Tensor
         self.storing: Running
 
-    def finish(self) -> None:
-        """Return when the tensor has been stored; free its memory."""
+    def free(self) -> None:
+        """Wait until the tensor has been stored; free its memory."""
         if self.kept is not None:
             self.storing.wait()
             self.kept.get()
@@ -178,7 +178,7 @@ class SlidingCheckpoint(AbstractContextManager["SlidingCheckpoint"]):
             )
         while len(self._offloads) >= _MOST_OFFLOADS:
             if (oldest := self._offloads.popleft()()) is not None:
-                oldest.finish()
+                oldest.free()
         activation = _Activation(tensor, None if self._last is None else self._last())
         activation.stored = self._allocate(tensor.nbytes)
         elements = tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)

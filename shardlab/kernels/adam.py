@@ -34,8 +34,8 @@ from torch import Tensor
 
 from shardlab.kernels import native
 from shardlab.kernels.arithmetic import lane_sums, square_root
-from shardlab.kernels.kernels import kernel
 from shardlab.kernels.native import check
+from shardlab.kernels.operators import kernel
 from shardlab.kernels.random import bits_of
 from shardlab.kernels.workers import Workers
 

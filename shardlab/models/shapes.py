@@ -14,7 +14,7 @@ from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
 from shardlab.models.block_shape import BlockShape
 from shardlab.models.memory import Sizes, UnitShape
-from shardlab.results.timing_record import UnitSize
+from shardlab.results.result import UnitSize
 from shardlab.strategy.document import CanonicalStrategy
 
 

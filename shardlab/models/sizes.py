@@ -23,7 +23,7 @@ from shardlab.models.units import (
     unit_sizes,
     uses_fp16,
 )
-from shardlab.results.timing_record import UnitSize
+from shardlab.results.result import UnitSize
 from shardlab.strategy.document import CanonicalStrategy, Strategy
 
 

@@ -12,7 +12,7 @@ from shardlab.core import torch_private
 from shardlab.core.errors import UserError
 from shardlab.models.names import by_layer, plain
 from shardlab.models.parts import model_parts, transformer_blocks
-from shardlab.results.timing_record import UnitSize
+from shardlab.results.result import UnitSize
 from shardlab.strategy.document import CanonicalStrategy
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

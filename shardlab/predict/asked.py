@@ -1,35 +1,51 @@
-"""Strategies of a user among those that a plan compares."""
+"""Strategies of a user among those that a plan or a probe compares."""
+
+from collections.abc import Callable, Mapping
 
 from shardlab.core.errors import UserError
 from shardlab.predict.offers import Candidate
 from shardlab.predict.planner import CODE_BYTES
 from shardlab.predict.step import unsupported
 from shardlab.strategy.codec_options import CodecSpec
+from shardlab.strategy.compression import Compression
 from shardlab.strategy.document import CanonicalStrategy, Strategy
 from shardlab.strategy.validation import check_fits
 
 
-def asked_candidate(
-    name: str, strategy: Strategy, dtype: str, world_size: int, samples: int
-) -> Candidate:
+def admitted(
+    strategies: Mapping[str, Strategy], reason_of: Callable[[Strategy], str | None], skip: bool
+) -> tuple[dict[str, Strategy], list[str]]:
+    """Return the strategies that a command can take, by the names of their rows, and a line for
+    each that it leaves out.
+
+    Args:
+        reason_of: returns why it cannot take one.
+        skip: whether to leave it out, in place of an error.
+
+    Raises:
+        UserError: it cannot take one.
+    """
+    taken, lines = {}, []
+    for name, strategy in strategies.items():
+        reason = reason_of(strategy)
+        if reason is None:
+            taken[f"your {name}"] = strategy
+        elif skip:
+            lines.append(f"without {name}: {reason}")
+        else:
+            raise UserError(f"--strategy {name}: {reason}")
+    return taken, lines
+
+
+def asked_candidate(name: str, strategy: Strategy, dtype: str) -> Candidate:
     """Return a strategy as a candidate of a plan, which chooses what the document leaves open.
 
     Args:
         dtype: in which the plan computes.
-        samples: sequences that a device sees in a step.
-
-    Raises:
-        UserError: no plan can predict it, or so many devices cannot train by it.
     """
-    try:
-        if reason := unplanned(strategy, dtype):
-            raise UserError(reason)
-        check_fits(strategy, world_size, samples)
-    except UserError as error:
-        raise UserError(f"--strategy {name}: {error}") from None
     document = strategy.model_dump(mode="json", exclude_unset=True)
     lossy = changes_training(strategy.canonical())
-    return Candidate(f"your {name}", {**document, "param_dtype": dtype}, lossy)
+    return Candidate(name, {**document, "param_dtype": dtype}, lossy)
 
 
 def changes_training(strategy: CanonicalStrategy) -> bool:
@@ -40,10 +56,18 @@ def changes_training(strategy: CanonicalStrategy) -> bool:
     return rounded or coded or strategy.sync is not None
 
 
-def unplanned(strategy: Strategy, dtype: str) -> str | None:
-    """Return why a plan that computes in `dtype` cannot predict a strategy, with what it can; None
-    where it can."""
+def unplanned(strategy: Strategy, dtype: str, world_size: int, samples: int) -> str | None:
+    """Return why a plan cannot predict a strategy, with what it can; None where it can.
+
+    Args:
+        dtype: in which the plan computes.
+        samples: sequences that a device sees in a step.
+    """
     full = strategy.canonical()
+    try:
+        check_fits(full, world_size, samples)
+    except UserError as error:
+        return str(error)
     if full.param_dtype not in ("auto", dtype):
         return (
             f"param_dtype is {full.param_dtype}, and the plan computes in {dtype}: remove it, or "
@@ -70,3 +94,28 @@ def codecs_of(strategy: CanonicalStrategy) -> list[CodecSpec]:
     codecs = [gradients.codec, gradients.between_nodes]
     codecs += [part.codec for part in (weights, sync) if part is not None]
     return [codec for codec in codecs if codec is not None and codec.name != "none"]
+
+
+def unprobed(strategy: Strategy, world_size: int, nodes: int) -> str | None:
+    """Return why a probe cannot measure a strategy, with what it can; None where it can, since each
+    rank, or each node, is a replica."""
+    full = strategy.canonical()
+    replicas, codec = full.copies(world_size), sent_by_replicas(full).codec
+    if replicas not in (world_size, nodes) or replicas == 1:
+        hybrid = f", or sharding: hybrid_shard with replicas: {nodes}"
+        return (
+            "a probe measures what replicas send: take engine: ddp"
+            f"{hybrid if 1 < nodes < world_size else ''}; shardlab timing measures others"
+        )
+    if codec.needs_matrices:
+        return f"a probe sends a vector, without matrices for {codec.name}: use shardlab timing"
+    return None
+
+
+def sent_by_replicas(strategy: CanonicalStrategy) -> Compression:
+    """Return the compression of what replicas send after any warm-up: gradients, or in their place
+    those of the outer optimizer."""
+    sync = strategy.sync
+    if sync is None:
+        return strategy.gradients.model_copy(update={"warmup_steps": 0})
+    return Compression(codec=sync.codec, error_feedback=sync.error_feedback, decay=sync.decay)

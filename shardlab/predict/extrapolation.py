@@ -11,7 +11,7 @@ from shardlab.predict.costs import Measured, OnCluster
 from shardlab.predict.machine import CodecLines
 from shardlab.predict.model import Case, Model, case_of
 from shardlab.predict.step import Work, step_seconds
-from shardlab.results.timing_record import TimedRun
+from shardlab.results.timing_result import TimingResult
 from shardlab.strategy.codec_table import codec_text
 from shardlab.strategy.document import CanonicalStrategy, parse_strategy
 
@@ -52,7 +52,7 @@ class Point(Document):
 
 
 def extrapolate(
-    runs: Iterable[TimedRun], model: Model, links: Sequence[str], ranks: Sequence[int]
+    runs: Iterable[TimingResult], model: Model, links: Sequence[str], ranks: Sequence[int]
 ) -> list[Point]:
     """Predict every run on every cluster preset with every number of ranks that its codec allows.
 
@@ -124,13 +124,13 @@ def exposed_rate(codec: CodecLines, elements: float, ranks: int) -> float:
     return max(8 * saved / cost, 0.0)
 
 
-def break_even(runs: Iterable[TimedRun], model: Model, ranks: int = 2) -> list[BreakEven]:
+def break_even(runs: Iterable[TimingResult], model: Model, ranks: int = 2) -> list[BreakEven]:
     """Return the break-even rates of every compressing run, for ranks with cores of their own."""
     rates = (_break_even(run, model, ranks) for run in runs)
     return [rate for rate in rates if rate is not None]
 
 
-def _break_even(run: TimedRun, model: Model, ranks: int) -> BreakEven | None:
+def _break_even(run: TimingResult, model: Model, ranks: int) -> BreakEven | None:
     case = case_of(run)
     strategy, work = case.strategy, with_own_cores(case, model)
     lines = work.gradients.inside.codec or work.weights.codec

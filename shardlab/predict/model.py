@@ -19,8 +19,8 @@ from shardlab.predict.costs import Costs, Measured
 from shardlab.predict.machine import Line, Machine
 from shardlab.predict.step import OUTER_COPIES, Compute, Work, step_seconds, unsupported
 from shardlab.results.calibration_record import UPDATE_BYTES, memory_operations
-from shardlab.results.run_record import LinkEmulation
-from shardlab.results.timing_record import NO_COMMUNICATION, TimedRun, UnitSize
+from shardlab.results.result import LinkEmulation, UnitSize
+from shardlab.results.timing_result import NO_COMMUNICATION, TimingResult
 from shardlab.strategy.document import CanonicalStrategy, parse_strategy
 
 _LONGEST_S = 0.1
@@ -63,12 +63,12 @@ class Case(NamedTuple):
     workload: Workload
 
 
-def case_of(run: TimedRun) -> Case:
+def case_of(run: TimingResult) -> Case:
     """Return what a timed run was a measurement of; reads its configuration only."""
     return Case(strategy_of(run), run.units, workload_of(run))
 
 
-def workload_of(run: TimedRun) -> Workload:
+def workload_of(run: TimingResult) -> Workload:
     """Return the workload of a timed run."""
     return Workload(
         run.world_size,
@@ -82,7 +82,7 @@ def workload_of(run: TimedRun) -> Workload:
     )
 
 
-def strategy_of(run: TimedRun) -> CanonicalStrategy:
+def strategy_of(run: TimingResult) -> CanonicalStrategy:
     """Return the canonical form of a run's strategy."""
     return parse_strategy(run.strategy, f"strategy of {run.run}").canonical()
 
@@ -192,7 +192,7 @@ def unpredictable(strategy: CanonicalStrategy, machine: Machine) -> str | None:
     return None
 
 
-def fit_model(machine: Machine, known: Sequence[TimedRun]) -> Model:
+def fit_model(machine: Machine, known: Sequence[TimingResult]) -> Model:
     """Fit the model on known runs, among them runs without communication.
 
     By least squares of absolute errors, not of relative ones: waits of some milliseconds are as
@@ -243,7 +243,7 @@ def fit_model(machine: Machine, known: Sequence[TimedRun]) -> Model:
     return model._replace(half_width=_half_width(model, runs))
 
 
-def _half_width(model: Model, runs: Sequence[TimedRun]) -> float:
+def _half_width(model: Model, runs: Sequence[TimingResult]) -> float:
     """Return half the 95 % interval of relative errors.
 
     From what the model misses of the runs that it was fitted on, by Student's t with as many
@@ -262,7 +262,7 @@ def _busy_cores(threads: int, cores: float) -> int:
     return round(min(threads, cores))
 
 
-def _compute_of(bound: TimedRun, cores: float) -> Compute:
+def _compute_of(bound: TimingResult, cores: float) -> Compute:
     """Return the compute times of one rank that has its cores to itself, from ranks that share
     them.
 
@@ -274,6 +274,6 @@ def _compute_of(bound: TimedRun, cores: float) -> Compute:
     return parts.scaled(share * _step_s(bound) / sum(parts))
 
 
-def _step_s(run: TimedRun) -> float:
+def _step_s(run: TimingResult) -> float:
     """Return the measured step time in seconds: the median of the repetitions."""
     return median(run.step_ms) / 1e3

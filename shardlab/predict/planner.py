@@ -20,7 +20,7 @@ from shardlab.predict.machine import CodecLines, Kind, Line, Machine
 from shardlab.predict.offers import Candidate, candidates
 from shardlab.predict.step import OUTER_COPIES, Compute, Work, step_seconds
 from shardlab.results.calibration_record import UPDATE_BYTES
-from shardlab.results.timing_record import UnitSize
+from shardlab.results.result import UnitSize
 from shardlab.strategy.codec_options import CodecSpec
 from shardlab.strategy.codec_table import codec_text
 from shardlab.strategy.document import CanonicalStrategy, parse_strategy
@@ -75,7 +75,7 @@ class Job(NamedTuple):
     """of a node; infinite: unknown"""
     rare_host_bytes: float = math.inf
     """more of a node's than this few have"""
-    asked: tuple["Candidate", ...] = ()
+    asked: tuple[Candidate, ...] = ()
     """of the user, on all devices"""
 
     @property

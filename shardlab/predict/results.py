@@ -23,7 +23,7 @@ from shardlab.predict.model import Model, case_of, fit_model, strategy_of
 from shardlab.predict.step import section_seconds
 from shardlab.results.calibration_record import Calibration, Operation
 from shardlab.results.contention import warnings_of
-from shardlab.results.timing_record import NO_COMMUNICATION, TimedRun, machine_name, machines
+from shardlab.results.timing_result import NO_COMMUNICATION, TimingResult, machine_name, machines
 
 
 class Check(Document):
@@ -98,14 +98,14 @@ class ForecastDocument(Document):
     """calibration and timings that others disturbed, used all the same"""
 
 
-def fitted_runs(timings: Iterable[TimedRun], forecast: Forecast) -> list[TimedRun]:
+def fitted_runs(timings: Iterable[TimingResult], forecast: Forecast) -> list[TimingResult]:
     """Return the runs that the model is fitted on, and those without communication beside them."""
     names = {*forecast.runs, NO_COMMUNICATION}
     return [run for run in timings if run.timing in forecast.timings and run.run in names]
 
 
 def predict(
-    calibration: Calibration, timings: Sequence[TimedRun], forecast: Forecast
+    calibration: Calibration, timings: Sequence[TimingResult], forecast: Forecast
 ) -> ForecastDocument:
     """Fit the model, validate it and predict.
 
@@ -143,7 +143,7 @@ def predict(
     )
 
 
-def check(runs: Iterable[TimedRun], known: Iterable[TimedRun], model: Model) -> list[Check]:
+def check(runs: Iterable[TimingResult], known: Iterable[TimingResult], model: Model) -> list[Check]:
     """Predict runs that the model supports, in their order; those it was not fitted on validate
     it."""
     seen = {(run.timing, run.run) for run in known}
@@ -205,7 +205,7 @@ def operation_fits(calibration: Calibration, machine: Machine) -> list[Operation
     return fits
 
 
-def _of_other_machines(calibration: Calibration, timings: Sequence[TimedRun]) -> list[str]:
+def _of_other_machines(calibration: Calibration, timings: Sequence[TimingResult]) -> list[str]:
     here = machine_name(calibration.host, calibration.torch)
     return [
         f"calibration is of {here}, timings {', '.join(names)} of {there}: measure the latter here "

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-from shardlab.models.memory import gradient_bytes, gradient_vectors, window_slots
+from shardlab.models.streamed_layout import gradient_bytes, gradient_vectors, window_slots
 from shardlab.predict.coding import NORM, Coding, Levels
 from shardlab.predict.costs import Costs, Phase, Phases, Rank
 from shardlab.predict.machine import Line

@@ -57,7 +57,7 @@ from shardlab.profiling.intervals import (
 from shardlab.profiling.labels import BACKWARD
 from shardlab.profiling.trace import EVER, Trace, launched_during, traces_of
 from shardlab.profiling.trace_file import refusing
-from shardlab.results.run_record import Breakdown
+from shardlab.results.result import Breakdown
 
 OTHER = "other"
 """collectives that belong to no unit, such as that of the gradient norm"""

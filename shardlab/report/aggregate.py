@@ -13,7 +13,7 @@ Every numeric field of a record is a measure. One that is computed from several 
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,8 @@ import pandas as pd
 
 from shardlab.core.errors import UserError
 from shardlab.results.interval import interval_factor
-from shardlab.results.run_record import Breakdown, Crash, Joined, Record, Training, Validation
+from shardlab.results.result import Breakdown, Result, only
+from shardlab.results.train_result import Joined, Training, TrainResult, Validation
 from shardlab.strategy.codec_table import codec_text
 from shardlab.strategy.document import Strategy, parse_strategy
 
@@ -93,14 +94,14 @@ def verdict(low: float, high: float, none: float) -> str:
 
 
 def select(
-    records: Sequence[Record | Crash], runs: Sequence[str], seeds: Sequence[int]
-) -> list[Record]:
+    results: Iterable[Result], runs: Sequence[str], seeds: Sequence[int]
+) -> list[TrainResult]:
     """Return the records of runs x seeds, in this order.
 
     Raises:
         UserError: a record of the matrix is missing.
     """
-    by_key = {(each.run, each.seed): each for each in records if isinstance(each, Record)}
+    by_key = {(result.run, result.seed): result for result in only(results, TrainResult)}
     wanted = [(run, seed) for run in runs for seed in seeds]
     for run, seed in wanted:
         if (run, seed) not in by_key:
@@ -110,7 +111,7 @@ def select(
     return [by_key[key] for key in wanted]
 
 
-def measurements(records: Sequence[Record]) -> pd.DataFrame:
+def measurements(records: Sequence[TrainResult]) -> pd.DataFrame:
     """Return one row per record, by run and seed: all measures, absent ones as NaN."""
     rows = [
         {**record.model_dump(include={*_RECORDED}), **_quality(record), **derived(record)}
@@ -128,7 +129,7 @@ def shows_rounds(strategy: Mapping[str, Any]) -> bool:
     return sync is None or sync.whole_rounds(1) is not None
 
 
-def _quality(record: Record) -> dict[str, float | None]:
+def _quality(record: TrainResult) -> dict[str, float | None]:
     """Return the measures of quality that are not as recorded: a perplexity beyond the largest
     number is infinite, and a run that diverged has none, although its last weights may be finite.
     """
@@ -138,7 +139,7 @@ def _quality(record: Record) -> dict[str, float | None]:
     return {"val_ppl": math.inf if infinite else record.val_ppl}
 
 
-def derived(record: Record) -> dict[str, float | None]:
+def derived(record: TrainResult) -> dict[str, float | None]:
     """Return the measures that are computed from several fields; None where one is absent.
 
     Bytes are per rank and step, by kind of message, from the ledger.
@@ -161,7 +162,7 @@ def _ratio(over: float | None, under: float | None) -> float | None:
     return over / under if over is not None and under else None
 
 
-def divergence(records: Sequence[Record]) -> str:
+def divergence(records: Sequence[TrainResult]) -> str:
     """Return at which step seeds of a run diverged; empty if none did."""
     steps = {r.seed: r.diverged_at for r in records if r.diverged_at is not None}
     if not steps:
@@ -195,7 +196,7 @@ def means_by_name(mappings: Sequence[Mapping[str, float]]) -> str:
     return json.dumps(values, sort_keys=True)
 
 
-def _description(records: Sequence[Record]) -> dict[str, Any]:
+def _description(records: Sequence[TrainResult]) -> dict[str, Any]:
     """Return the columns on one run that are no measures."""
     strategy = parse_strategy(records[0].strategy)
     uncompressed = [
@@ -217,7 +218,7 @@ def _description(records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def comparison(records: Sequence[Record], timed: pd.DataFrame, baseline: str) -> pd.DataFrame:
+def comparison(records: Sequence[TrainResult], timed: pd.DataFrame, baseline: str) -> pd.DataFrame:
     """Return one row per run, in their order, indexed by run.
 
     Columns: strategy (its label), engine, gradients_codec, weights_codec, error_feedback, seeds,
@@ -228,7 +229,7 @@ def comparison(records: Sequence[Record], timed: pd.DataFrame, baseline: str) ->
     Args:
         timed: rows of `timings.timing_table` of one timing; values of a run that it lacks are NaN.
     """
-    by_run: dict[str, list[Record]] = {}
+    by_run: dict[str, list[TrainResult]] = {}
     for record in records:
         by_run.setdefault(record.run, []).append(record)
     index = pd.Index(by_run, name="run")
@@ -268,7 +269,7 @@ def with_ends(ratios: pd.DataFrame, name: str) -> pd.DataFrame:
     return ratios.set_axis([name, f"{name}_low", f"{name}_high"], axis=1)
 
 
-def seed_warning(records: Sequence[Record]) -> str | None:
+def seed_warning(records: Sequence[TrainResult]) -> str | None:
     """Return the warning that is shown with every table of too few seeds."""
     count = len({record.seed for record in records})
     if count >= ENOUGH_SEEDS:

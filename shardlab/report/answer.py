@@ -210,6 +210,8 @@ def snippet(name: str, strategy: CanonicalStrategy) -> str:
     entry = yaml.safe_dump({"strategies": {name: strategy.written()}}, sort_keys=False)
     nearest = f"fully_shard, which differs in time: {strategy.engine} is of the pipeline alone"
     script = f"# in a script: {strategy.traits.in_scripts or nearest}\n"
-    if lines := strategy.attach_call():
+    if strategy.traits.residency == "streamed":
+        script += f"sliding = shardlab.SlideFSDP(model, {strategy.written()!r})\n"
+    elif lines := strategy.attach_call():
         script += f"{lines}\n"
     return f"# in params.yaml\n{entry}{script}"

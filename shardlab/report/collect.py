@@ -12,25 +12,19 @@ import pandas as pd
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic, read_json, read_json_lines
-from shardlab.results.run_record import (
-    Breakdown,
-    Crash,
+from shardlab.results.files import read_failure
+from shardlab.results.result import Breakdown, Failure
+from shardlab.results.timing_result import TimingResult, scaling_efficiency
+from shardlab.results.train_result import (
     Estimate,
     Joined,
-    Record,
-    Setting,
-    Training,
+    Metrics,
+    TrainResult,
     Validation,
-    read_crash,
     table_row,
 )
-from shardlab.results.timing_record import TimedRun, scaling_efficiency
 
 _FIX_TRAINING = "run python -m stages.train --run {run} --seed {seed}"
-
-
-class Metrics(Setting, Training):
-    """metrics.json of the train stage."""
 
 
 def read_estimates(path: Path, runs: Sequence[str]) -> dict[str, Estimate]:
@@ -84,9 +78,9 @@ def join_record(
     seed: int,
     *,
     params_hash: str,
-    timed: Sequence[TimedRun],
+    timed: Sequence[TimingResult],
     estimate: Estimate,
-) -> Record | Crash:
+) -> TrainResult | Failure:
     """Return the record of one run and seed, or its crash.
 
     Args:
@@ -100,10 +94,10 @@ def join_record(
     file = f"{run}/seed{seed}"
     training = _FIX_TRAINING.format(run=run, seed=seed)
     path = results / "train" / file / "metrics.json"
-    metrics = read_crash(path, training) or Metrics.from_file(path, training)
+    metrics = read_failure(path, training) or Metrics.from_file(path, training)
     if metrics.params_hash != params_hash:
         raise UserError(f"{path}: of other parameters, as with --set: {training}")
-    if isinstance(metrics, Crash):
+    if isinstance(metrics, Failure):
         return metrics
     fix = f"run python -m stages.profile {run}"
     breakdown = Breakdown.from_file(results / "profile" / f"{file}.json", fix)
@@ -114,13 +108,15 @@ def join_record(
     values: dict[str, Any] = {}
     for part in (metrics, breakdown, validation, joined):
         values |= part.model_dump()
-    return Record(**{name: value for name, value in values.items() if name in Record.model_fields})
+    return TrainResult(
+        **{name: value for name, value in values.items() if name in TrainResult.model_fields}
+    )
 
 
-def write_csv(path: str | Path, records: Sequence[Record]) -> None:
+def write_csv(path: str | Path, records: Sequence[TrainResult]) -> None:
     """Write the records as CSV with a column for each field; nested values are JSON text."""
     # as objects, so that numbers stay as they are and nothing is left empty
     rows = [table_row(record) for record in records]
-    table = pd.DataFrame(rows, columns=list(Record.model_fields), dtype=object)
+    table = pd.DataFrame(rows, columns=list(TrainResult.model_fields), dtype=object)
     with atomic(path) as temporary:
         table.to_csv(temporary, index=False)

@@ -9,14 +9,15 @@ from typing import Any
 import pandas as pd
 
 from shardlab.choose.history import History
-from shardlab.choose.records import Decision, Measured
+from shardlab.choose.records import Decision
 from shardlab.config.schema import Quality
 from shardlab.predict.results import ForecastDocument
 from shardlab.report.aggregate import comparison, seed_warning
 from shardlab.report.tables import ONE_DEVICE, Column, Section, Table, make_table
 from shardlab.report.timings import ALIKE, crossovers, timing_table
-from shardlab.results.run_record import Record
-from shardlab.results.timing_record import NO_COMMUNICATION, TimedRun
+from shardlab.results.table import Measured
+from shardlab.results.timing_result import NO_COMMUNICATION, TimingResult
+from shardlab.results.train_result import TrainResult
 
 
 def last_decisions(history: History, runs: Collection[str]) -> dict[str, Decision]:
@@ -47,7 +48,7 @@ def found_strategies(history: History, runs: Collection[str]) -> dict[str, Measu
 class Evidence:
     """Everything that a report is made from."""
 
-    records: list[Record]
+    records: list[TrainResult]
     """of every run and seed, in the order of the runs"""
     baseline: str
     losses: dict[str, dict[int, pd.Series]]
@@ -56,7 +57,7 @@ class Evidence:
     source: dict[str, Any]
     statistics: dict[str, Any]
     """what the data stages say of the corpus; shown as it is"""
-    timed: list[TimedRun]
+    timed: list[TimingResult]
     """of every timing"""
     turns: Mapping[str, str]
     """by name of a timing, the one that it took turns with: `schema.turns`"""
@@ -123,7 +124,8 @@ class Evidence:
         size, link = self.main_steps[["world_size", "link"]].iloc[0]
         rows = [self.main_steps]
         for name, row in self.found.items():
-            raced = [run for race in self.history.races for run in race.runs if run.run == row.hash]
+            races = self.history.races.values()
+            raced = [run for runs in races for run in runs if run.run == row.hash]
             if raced := [run for run in raced if is_on(run, size, link)]:
                 rows.append(timing_table(raced[-1:], self.baseline).assign(run=name))
         return pd.concat(rows, ignore_index=True)
@@ -146,7 +148,8 @@ class Evidence:
     @cached_property
     def main_rows(self) -> list[dict[str, Any]]:
         """What the main timing and the training runs say of each run that has either; NaN where it
-        has none. The row without communication is first, where there is one."""
+        has none. Bytes are of training where there was one, with its first steps. The row without
+        communication is first, where there is one."""
         timed = self.main_steps.set_index("run")
         # bytes do not depend on the link
         others = timed.columns.difference(["bytes_wire"])
@@ -158,7 +161,7 @@ class Evidence:
         facts = trained.to_dict("index")
         first = [run for run in steps if run == ONE_DEVICE]
         runs = dict.fromkeys([*first, *facts, *steps])
-        return [{**blank, **facts.get(r, {}), **steps.get(r, {}), "run": r} for r in runs]
+        return [{**blank, **steps.get(r, {}), **facts.get(r, {}), "run": r} for r in runs]
 
     @cached_property
     def compared(self) -> pd.DataFrame:
@@ -197,7 +200,7 @@ class Evidence:
         return make_table(title, columns, rows.to_dict("records"), self.baseline)
 
 
-def is_on(entry: TimedRun | Decision, size: int, link: str) -> bool:
+def is_on(entry: TimingResult | Decision, size: int, link: str) -> bool:
     """Return whether a race or a search is on so many ranks and the link of a timing."""
     return (entry.world_size, entry.link) == (size, link.removesuffix(" (in-process)"))
 

@@ -20,7 +20,7 @@ from shardlab.core.numbers import number, percent
 from shardlab.predict.extrapolation import Point
 from shardlab.report.tables import ONE_DEVICE
 from shardlab.report.timings import group_title
-from shardlab.results.timing_record import NO_COMMUNICATION
+from shardlab.results.timing_result import NO_COMMUNICATION
 
 BASELINE_COLOUR = "#000000"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7A5195", "#767676")
@@ -28,6 +28,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7
 is hard to see on white"""
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+FILLS = ("full", "none", "left", "bottom")
+"""of markers, as `DASHES` of lines"""
 LOG_SCALE_FROM = 4.0
 """ratio of the largest to the smallest point from which an axis is logarithmic"""
 
@@ -48,6 +50,8 @@ STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "legend.fontsize": 8.5,
 }
+_LONG = 16
+"""characters of a name from which on three do not fit beside each other"""
 WIDTH = 4.7
 """inches: narrow, so that the text stays readable when a phone scales the figure to its width"""
 _ACROSS = 2
@@ -112,7 +116,12 @@ def _legend(figure: Figure, *panels: Axes) -> None:
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    legend = figure.legend([*handles.values()], [*handles], loc="outside lower center", ncols=3)
+    columns = 3 if max(map(len, handles), default=0) <= _LONG else 2
+    rows = -(-len(handles) // columns)
+    figure.set_figheight(figure.get_figheight() + 0.18 * max(0, rows - 4))
+    legend = figure.legend(
+        [*handles.values()], [*handles], loc="outside lower center", ncols=columns
+    )
     for text in legend.get_texts():
         text.set_gid(f"legend:{text.get_text()}")
 
@@ -159,7 +168,7 @@ def bytes_quality_plot(compared: pd.DataFrame, baseline: str) -> Figure:
             color=styles[run]["color"],
             marker=MARKERS[engines.index(row["engine"]) % len(MARKERS)],
             markersize=7,
-            markeredgecolor="white",
+            fillstyle=FILLS[DASHES.index(styles[run]["linestyle"])],
             capsize=3,
             linestyle="none",
             label=run,
@@ -178,11 +187,12 @@ def bytes_quality_plot(compared: pd.DataFrame, baseline: str) -> Figure:
 
 
 def _side_by_side(ratios: pd.Series) -> pd.Series:
-    """Move points of nearly equal ratio apart, in the order of the runs."""
+    """Move points of nearly equal ratio apart, in the order of the runs, by 6 % at most."""
     group = (np.log(ratios) / 0.1).round()
     number = ratios.groupby(group).cumcount()
     count = ratios.groupby(group).transform("size")
-    return ratios * 1.06 ** (number - (count - 1) / 2)
+    apart = 0.12 / (count - 1).clip(lower=2)
+    return ratios * np.exp(apart * (number - (count - 1) / 2))
 
 
 @mpl.rc_context(STYLE)

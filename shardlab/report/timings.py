@@ -17,8 +17,9 @@ from shardlab.core.numbers import number, plural
 from shardlab.report.aggregate import shows_rounds, with_ends
 from shardlab.report.tables import DISTURBED, ONE_DEVICE
 from shardlab.results.contention import disturbed
-from shardlab.results.interval import Ratio, paired_ratio, ratio_in_turns
-from shardlab.results.timing_record import NO_COMMUNICATION, TimedRun, shares_cores
+from shardlab.results.interval import Ratio, ratio_in_turns
+from shardlab.results.table import step_ratio
+from shardlab.results.timing_result import NO_COMMUNICATION, TimingResult, shares_cores
 from shardlab.strategy.document import Strategy, parse_strategy
 
 _TRACED = [
@@ -34,7 +35,7 @@ _TRACED = [
 
 
 def timing_table(
-    timed: Sequence[TimedRun], baseline: str, turns: Mapping[str, str] | None = None
+    timed: Sequence[TimingResult], baseline: str, turns: Mapping[str, str] | None = None
 ) -> pd.DataFrame:
     """Return one row per timing and run, the timings without an emulated link first.
 
@@ -60,7 +61,7 @@ def timing_table(
     strategy without a codec (empty if there is none), each with `_low` and `_high`; `efficiency`,
     tokens per second and rank over those of the same run on one rank. Unknown values are NaN.
     """
-    by_timing: dict[str, list[TimedRun]] = {}
+    by_timing: dict[str, list[TimingResult]] = {}
     for run in sorted(timed, key=_order):
         by_timing.setdefault(run.timing, []).append(run)
     alone = _single_devices(timed, turns or {})
@@ -74,11 +75,13 @@ def timing_table(
     return table.assign(efficiency=table["run"].map(of_one_rank).astype(float) / table["step_ms"])
 
 
-def _order(run: TimedRun) -> tuple[int, float, int, str]:
+def _order(run: TimingResult) -> tuple[int, float, int, str]:
     return run.bits_per_second or 0, run.delay_ms, run.world_size, run.timing
 
 
-def _single_devices(timed: Sequence[TimedRun], turns: Mapping[str, str]) -> dict[str, TimedRun]:
+def _single_devices(
+    timed: Sequence[TimingResult], turns: Mapping[str, str]
+) -> dict[str, TimingResult]:
     """Return the steps without communication of one rank, by each timing that took turns with
     them."""
     single = {
@@ -92,10 +95,10 @@ def _single_devices(timed: Sequence[TimedRun], turns: Mapping[str, str]) -> dict
     return {timing: single[first] for timing, first in turns.items() if first in single}
 
 
-def _rows(runs: Sequence[TimedRun], baseline: str, single: TimedRun | None) -> pd.DataFrame:
+def _rows(runs: Sequence[TimingResult], baseline: str, single: TimingResult | None) -> pd.DataFrame:
     runs = [*_without_communication(runs, single), *runs]
     names = [run.run for run in runs]
-    steps = {run.run: run.measured_ms() for run in runs}
+    by_name = {run.run: run for run in runs}
     reference = references({run.run: run.strategy for run in runs})
     compared = {
         "step_ratio": dict.fromkeys(names, baseline),
@@ -105,12 +108,14 @@ def _rows(runs: Sequence[TimedRun], baseline: str, single: TimedRun | None) -> p
     }
     parts = [pd.DataFrame([_row(run) for run in runs], index=names)]
     for column, references_by_run in compared.items():
-        ratios = [_over(steps, run, references_by_run.get(run, "")) for run in names]
+        ratios = [_over(by_name, run, references_by_run.get(run, "")) for run in names]
         parts.append(with_ends(pd.DataFrame(ratios, index=names), column))
     return pd.concat(parts, axis=1).assign(reference=[reference.get(run, "") for run in names])
 
 
-def _without_communication(runs: Sequence[TimedRun], single: TimedRun | None) -> Iterator[TimedRun]:
+def _without_communication(
+    runs: Sequence[TimingResult], single: TimingResult | None
+) -> Iterator[TimingResult]:
     """Yield the tokens of a step of several ranks on one device, without communication; none where
     ranks share cores, or one device took no turns with them."""
     for bound in runs:
@@ -122,18 +127,16 @@ def _without_communication(runs: Sequence[TimedRun], single: TimedRun | None) ->
             yield bound.model_copy(update=changes)
 
 
-def _over(steps: Mapping[str, Sequence[float]], run: str, other: str) -> Ratio:
-    """Return the ratio of steps; in pairs over the repetitions that both were measured in, but for
-    one device, whose repetitions are others."""
-    if not {run, other} <= steps.keys():
+def _over(runs: Mapping[str, TimingResult], run: str, other: str) -> Ratio:
+    """Return the ratio of steps, in pairs but for one device, whose repetitions are others."""
+    if not {run, other} <= runs.keys():
         return Ratio(math.nan, math.nan, math.nan)
     if run != other and ONE_DEVICE in (run, other):
-        return ratio_in_turns(steps[run], steps[other])
-    # the arms of a race have different numbers of repetitions, the first ones of each
-    return paired_ratio(*zip(*zip(steps[run], steps[other], strict=False), strict=True))
+        return ratio_in_turns(*(runs[name].measured_ms() for name in (run, other)))
+    return step_ratio(runs[run], runs[other])
 
 
-def _row(run: TimedRun) -> dict[str, object]:
+def _row(run: TimingResult) -> dict[str, object]:
     measured = [time for time in run.measured_ms() if not math.isnan(time)]
     step = float(np.mean(measured))
     tokens = run.world_size * run.batch_size * run.accumulation * run.sequence_length

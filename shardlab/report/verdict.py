@@ -18,7 +18,7 @@ from shardlab.report.evidence import Evidence, is_on, last_decisions
 from shardlab.report.tables import estimate
 from shardlab.report.timings import timing_table
 from shardlab.results.interval import Ratio, enclosing, paired_ratio
-from shardlab.results.timing_record import NO_COMMUNICATION, TimedRun
+from shardlab.results.timing_result import NO_COMMUNICATION, TimingResult
 from shardlab.strategy.document import CanonicalStrategy, parse_strategy
 
 _UNKNOWN = Ratio(math.nan, math.nan, math.nan)
@@ -200,7 +200,10 @@ class _Candidates:
         return [*choices.values()]
 
     def _choice(
-        self, name: str, strategy: CanonicalStrategy, timed: Sequence[tuple[pd.Series, TimedRun]]
+        self,
+        name: str,
+        strategy: CanonicalStrategy,
+        timed: Sequence[tuple[pd.Series, TimingResult]],
     ) -> Choice:
         numerics, key = Numerics.of(strategy), strategy.hash()
         coded = numerics.gradients or numerics.weights or numerics.sync
@@ -215,7 +218,7 @@ class _Candidates:
         rows, steps = [row for row, _ in timed], {r.timing: r.measured_ms() for _, r in timed}
         return Choice(name, strategy, rows, steps, bool(lossless), cost)
 
-    def _raced(self, timing: pd.DataFrame) -> dict[str, list[tuple[pd.Series, TimedRun]]]:
+    def _raced(self, timing: pd.DataFrame) -> dict[str, list[tuple[pd.Series, TimingResult]]]:
         """Return what each race on the ranks and the link of a timing has of a strategy, by hash.
 
         Races do not time one device. Its ratio to the no-communication bound is taken from the
@@ -223,9 +226,9 @@ class _Candidates:
         """
         size, link = timing[["world_size", "link"]].iloc[0]
         bound = timing[timing["run"] == NO_COMMUNICATION]
-        raced: dict[str, list[tuple[pd.Series, TimedRun]]] = {}
-        for race in self._evidence.history.races:
-            runs = [run for run in race.runs if is_on(run, size, link)]
+        raced: dict[str, list[tuple[pd.Series, TimingResult]]] = {}
+        for race in self._evidence.history.races.values():
+            runs = [run for run in race if is_on(run, size, link)]
             if not runs:
                 continue
             rows = timing_table(runs, self._base.hash()).set_index("run", drop=False)

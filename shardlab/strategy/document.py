@@ -49,16 +49,16 @@ class Strategy(Settings):
         return _hash(self.canonical())
 
     def after_warmup(self) -> Self:
-        """Return the strategy of the steps after the warm-up of `sync`: without it, and without
-        codecs of gradients that are then sent no more."""
-        if self.sync is None or not self.sync.warmup_steps:
-            return self
-        sync = self.sync.model_copy(update={"warmup_steps": 0})
-        if self.traits.residency == "replicated" or self.sharding == "no_shard":
-            gradients = Compression()
-        else:
-            inside = {"between_nodes": None, "ranks_per_node": None}
-            gradients = self.gradients.model_copy(update=inside)
+        """Return the strategy of the steps after the warm-ups: without that of gradients, without
+        that of `sync`, and without codecs of gradients that are then sent no more."""
+        sync, gradients = self.sync, self.gradients.model_copy(update={"warmup_steps": 0})
+        if sync is not None and sync.warmup_steps:
+            sync = sync.model_copy(update={"warmup_steps": 0})
+            if self.traits.residency == "replicated" or self.sharding == "no_shard":
+                gradients = Compression()
+            else:
+                inside = {"between_nodes": None, "ranks_per_node": None}
+                gradients = gradients.model_copy(update=inside)
         return type(self).model_validate({**dict(self), "sync": sync, "gradients": gradients})
 
     def label(self) -> str:

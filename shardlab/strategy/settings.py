@@ -162,6 +162,7 @@ class Settings(Document):
     """ddp; fsdp2, manual with replicas: they train alone and synchronise their parameters
     (default: they reduce the gradients of every step)"""
     gradients: Gradients = Compression()
+    """compression of the gradients"""
     weights: Weights | None = None
     """fsdp1, fsdp2, manual, and slide with param_transfer: shard: compression of gathered
     parameters (default: none)"""

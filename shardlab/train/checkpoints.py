@@ -127,7 +127,7 @@ class Checkpoints:
         """
         if self._loop.step % self._options.every:
             return
-        self.finish()
+        self.wait()
         step, sample = self._loop.step, self._loop.sample
         state = {**self._engine.rank_state(), "random": random_state(self._engine.device)}
         ledger = self._engine.ledger.sums()  # first: now the events, too, know what the device did
@@ -138,9 +138,9 @@ class Checkpoints:
         else:
             write()
 
-    def finish(self) -> None:
+    def wait(self) -> None:
         """Wait until all checkpoints are on disk; raise the error of an asynchronous one."""
-        self._background.drain()
+        self._background.wait()
 
     def _tensor_writer(self) -> Callable[[Path], None]:
         """Return a function that writes the present parameters and moments, now or later."""

@@ -23,7 +23,7 @@ from shardlab.data.loader import blocks
 from shardlab.data.tokenizer import CONFIG
 from shardlab.data.tokens import TokenSplit, open_split
 from shardlab.models.build import build_model
-from shardlab.results.run_record import Validation
+from shardlab.results.train_result import Validation
 from shardlab.train.launch import launch
 
 # a progress bar for one small file is noise

@@ -27,16 +27,12 @@ from shardlab.core.launch_environment import rank_environment
 from shardlab.core.progress import say, track
 from shardlab.kernels import native
 from shardlab.results.contention import Contention
-from shardlab.results.timing_record import (
-    NO_COMMUNICATION,
-    CrashedRun,
-    Ruling,
-    TimedRun,
-    read_timings,
-    write_timings,
-)
+from shardlab.results.files import read_results, write_results
+from shardlab.results.result import Failure, only
+from shardlab.results.timing_result import NO_COMMUNICATION, Ruling, TimingResult
 from shardlab.train.agreement import open_training_tokens, refuse_differences
 from shardlab.train.blame import Marks, blamed
+from shardlab.train.header import failure
 from shardlab.train.launch import Worker, launch, launch_together
 from shardlab.train.plans import TimingPlan
 from shardlab.train.timing import Runner, slowest
@@ -104,7 +100,7 @@ class Interleaved(NamedTuple):
     """why it was the last"""
     contention: Contention | None
 
-    def timed(self, mark: Mark) -> list[TimedRun]:
+    def timed(self, mark: Mark) -> list[TimingResult]:
         """Trace some steps of all runs; return their records on rank 0, and none elsewhere."""
         records = []
         for runner in self.runners:
@@ -223,11 +219,11 @@ def order(number: int, count: int) -> list[int]:
 
 
 def time_strategies(plans: Sequence[TimingPlan], output: Path, leave_out: bool = False) -> None:
-    """Write a `TimedRun` of every run of the plans, in their order.
+    """Write a `TimingResult` of every run of the plans, in their order.
 
     Args:
         leave_out: whether a run in whose step ranks fail is left out of its plan: all plans begin
-            again without it, and it has a `CrashedRun`.
+            again without it, and it has a `Failure`.
 
     Raises:
         RunFailed: a rank failed; `output` is as it was.
@@ -244,21 +240,23 @@ def time_strategies(plans: Sequence[TimingPlan], output: Path, leave_out: bool =
             )
         _time(plans[0], output)
         return
-    crashed: list[CrashedRun] = []
+    crashed: list[Failure] = []
     with temporary("shardlab-timings") as folder:
         while (timed := _attempt(plans, folder, leave_out)) is None:
-            crash = CrashedRun.from_file(folder / _CRASHED, "time again")
+            crash = Failure.from_file(folder / _CRASHED, "time again")
             where = f"{crash.run} in timing {crash.timing}"
             say(
-                f"crashed: {where}: {crash.crashed}; the others are timed without it. To time it "
+                f"crashed: {where}: {crash.detail}; the others are timed without it. To time it "
                 f"again: rm {output}, or dvc repro --force --single-item timing@{output.stem}"
             )
             plans = [_without(plan, crash) for plan in plans]
             crashed.append(crash)
-    write_timings(output, [*timed, *crashed])
+    write_results(output, [*timed, *crashed])
 
 
-def _attempt(plans: Sequence[TimingPlan], folder: Path, leave_out: bool) -> list[TimedRun] | None:
+def _attempt(
+    plans: Sequence[TimingPlan], folder: Path, leave_out: bool
+) -> list[TimingResult] | None:
     """Return the runs of all plans; None where one is to be left out, which is in a file."""
     files = [folder / f"{plan.name}.jsonl" for plan in plans]
     (folder / _CRASHED).unlink(missing_ok=True)
@@ -273,15 +271,16 @@ def _attempt(plans: Sequence[TimingPlan], folder: Path, leave_out: bool) -> list
                     for number, (plan, file) in enumerate(zip(plans, files, strict=True))
                 }
             )
-    except RunFailed as failure:
+    except RunFailed as error:
         if not (leave_out and (folder / _CRASHED).exists()):
             raise
-        say(str(failure))
+        say(str(error))
         return None
-    return [run for file in files for run in read_timings(file, "time again")]
+    timed = (only(read_results(file, "time again"), TimingResult) for file in files)
+    return [*itertools.chain.from_iterable(timed)]
 
 
-def _without(plan: TimingPlan, crash: CrashedRun) -> TimingPlan:
+def _without(plan: TimingPlan, crash: Failure) -> TimingPlan:
     left = tuple(run for run in plan.timing.runs if (plan.name, run) != (crash.timing, crash.run))
     return replace(plan, timing=plan.timing.model_copy(update={"runs": left}))
 
@@ -292,11 +291,10 @@ def _time(plan: TimingPlan, output: Path, turns: Turns | None = None, number: in
     with emulated(plan.timing.link, plan.timing.world_size) as link:
         try:
             launch_plan(plan, link, partial(_work, plan, link, output, turns, number, marks))
-        except RunFailed as failure:
-            run = blamed(failure, marks, plan, math.inf)
+        except RunFailed as error:
+            run = blamed(error, marks, plan, math.inf)
             if run is not None and len(plan.timing.runs) > 1:
-                error = shorten(failure.summary)
-                crash = CrashedRun(timing=plan.name, run=run, crashed=error)
+                crash = failure(plan, run, error.outcome, shorten(error.summary))
                 crash.to_file(output.with_name(_CRASHED))
             raise
 
@@ -319,7 +317,7 @@ def _work(
     whole = interleave(plan, link, plan.timing.repetitions, look, mark, group, own, shown)
     timed = whole.timed(mark)
     if timed:
-        write_timings(output, timed)
+        write_results(output, timed)
         say(f"timing {plan.name}: {len(timed)} runs of {plan.timing.repetitions} repetitions")
     dist.barrier(group)
     if own is not None:

@@ -22,14 +22,14 @@ from shardlab.data.loader import Batches
 from shardlab.data.tokens import TokenSplit
 from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
-from shardlab.engines.step_space import refuse_too_large
 from shardlab.models.build import build_model
 from shardlab.models.units import unit_sizes, uses_fp16
 from shardlab.profiling.capture import Capture
 from shardlab.profiling.merge import merge_traces
-from shardlab.results.timing_record import UnitSize
+from shardlab.results.result import UnitSize
 from shardlab.strategy.document import Strategy
 from shardlab.strategy.sync import Sync
+from shardlab.train.step_space import refuse_too_large
 from shardlab.train.utilization import flops_per_token
 
 _FLOOR = 0.1
@@ -70,7 +70,7 @@ class StepEvent:
     """of all ranks"""
     collective_ms: float | None = None
     """time with a collective under way; None until a device, which nothing waits for, has done the
-    step: by the end of a later step, or by `Ledger.settle`"""
+    step: by the end of a later step, or by `Ledger.wait`"""
     interface_bytes: float | None = None
     """sent over the emulated link of this rank's node; None without one"""
     interface_bytes_inside: float | None = None

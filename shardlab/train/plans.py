@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Repetitions, Train
 from shardlab.core.files import sha256_of_value
-from shardlab.results.timing_record import NO_COMMUNICATION
+from shardlab.results.timing_result import NO_COMMUNICATION
 from shardlab.strategy.document import Strategy
 from shardlab.strategy.sync import repetition_steps
 
@@ -44,6 +45,7 @@ class TimingPlan:
     model: Model
     data: Path = field(default=Path("data"))
     """folder with tokens/"""
+    kind: Literal["timing", "race"] = "timing"
     steps: int | None = None
     """steps of a repetition of runs that reduce gradients in every step; by default those of
     `repetition_steps`"""

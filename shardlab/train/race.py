@@ -12,11 +12,13 @@ import torch.distributed as dist
 
 from shardlab.comm.emulated_link import Emulation, emulated
 from shardlab.core.errors import StorageError, UserError
-from shardlab.core.files import temporary
+from shardlab.core.files import finite, temporary
 from shardlab.core.progress import stopwatch
 from shardlab.kernels import native
-from shardlab.results.timing_record import BLOCK, NO_COMMUNICATION, Arm, Race, Ruling
+from shardlab.results.result import Failure, FailureOutcome
+from shardlab.results.timing_result import BLOCK, NO_COMMUNICATION, Race, Ruling
 from shardlab.train.blame import Marks, blamed
+from shardlab.train.header import failure
 from shardlab.train.interleaved import Look, interleave, launch_plan
 from shardlab.train.launch import RunFailed
 from shardlab.train.plans import TimingPlan
@@ -47,8 +49,8 @@ def race(plan: TimingPlan, output: Path, look: Look, limit_s: float) -> None:
     native.library()  # says once, and not once per rank, when there are no compiled kernels
     elapsed = stopwatch()
     incumbent, *challengers = list(plan.timing.runs)
-    failed: dict[str, Arm] = {}
-    found = Race(name=plan.name, incumbent=incumbent, arms={}, reason="", seconds=0, runs=[])
+    failed: dict[str, Failure] = {}
+    found = Race(name=plan.name, incumbent=incumbent, reason="", seconds=0, runs=[])
     with (
         emulated(plan.timing.link, plan.timing.world_size) as link,
         temporary("shardlab-race") as folder,
@@ -63,11 +65,12 @@ def race(plan: TimingPlan, output: Path, look: Look, limit_s: float) -> None:
             except StorageError:
                 raise  # no property of an arm
             except (RunFailed, UserError) as error:
-                run, arm = blamed(error, marks, plan, limit_s), _failed_arm(error)
-                late = ": raise agent.trial_timeout_s" if arm.outcome == "timeout" else ""
-                reason = "" if run else f"the race failed: {arm.detail}{late}"
+                run = blamed(error, marks, plan, limit_s)
+                outcome, detail = _outcome(error)
+                late = ": raise agent.trial_timeout_s" if outcome == "timeout" else ""
+                reason = "" if run else f"the race failed: {detail}{late}"
                 if run:
-                    failed[run] = arm
+                    failed[run] = failure(plan, run, outcome, detail)
                 if run == incumbent:
                     reason = "the incumbent failed"
                 elif failed.keys() >= {*challengers}:
@@ -77,7 +80,7 @@ def race(plan: TimingPlan, output: Path, look: Look, limit_s: float) -> None:
                 if not record.exists():
                     return  # rank 0, which writes, is on another node
                 found = Race.from_file(record, "race again")
-    update = {"arms": found.arms | failed, "seconds": elapsed()}
+    update = {"failures": [*found.failures, *failed.values()], "seconds": elapsed()}
     found.model_copy(update=update).to_file(output)
 
 
@@ -108,29 +111,32 @@ def _work(
 ) -> None:
     mark = partial(marks.mark, dist.get_rank(group))
     whole = interleave(plan, link, BLOCK, look, mark, group)
-    arms = {
-        runner.run: Arm(
-            outcome="diverged" if runner.diverged else "ok",
-            detail="its gradients are not finite" if runner.diverged else "",
-            losses=[*runner.losses()],
-        )
-        for runner in whole.runners
-        if runner.run != NO_COMMUNICATION
-    }
+    arms = [runner for runner in whole.runners if runner.run != NO_COMMUNICATION]
+    losses = {runner.run: [*runner.losses()] for runner in arms}
+    diverged = [
+        failure(plan, runner.run, "diverged", "its gradients are not finite")
+        for runner in arms
+        if runner.diverged
+    ]
+    lost = {failed.run for failed in diverged}
     timed = whole.timed(mark)
     if timed:
         Race(
             name=plan.name,
             incumbent=plan.timing.runs[0],
-            arms=arms,
             reason=whole.reason,
             seconds=0,  # the command knows them
-            runs=[run for run in timed if run.run not in arms or arms[run.run].outcome == "ok"],
+            runs=[
+                run.model_copy(update={"losses": finite(losses.get(run.run, []))})
+                for run in timed
+                if run.run not in lost
+            ],
+            failures=diverged,
         ).to_file(record)
 
 
-def _failed_arm(error: RunFailed | UserError) -> Arm:
-    """Return the outcome of the arm that is to blame."""
+def _outcome(error: RunFailed | UserError) -> tuple[FailureOutcome, str]:
+    """Return how the run that is to blame ended, and the error in one line."""
     if isinstance(error, UserError):  # not chosen by a user, so a refusal is data
-        return Arm(outcome="crash", detail=str(error))
-    return Arm(outcome=error.outcome, detail=error.summary)
+        return "crash", str(error)
+    return error.outcome, error.summary

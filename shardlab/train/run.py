@@ -271,8 +271,8 @@ def _timed_steps(
         loop.run(train.steps - loop.step, after)
     cpu_times = meter.read()
     if checkpoints is not None:
-        checkpoints.finish()
-    engine.ledger.settle()  # the events' times in collectives, before they are shown
+        checkpoints.wait()
+    engine.ledger.wait()  # the events' times in collectives, before they are shown
     if telemetry is not None:
         telemetry.close()
     return events, cpu_times

@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from shardlab.config.machine import connection_name
 from shardlab.core.device import allows_tf32
 from shardlab.core.files import finite
-from shardlab.core.host import CpuTimes, describe_host, git_revision
-from shardlab.core.launch_environment import node_count
-from shardlab.kernels import native
+from shardlab.core.host import CpuTimes
 from shardlab.results.contention import Contention
 from shardlab.results.interval import pauses
-from shardlab.results.run_record import LinkEmulation, Setting, Training
+from shardlab.results.result import LinkEmulation
+from shardlab.results.train_result import Setting, Training
+from shardlab.train.header import header
 from shardlab.train.loop import divergence_step
 from shardlab.train.plans import RunPlan
 
@@ -51,33 +50,18 @@ def describe(
     link_emulation: LinkEmulation,
     placement: list[str],
 ) -> dict[str, Any]:
-    """Return the `Setting` of a record."""
+    """Return the `Setting` of a result."""
     full = plan.strategy.canonical()
     codec = full.gradients.codec.model_dump()
     return Setting(
-        run=plan.run,
-        seed=plan.seed,
+        **header(plan, plan.run, parameters, link_emulation),
         engine=full.engine,
-        world_size=plan.train.world_size,
-        model=plan.model.name,
-        parameters=parameters,
         dataset=dataset,
-        sequence_length=plan.train.sequence_length,
-        batch_size=plan.train.batch_size,
-        accumulation=plan.train.accumulation,
-        link=connection_name(plan.train.link, node_count(plan.train.world_size)),
-        link_emulation=link_emulation,
         codec=codec.pop("name"),
         codec_config=codec,
         weight_codec=full.weights.codec.name if full.weights else "none",
         error_feedback=full.gradients.error_feedback,
-        strategy=full.model_dump(mode="json"),
-        strategy_hash=plan.strategy.hash(),
         params_hash=plan.params_hash(),
-        revision=git_revision(),
-        torch=torch.__version__,
-        host=describe_host(),
-        kernels=native.serving(),
         deterministic=torch.are_deterministic_algorithms_enabled(),
         tf32=allows_tf32(),
         placement=placement,

@@ -10,16 +10,13 @@ import torch.distributed as dist
 
 from shardlab.comm.emulated_link import Emulation, LinkCounters, link_counters
 from shardlab.comm.object_collectives import device_of, gather_values
-from shardlab.config.machine import connection_name
 from shardlab.core.files import temporary
-from shardlab.core.host import describe_host, git_revision
-from shardlab.core.launch_environment import node_count
 from shardlab.data.tokens import TokenSplit
-from shardlab.kernels import native
 from shardlab.profiling.breakdown import analyse
 from shardlab.results.contention import Contention
-from shardlab.results.run_record import Breakdown
-from shardlab.results.timing_record import NO_COMMUNICATION, TimedRun
+from shardlab.results.result import Breakdown
+from shardlab.results.timing_result import NO_COMMUNICATION, TimingResult
+from shardlab.train.header import header
 from shardlab.train.loop import StepEvent, build_loop, has_diverged, traced_steps, write_trace_of
 from shardlab.train.plans import TimingPlan
 from shardlab.train.summary import mean_ledger
@@ -95,7 +92,7 @@ class Runner:
         ranks = gather_values([event.loss for event in self._events[:_LOSSES]], self._group)
         return [statistics.fmean(step) for step in zip(*ranks, strict=True)]
 
-    def timed_run(self, contention: Contention | None) -> TimedRun | None:
+    def timed_run(self, contention: Contention | None) -> TimingResult | None:
         """Trace a few more steps; return the record of those since `begin`, on rank 0.
 
         Args:
@@ -121,33 +118,17 @@ class Runner:
 
     def _record(
         self, contention: Contention | None, ranks: list[dict[str, Any]], breakdown: Breakdown
-    ) -> TimedRun:
-        plan, train = self._plan, self._plan.train
-        link = plan.timing.link
+    ) -> TimingResult:
+        plan = self._plan
         steps = len(self.step_ms) * self._round
         ledger = mean_ledger([rank["ledger"] for rank in ranks], steps)
         counted = np.array([rank["sent"] for rank in ranks]).reshape(-1, len(LinkCounters._fields))
         means = counted.mean(axis=0).tolist() if counted.size else [None] * counted.shape[1]
         sent = dict(zip(LinkCounters._fields, means, strict=True))
-        strategy = None if self.run == NO_COMMUNICATION else self.strategy
-        return TimedRun(
-            timing=plan.name,
-            run=self.run,
-            strategy=None if strategy is None else strategy.canonical().model_dump(mode="json"),
-            strategy_hash=None if strategy is None else strategy.hash(),
-            model=plan.model.name,
-            parameters=self._built.parameters,
+        return TimingResult(
+            **header(plan, self.run, self._built.parameters, self._link.kind),
             units=self._built.units,
-            world_size=plan.timing.world_size,
-            threads=train.threads,
-            batch_size=train.batch_size,
-            accumulation=train.accumulation,
-            sequence_length=train.sequence_length,
-            link=connection_name(link, node_count(plan.timing.world_size)),
-            link_emulation=self._link.kind,
-            bits_per_second=None if link is None else link.bits_per_second,
-            delay_ms=0.0 if link is None else link.delay_ms,
-            ranks_per_node=1 if link is None else link.ranks_per_node,
+            threads=plan.train.threads,
             step_ms=slowest([rank["step_ms"] for rank in ranks]),
             contention=contention,
             bytes_raw=sum(kind["bytes_raw"] for kind in ledger.values()),
@@ -157,10 +138,6 @@ class Runner:
             interface_bytes_inside=sent["inside"],
             ledger=ledger,
             breakdown=breakdown,
-            revision=git_revision(),
-            torch=torch.__version__,
-            host=describe_host(),
-            kernels=native.serving(),
         )
 
 

@@ -34,8 +34,10 @@ from shardlab.report.answer import answer
 from shardlab.report.evidence import Evidence
 from shardlab.report.timings import location
 from shardlab.report.verdict import Choice, verdicts
-from shardlab.results.run_record import Record, read_records
-from shardlab.results.timing_record import read_all
+from shardlab.results.files import read_results, read_timings
+from shardlab.results.result import only
+from shardlab.results.timing_result import TimingResult
+from shardlab.results.train_result import TrainResult
 from tests.evidence_factory import make_evidence
 
 Answer = dict[str, Any]
@@ -220,10 +222,10 @@ def _evidence(experiment: Experiment) -> Evidence:
     baseline, comparison, timings = params("baseline", "comparison", "timings")
     last = [*params("rounds")][-1]
     return make_evidence(
-        [r for r in read_records(results / "results.jsonl") if isinstance(r, Record)],
+        only(read_results(results / "results.jsonl", "restore it"), TrainResult),
         baseline,
         history=History.from_file(results / "rounds" / last / "history.json", "restore it"),
-        timed=read_all(results / "timings", timings),
+        timed=only(read_timings(results / "timings", timings), TimingResult),
         turns=turns(timings),
         comparison=comparison,
         tolerance=params.agent_of(last).quality_tolerance,
@@ -251,8 +253,8 @@ def _choice_by_rules(question: Question) -> str | None:
 
 def _first_history(params: Parameters, results: Path) -> History:
     """Return what the first round of an experiment starts from."""
-    records = read_records(results / "results.jsonl")
-    timed = read_all(results / "timings", params("timings"))
+    records = read_results(results / "results.jsonl", "restore it")
+    timed = only(read_timings(results / "timings", params("timings")), TimingResult)
     return initial_history(records, timed, params("agent"), params("train"))
 
 

@@ -6,7 +6,8 @@ from benchmarks.islands.methods import METHODS, parameters, strategies
 from benchmarks.islands.timing import Steps, timing_path
 from benchmarks.islands.training import Run
 from shardlab.core.files import write_json
-from shardlab.results.timing_record import NO_COMMUNICATION, write_timings
+from shardlab.results.files import write_results
+from shardlab.results.timing_result import NO_COMMUNICATION
 from tests.timed_run_factory import make_timed
 
 
@@ -40,7 +41,7 @@ def timed(link: str, steps_ms: Mapping[tuple[Steps, str], list[float]], **change
         runs.append(
             make_timed("one", run, steps.world_size, step_ms=step_ms, **{**facts, **changes})
         )
-    write_timings(timing_path(link), runs)
+    write_results(timing_path(link), runs)
 
 
 TWO_RANKS = Steps(2, 1)

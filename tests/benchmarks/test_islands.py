@@ -20,7 +20,7 @@ from benchmarks.islands.timing import LINKS, Steps, timings, valid_timings
 from benchmarks.islands.training import Run, key_of, lengths_around, plan_of, tuned_rate
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, write_json
-from shardlab.results.timing_record import NO_COMMUNICATION
+from shardlab.results.timing_result import NO_COMMUNICATION
 from tests.benchmarks.island_records import STEPS, TWO_RANKS, timed, trained
 from tests.token_data import write_tokens
 

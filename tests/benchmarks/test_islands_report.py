@@ -12,8 +12,9 @@ from benchmarks.islands.timing import Steps, valid_timings
 from benchmarks.islands.training import Run
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, write_json
+from shardlab.results.files import read_results, write_results
 from shardlab.results.interval import paired_ratio
-from shardlab.results.timing_record import NO_COMMUNICATION, read_timings, write_timings
+from shardlab.results.timing_result import NO_COMMUNICATION
 from tests.benchmarks.island_records import STEPS, TWO_RANKS, timed, trained
 
 
@@ -117,10 +118,10 @@ def test_records_and_timings_of_another_strategy_do_not_count(folder: Path) -> N
     trained("ddp-int4", {(0, 2000): 3.0})
     timed("100mbit", STEPS)
     path = folder / "experiments/islands/timings/100mbit.jsonl"
-    runs = read_timings(path, "")
+    runs = read_results(path, "")
     other = strategies()["ddp-int8"].hash()
     changes = {"ddp-int4": {"strategy_hash": other}}
-    write_timings(path, [run.model_copy(update=changes.get(run.run, {})) for run in runs])
+    write_results(path, [run.model_copy(update=changes.get(run.run, {})) for run in runs])
     valid = {name for _, name in valid_timings(parameters(), "100mbit")}
     assert valid == {"ddp", "ddp-bf16", NO_COMMUNICATION}
     record = Run("ddp-int4", 2000, 0, 0.003).path

@@ -19,16 +19,18 @@ from shardlab.config.schema import Agent, Space, Train
 from shardlab.models.block_shape import BlockShape
 from shardlab.models.memory import Sizes, UnitShape
 from shardlab.predict.model import Estimate
-from shardlab.results.run_record import Breakdown
-from shardlab.results.timing_record import BLOCK, Arm, Race, TimedRun, UnitSize
+from shardlab.results.result import Breakdown, UnitSize
+from shardlab.results.timing_result import BLOCK, Race, TimingResult
 from shardlab.strategy.document import CanonicalStrategy, parse_strategy
 from tests.record_factory import (
     FIGURES,
     STRATEGIES,
+    in_round,
     make_breakdown,
+    make_failure,
     make_ledger,
-    make_record,
     make_records,
+    trial_run,
 )
 from tests.timed_run_factory import make_timed
 
@@ -133,7 +135,7 @@ class Machine:
     def begin(
         self,
         agent: Agent | None = None,
-        timed: tuple[TimedRun, ...] = (),
+        timed: tuple[TimingResult, ...] = (),
         runs: list[str] | None = None,
     ) -> History:
         """Return the history of the matrix of tests/record_factory.py, or of these runs of it."""
@@ -177,7 +179,7 @@ class Machine:
         history: History,
         judge: Judge,
         agent: Agent | None = None,
-        timed: tuple[TimedRun, ...] = (),
+        timed: tuple[TimingResult, ...] = (),
     ) -> Proposal:
         agent, number = agent or self.agent(), len(history.rounds) + 1
         limit = int(1e9 * agent.memory_limit_gb) if agent.memory_limit_gb else ENDLESS
@@ -212,20 +214,20 @@ class Machine:
         race = self.race(proposal, agent)
 
         def measure(arm: Candidate, seed: int, left_s: float) -> object:
-            ppl = make_record("fsdp2", seed).val_ppl or 0.0
+            run = trial_run(arm.strategy, seed, proposal.round)
             noise = math.exp(self.rng.normal(0, 0.001))
-            return make_record("fsdp2", seed, val_ppl=ppl * quality(arm.strategy) * noise)
+            ppl = (run.val_ppl or 0.0) * quality(arm.strategy) * noise
+            return run.model_copy(update={"val_ppl": ppl})
 
         trained = train_promising(race, proposal, agent, [0, 1], measure)  # type: ignore[arg-type]
-        return Trial(round=proposal.round, race=race, trained=trained, seconds=20.0)
+        return Trial(round=proposal.round, race=race, results=[*trained], seconds=20.0)
 
     def race(self, proposal: Proposal, agent: Agent) -> Race:
         lost = {arm.hash: self.faults[arm.hash] for arm in proposal.arms if arm.hash in self.faults}
-        arms = {
-            arm.hash: Arm(outcome=lost.get(arm.hash, "ok"), losses=[7.6]) for arm in proposal.arms
-        }
         running = {arm.hash: arm.strategy for arm in proposal.arms if arm.hash not in lost}
         steps: dict[str, list[float]] = {key: [] for key in running}
+        name, load = f"round-{proposal.round}", proposal.workload
+        place = {"link": load.link, "world_size": load.world_size}
         rule, racing, reason = RaceRule.of(agent), {*running}, None
         while reason is None:
             drift = self.rng.normal(0, 0.1, BLOCK)
@@ -235,15 +237,22 @@ class Machine:
             reason, leaving = ruling(steps, proposal.incumbent, rule)
             racing -= {*leaving}
         return Race(
-            name=f"round-{proposal.round}",
+            name=name,
             incumbent=proposal.incumbent,
-            arms=arms,
             reason=reason,
             seconds=20.0,
-            runs=[self._traced(raced(key, running[key], steps[key])) for key in running],
+            runs=[
+                self._traced(raced(key, running[key], steps[key], proposal.round))
+                for key in running
+            ],
+            failures=[
+                make_failure(arm.strategy, lost[arm.hash], kind="race", timing=name, **place)
+                for arm in proposal.arms
+                if arm.hash in lost
+            ],
         )
 
-    def _traced(self, run: TimedRun) -> TimedRun:
+    def _traced(self, run: TimingResult) -> TimingResult:
         """Return a timed run on the link of the machine, which waits for all that it moves."""
         strategy = parse_strategy(run.strategy).canonical()
         moved = self._moved(strategy)
@@ -259,7 +268,8 @@ class Machine:
         )
 
 
-def raced(key: str, strategy: CanonicalStrategy, step_ms: list[float]) -> TimedRun:
-    run = make_timed("race", step_ms=step_ms)
-    form = strategy.model_dump(mode="json")
-    return run.model_copy(update={"run": key, "strategy": form, "strategy_hash": key})
+def raced(
+    key: str, strategy: CanonicalStrategy, step_ms: list[float], number: int = 1
+) -> TimingResult:
+    run = make_timed("race", step_ms=step_ms, losses=[7.6])
+    return run.model_copy(update={**in_round(strategy, number, "race"), "run": key})

@@ -1,7 +1,7 @@
 """Searches made by hand; their figures come from tests/record_factory.py."""
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
 from shardlab.choose.history import History, initial_history
@@ -9,23 +9,24 @@ from shardlab.choose.incumbent import hold_best
 from shardlab.choose.judge import Question
 from shardlab.choose.records import (
     Candidate,
-    Failure,
-    Measured,
     Outcome,
     Proposal,
     Trial,
     Verdict,
 )
 from shardlab.config.schema import Agent, Train
-from shardlab.results import timing_record as race
-from shardlab.results.timing_record import NO_COMMUNICATION, TimedRun
+from shardlab.results.files import AnyResult
+from shardlab.results.result import Failure
+from shardlab.results.timing_result import NO_COMMUNICATION, Race, TimingResult
+from shardlab.results.train_result import TrainResult
 from shardlab.strategy.document import Strategy, parse_strategy
 from tests.choose.machine import SETTINGS, raced
 from tests.record_factory import (
     STRATEGIES,
     candidate_of,
-    make_record,
+    make_failure,
     make_records,
+    trial_run,
 )
 from tests.timed_run_factory import make_timed
 
@@ -37,7 +38,7 @@ INT4_KEPT = parse_strategy({**STRATEGIES["fsdp2-int4"], "reshard_after_forward":
 
 
 def begin(
-    runs: list[str] | None = None, timed: Iterable[TimedRun] = (), agent: Agent = AGENT
+    runs: list[str] | None = None, timed: Iterable[TimingResult] = (), agent: Agent = AGENT
 ) -> History:
     first = initial_history(make_records(runs, seeds=2), timed, agent, Train())
     return hold_best(first, agent.quality_tolerance, LIMIT, peaks_of_runs(first))
@@ -72,12 +73,15 @@ def proposal_of(history: History, *strategies: Strategy) -> Proposal:
         candidates=[],
         verdict=Verdict(choice=None, reason="by test", judge="rules"),
         arms=[*arms.values()] if strategies else [],
-        reference=history.reference.trained,
+        reference=[*history.reference.trained],
     )
 
 
 def trial_of(
-    proposal: Proposal, *trained: Measured, losses: float = 7.6, **ratios: float | Outcome
+    proposal: Proposal,
+    *trained: Sequence[AnyResult],
+    losses: float = 7.6,
+    **ratios: float | Outcome,
 ) -> Trial:
     """Race in which an arm takes so many times the incumbent's step, or ends with that outcome.
 
@@ -88,56 +92,56 @@ def trial_of(
     if not proposal.arms:
         return Trial(round=proposal.round)
     given = {arm.hash: ratios.get(f"_{arm.hash}", 1.0) for arm in proposal.arms}
-    lost = {key: each for key, each in given.items() if each in get_args(Outcome)}
-    arms = {
-        key: race.Arm(
-            outcome=lost.get(key, "ok"),
-            detail="by test" if key in lost else "",
-            losses=[7.6 if key == proposal.incumbent else losses],
-        )
-        for key in given
-    }
+    lost = {key: outcome for key, outcome in given.items() if outcome in get_args(Outcome)}
     runs = [_raced(arm, given[arm.hash]) for arm in proposal.arms if arm.hash not in lost]
+    runs = [
+        run.model_copy(update={"losses": [7.6 if run.run == proposal.incumbent else losses]})
+        for run in runs
+    ]
     # as in every race, beside the arms
     runs.append(make_timed(run=NO_COMMUNICATION, step_ms=[5.0] * 40))
+    load = proposal.workload
+    place = {
+        "kind": "race",
+        "timing": f"round-{proposal.round}",
+        "link": load.link,
+        "world_size": load.world_size,
+    }
     return Trial(
         round=proposal.round,
-        race=race.Race(
+        race=Race(
             name=f"round-{proposal.round}",
             incumbent=proposal.incumbent,
-            arms=arms,
             reason="every challenger is decided",
             seconds=9.5,
-            runs=[] if proposal.incumbent in lost else runs,
+            runs=[run.model_copy(update=place) for run in runs if proposal.incumbent not in lost],
+            failures=[
+                make_failure(arm.strategy, lost[arm.hash], **place)
+                for arm in proposal.arms
+                if arm.hash in lost
+            ],
         ),
-        trained=[*trained],
+        results=[
+            result.model_copy(update={"timing": f"round-{proposal.round}"})
+            for results in trained
+            for result in results
+        ],
         seconds=12.5,
     )
 
 
-def trained(strategy: Strategy, quality: float = 1.0, **changes: Any) -> Measured:
+def trained(strategy: Strategy, quality: float = 1.0, **changes: Any) -> list[TrainResult]:
     """Training runs of a strategy with so many times the perplexity of fsdp2."""
-    runs = [make_record("fsdp2", seed) for seed in range(2)]
-    return row_of(
-        strategy,
-        trained=[
-            run.model_copy(update={"val_ppl": quality * (run.val_ppl or 0.0), **changes})
-            for run in runs
-        ],
-    )
+    runs = [trial_run(strategy, seed, **changes) for seed in range(2)]
+    return [run.model_copy(update={"val_ppl": quality * (run.val_ppl or 0.0)}) for run in runs]
 
 
-def failed(strategy: Strategy, outcome: Outcome, detail: str = "in training") -> Measured:
+def failed(strategy: Strategy, outcome: Outcome, detail: str = "in training") -> list[Failure]:
     """A strategy whose training failed."""
-    facts = {"source": "round 1", "link": "loopback", "world_size": 2}
-    return row_of(strategy, failures=[Failure(**facts, outcome=outcome, detail=detail)])
+    return [make_failure(strategy, outcome, detail)]
 
 
-def row_of(strategy: Strategy, **facts: Any) -> Measured:
-    return Measured(strategy=strategy.canonical(), hash=strategy.hash(), source="round 1", **facts)
-
-
-def _raced(arm: Candidate, ratio: float | Outcome) -> TimedRun:
+def _raced(arm: Candidate, ratio: float | Outcome) -> TimingResult:
     assert isinstance(ratio, float)
     chance = random.Random(arm.hash)
     steps = [40 * ratio * (1 + 0.05 * chance.uniform(-1, 1)) for _ in range(40)]

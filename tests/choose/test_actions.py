@@ -12,7 +12,7 @@ from shardlab.choose.judge import choose_by_rules
 from shardlab.config.schema import Space
 from shardlab.strategy.document import differences, parse_strategy
 from tests.choose.machine import Machine
-from tests.record_factory import make_breakdown
+from tests.record_factory import in_round, make_breakdown
 from tests.timed_run_factory import make_timed
 
 QUIET = Facts(
@@ -271,8 +271,8 @@ def test_the_latest_race_on_the_link_of_the_search_counts():
     made = machine.propose(history, choose_by_rules)
     race = machine.race(made, machine.agent())
     elsewhere = [run.model_copy(update={"link": "1gbit"}) for run in race.runs]
-    races = [race, race.model_copy(update={"name": "elsewhere", "runs": elsewhere})]
-    after = history.model_copy(update={"races": races})
+    elsewhere = [run.model_copy(update={"timing": "round-2"}) for run in elsewhere]
+    after = history.with_results([*race.runs, *elsewhere])
     facts = Facts.of(after, [make_timed("slow", "fsdp2")], None, memory=0.7, tolerance=0.03)
     (run,) = [run for run in race.runs if run.run == history.incumbent]
     assert facts.source == "its race round-1"
@@ -283,9 +283,8 @@ def test_an_untrained_incumbent_has_the_quality_of_equal_numerics():
     history = Machine(rate="100mbit").begin()
     row = next(row for row in history.measured.values() if row.source == "run fsdp2-int8")
     near = parse_strategy({**row.strategy.model_dump(mode="json"), "prefetch": 1}).canonical()
-    raced = row.model_copy(update={"strategy": near, "hash": near.hash(), "trained": []})
-    measured = {**history.measured, raced.hash: raced}
-    changed = history.model_copy(update={"measured": measured, "incumbent": raced.hash})
+    raced = make_timed("race").model_copy(update=in_round(near, 1, "race"))
+    changed = history.with_results([raced]).model_copy(update={"incumbent": near.hash()})
     timed = [make_timed("slow", "fsdp2-int8", strategy_hash=near.hash())]
     facts = Facts.of(changed, timed, None, memory=0.7, tolerance=0.03)
     assert (facts.source, facts.trained) == ("its timing slow", "run fsdp2-int8")

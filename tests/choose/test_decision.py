@@ -1,5 +1,6 @@
 """What a round decides: the fastest arm that was shown to be faster, and as good, is held."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,9 +10,10 @@ from hypothesis import strategies as st
 from shardlab.choose.decision import conclude, train_promising
 from shardlab.choose.history import History
 from shardlab.choose.incumbent import best_measured
-from shardlab.choose.records import Candidate, Decision, Measured, Outcome
+from shardlab.choose.records import Candidate, Decision, Outcome
 from shardlab.core.errors import UserError
-from shardlab.results.run_record import Record
+from shardlab.results.result import Failure
+from shardlab.results.train_result import TrainResult
 from shardlab.strategy.document import Strategy, parse_strategy
 from tests.choose.searches import (
     AGENT,
@@ -27,7 +29,7 @@ from tests.choose.searches import (
     trained,
     trial_of,
 )
-from tests.record_factory import make_record
+from tests.record_factory import trial_run
 
 HISTORY = begin(["fsdp2", "ddp", "ddp-int8"])
 
@@ -38,12 +40,10 @@ INT8 = {"codec": "int8:group=128"}
 BOTH_INT8 = parse_strategy({"gradients": INT8, "weights": INT8})
 
 
-def trained_with_peaks(strategy: Strategy, *peaks: int) -> Measured:
+def trained_with_peaks(strategy: Strategy, *peaks: int) -> list[TrainResult]:
     """Training runs of a strategy, whose seeds have these peaks of memory."""
-    row = trained(strategy)
-    pairs = zip(row.trained, peaks, strict=True)
-    runs = [run.model_copy(update={"memory_peak_bytes": peak}) for run, peak in pairs]
-    return row.model_copy(update={"trained": runs})
+    pairs = zip(trained(strategy), peaks, strict=True)
+    return [run.model_copy(update={"memory_peak_bytes": peak}) for run, peak in pairs]
 
 
 def key(strategy: Strategy) -> str:
@@ -52,7 +52,7 @@ def key(strategy: Strategy) -> str:
 
 def after(
     figures: dict[Strategy, float | Outcome],
-    *runs: Measured,
+    *runs: Sequence[TrainResult | Failure],
     history: History = HISTORY,
     fits: bool = True,
     **how: Any,
@@ -116,9 +116,9 @@ def test_of_those_that_the_race_does_not_tell_apart_the_one_without_loss_is_held
         ({INT4_KEPT: 0.5}, [trained(INT4_KEPT, memory_peak_bytes=2 * LIMIT)], {}, "above 4000 MB"),
         (
             {INT4_KEPT: 0.5},
-            [failed(INT4_KEPT, "diverged", "seed 1: step 7")],
+            [failed(INT4_KEPT, "diverged", "step 7")],
             {},
-            "its trial ended with outcome diverged: seed 1: step 7",
+            "its trial ended with outcome diverged: seed 0: step 7",
         ),
         # in one seed of two
         (
@@ -182,13 +182,13 @@ def test_what_may_be_held_is_trained_until_one_is_good_enough(steps, fits, quali
     proposal = proposal_of(HISTORY, *arms).model_copy(update={"fits": fits})
     race = trial_of(proposal, **{key(arm): step for arm, step in arms.items()}).race
 
-    def measure(arm: Candidate, seed: int, left_s: float) -> Record:
-        start = make_record("fsdp2", seed)
-        return start.model_copy(update={"val_ppl": quality * start.val_ppl})
+    def measure(arm: Candidate, seed: int, left_s: float) -> TrainResult:
+        run = trial_run(arm.strategy, seed)
+        return run.model_copy(update={"val_ppl": quality * run.val_ppl})
 
-    rows = train_promising(race, proposal, AGENT, [0, 1], measure)
-    assert [row.hash for row in rows] == [arm.hash() for arm in expected]
-    assert all([run.seed for run in row.trained] == [0, 1] for row in rows)
+    results = train_promising(race, proposal, AGENT, [0, 1], measure)
+    runs = [(arm.hash(), seed) for arm in expected for seed in (0, 1)]
+    assert [(result.run, result.seed) for result in results] == runs
 
 
 def test_quality_is_compared_with_the_start_and_steps_with_the_incumbent():
@@ -205,7 +205,7 @@ def test_steps_of_all_arms_are_known_afterwards_over_those_of_the_start():
         steps = history.measured[strategy.hash()].steps[-1]
         assert (steps.source, steps.repetitions) == ("round 2", 40)
         assert steps.ratio == pytest.approx(ratio, rel=0.02)
-    assert [race.name for race in history.races] == ["round-1", "round-2"]
+    assert [*history.races] == ["round-1", "round-2"]
 
 
 def test_the_best_that_is_known_and_fits_takes_the_place_of_an_incumbent_that_fails():

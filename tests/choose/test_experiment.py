@@ -100,7 +100,7 @@ def test_the_ranking_holds_all_that_was_raced_the_fastest_first():
     history, _ = machine.search(choose_by_rules, rounds=2)
     _, rule, *rows = ranking_text(history).splitlines()
     assert {*rule} == {"-"}
-    assert len(rows) == len({key for race in history.races for key in race.arms})
+    assert len(rows) == len({run.strategy_hash for run in history.results if run.kind == "race"})
     (held,) = [row for row in rows if "* " in row]
     assert held.endswith(f"* {history.held.strategy.label()}")
     assert "memory" in rows[-1]

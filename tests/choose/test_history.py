@@ -10,8 +10,8 @@ from shardlab.choose.history import History, initial_history, load_history
 from shardlab.choose.incumbent import best_measured, hold_best
 from shardlab.config.schema import Agent, Train
 from shardlab.core.errors import UserError
-from shardlab.results.run_record import Crash
-from shardlab.results.timing_record import NO_COMMUNICATION
+from shardlab.results.result import Failure
+from shardlab.results.timing_result import NO_COMMUNICATION
 from shardlab.strategy.document import CanonicalStrategy, parse_strategy
 from tests.choose.searches import (
     AGENT,
@@ -134,8 +134,7 @@ def test_what_was_trained_with_a_part_of_its_codecs_alone_is_neither_held_nor_of
     rows = {row.split()[-1]: row.split() for row in ranking_text(history).splitlines()}
     label = both.label().split()[-1]
     assert rows[label][0] == "0.200" and "-" in rows[label]
-    row = trained(both, 1.01)
-    history = history.model_copy(update={"measured": {**history.measured, row.hash: row}})
+    history = history.with_results(trained(both, 1.01))
     assert history.quality(both.canonical()).sure
 
 
@@ -165,8 +164,7 @@ def test_rare_exchanges_have_a_quality_of_their_own(other):
     history = begin()
     assert history.quality(rare.canonical()) is None
     if other:
-        row = trained(rare, 1.01)
-        history = history.model_copy(update={"measured": {**history.measured, row.hash: row}})
+        history = history.with_results(trained(rare, 1.01))
         assert history.quality(canonical(**RARE | other)) is None
         found = history.quality(canonical(engine="manual", sharding="no_shard", sync={"every": 8}))
         assert (found.ratio, found.sure) == (pytest.approx(1.01), True)
@@ -188,9 +186,8 @@ def test_a_run_that_diverged_has_infinite_perplexity_and_cannot_be_the_start():
 
 
 def test_a_run_that_crashed_has_failed_and_cannot_be_the_start():
-    record = make_record("ddp-int8", 1)
-    fields = {name: getattr(record, name) for name in Crash.model_fields if hasattr(record, name)}
-    crash = Crash(**fields, outcome="memory", crashed="rank 0: no memory")
+    header = make_record("ddp-int8", 1).header()
+    crash = Failure(**header, outcome="memory", detail="rank 0: no memory")
     records = [*make_records(["fsdp2"]), make_record("ddp-int8", 0), crash]
     history = initial_history(records, [], AGENT, Train())
     row = history.measured[DDP_INT8.hash()]
@@ -218,7 +215,14 @@ def test_history_keeps_what_failed_and_survives_its_file(tmp_path, outcome):
     trial = trial_of(proposal, failed(DDP_INT8, outcome), **ratios)
     after = conclude(history, proposal, trial, AGENT)
     kept, coded = (after.measured[each.hash()] for each in (KEPT, DDP_INT8))
-    for row, source, detail in (kept, "round 1", "by test"), (coded, "run ddp-int8", "in training"):
+    for row, source, detail in (
+        (kept, "round 1", "by test"),
+        (
+            coded,
+            "run ddp-int8",
+            "seed 0: in training",
+        ),
+    ):
         failure = row.failure(after.workload)
         assert (row.source, failure.outcome, failure.detail) == (source, outcome, detail)
     assert best_measured(after, 0.03, LIMIT, {}).hash == FSDP2.hash() == after.incumbent
@@ -253,7 +257,7 @@ def test_searches_share_training_runs_and_races_and_steps_where_link_and_ranks_a
     assert (slow.workload.world_size, slow.workload.trained_on) == (4, 2)
     assert slow.races == before.races and slow.rounds == before.rounds and not slow.own_rounds
     assert not slow.tried and slow.incumbent == slow.start
-    assert slow.measured[fast].trained == trained(DDP_INT8).trained
+    assert slow.measured[fast].trained == trained(DDP_INT8)
     proposal = proposal_of(slow, DDP_INT8)
     slow = conclude(slow, proposal, trial_of(proposal, **{f"_{fast}": "memory"}), SLOW)
     slow.to_file(path)

@@ -16,7 +16,7 @@ from shardlab.strategy.document import parse_strategy
 from shardlab.strategy.sync import Sync
 from tests.choose.machine import ENDLESS, SETTINGS, Machine
 from tests.choose.searches import AGENT, DDP, KEPT, begin, proposal_of, trial_of
-from tests.record_factory import STRATEGIES, make_records
+from tests.record_factory import STRATEGIES, make_records, trial_run
 from tests.timed_run_factory import make_timed
 
 HISTORY = begin(timed=[])
@@ -85,8 +85,7 @@ def test_predictions_that_tie_are_listed_once(step, listed):
     weights = {"codec": "int8:group=128"}
     one, other = ranked({}, {"weights": weights}, "ddp")[:2]
     coded = other.strategy
-    entry = HISTORY.reference.model_copy(update={"strategy": coded, "hash": coded.hash()})
-    history = HISTORY.model_copy(update={"measured": {**HISTORY.measured, entry.hash: entry}})
+    history = HISTORY.with_results(trial_run(coded, seed) for seed in range(2))
     both = [one, other._replace(step=Estimate(step, 0, 1))]
     found = shorten(both, history, 0.03, 6)
     assert (found.options, found.tolerated) == (both[:listed], both)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from shardlab.choose.race_rule import MISSED, SEARCH_ERROR, RaceRule, intervals, ruling, standings
-from shardlab.choose.records import StepRatio
 from shardlab.config.schema import Agent
-from shardlab.results.timing_record import BLOCK
+from shardlab.results.table import StepRatio
+from shardlab.results.timing_result import BLOCK
 
 RACES, CHALLENGERS = 8, 4
 RULE = RaceRule.of(Agent(budget=RACES, repetitions=120))

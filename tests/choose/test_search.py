@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from shardlab.choose import proposal as proposals
+from shardlab.choose.history import initial_history
 from shardlab.choose.incumbent import hold_best
 from shardlab.choose.judge import Judge, Question, choose_by_rules
 from shardlab.choose.records import Candidate, Verdict
 from shardlab.choose.space import Option, formula_bytes, peak_of, peaks_of
+from shardlab.config.schema import Train
 from shardlab.report.sections.search import outcome as outcome_in_words
 from shardlab.report.sections.search import search as search_section
 from shardlab.strategy.document import CanonicalStrategy, differences, parse_strategy
@@ -140,24 +142,18 @@ def test_a_peak_is_that_of_the_largest_seed():
     start, other = (
         history.measured[parse_strategy(STRATEGIES[run]).hash()] for run in ("fsdp2", "ddp")
     )
-    rows = {
-        row.hash: row.model_copy(
-            update={
-                "trained": [
-                    run.model_copy(update={"memory_peak_bytes": peak + more})
-                    for run, more in zip(row.trained, (9_000_000, 0), strict=True)
-                ]
-            }
-        )
+    results = [
+        run.model_copy(update={"memory_peak_bytes": peak + more})
         for row, peak in ((start, 800_000_000), (other, 700_000_000))
-    }
-    measured = {**history.measured, **rows}
-    peaks = peaks_of(history.model_copy(update={"measured": measured}), machine.shapes)
+        for run, more in zip(row.trained, (9_000_000, 0), strict=True)
+    ]
+    history = initial_history(results, [], machine.agent(), Train())
+    peaks = peaks_of(history, machine.shapes)
     assert (peaks[start.hash], peaks[other.hash]) == (809_000_000, 709_000_000)
     # what the start has beyond the formula, others have, too
     untried = parse_strategy({"reshard_after_forward": False}).canonical()
     beyond = 809_000_000 - formula_bytes(start.strategy, machine.shapes, 2)
-    predict = peak_of(history.model_copy(update={"measured": measured}), machine.shapes)
+    predict = peak_of(history, machine.shapes)
     assert predict(untried) == beyond + formula_bytes(untried, machine.shapes, 2)
 
 

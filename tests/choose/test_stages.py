@@ -15,8 +15,9 @@ from shardlab.core.errors import StorageError, UserError
 from shardlab.core.files import write_json
 from shardlab.profiling.job import break_down
 from shardlab.report.collect import read_losses
-from shardlab.results.run_record import Record, write_records
-from shardlab.results.timing_record import NO_COMMUNICATION, write_timings
+from shardlab.results.files import write_results
+from shardlab.results.timing_result import NO_COMMUNICATION
+from shardlab.results.train_result import TrainResult
 from shardlab.train.chat import Conversation, Sampling
 from shardlab.train.launch import RunFailed
 from shardlab.train.plans import RunPlan, TimingPlan
@@ -25,7 +26,7 @@ from tests.choose.chat_server import listed, says, serving
 from tests.choose.machine import Machine
 from tests.choose.searches import AGENT, DDP, INT4_KEPT, KEPT, begin, proposal_of, trial_of
 from tests.predict.timing_factory import INT8, made_calibration, made_run
-from tests.record_factory import STRATEGIES, make_record, make_records
+from tests.record_factory import STRATEGIES, make_records, trial_run
 
 FITTED = ("ddp", "fsdp2", "manual")
 TIMINGS = {"one-rank": (1, None), "two-ranks": (2, None), "fast": (2, "1gbit")}
@@ -62,12 +63,12 @@ TREE: dict[str, Any] = {
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: Path) -> Path:
     """A folder with the matrix trained, everything timed and calibrated, and two rounds to go."""
     monkeypatch.chdir(tmp_path)
-    write_records("results/results.jsonl", make_records(seeds=2))
+    write_results("results/results.jsonl", make_records(seeds=2))
     made_calibration().to_file("results/calibration.json")
     Hardware(cpu="A processor", cores=2, memory_gb=3.0, gpus=[]).to_file("results/hardware.json")
     for name, place in TIMINGS.items():
         runs = [made_run(name, run, *place) for run in (*FITTED, NO_COMMUNICATION)]
-        write_timings(f"results/timings/{name}.jsonl", runs)
+        write_results(f"results/timings/{name}.jsonl", runs)
     (tmp_path / "data").mkdir()
     for path in data.iterdir():
         (tmp_path / "data" / path.name).symlink_to(path)
@@ -89,7 +90,7 @@ def params(project: Path, monkeypatch: pytest.MonkeyPatch) -> Parameters:
 
     monkeypatch.setattr(trial, "race", race)
     monkeypatch.setattr(trial, "train_run", lambda *_, **__: None)
-    monkeypatch.setattr(trial, "evaluated", lambda plan, _: make_record("fsdp2", plan.seed))
+    monkeypatch.setattr(trial, "evaluated", lambda plan, _: trial_run(plan.strategy, plan.seed))
     return Parameters()
 
 
@@ -118,11 +119,13 @@ def test_two_rounds_build_on_each_other_and_repeat_to_the_byte(params, capsys):
     assert second.incumbent == after.incumbent
     # what was accepted has records, and nothing that has any is trained again
     assert {arm.hash for arm in second.arms if arm.trained} >= {first.incumbent, after.incumbent}
-    trained = [row.hash for number in "12" for row in read(Trial, number, "trial").trained]
+    trained = [
+        (run.run, run.seed) for number in "12" for run in read(Trial, number, "trial").results
+    ]
     assert len(trained) == len({*trained}) and after.held.trained and last.held.trained
     assert second.settings == TrialSettings.of(*params("train", "model", "seeds"))
     assert [decision.round for decision in last.rounds] == [1, 2]
-    assert [race.name for race in last.races] == ["round-1", "round-2"]
+    assert [*last.races] == ["round-1", "round-2"]
     path = Path("results/rounds/2/proposal.json")
     before = path.read_bytes()
     propose.main(params, "2")
@@ -182,9 +185,9 @@ def test_what_may_be_held_is_trained_the_fastest_first_until_one_is_tolerated(
     write_proposal(params, proposal)
     ran: list[RunPlan] = []
 
-    def evaluated(plan: RunPlan, runs: Path) -> Record:
+    def evaluated(plan: RunPlan, runs: Path) -> TrainResult:
         ran.append(plan)
-        known = make_record("fsdp2", plan.seed)
+        known = trial_run(plan.strategy, plan.seed)
         factor = quality if plan.strategy.hash() == INT4_KEPT.hash() else 1.0
         return known.model_copy(update={"val_ppl": factor * (known.val_ppl or 0.0)})
 
@@ -253,7 +256,7 @@ def test_a_round_on_real_ranks_races_and_decides(project, monkeypatch, start):
     # a job step runs the code that this process runs
     monkeypatch.setenv("PYTHONPATH", str(Path(trial.__file__).parents[1]))
     history = begin(["fsdp2", "ddp"], agent=AGENT)
-    write_records("results/results.jsonl", make_records(["fsdp2", "ddp"], seeds=2))
+    write_results("results/results.jsonl", make_records(["fsdp2", "ddp"], seeds=2))
     own = ["agent.searches.three={world_size: 3}", "rounds.1.search=three"]
     real = Parameters(overrides=["agent.link=null", "agent.repetitions=10", *own])
     write_proposal(real, proposal_of(history, DDP))

@@ -23,18 +23,18 @@ def test_calls_run_in_order_and_concurrently_with_the_caller():
         background.start(call, number)
     assert done == []
     gate.set()
-    background.drain()
+    background.wait()
     assert done == [(number, False) for number in range(5)]
 
 
-def test_errors_are_raised_by_wait_and_drain():
+def test_errors_are_raised_by_every_wait():
     background = Background("test")
     with pytest.raises(RuntimeError, match="a rank is gone"):
         background.start(fail).wait()
     with pytest.raises(RuntimeError, match="a rank is gone"):
-        background.drain()
+        background.wait()
     background.start(lambda: None)
-    background.drain()
+    background.wait()
 
 
 def test_calls_use_as_many_threads_as_their_starter():
@@ -44,7 +44,7 @@ def test_calls_use_as_many_threads_as_their_starter():
     try:
         background = Background("test")
         background.start(lambda: found.append(torch.get_num_threads()))
-        background.drain()
+        background.wait()
     finally:
         torch.set_num_threads(before)
     assert found == [1]

@@ -67,6 +67,18 @@ def check(found, wanted, excluded):
         assert block.name in excluded or not torch.equal(mine, theirs) or not theirs.any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@on_ranks(2)
+def test_a_message_that_padding_lengthens_to_the_minimum_is_short(group, dtype):
+    route = Route(make_codec("int8:group=8"), minimum_size=16)
+    collective = make_collective(group, Ledger(), "gradients", route)
+    vector = torch.arange(15, dtype=dtype) / 7
+    expected = vector.float().add(vector.float()).to(dtype)
+    collective.all_reduce(vector, 1.0, Unit("short"))
+    assert torch.equal(vector, expected)
+    assert collective.account.uncompressed == {"fewer than 16 elements": 1}
+
+
 @pytest.mark.parametrize("spec", ["int8:group=8", "powersgd:rank=1"])
 @on_ranks(2)
 def test_messages_with_fewer_elements_than_the_minimum_are_not_compressed(group, spec):

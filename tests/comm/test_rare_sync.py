@@ -378,7 +378,7 @@ def test_a_rank_that_is_lost_between_exchanges_is_named():
     [
         ({"sync": {"every": 0}}, "attach: sync.every: input should be greater than or equal to 1"),
         ({"sync": {"codec": "int4"}}, "attach: sync.every: field required"),
-        ({"sync": 32}, "attach: sync: input should be a valid dictionary or instance of Sync"),
+        ({"sync": 32}, "attach: sync: input should be a mapping or a Sync (found 32)"),
         ({"optimizer": [None]}, "optimizer is NoneType"),
         ({"sync": {"every": 2, "codec": None}}, "attach: sync.codec: a codec is its name"),
         ({"sync": {"every": 2, "codec": "sign"}}, "'sign' votes, and outer gradients need means"),

@@ -64,7 +64,7 @@ def test_gradients_of_shards_are_the_mean_over_ranks(group, ends) -> None:
         (loss_of(plain, rank) / 2).backward()
     _, wrapped, _ = sharded(group, ends=ends)
     loss_of(wrapped, dist.get_rank(group)).backward()
-    wrapped.schedule.finish()
+    wrapped.schedule.after_backward()
     for unit in wrapped.units:
         whole = [torch.empty_like(unit.shard.grad) for _ in range(2)]
         dist.all_gather(whole, unit.shard.grad, group=group)
@@ -86,7 +86,7 @@ def test_only_units_in_use_and_the_next_have_memory(group) -> None:
         block.register_forward_hook(count)
         block.register_full_backward_hook(count)
     loss_of(wrapped, 0).backward()
-    wrapped.schedule.finish()
+    wrapped.schedule.after_backward()
     # the root, the unit in use, the one ahead, and in backward the one whose gradients come last
     assert max(counts) <= 4
     assert not any(unit.allocated for unit in wrapped.units)
@@ -98,7 +98,7 @@ def test_gathers_and_reductions_are_as_many_as_theory_says(group) -> None:
     for reshard in (True, False):
         _, wrapped, handle = sharded(group, layers=5, reshard=reshard)
         loss_of(wrapped, 0).backward()
-        wrapped.schedule.finish()
+        wrapped.schedule.after_backward()
         for account in handle.ledger.accounts.values():
             # the ranks once compare what they are about to send
             counts.append(account.collectives - account.extra_collectives)
@@ -110,7 +110,7 @@ def test_gathers_and_reductions_are_as_many_as_theory_says(group) -> None:
 def test_a_tied_embedding_of_its_own_is_gathered_once_and_moves_nothing_else(group) -> None:
     _, wrapped, handle = sharded(group, layers=5, ends=("embedding", "head"))
     loss_of(wrapped, 0).backward()
-    wrapped.schedule.finish()
+    wrapped.schedule.after_backward()
     account = handle.ledger.accounts["weights"]
     # the layer that nobody uses makes up the root
     assert account.collectives - account.extra_collectives == 1 + 1 + 5 + 4

@@ -116,7 +116,7 @@ def test_sources_that_do_not_compile_end_the_command(source_tree):
 @pytest.mark.long
 @needs_compiled
 def test_every_instruction_set_has_the_bits_of_the_reference(tmp_path):
-    tests = ["tests/kernels/test_kernels.py", "tests/codecs/test_selection.py"]
+    tests = ["tests/kernels/test_operators.py", "tests/codecs/test_selection.py"]
     for library in native.builds()[:-1]:
         # alone in a folder: it is not replaced by a wider one
         alone = tmp_path / library.stem / "alone.so"

@@ -100,11 +100,11 @@ def test_what_crashed_is_trained_again_alone(crashed: tuple[Path, str]) -> None:
     repeated = {"train --run killed --seed 0"}
     assert {job for job in pending(root) if job.startswith(measuring)} == repeated
     run(root, "snakemake", "--cores", "2", METRICS)
-    assert "crashed" not in json.loads((root / METRICS).read_text())
+    assert "outcome" not in json.loads((root / METRICS).read_text())
     # the cache of DVC brings back what is deleted
     run(root, *delete)
     run(root, "dvc", "repro", "train@killed-0")
-    assert "crashed" in json.loads((root / METRICS).read_text())
+    assert "outcome" in json.loads((root / METRICS).read_text())
     run(root, "dvc", "repro", "--force", "--single-item", "train@killed-0")
     ran = run(root, "dvc", "repro").stdout
     assert "> exec python -m stages.validate killed" in ran

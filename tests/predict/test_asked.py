@@ -2,12 +2,20 @@
 
 import json
 import shutil
+from functools import partial
 
 import pytest
 
 from shardlab.choose.plan_answer import Plan
 from shardlab.cli import main
-from shardlab.predict.asked import asked_candidate, changes_training
+from shardlab.core.errors import UserError
+from shardlab.predict.asked import (
+    admitted,
+    asked_candidate,
+    changes_training,
+    sent_by_replicas,
+    unprobed,
+)
 from shardlab.strategy.document import parse_strategy
 from tests.commands import ROOT
 
@@ -56,7 +64,7 @@ def test_names_are_those_of_a_file_and_all_leaves_out_what_no_plan_predicts(tmp_
     main([*ARGUMENTS, "--strategy", "all", *file])
     said = capsys.readouterr()
     assert "your fsdp2-int8*" in said.out and "sparse" not in said.out
-    assert said.err.startswith("plan: without --strategy sparse: a plan knows what int8, ")
+    assert said.err.startswith("plan: without sparse: a plan knows what int8, ")
 
 
 def test_a_warm_up_is_over_in_a_plan(capsys):
@@ -76,7 +84,7 @@ def test_a_warm_up_is_over_in_a_plan(capsys):
         ("{wrap: root}", "single blocks"),
         ("{param_dtype: fp32}", "give --param-dtype fp32"),
         ("{gradients: {codec: topk}}", "and not topk: take one of them"),
-        ("{engine: ddp, sync: {every: 8, codec: sign}}", "and not sign: take one of them"),
+        ("{engine: ddp, sync: {every: 8, codec: efsign}}", "and not efsign: take one of them"),
         ("{accumulation: 3}", "3 micro-batches do not divide the 8 samples"),
         ("{sharding: hybrid_shard, replicas: 3}", "3 copies do not divide 2 ranks"),
         ("{engine: slide, sync: {every: 8}}", "sync does not apply to engine 'slide'"),
@@ -111,4 +119,47 @@ def test_what_no_plan_predicts_is_one_line(text, words, capsys, monkeypatch):
 def test_what_changes_training_has_a_star(document, lossy):
     strategy = parse_strategy(document)
     assert changes_training(strategy.canonical()) == lossy
-    assert asked_candidate("a", strategy, "bf16", 8, 8).lossy == lossy
+    assert asked_candidate("a", strategy, "bf16").lossy == lossy
+
+
+@pytest.mark.parametrize(
+    ("document", "ranks", "nodes", "words"),
+    [
+        ({"engine": "fsdp2"}, 4, 1, "take engine: ddp; shardlab timing measures others"),
+        ({"engine": "slide"}, 4, 2, "or sharding: hybrid_shard with replicas: 2; shardlab"),
+        ({"sharding": "hybrid_shard", "replicas": 2}, 8, 4, "hybrid_shard with replicas: 4; "),
+        ({"engine": "ddp", "gradients": {"codec": "powersgd"}}, 2, 1, "matrices for powersgd"),
+    ],
+)
+def test_what_no_replicas_send_no_probe_measures(document, ranks, nodes, words):
+    strategies = {"mine": parse_strategy(document), "other": parse_strategy({"engine": "ddp"})}
+    reasons = partial(unprobed, world_size=ranks, nodes=nodes)
+    with pytest.raises(UserError, match=rf"^--strategy mine: .*{words}") as caught:
+        admitted(strategies, reasons, skip=False)
+    assert "\n" not in str(caught.value)
+    taken, (line,) = admitted(strategies, reasons, skip=True)
+    assert [*taken] == ["your other"] and line.startswith("without mine: ") and words in line
+
+
+@pytest.mark.parametrize(
+    ("document", "ranks", "nodes"),
+    [
+        ({"engine": "ddp"}, 2, 1),
+        ({"sharding": "no_shard"}, 4, 2),
+        ({"sharding": "hybrid_shard", "replicas": 2}, 4, 2),
+    ],
+)
+def test_replicas_are_ranks_or_nodes(document, ranks, nodes):
+    assert unprobed(parse_strategy(document), ranks, nodes) is None
+
+
+def test_replicas_that_synchronise_rarely_send_outer_gradients():
+    strategy = parse_strategy(
+        {
+            "engine": "ddp",
+            "gradients": {"codec": "int8"},
+            "sync": {"every": 8, "codec": "int4", "error_feedback": True, "warmup_steps": 10},
+        }
+    )
+    sent = sent_by_replicas(strategy.canonical())
+    assert (sent.codec.name, sent.error_feedback, sent.warmup_steps) == ("int4", True, 0)

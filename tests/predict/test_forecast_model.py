@@ -16,7 +16,7 @@ from shardlab.predict.machine import fit_machine
 from shardlab.predict.model import case_of, fit_model
 from shardlab.predict.results import check, fitted_runs, summarize
 from shardlab.predict.step import step_seconds
-from shardlab.results.timing_record import NO_COMMUNICATION
+from shardlab.results.timing_result import NO_COMMUNICATION
 from tests.evidence_factory import make_forecast
 from tests.predict.timing_factory import (
     MACHINE,

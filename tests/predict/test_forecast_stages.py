@@ -12,7 +12,7 @@ from shardlab.predict.codec_costs import ELEMENTS, codecs_of
 from shardlab.predict.machine import fit_machine
 from shardlab.predict.results import ForecastDocument
 from shardlab.results.calibration_record import Calibration, memory_operations
-from shardlab.results.timing_record import write_timings
+from shardlab.results.files import write_results
 from shardlab.strategy.document import parse_strategy
 from stages import calibrate as calibrate_stage
 from stages import forecast
@@ -39,7 +39,7 @@ def timed(tmp_path, monkeypatch):
     made_calibration().to_file("results/calibration.json")
     runs = made_timings()
     for name in NAMES:
-        write_timings(f"results/timings/{name}.jsonl", [r for r in runs if r.timing == name])
+        write_results(f"results/timings/{name}.jsonl", [r for r in runs if r.timing == name])
     return tmp_path
 
 
@@ -53,7 +53,7 @@ def test_a_forecast_warns_of_disturbed_timings_and_of_other_machines(timed, caps
         for run in made_timings()
         if run.timing == "slow"
     ]
-    write_timings("results/timings/slow.jsonl", elsewhere)
+    write_results("results/timings/slow.jsonl", elsewhere)
     forecast.main(Parameters())
     found = ForecastDocument.from_file(timed / "results/forecast/forecast.json", "")
     other, *disturbed = found.warnings

@@ -16,7 +16,8 @@ from shardlab.results.calibration_record import (
     Transfer,
     wire_bytes,
 )
-from shardlab.results.timing_record import NO_COMMUNICATION, TimedRun, UnitSize
+from shardlab.results.result import UnitSize
+from shardlab.results.timing_result import NO_COMMUNICATION, TimingResult
 from shardlab.strategy.document import parse_strategy
 from shardlab.strategy.engine_traits import ENGINES
 from tests.record_factory import HOST, QUIET, make_breakdown, make_ledger
@@ -70,7 +71,7 @@ MODEL = Model(
 
 def made_run(
     timing: str, run: str, world_size: int = 2, rate: str | None = None, **changes: Any
-) -> TimedRun:
+) -> TimingResult:
     """Timing that `MODEL` would measure; `changes` replace fields."""
     bound = run == NO_COMMUNICATION
     strategy = None if bound else parse_strategy(STRATEGIES[run])
@@ -90,7 +91,7 @@ def made_run(
         # passes are divided as those of `_ALONE`
         "breakdown": make_breakdown(1e3 * sum(_ALONE), 0.0, 0.1),
     }
-    made = TimedRun(**{**facts, **changes})
+    made = TimingResult(**{**facts, **changes})
     if "step_ms" in changes:
         return made
     if bound:
@@ -100,12 +101,12 @@ def made_run(
     return made.model_copy(update={"step_ms": [1e3 * seconds] * 5})
 
 
-def predicted(model: Model, run: TimedRun) -> float:
+def predicted(model: Model, run: TimingResult) -> float:
     """Seconds of a step of a run."""
     return model.predict(*case_of(run))
 
 
-def made_timings() -> list[TimedRun]:
+def made_timings() -> list[TimingResult]:
     """One rank, two, four, and two links."""
     places = [
         ("one-rank", 1, None),

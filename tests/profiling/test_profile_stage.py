@@ -9,7 +9,7 @@ from shardlab.config.parameters import Parameters
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
 from shardlab.profiling.merge import merge_traces
-from shardlab.results.run_record import Breakdown
+from shardlab.results.result import Breakdown
 from stages.profile import main
 from tests.trace_factory import WORKER, event, label, step, write_rank
 

@@ -22,7 +22,7 @@ from shardlab.report.collect import read_losses
 from shardlab.report.sections import runs
 from shardlab.report.tables import tables_of
 from shardlab.report.timings import timing_table
-from shardlab.results.run_record import Setting
+from shardlab.results.train_result import Setting
 from shardlab.strategy.document import parse_strategy
 from tests.evidence_factory import make_evidence
 from tests.record_factory import BASELINE, make_record, make_records

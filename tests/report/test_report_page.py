@@ -24,7 +24,7 @@ from shardlab.report.tables import (
     tables_of,
 )
 from shardlab.report.write import SECTIONS, report_sections, write_report
-from shardlab.results.timing_record import NO_COMMUNICATION
+from shardlab.results.timing_result import NO_COMMUNICATION
 from shardlab.strategy.document import parse_strategy
 from tests.evidence_factory import make_evidence, make_forecast
 from tests.record_factory import STRATEGIES, make_history, make_record, make_records
@@ -140,7 +140,11 @@ def test_empty_parts_are_hidden(undrawn, tmp_path):
 
 def test_untrusted_texts_are_escaped(without_png, tmp_path):
     strategy = parse_strategy({"gradients": {"codec": "int8", "exclude": [EVIL]}})
-    changes = {"strategy": strategy.model_dump(mode="json"), "comm_ms_by_op": {EVIL: 1.0}}
+    changes = {
+        "strategy": strategy.canonical().model_dump(mode="json"),
+        "strategy_hash": strategy.hash(),
+        "comm_ms_by_op": {EVIL: 1.0},
+    }
     records = [make_record(run, seed, **changes) for run in (EVIL, "fsdp2") for seed in range(3)]
     for record in records:
         record.ledger["gradients"]["uncompressed"] = {EVIL: 1.0}

@@ -4,19 +4,28 @@ from pathlib import Path
 
 import pytest
 
-from shardlab.choose.records import Measured
 from shardlab.config.parameters import Parameters
 from shardlab.core.errors import RunFailed, UserError
 from shardlab.core.files import write_json, write_json_lines
 from shardlab.report import write
-from shardlab.results.run_record import Breakdown, Crash, Joined, Record, Validation, read_records
-from shardlab.results.timing_record import NO_COMMUNICATION, CrashedRun, Race, write_timings
+from shardlab.results.files import read_results, write_results
+from shardlab.results.result import Breakdown, Failure
+from shardlab.results.timing_result import NO_COMMUNICATION
+from shardlab.results.train_result import Joined, TrainResult, Validation
 from shardlab.strategy.document import parse_strategy
 from shardlab.train.crash import write_crash
 from shardlab.train.plans import RunPlan
 from stages import collect, profile, report
 from tests.evidence_factory import make_forecast
-from tests.record_factory import STRATEGIES, make_history, make_losses, make_record, make_records
+from tests.record_factory import (
+    STRATEGIES,
+    in_round,
+    make_failure,
+    make_history,
+    make_losses,
+    make_record,
+    make_records,
+)
 from tests.timed_run_factory import make_timed
 
 RUNS, SEEDS = ["ddp", "fsdp2"], [0, 3]
@@ -59,7 +68,7 @@ def measured(tmp_path, monkeypatch):
     """A project whose matrix is trained, profiled and validated."""
     monkeypatch.chdir(tmp_path)
     write_json("params.yaml", PARAMS)
-    write_timings("results/timings/slow.jsonl", TIMED)
+    write_results("results/timings/slow.jsonl", TIMED)
     write_json("results/memory.json", dict.fromkeys(RUNS, ESTIMATE))
     for run in RUNS:
         for seed in SEEDS:
@@ -72,7 +81,7 @@ def test_collect_joins_the_parts_and_what_was_estimated_and_timed(measured):
     path = measured / "results/train/ddp/seed0/events.jsonl"
     path.write_text(path.read_text().replace("50.0", "12050.0", 1))
     collect.main(Parameters())
-    records = read_records("results/results.jsonl")
+    records = read_results("results/results.jsonl", "collect")
     joined = {*Joined.model_fields, "params_hash"}
     made = [make_record(run, seed).model_dump(exclude=joined) for run in RUNS for seed in SEEDS]
     assert [record.model_dump(exclude=joined) for record in records] == made
@@ -81,7 +90,7 @@ def test_collect_joins_the_parts_and_what_was_estimated_and_timed(measured):
     assert ddp.scaling_efficiency is None  # no timing of one rank
     with (measured / "results/results.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0]) == list(Record.model_fields)
+    assert list(rows[0]) == list(TrainResult.model_fields)
     assert [(row["run"], row["seed"]) for row in rows] == [(r.run, str(r.seed)) for r in records]
     assert json.loads(rows[0]["host"]) == make_record().host
 
@@ -150,14 +159,14 @@ def crash_of(run, seed, failure=FAILURE):
 
 def test_a_run_that_crashed_is_named_on_top_and_the_others_are_reported(undrawn, collected):
     crash = crash_of("ddp", 3)
-    assert crash.crashed == f"{FAILURE.summary} (log: logs/train/ddp/3.log)"
+    assert crash.detail == f"{FAILURE.summary} (log: logs/train/ddp/3.log)"
     assert (collected / "results/train/ddp/seed3/final_model/model.safetensors").stat().st_size == 0
     for seed in SEEDS[:1]:
         crash_of("ddp", seed, RunFailed("memory", "", "rank 0 was killed by signal 9"))
     profile.main(Parameters(), "ddp")
     collect.main(Parameters())
-    lines = read_records("results/results.jsonl")
-    assert [(line.run, line.seed, isinstance(line, Crash)) for line in lines] == [
+    lines = read_results("results/results.jsonl", "collect")
+    assert [(line.run, line.seed, isinstance(line, Failure)) for line in lines] == [
         *(("ddp", seed, True) for seed in SEEDS),
         *(("fsdp2", seed, False) for seed in SEEDS),
     ]
@@ -176,15 +185,20 @@ def test_a_run_that_crashed_is_named_on_top_and_the_others_are_reported(undrawn,
 
 
 def test_a_run_that_a_timing_left_out_is_named_and_not_compared(undrawn, collected):
-    lost = CrashedRun(timing="slow", run="ddp", crashed="rank 1: ArithmeticError: wrong")
-    write_timings("results/timings/slow.jsonl", [*TIMED[1:], lost])
+    lost = make_failure(
+        parse_strategy(STRATEGIES["ddp"]),
+        "crash",
+        "rank 1: ArithmeticError: wrong",
+        **{"kind": "timing", "timing": "slow", "run": "ddp"},
+    )
+    write_results("results/timings/slow.jsonl", [*TIMED[1:], lost])
     report.main(Parameters())
     headline = (collected / "results/report/headline.md").read_text()
     assert "left out: ddp in timing slow: rank 1: ArithmeticError: wrong." in headline
     lines = (collected / "results/report/comparison.jsonl").read_text().splitlines()
     assert [json.loads(line)["run"] for line in lines] == ["fsdp2"]
     other = lost.model_copy(update={"run": "manual"})
-    write_timings("results/timings/slow.jsonl", [*TIMED, other])
+    write_results("results/timings/slow.jsonl", [*TIMED, other])
     with pytest.raises(UserError, match=r"slow\.jsonl: has other runs than timings\.slow"):
         report.main(Parameters())
 
@@ -211,19 +225,14 @@ def hold(run):
     returns their folder."""
     strategy = parse_strategy(STRATEGIES[run])
     key, runs = strategy.hash(), Path("results/rounds/1/runs")
-    own = [make_record(run, seed).model_copy(update={"run": key}) for seed in SEEDS]
-    row = Measured(
-        strategy=strategy.canonical(), hash=key, source="round 1", trained=own, files=str(runs)
-    )
+    own = [make_record(run, seed).model_copy(update=in_round(strategy)) for seed in SEEDS]
     for seed in SEEDS:
         write_events(runs / f"train/{key}/seed{seed}", run, seed)
-    raced = make_timed("slow", run).model_copy(update={"run": key, "timing": "round-1"})
-    arms = {key: {"outcome": "ok"}}
-    race = Race(name="round-1", incumbent=key, arms=arms, reason="", seconds=1.0, runs=[raced])
-    history = make_history(make_records(RUNS))
+    raced = make_timed("slow", run).model_copy(update=in_round(strategy, 1, "race"))
+    history = make_history(make_records(RUNS)).with_results([*own, raced])
     last = history.rounds[-1].model_copy(update={"held": key})
-    update = {"rounds": [last], "races": [race], "measured": {**history.measured, key: row}}
-    history.model_copy(update={**update, "incumbent": key}).to_file("results/rounds/1/history.json")
+    update = {"rounds": [last], "incumbent": key}
+    history.model_copy(update=update).to_file("results/rounds/1/history.json")
     return f"{runs}/train/{key}"
 
 
@@ -259,7 +268,7 @@ def test_what_a_search_found_has_another_name_than_a_run(undrawn, collected):
     timed = make_timed("other", "fsdp2").model_copy(update={"run": "found-by-search"})
     own = {**PARAMS["timings"], "other": {"runs": ["found-by-search"]}}
     write_json("params.yaml", {**PARAMS, "timed_strategies": named, "timings": own})
-    write_timings("results/timings/other.jsonl", [timed, make_timed("other", NO_COMMUNICATION)])
+    write_results("results/timings/other.jsonl", [timed, make_timed("other", NO_COMMUNICATION)])
     report.main(Parameters())
     with Path("results/report/loss.csv").open(newline="") as file:
         runs = {row["run"] for row in csv.DictReader(file)}

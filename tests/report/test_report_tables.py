@@ -23,7 +23,7 @@ from shardlab.report.write import (
     headline_markdown,
     report_sections,
 )
-from shardlab.results.timing_record import NO_COMMUNICATION
+from shardlab.results.timing_result import NO_COMMUNICATION
 from tests.evidence_factory import make_evidence, make_forecast
 from tests.record_factory import BASELINE, BUSY, STRATEGIES, make_record, make_records
 from tests.timed_run_factory import make_timed, make_timings
@@ -38,6 +38,12 @@ def test_every_table_of_runs_has_every_run():
         assert [row[0] for row in table.rows if row[0] != ONE_DEVICE] == list(STRATEGIES)
         assert all(len(row) == len(table.columns) for row in table.rows)
         assert [table.rows[number][0] for number in table.highlighted] == [BASELINE]
+
+
+def test_bytes_are_of_training_and_of_the_timing_where_nothing_was_trained():
+    records = [*make_records(["fsdp2"]), *(make_record("ddp", s, bytes_wire=7.0) for s in range(3))]
+    rows = {row["run"]: row["bytes_wire"] for row in make_evidence(records).main_rows}
+    assert rows["ddp"] == 7.0 and rows["fsdp2-int8"] > 7.0
 
 
 def test_a_heading_has_one_meaning_on_the_page():

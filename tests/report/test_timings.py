@@ -7,7 +7,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from shardlab.choose.history import paired_steps
 from shardlab.config.schema import Quality
 from shardlab.core.numbers import ABSENT, number
 from shardlab.report.columns import STEP
@@ -31,7 +30,9 @@ from shardlab.report.tables import (
 from shardlab.report.timings import crossovers, group_title, link_headings, timing_table
 from shardlab.report.write import write_report
 from shardlab.results.contention import Contention
-from shardlab.results.timing_record import NO_COMMUNICATION, read_timings, scaling_efficiency
+from shardlab.results.files import read_results
+from shardlab.results.table import ratio_to
+from shardlab.results.timing_result import NO_COMMUNICATION, scaling_efficiency
 from shardlab.strategy.document import parse_strategy
 from tests.evidence_factory import make_evidence
 from tests.record_factory import BASELINE, BUSY, STRATEGIES, make_record, make_records
@@ -169,7 +170,7 @@ def test_no_committed_gain_is_above_the_devices_that_made_it():
     paths = [*Path("results/timings").glob("*.jsonl")]
     assert paths
     for path in paths:
-        timed = read_timings(path, "time it")
+        timed = read_results(path, "time it")
         rows = timing_table(timed, BASELINE, {run.timing: path.stem for run in timed})
         compared = rows.dropna(subset=["alone_ratio"])
         gains = 1 / compared["alone_ratio"]
@@ -299,9 +300,10 @@ def test_time_to_a_loss_is_interpolated_steps_times_the_step_time_of_the_link():
     ]
     assert after.rows == [[BASELINE, "6.25"], ["fsdp2-int8", "6.50"]]
     # the first steps of a warm-up were not timed
-    warm = {"engine": "ddp", "sync": {"every": 4, "warmup_steps": 9}}
-    warmed = make_record("fsdp2-int8").model_copy(update={"strategy": warm})
-    assert [row[0] for row in by_quality(runs, losses, warmed)[0].rows] == [BASELINE]
+    for part in ({"sync": {"every": 4, "warmup_steps": 9}}, {"gradients": {"warmup_steps": 9}}):
+        warm = {"engine": "ddp", **part}
+        warmed = make_record("fsdp2-int8").model_copy(update={"strategy": warm})
+        assert [row[0] for row in by_quality(runs, losses, warmed)[0].rows] == [BASELINE]
 
 
 @pytest.mark.parametrize(("every", "whole"), [(64, True), (65, False)])
@@ -357,6 +359,6 @@ def test_a_pause_is_left_out_of_all_that_rests_on_times_and_marked():
     hash_ = alone.strategy_hash
     efficiency = scaling_efficiency([alone, there], hash_, 2, there.link)
     assert efficiency == pytest.approx(100 / got["step_ms"])
-    ratio = paired_steps(slept["int8"], slept["fsdp2"], "timing t", there.link, 2)
-    assert ratio.repetitions == 11
-    assert ratio.ratio == pytest.approx(got["step_ratio"])
+    ratios = {run.run: ratio for run, ratio in ratio_to(runs["slept"], BASELINE)}
+    assert ratios["fsdp2-int8"].repetitions == 11
+    assert ratios["fsdp2-int8"].ratio == pytest.approx(got["step_ratio"])

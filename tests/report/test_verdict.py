@@ -1,14 +1,16 @@
 """The verdict recommends nothing that is not shown, and says what one device alone does."""
 
+import ast
+import re
+
 import pytest
 import yaml
 
-from shardlab.choose.records import Measured
 from shardlab.report.answer import answer, snippet
-from shardlab.results.timing_record import NO_COMMUNICATION, Race
+from shardlab.results.timing_result import NO_COMMUNICATION
 from shardlab.strategy.document import parse_strategy
 from tests.evidence_factory import make_evidence
-from tests.record_factory import HOST, STRATEGIES, make_history, make_record
+from tests.record_factory import HOST, STRATEGIES, make_history, make_record, trial_run
 from tests.timed_run_factory import make_timed
 
 DRIFT = [20.0, 40.0, 25.0, 90.0]
@@ -142,13 +144,6 @@ def test_a_run_that_failed_is_not_recommended():
     assert "ddp" not in verdict(steps, lost={"ddp"})
 
 
-def race_of(race, name, times):
-    """Another race of the same runs, in which the first one takes so many times as long."""
-    first, *runs = [run.model_copy(update={"timing": name}) for run in race.runs]
-    longer = first.model_copy(update={"step_ms": [times * step for step in first.step_ms]})
-    return race.model_copy(update={"name": name, "runs": [longer, *runs]})
-
-
 def raced(ratio, perplexity, again=(), **changes):
     """A search that holds a strategy which no timing has; its steps are so many times the bound,
     and in more races so many times."""
@@ -161,22 +156,20 @@ def raced(ratio, perplexity, again=(), **changes):
     place = {"link": "100mbit", "world_size": 2}
     last = history.rounds[0].model_copy(update={"held": held, **place, **changes})
     names = {held: ratio, records[0].strategy_hash: 6.0, NO_COMMUNICATION: 1.0}
-    runs = [
-        run.model_copy(update={"run": name, "timing": "round-1"})
-        for name, run in zip(names, slow(names), strict=True)
-    ]
-    # arms leave a race at different times
-    runs[1] = runs[1].model_copy(update={"step_ms": runs[1].step_ms[:2]})
-    arms = {held: {"outcome": "ok"}}
-    race = Race(name="round-1", incumbent=held, arms=arms, reason="", seconds=1.0, runs=runs)
-    races = [
-        race,
-        *(race_of(race, f"round-{n}", times / ratio) for n, times in enumerate(again, 2)),
-    ]
-    own = [make_record("trial", seed, val_ppl=100.0 * (1 + seed) * perplexity) for seed in range(3)]
-    row = Measured(strategy=canonical, hash=held, source="round 1", trained=own)
-    measured = {**history.measured, held: row}
-    update = {"rounds": [last], "races": races, "measured": measured, "incumbent": held}
+    races = []
+    for number, times in enumerate((ratio, *again), 1):
+        first, *others = (
+            run.model_copy(update={"run": name, "kind": "race", "timing": f"round-{number}"})
+            for name, run in zip(names, slow({**names, held: times}), strict=True)
+        )
+        form = {"strategy": canonical.model_dump(mode="json"), "strategy_hash": held}
+        races.append(first.model_copy(update=form))
+        # arms leave a race at different times
+        others[0] = others[0].model_copy(update={"step_ms": others[0].step_ms[:2]})
+        races += others
+    own = [trial_run(strategy, seed, val_ppl=100.0 * (1 + seed) * perplexity) for seed in range(3)]
+    history = history.with_results([*own, *races])
+    update = {"rounds": [last], "incumbent": held}
     return make_evidence(
         records,
         timed=beside_one({"fsdp2": 6.0, "ddp": 4.0, INT8: 1.5, **ALONE}),
@@ -332,3 +325,12 @@ def test_what_is_to_be_pasted_is_the_strategy():
     entry, _, script = snippet("a", strategy).partition("# in a script")
     assert parse_strategy(yaml.safe_load(entry)["strategies"]["a"]).hash() == strategy.hash()
     assert strategy.attach_call() in script
+
+
+def test_what_is_to_be_pasted_of_a_streamed_strategy_is_its_mapping():
+    settings = {"engine": "slide", "window": 3, "gradients": "int8"}
+    strategy = parse_strategy(settings).canonical()
+    _, _, script = snippet("a", strategy).partition("# in a script")
+    pasted = re.search(r"^sliding = shardlab\.SlideFSDP\(model, (.*)\)$", script, re.M)
+    assert pasted and parse_strategy(ast.literal_eval(pasted[1])).hash() == strategy.hash()
+    assert "attach(" not in script

@@ -79,7 +79,7 @@ class Run:
             self.checkpoints.step_done(self.events)
 
         self.loop.run(step - self.loop.step, after)
-        self.checkpoints.finish()
+        self.checkpoints.wait()
         return self
 
     def curve(self) -> torch.Tensor:

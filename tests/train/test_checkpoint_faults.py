@@ -106,7 +106,7 @@ def test_training_goes_on_while_an_asynchronous_checkpoint_is_written(group, dat
         run.loop.run(1, lambda event: run.checkpoints.step_done([event]))
         assert not last.exists()
         may_end.set()
-        run.checkpoints.finish()
+        run.checkpoints.wait()
     assert last.exists()
 
 

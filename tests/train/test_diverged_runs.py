@@ -13,7 +13,7 @@ from shardlab.config.schema import Checkpoint, Train
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
 from shardlab.engines.autograd import DDPEngine
-from shardlab.results.run_record import Record
+from shardlab.results.train_result import TrainResult
 from shardlab.strategy.document import parse_strategy
 from shardlab.train import run as train_module
 from shardlab.train.plans import RunPlan
@@ -48,7 +48,7 @@ def strict(path: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def measured(data, tmp_path_factory) -> tuple[Record, Path]:
+def measured(data, tmp_path_factory) -> tuple[TrainResult, Path]:
     folder = tmp_path_factory.mktemp("run")
     return measure(plan(data), folder), folder
 

@@ -13,7 +13,7 @@ import shardlab.train.blame as blame
 from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Timing, Train
 from shardlab.core.errors import UserError
-from shardlab.results.timing_record import BLOCK, NO_COMMUNICATION, Arm, Race, Ruling
+from shardlab.results.timing_result import BLOCK, NO_COMMUNICATION, Race, Ruling
 from shardlab.strategy.document import parse_strategy
 from shardlab.train.interleaved import Look
 from shardlab.train.launch import RunFailed
@@ -34,12 +34,13 @@ LIMIT_S = 120.0
 def plan(data: Path, *runs: str, blocks: int = 1, **train: object) -> TimingPlan:
     values = {"batch_size": 2, "sequence_length": 16, "profiled_steps": 1, "timeout_s": TIMEOUT_S}
     return TimingPlan(
-        "a-race",
+        "round-1",
         Timing(runs=runs or tuple(STRATEGIES), repetitions=blocks * BLOCK),
         STRATEGIES,
         Train(**{**values, **train}),
         Model(preset="tiny"),
         data,
+        kind="race",
     )
 
 
@@ -64,14 +65,14 @@ def test_a_race_that_nothing_stops_is_a_timing(whole):
     assert [run.run for run in whole.runs] == [*STRATEGIES, NO_COMMUNICATION]
     assert all(len(run.step_ms) == 2 * BLOCK for run in whole.runs)
     assert whole.incumbent == "ddp"
-    assert whole.arms.keys() == STRATEGIES.keys()
+    assert whole.failures == []
     assert whole.seconds > 0
     coded = {run.run: run for run in whole.runs}["int8"]
     assert coded.bytes_raw / coded.bytes_wire > 3.5
 
 
 def test_equal_numerics_have_equal_losses_and_lossy_ones_have_not(whole):
-    losses = {name: arm.losses for name, arm in whole.arms.items()}
+    losses = {run.run: run.losses for run in whole.runs}
     assert len(losses["ddp"]) == 10
     assert losses["manual"] == pytest.approx(losses["ddp"], rel=1e-5)
     assert losses["int8"][0] == pytest.approx(losses["ddp"][0], rel=1e-6)
@@ -111,13 +112,10 @@ def test_a_faulty_arm_is_named_and_the_others_race(
 ):
     faulty(STRATEGIES["manual"], on_rank(rank, at, fault))
     found = raced(plan(data), tmp_path)
-    assert {name: arm.outcome for name, arm in found.arms.items()} == {
-        "ddp": "ok",
-        "manual": outcome,
-        "int8": "ok",
-    }
-    assert detail in found.arms["manual"].detail
-    assert "\n" not in found.arms["manual"].detail
+    [failed] = found.failures
+    assert (failed.run, failed.outcome, failed.source) == ("manual", outcome, "round 1")
+    assert detail in failed.detail
+    assert "\n" not in failed.detail
     assert [run.run for run in found.runs] == ["ddp", "int8", NO_COMMUNICATION]
     assert all(len(run.step_ms) == BLOCK for run in found.runs)
 
@@ -126,10 +124,9 @@ def test_a_faulty_arm_is_named_and_the_others_race(
 def test_a_diverged_arm_leaves_and_the_others_race_on(data, tmp_path, faulty):
     faulty(STRATEGIES["int8"], poison)
     found = raced(plan(data, blocks=2), tmp_path)
-    arm = found.arms["int8"]
-    assert (arm.outcome, arm.detail) == ("diverged", "its gradients are not finite")
-    assert [loss is None for loss in arm.losses] == [False] * 4 + [True] * 6
-    assert found.arms["manual"].outcome == "ok"
+    [failed] = found.failures
+    assert (failed.run, failed.outcome) == ("int8", "diverged")
+    assert failed.detail == "its gradients are not finite"
     steps = [(run.run, len(run.step_ms)) for run in found.runs]
     assert steps == [(name, 2 * BLOCK) for name in ("ddp", "manual", NO_COMMUNICATION)]
 
@@ -138,9 +135,9 @@ def test_a_diverged_arm_leaves_and_the_others_race_on(data, tmp_path, faulty):
 def test_an_incumbent_that_fails_ends_the_race(data, tmp_path, faulty):
     faulty(STRATEGIES["ddp"], on_rank(1, 2, raises))
     found = raced(plan(data), tmp_path)
-    assert found.arms == {
-        "ddp": Arm(outcome="crash", detail="rank 1: ArithmeticError: wrong on purpose")
-    }
+    [failed] = found.failures
+    assert (failed.run, failed.outcome) == ("ddp", "crash")
+    assert failed.detail == "rank 1: ArithmeticError: wrong on purpose"
     assert found.reason == "the incumbent failed"
     assert found.runs == []
 
@@ -149,22 +146,22 @@ def test_without_challengers_there_is_no_race(data, tmp_path, faulty):
     faulty(STRATEGIES["int8"], on_rank(0, 0, raises))
     found = raced(plan(data, "ddp", "int8"), tmp_path)
     assert found.reason == "every challenger failed"
-    assert {name: arm.outcome for name, arm in found.arms.items()} == {"int8": "crash"}
+    assert [(failed.run, failed.outcome) for failed in found.failures] == [("int8", "crash")]
     assert found.runs == []
 
 
 def test_a_race_without_time_is_no_race(data, tmp_path):
     found = raced(plan(data), tmp_path, limit_s=0.01)
-    assert (found.arms, found.runs) == ({}, [])
+    assert (found.failures, found.runs) == ([], [])
     assert found.reason == "the race failed: not done after 0.01 s: raise agent.trial_timeout_s"
 
 
 def test_a_strategy_that_cannot_be_built_is_a_crash_of_its_arm(data, tmp_path):
     odd = parse_strategy({"overrides": [{"layers": [7], "param_dtype": "bf16"}]})
     found = raced(replace(plan(data), strategies={**STRATEGIES, "manual": odd}), tmp_path)
-    assert found.arms["manual"].outcome == "crash"
-    assert "layer 7" in found.arms["manual"].detail
-    assert found.arms["int8"].outcome == "ok"
+    [failed] = found.failures
+    assert (failed.run, failed.outcome) == ("manual", "crash")
+    assert "layer 7" in failed.detail
 
 
 def test_ranks_that_others_start_end_the_race_with_the_name_of_the_run(

@@ -18,7 +18,7 @@ from shardlab.core.files import read_json_lines, write_json
 from shardlab.core.ranges import format_ranges
 from shardlab.data.tokens import open_split
 from shardlab.kernels.cpu_placement import read_topology
-from shardlab.results.run_record import Record
+from shardlab.results.train_result import TrainResult
 from shardlab.strategy.document import parse_strategy
 from shardlab.train.evaluation import evaluate
 from shardlab.train.plans import RunPlan
@@ -49,7 +49,7 @@ def losses(folder: Path) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def measured(data, tmp_path_factory) -> tuple[Record, Path]:
+def measured(data, tmp_path_factory) -> tuple[TrainResult, Path]:
     folder = tmp_path_factory.mktemp("run")
     return measure(plan(data), folder), folder
 

@@ -6,12 +6,12 @@ import torch
 from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Train
 from shardlab.core.errors import UserError
-from shardlab.engines import step_space as space
-from shardlab.engines.step_space import free_bytes, refuse_too_large
 from shardlab.models.build import build_model
 from shardlab.models.memory import CUBLAS_WORKSPACE, closed_form, host_memory
 from shardlab.models.sizes import sizes_of
 from shardlab.strategy.document import parse_strategy
+from shardlab.train import step_space as space
+from shardlab.train.step_space import free_bytes, refuse_too_large
 from tests.ranks import on_ranks
 
 TRAIN = Train(batch_size=2, sequence_length=16)

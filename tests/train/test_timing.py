@@ -13,13 +13,9 @@ from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Timing, Train
 from shardlab.core.errors import UserError
 from shardlab.predict.model import workload_of
-from shardlab.results.timing_record import (
-    NO_COMMUNICATION,
-    TimedRun,
-    read_crashed,
-    read_timing,
-    read_timings,
-)
+from shardlab.results.files import read_results, read_timing
+from shardlab.results.result import Failure, only
+from shardlab.results.timing_result import NO_COMMUNICATION, TimingResult
 from shardlab.strategy.document import parse_strategy
 from shardlab.train import loop
 from shardlab.train.interleaved import Turns, order, time_strategies
@@ -34,7 +30,7 @@ STRATEGIES = {
     "manual-int8": parse_strategy(
         {
             "engine": "manual",
-            "gradients": {"codec": "int8", "error_feedback": True},
+            "gradients": {"codec": "int8", "error_feedback": True, "warmup_steps": 50},
             "weights": {"codec": "int8"},
         }
     ),
@@ -55,14 +51,14 @@ def plan(data: Path, **timing: object) -> TimingPlan:
     return TimingPlan("a-timing", values, STRATEGIES, train, Model(preset="tiny"), data)
 
 
-def timed(data: Path, folder: Path, **timing: object) -> dict[str, TimedRun]:
+def timed(data: Path, folder: Path, **timing: object) -> dict[str, TimingResult]:
     output = folder / "timings" / "a-timing.jsonl"
     time_strategies([plan(data, **timing)], output)
-    return {run.run: run for run in read_timings(output, "time it again")}
+    return {run.run: run for run in only(read_results(output, "time it again"), TimingResult)}
 
 
 @pytest.fixture(scope="module")
-def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, TimedRun]:
+def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, TimingResult]:
     return timed(data, tmp_path_factory.mktemp("timed"))
 
 
@@ -82,7 +78,7 @@ def test_ledger_of_a_run_holds_the_steps_of_its_repetitions(runs):
     assert runs["ddp-rare"].bytes_raw == pytest.approx(4 * runs["ddp"].parameters / 3)
     assert runs["ddp-rare"].breakdown.comm_ms_per_step > 0, "a whole round is traced"
     assert runs[NO_COMMUNICATION].bytes_raw == runs[NO_COMMUNICATION].bytes_wire == 0
-    coded = runs["manual-int8"]
+    coded = runs["manual-int8"]  # nor is any of the warm-up of its gradients
     assert coded.bytes_raw / coded.bytes_wire > 3.5
     for run in runs.values():
         assert run.bytes_wire == sum(kind["bytes_wire"] for kind in run.ledger.values())
@@ -199,13 +195,14 @@ def test_a_run_that_fails_may_be_left_out(data, tmp_path, faulty, together):
         time_strategies(plans, output)
     assert not output.exists()
     time_strategies(plans, output, leave_out=True)
-    runs = [(run.timing, run.run) for run in read_timing(tmp_path, "two", whole)]
+    results = read_timing(tmp_path, "two", whole)
+    runs = [(run.timing, run.run) for run in only(results, TimingResult)]
     assert ("two", "ddp") in runs and ("two", NO_COMMUNICATION) in runs
     assert ("two", "fsdp2") not in runs
     assert (("one", "fsdp2") in runs) == together  # it has no rank 1
-    [crash] = read_crashed(tmp_path, {"two": whole})
+    [crash] = only(results, Failure)
     assert (crash.timing, crash.run) == ("two", "fsdp2")
-    assert crash.crashed == "rank 1: ArithmeticError: wrong on purpose"
+    assert crash.detail == "rank 1: ArithmeticError: wrong on purpose"
 
 
 def test_ranks_of_torchrun_take_no_turns(data, tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 
 from shardlab.config.parameters import Parameters
 from shardlab.core.files import write_json
-from shardlab.results.run_record import Validation
+from shardlab.results.train_result import Validation
 from stages import validate
 
 ROOT = Path(__file__).parents[2]

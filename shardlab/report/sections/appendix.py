@@ -6,8 +6,8 @@ from typing import Any
 from shardlab.core.numbers import plural
 from shardlab.report.evidence import Evidence
 from shardlab.report.tables import ONE_DEVICE, Section, Table, facts_table, flatten, make_table
-from shardlab.results.run_record import Record
-from shardlab.results.timing_record import machines
+from shardlab.results.timing_result import machines
+from shardlab.results.train_result import TrainResult
 
 _MANY = 4
 """distinct values up to this number are listed one by one"""
@@ -60,7 +60,7 @@ def _distinct(values: Iterable[Any]) -> str:
     return ", ".join(texts[:_MANY]) + more
 
 
-def setting(records: Sequence[Record]) -> list[tuple[str, str]]:
+def setting(records: Sequence[TrainResult]) -> list[tuple[str, str]]:
     """Return names and values of the setting; several values where the records differ."""
 
     def of(name: str) -> str:

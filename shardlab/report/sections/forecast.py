@@ -6,7 +6,7 @@ from shardlab.report.columns import LINK, RANKS
 from shardlab.report.evidence import Evidence
 from shardlab.report.plots import forecast_plot
 from shardlab.report.tables import RUN, Column, Figure, Row, Section, make_table
-from shardlab.results.timing_record import NO_COMMUNICATION
+from shardlab.results.timing_result import NO_COMMUNICATION
 
 _MEDIAN_GOAL, _WORST_GOAL = 0.08, 0.20
 

@@ -118,8 +118,8 @@ def stops_paying(group: pd.DataFrame, run: str) -> str:
 def time_to_quality(evidence: Evidence) -> Section | None:
     """Show time to each loss and loss at each time on every link; None if nobody asks for them.
 
-    Means over seeds; absent if a seed does not reach the loss. Runs that exchange rarely after a
-    warm-up are left out: the timings are of the steps after it.
+    Means over seeds; absent if a seed does not reach the loss. Runs with a warm-up are left out:
+    the timings are of the steps after it.
     """
     rows, quality = evidence.timing_rows, evidence.quality
     # losses of the training runs hold for their number of ranks alone
@@ -128,7 +128,8 @@ def time_to_quality(evidence: Evidence) -> Section | None:
     warmed = {
         each.run
         for each in evidence.records
-        if (each.strategy.get("sync") or {}).get("warmup_steps")
+        for part in ("sync", "gradients")
+        if (each.strategy.get(part) or {}).get("warmup_steps")
     }
     rows = rows[~rows["run"].isin(warmed)]
     runs = rows["run"].unique()

@@ -1,60 +1,32 @@
-"""Record of one run, as reports, forecasts and the agent read it; and its memory estimate.
+"""Result of one training run, as reports, predictions and searches read it; its memory estimate.
 
-One record per (run, seed). Times are in milliseconds and leave out the untimed steps; bytes are
+One result per (run, seed). Times are in milliseconds and leave out the untimed steps; bytes are
 those that one rank sent, averaged over ranks and steps; shares are between 0 and 1.
 """
 
 import json
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BeforeValidator, Field
-
-from shardlab.core.document import Document, validate
-from shardlab.core.files import finite, read_json, read_json_lines, write_json_lines
+from shardlab.core.document import Document
 from shardlab.results.contention import Contention
-
-SCHEMA_VERSION = 3
-
-Finite = Annotated[float | None, BeforeValidator(finite)]
-"""None: not finite, as in a run that diverged; JSON has no such number"""
-
-LinkEmulation = Literal["none", "namespaces", "in-process"]
-"""none: the link is real; namespaces: the kernel delays packets; in-process: collectives end when
-the formula issue + delay + bytes / rate says"""
+from shardlab.results.result import Breakdown, Failure, Finite, LinkEmulation, Result
 
 
-class Setting(Document):
-    """Configuration of a run and the machine that it ran on."""
+class Setting(Result):
+    """Header of a training run, and what else it was configured to."""
 
-    run: str
-    seed: int
-    engine: str
-    world_size: int
-    model: str
+    kind: Literal["train", "trial"] = "train"
+    strategy: dict[str, Any]
+    strategy_hash: str
     parameters: int
+    link_emulation: LinkEmulation
+    engine: str
     dataset: str
-    sequence_length: int
-    batch_size: int
-    accumulation: int
-    link: str
-    """how the ranks were connected: loopback, or an emulated rate and delay"""
-    link_emulation: LinkEmulation = "none"
     codec: str
     codec_config: dict[str, Any]
     weight_codec: str
     error_feedback: bool
-    strategy: dict[str, Any]
-    """the strategy in canonical form"""
-    strategy_hash: str
     params_hash: str
-    revision: str
-    torch: str
-    host: dict[str, Any]
-    kernels: str
-    """what computed codecs and updates: a compiled library with the hash of its sources, or the
-    PyTorch reference and why"""
     deterministic: bool = False
     """whether torch used deterministic algorithms alone"""
     tf32: bool = False
@@ -144,43 +116,6 @@ class Training(Document):
     the loss was not finite either"""
 
 
-class Breakdown(Document):
-    """Breakdown of the profiled steps, means over steps and ranks."""
-
-    profiled_step_ms: float
-    compute_ms: float
-    comm_ms_per_step: float
-    comm_share: float
-    comm_ms_by_op: dict[str, float]
-    comm_ms_by_unit: dict[str, float]
-    """by the unit whose values moved; `other` for none"""
-    comm_skew_ms: Finite
-    """time until the last rank has started the same collective; None where collectives of the ranks
-    do not match, as of ranks that train alone"""
-    comm_transfer_ms: Finite
-    """the rest of the communication that could be matched across ranks"""
-    exposed_comm_ms: float
-    overlap: float
-    """fraction of communication that is overlapped with compute"""
-    copy_ms: float
-    """copies to, from and on devices; on the CPU copies count as compute and this is 0"""
-    exposed_copy_ms: float
-    """copies not overlapped with compute or communication"""
-    idle_ms: float
-    """compute + exposed communication + exposed copies + idle = step"""
-    forward_ms: float
-    forward_compute_ms: float
-    forward_comm_ms: float
-    backward_ms: float
-    backward_compute_ms: float
-    backward_comm_ms: float
-    backward_comm_share: float
-    update_ms: float
-    """the rest of the step"""
-    update_compute_ms: float
-    update_comm_ms: float
-
-
 class Validation(Document):
     """Quality of the saved model on the validation split."""
 
@@ -217,10 +152,12 @@ class Joined(Document):
     """tokens per second and rank relative to one rank; None where that was not timed"""
 
 
-class Record(Setting, Training, Breakdown, Validation, Joined):
-    """One line of `results.jsonl`."""
+class Metrics(Setting, Training):
+    """Content of metrics.json of the train stage."""
 
-    schema_version: int = Field(SCHEMA_VERSION, ge=SCHEMA_VERSION, le=SCHEMA_VERSION)
+
+class TrainResult(Metrics, Breakdown, Validation, Joined):
+    """Result of a training run, with its traced steps and the quality of its model."""
 
     @property
     def divergence(self) -> str | None:
@@ -232,62 +169,25 @@ class Record(Setting, Training, Breakdown, Validation, Joined):
             return None
         return self.not_finite or "validation perplexity is not finite"
 
+    def failure(self) -> Failure:
+        """Return the failure that a run without quality is.
 
-class Crash(Document):
-    """A run whose ranks failed: a line of `results.jsonl`, and what its stages write."""
-
-    run: str
-    seed: int
-    world_size: int
-    link: str
-    strategy: dict[str, Any]
-    """in canonical form"""
-    params_hash: str
-    outcome: Literal["timeout", "crash", "memory"]
-    crashed: str
-    """one line: the error of the rank that is the cause, and the log"""
-
-
-def is_crash(value: Any) -> bool:
-    """Return whether a value read from a file stands for a run that crashed."""
-    return isinstance(value, dict) and "crashed" in value
+        Raises:
+            ValueError: it has quality.
+        """
+        if self.divergence is None:
+            raise ValueError(f"{self.run}: it has quality")
+        return Failure(
+            **self.header(),
+            outcome="diverged",
+            detail=self.divergence,
+            params_hash=self.params_hash,
+        )
 
 
-def read_crash(path: str | Path, fix: str) -> Crash | None:
-    """Return the crash that a stage wrote in place of figures; None where it wrote figures.
-
-    Args:
-        fix: what the user should do when the file is missing or damaged.
-
-    Raises:
-        UserError: it is.
-    """
-    return Crash.from_file(path, fix) if is_crash(read_json(path, fix)) else None
-
-
-def read_records(path: str | Path) -> list[Record | Crash]:
-    """Read the records of a file of JSON lines.
-
-    Raises:
-        UserError: the file is missing or damaged, or a line is no record of this schema version.
-    """
-    lines = read_json_lines(path, "run python -m stages.collect")
-    return [
-        validate(Crash, line, f"{path}:{i}")
-        if is_crash(line)
-        else validate(Record, line, f"{path}:{i}")
-        for i, line in enumerate(lines, 1)
-    ]
-
-
-def write_records(path: str | Path, records: Sequence[Record | Crash]) -> None:
-    """Write JSON lines that `read_records` reads."""
-    write_json_lines(path, [record.model_dump(mode="json") for record in records])
-
-
-def table_row(record: Record) -> dict[str, Any]:
-    """Return one flat row with the columns of every record; nested values become JSON text."""
+def table_row(result: TrainResult) -> dict[str, Any]:
+    """Return one flat row, of equal columns for all results; nested values become JSON text."""
     return {
         key: json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value
-        for key, value in record.model_dump(mode="json").items()
+        for key, value in result.model_dump(mode="json").items()
     }

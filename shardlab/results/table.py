@@ -1,0 +1,222 @@
+"""The table of measurements: for each strategy all of its results, on all links.
+
+Perplexity depends neither on the link nor on the ranks of a timing; steps and failures count where
+they were measured. A step is compared with that of a reference in the same timing, pair by pair.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from shardlab.core.document import Document
+from shardlab.results.interval import Ratio, paired_ratio
+from shardlab.results.result import Failure, Kind, Result, only
+from shardlab.results.timing_result import TimingResult
+from shardlab.results.train_result import TrainResult
+from shardlab.strategy.document import CanonicalStrategy, parse_strategy
+
+_WIDEST = 4.0
+"""ratio of the ends of an interval from which on it says nothing"""
+
+
+class Workload(Document):
+    """Workload that every strategy of one search trains."""
+
+    model: str
+    parameters: int
+    world_size: int
+    """ranks of the search"""
+    trained_on: int
+    """ranks of the training runs"""
+    sequence_length: int
+    batch_size: int
+    accumulation: int
+    link: str
+    """of the search; training runs, which give quality, may have another one"""
+
+
+class StepRatio(Document):
+    """Step time over that of another strategy, in pairs of interleaved steps."""
+
+    source: str
+    """`timing NAME` or `round K`"""
+    link: str
+    world_size: int
+    ratio: float
+    low: float
+    high: float
+    repetitions: int
+    """pairs behind it"""
+
+    @property
+    def interval(self) -> str:
+        """The ends in words; none where they leave open whether the step is half or twice as long.
+
+        A race of 10 repetitions has two blocks, and Student's t of one degree of freedom at the
+        error of a race is over 100: such an interval may end at 85,799.
+        """
+        if self.high <= _WIDEST * self.low:
+            return f"{self.low:.3f} to {self.high:.3f}"
+        return "interval too wide to tell"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Row of the table: all that was measured of one strategy."""
+
+    strategy: CanonicalStrategy
+    hash: str
+    source: str
+    """where it was first measured: `run NAME`, `timing NAME` or `round K`"""
+    trained: Sequence[TrainResult] = ()
+    """by seed; empty where a seed failed or diverged"""
+    steps: Sequence[StepRatio] = ()
+    """over the reference's, the latest last"""
+    failures: Sequence[Failure] = ()
+
+    @property
+    def files(self) -> str | None:
+        """The folder with the files of its training runs, in the layout of `results`, where a round
+        trained it; None otherwise."""
+        if not self.trained or self.trained[0].kind == "train":
+            return None
+        return f"results/rounds/{self.trained[0].timing.removeprefix('round-')}/runs"
+
+    @property
+    def folder(self) -> str | None:
+        """The folder with seedS/final_model, seedS/trace.json.gz and seedS/events.jsonl for each
+        seed; None where there are no training runs."""
+        return f"{self.files or 'results'}/train/{self.trained[0].run}" if self.trained else None
+
+    @property
+    def diverged(self) -> bool:
+        """Whether a race or a training run of it diverged."""
+        return any(failure.outcome == "diverged" for failure in self.failures)
+
+    @property
+    def has_quality(self) -> bool:
+        """Whether its perplexity was measured, or it diverged."""
+        return bool(self.trained) or self.diverged
+
+    def step(self, load: Workload) -> StepRatio | None:
+        """Return the latest steps on the link and the ranks of a search."""
+        steps = [step for step in self.steps if _is_on(step, load)]
+        return steps[-1] if steps else None
+
+    def failure(self, load: Workload) -> Failure | None:
+        """Return the latest failure that counts there: who diverged did so on every link, and who
+        failed in the training of a round would fail in that of another."""
+        failures = [
+            failure
+            for failure in self.failures
+            if failure.outcome == "diverged"
+            or _is_on(failure, load)
+            or (failure.kind == "trial" and failure.world_size == load.trained_on)
+        ]
+        return failures[-1] if failures else None
+
+
+def _is_on(result: StepRatio | Failure, load: Workload) -> bool:
+    return (result.link, result.world_size) == (load.link, load.world_size)
+
+
+def step_ratio(result: TimingResult, reference: TimingResult) -> Ratio:
+    """Return the step of a result over a reference's of the same timing, over the repetitions that
+    both have, without pauses; NaN where there is none."""
+    return paired_ratio(*zip(*_pairs(result, reference), strict=True))
+
+
+def _pairs(result: TimingResult, reference: TimingResult) -> list[tuple[float, float]]:
+    # a run of a race may have left: its repetitions are the first ones
+    return [*zip(result.measured_ms(), reference.measured_ms(), strict=False)]
+
+
+def ratio_to(
+    results: Iterable[TimingResult], reference: str
+) -> list[tuple[TimingResult, StepRatio]]:
+    """Return the results that were timed together with a reference, in their order, with their step
+    over the reference's.
+
+    Args:
+        reference: name or hash of a strategy.
+    """
+    results = [*results]
+    references = {
+        result.source: result
+        for result in results
+        if reference in (result.run, result.strategy_hash)
+    }
+    ratios = []
+    for result in results:
+        if result.source not in references:
+            continue
+        pairs = _pairs(result, references[result.source])
+        ratio = StepRatio(
+            source=result.source,
+            link=result.link,
+            world_size=result.world_size,
+            **step_ratio(result, references[result.source])._asdict(),
+            repetitions=sum(not any(map(math.isnan, pair)) for pair in pairs),
+        )
+        ratios.append((result, ratio))
+    return ratios
+
+
+def measured(results: Sequence[Result], reference: str) -> dict[str, Measured]:
+    """Return the table of measurements by hash of the strategy, in the order of the results.
+
+    Two names of one meaning are one strategy: the first one's runs count. A timing counts where it
+    has the reference.
+
+    Args:
+        reference: hash of the strategy that steps are compared with.
+    """
+    rows: dict[str, Measured] = {}
+    steps = {
+        (result.source, result.strategy_hash): ratio
+        for result, ratio in ratio_to(only(results, TimingResult), reference)
+    }
+    for (kind, source, key), group in _by_strategy(results).items():
+        step = steps.get((source, key)) if kind in ("timing", "race") else None
+        if (kind == "train" and key in rows) or (kind == "timing" and step is None):
+            continue
+        strategy = parse_strategy(group[0].strategy, f"strategy of {source}").canonical()
+        row = rows.get(key, Measured(strategy, key, source))
+        trained, failures = _outcomes(group)
+        rows[key] = replace(
+            row,
+            trained=trained or row.trained,
+            steps=[*row.steps, *([] if step is None else [step])],
+            failures=[*row.failures, *failures],
+        )
+    return rows
+
+
+def _by_strategy(results: Iterable[Result]) -> dict[tuple[Kind, str, str], list[Result]]:
+    """Return the results of each measurement and strategy, without steps of no strategy."""
+    groups: dict[tuple[Kind, str, str], list[Result]] = {}
+    for result in results:
+        if result.strategy_hash is not None:
+            key = result.kind, result.source, result.strategy_hash
+            groups.setdefault(key, []).append(result)
+    return groups
+
+
+def _outcomes(results: Iterable[Result]) -> tuple[list[TrainResult], list[Failure]]:
+    """Return the training runs of a strategy by seed, none where one failed; and what failed."""
+    trained: list[TrainResult] = []
+    failures: list[Failure] = []
+    for result in sorted(results, key=lambda result: result.seed):
+        if isinstance(result, TrainResult):
+            trained.append(result)
+            if result.divergence is not None:
+                failures.append(result.failure())
+        elif isinstance(result, Failure):
+            failures.append(result)
+    named = [
+        failure
+        if failure.kind == "race"
+        else failure.model_copy(update={"detail": f"seed {failure.seed}: {failure.detail}"})
+        for failure in failures
+    ]
+    return [] if failures else trained, named

@@ -1,0 +1,74 @@
+"""Headers of results, from the plan of what is measured."""
+
+from typing import Any
+
+import torch
+
+from shardlab.config.machine import connection_name
+from shardlab.core.host import describe_host, git_revision
+from shardlab.core.launch_environment import node_count
+from shardlab.kernels import native
+from shardlab.results.result import Failure, FailureOutcome, LinkEmulation
+from shardlab.results.timing_result import NO_COMMUNICATION
+from shardlab.train.plans import RunPlan, TimingPlan
+
+
+def header(
+    plan: RunPlan | TimingPlan,
+    run: str,
+    parameters: int | None = None,
+    emulation: LinkEmulation | None = None,
+) -> dict[str, Any]:
+    """Return the header of the result of a run on this machine.
+
+    Args:
+        run: one of those of the plan.
+        parameters, emulation: None where they are not known yet.
+    """
+    train = plan.train
+    if isinstance(plan, RunPlan):
+        kind, name, seed, strategy = "train", "", plan.seed, plan.strategy
+        world_size, link = train.world_size, train.link
+    else:
+        kind, name, seed, strategy = plan.kind, plan.name, 0, plan.runs[run]
+        world_size, link = plan.timing.world_size, plan.timing.link
+    alone = run == NO_COMMUNICATION
+    return {
+        "kind": kind,
+        "timing": name,
+        "run": run,
+        "seed": seed,
+        "strategy": None if alone else strategy.canonical().model_dump(mode="json"),
+        "strategy_hash": None if alone else strategy.hash(),
+        "world_size": world_size,
+        "model": plan.model.name,
+        "parameters": parameters,
+        "sequence_length": train.sequence_length,
+        "batch_size": train.batch_size,
+        "accumulation": train.accumulation,
+        "link": connection_name(link, node_count(world_size)),
+        "link_emulation": emulation,
+        "bits_per_second": None if link is None else link.bits_per_second,
+        "delay_ms": 0.0 if link is None else link.delay_ms,
+        "ranks_per_node": 1 if link is None else link.ranks_per_node,
+        "revision": git_revision(),
+        "torch": torch.__version__,
+        "host": describe_host(),
+        "kernels": native.serving(),
+    }
+
+
+def failure(
+    plan: RunPlan | TimingPlan,
+    run: str,
+    outcome: FailureOutcome,
+    detail: str,
+) -> Failure:
+    """Return the failure of a run of a plan.
+
+    Args:
+        detail: text of the error.
+    """
+    params_hash = plan.params_hash() if isinstance(plan, RunPlan) else ""
+    facts = {"outcome": outcome, "detail": detail, "params_hash": params_hash}
+    return Failure.model_validate({**header(plan, run), **facts})
