@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from benchmarks.islands.curves import Curve, LinkTimes, Row
 from benchmarks.islands.methods import METHODS, STOCK, TARGET, strategies, sync_of
-from shardlab.choose.rank import Option, rank, simplicity_of
+from shardlab.choose.rank import Option, is_plain, rank, simplicity_of
 from shardlab.results.interval import Ratio
 
 ONE_DEVICE = "one device"
@@ -63,12 +63,11 @@ class Comparison:
 def _option(row: Row, reference: Row, link: LinkTimes) -> Option:
     """Return a method as an option: its time to the loss over that of a reference."""
     strategy = strategies()[METHODS[row.name].strategy].canonical()
-    coded = not strategy.gradients.plain() or strategy.weights or strategy.sync
     return Option(
         row.title,
         step=None,
         to_loss=link.gain(reference, row),
         devices=METHODS[row.name].world_size,
-        lossless=not coded,
+        lossless=is_plain(strategy),
         simplicity=simplicity_of(strategy),
     )

@@ -18,7 +18,7 @@ from typing import Any
 
 from shardlab.choose.chat import Endpoint, LocalModel, Messages, one_line
 from shardlab.choose.evidence import predicted
-from shardlab.choose.rank import Option, rank, simplicity_of
+from shardlab.choose.rank import Option, is_plain, rank, simplicity_of
 from shardlab.choose.records import Candidate, Verdict
 from shardlab.config.schema import Agent
 from shardlab.core.errors import UserError
@@ -131,12 +131,11 @@ def _option(candidate: Candidate) -> Option:
     """Return a candidate as an option; its step is in ms."""
     prediction, strategy = candidate.prediction, candidate.strategy
     quality = prediction.perplexity_ratio
-    coded = not strategy.gradients.plain() or strategy.weights or strategy.sync
     return Option(
         candidate.id,
         _step(prediction.step_ms),
         measured=False,
-        lossless=not coded and quality is not None,
+        lossless=is_plain(strategy) and quality is not None,
         perplexity=None if quality is None else Ratio(quality, quality, quality),
         simplicity=simplicity_of(strategy),
         label=candidate.label,

@@ -146,15 +146,20 @@ def is_tolerated(perplexity: Ratio | None, tolerance: float, lossless: bool = Fa
     return perplexity is not None and perplexity.high <= 1 + tolerance
 
 
+def is_plain(strategy: CanonicalStrategy) -> bool:
+    """Return whether gradients are reduced in every step, and nothing that is sent has a codec."""
+    return strategy.gradients.plain() and strategy.weights is None and strategy.sync is None
+
+
 def simplicity_of(strategy: CanonicalStrategy) -> int:
     """Return how simple a strategy is: first torch's own engines, then those of this project; after
     all of them, in the same order, what has codecs, collectives or parameter synchronisation of
     this project."""
-    gradients, engine = strategy.gradients, strategy.engine
+    engine = strategy.engine
     order = TORCH_ENGINES.index(engine) if engine in TORCH_ENGINES else len(TORCH_ENGINES)
-    coded = not gradients.plain() or strategy.weights is not None or strategy.sync is not None
-    exchanged = gradients.route == "exchange" and engine in TORCH_ENGINES
-    return order + (coded or exchanged) * (len(TORCH_ENGINES) + 1)
+    exchanged = strategy.gradients.route == "exchange" and engine in TORCH_ENGINES
+    added = exchanged or not is_plain(strategy)
+    return order + added * (len(TORCH_ENGINES) + 1)
 
 
 def rank(
