@@ -109,8 +109,6 @@ def unsupported(strategy: CanonicalStrategy) -> str | None:
     gradients, overrides = strategy.gradients, strategy.overrides
     if strategy.offload:
         return "offload"
-    if strategy.sync is not None and strategy.sync.codec.multi_phase:
-        return f"codec {strategy.sync.codec.name} between exchanges"
     if strategy.activations != "device":
         return f"activations {strategy.activations}"
     if strategy.compile:

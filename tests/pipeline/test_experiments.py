@@ -9,7 +9,7 @@ import pytest
 from tests.pipeline.test_docs import DOCUMENTS
 from tests.pipeline.workspace import ROOT, copy_project, run
 
-PUBLISHED = ("codecs", "judge")
+PUBLISHED = ("codecs", "fsdp", "judge")
 SMALL = [
     "README.md",
     "results/answers/0123abcd.json",

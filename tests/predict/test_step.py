@@ -331,10 +331,6 @@ def test_multi_phase_methods_save_bytes_on_slow_links(engine):
             "overrides of embedding or head",
         ),
         ({"overrides": [{"layers": "0", "param_dtype": "bf16"}]}, "overrides of param_dtype"),
-        (
-            {"sharding": "no_shard", "sync": {"every": 2, "codec": "int8-shared"}},
-            "codec int8-shared between exchanges",
-        ),
     ],
 )
 def test_an_unsupported_setting_is_named(settings, reported):
