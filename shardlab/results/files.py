@@ -105,7 +105,7 @@ def read_timing(folder: Path, name: str, timing: Timing) -> list[TimingResult | 
     Raises:
         UserError: they are missing, or those of another timing.
     """
-    path, fix = folder / f"{name}.jsonl", f"run python -m stages.timing {name}"
+    path, fix = folder / f"{name}.jsonl", f"run shardlab timing {name}"
     results = read_results(path, fix)
     runs, failures = only(results, TimingResult), only(results, Failure)
     failed = {(failure.timing, failure.run) for failure in failures}

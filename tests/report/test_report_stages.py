@@ -98,13 +98,13 @@ def test_collect_joins_the_parts_and_what_was_estimated_and_timed(measured):
 @pytest.mark.parametrize(
     ("path", "content", "error"),
     [
-        ("profile/ddp/seed3.json", None, "no such file: run python -m stages.profile ddp"),
-        ("validate/ddp/seed0.json", "[1]", "run python -m stages.validate ddp"),
-        ("profile/fsdp2/seed3.json", '{"step": 1}', "run python -m stages.profile fsdp2"),
+        ("profile/ddp/seed3.json", None, "no such file: run shardlab profile ddp"),
+        ("validate/ddp/seed0.json", "[1]", "run shardlab validate ddp"),
+        ("profile/fsdp2/seed3.json", '{"step": 1}', "run shardlab profile fsdp2"),
         ("train/ddp/seed3/metrics.json", "\x00", "stages.train --run ddp --seed 3"),
-        ("memory.json", None, "no such file: run python -m stages.estimate"),
-        ("memory.json", "{}", "has no run 'ddp': run python -m stages.estimate"),
-        ("timings/slow.jsonl", None, "no such file: run python -m stages.timing slow"),
+        ("memory.json", None, "no such file: run shardlab estimate"),
+        ("memory.json", "{}", "has no run 'ddp': run shardlab estimate"),
+        ("timings/slow.jsonl", None, "no such file: run shardlab timing slow"),
     ],
 )
 def test_collect_refuses_missing_and_invalid_files(measured, path, content, error):
@@ -289,10 +289,10 @@ def test_what_a_search_found_has_another_name_than_a_run(undrawn, collected):
 )
 def test_report_names_the_stage_of_a_missing_or_damaged_file(collected, path, fix):
     (collected / path).write_text("[1")
-    with pytest.raises(UserError, match=f"{path}.*: run python -m stages.{fix}"):
+    with pytest.raises(UserError, match=f"{path}.*: run shardlab {fix}"):
         report.main(Parameters())
     (collected / path).unlink()
-    with pytest.raises(UserError, match=f"{path}: no such file: run python -m stages.{fix}"):
+    with pytest.raises(UserError, match=f"{path}: no such file: run shardlab {fix}"):
         report.main(Parameters())
     assert not (collected / "results/report").exists()
 
