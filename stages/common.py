@@ -34,7 +34,7 @@ def run(name: str, main: Callable[..., None], options: dict[str, Any] | None = N
     folder meanwhile.
 
     Args:
-        options: those of `shardlab.cli`; when not given, they are read from the command line.
+        options: as parsed by `shardlab.cli`; when not given, they are read from the command line.
     """
     # imported objects stay alive: neither this process nor forked ranks should scan them again
     gc.freeze()

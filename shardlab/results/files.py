@@ -47,7 +47,7 @@ def read_results(path: str | Path, fix: str) -> list[AnyResult]:
         fix: what the user should do when the file is missing, damaged or of another version.
 
     Raises:
-        UserError: it is, or a line is no result.
+        UserError: the file is missing or of another version, or a line is not a result.
     """
     lines = read_json_lines(path, fix)
     try:
