@@ -52,7 +52,7 @@ def draw_questions(results: Path, params: Parameters) -> list[dict[str, Any]]:
     checks = read_json(results / "forecast/forecast.json")["checks"]
     measured = only(read_timings(results / "timings", params("timings")), TimingResult)
     timed = {(run.timing, run.run): run for run in measured}
-    records = read_results(results / "results.jsonl", "run python -m stages.collect")
+    records = read_results(results / "results.jsonl", "run shardlab collect")
     facts = [machine_facts(Hardware.from_file(results / "hardware.json", "run calibrate"))]
     questions = []
     for timing in _TIMINGS:
