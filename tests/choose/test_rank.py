@@ -247,9 +247,8 @@ def test_of_unknown_quality_the_break_even_with_the_best_without_loss_is_known()
         option("worse", 0.4, lossless=False, perplexity=Ratio(1.2, 1.1, 1.3)),
     ]
     ranking = ranked(options, [ALONE])
-    even = {entry.option.name: entry.break_even for entry in ranking.apart}
-    assert even["coded"].ratio == pytest.approx(2) and even["slow"].ratio == pytest.approx(0.5)
-    assert even["worse"] is None
+    assert ranking.break_even == pytest.approx({"coded": 2, "slow": 0.5})
+    assert ranking.gaining == ["coded"]
 
 
 def test_where_losses_were_measured_the_time_to_one_loss_is_ranked():
