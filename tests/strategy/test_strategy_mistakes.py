@@ -26,6 +26,14 @@ NAMES = [f"'{name}'" for name in ENGINES]
             "strategy: wrap does not apply to engine 'ddp': remove it",
         ),
         (
+            {
+                **{"sharding": "hybrid_shard", "replicas": 2, "sync": {"every": 4}},
+                "gradients": {"codec": "int8", "between_nodes": "int4"},
+            },
+            "strategy: no gradients are sent between copies of the model: give the codec to sync, "
+            "or set its warmup_steps",
+        ),
+        (
             {"sharding": "hybrid_shard"},
             "strategy: hybrid_shard and replicas belong together: give both or none",
         ),
