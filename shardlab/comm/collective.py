@@ -237,22 +237,6 @@ class Collective(ABC):
         n, size = vector.numel(), self.world_size
         return vector if n % size == 0 else torch.nn.functional.pad(vector, (0, -n % size))
 
-    def _scatter_and_gather(
-        self,
-        scatter: Callable[[Tensor, Tensor, float, Unit], None],
-        gather: Callable[[Tensor, Tensor, Unit], None],
-        vector: Tensor,
-        scale: float,
-        unit: Unit,
-    ) -> None:
-        """All-reduce by a reduce-scatter and an all-gather of the sums."""
-        padded = self._padded(vector)
-        shard = padded.new_empty(padded.numel() // self.world_size)
-        scatter(shard, padded, scale, unit)
-        gather(padded, shard, unit)
-        if padded is not vector:
-            vector.copy_(padded[: vector.numel()])
-
     @property
     def _audit(self) -> Audit | None:
         """Audit that this collective's reductions are compared for, while there is one."""

@@ -26,7 +26,7 @@ from torch.distributed.fsdp import FSDPModule
 from shardlab.codecs.base import Block, Unit
 from shardlab.comm.background import Lanes
 from shardlab.comm.collective import REPLICAS, Collective
-from shardlab.comm.object_collectives import gather_values, release, subgroup
+from shardlab.comm.object_collectives import release, subgroup
 from shardlab.comm.routes import Collectives
 from shardlab.comm.uncompressed import Native
 from shardlab.core import torch_private
@@ -48,8 +48,8 @@ def attach_fsdp2(
         lanes: threads in which the collectives run concurrently with computation.
 
     Raises:
-        UserError: a unit has several groups of parameters, or is attached already; the ranks differ
-            in `overlap`. At the first forward pass: `fully_shard` has made more units since.
+        UserError: a unit has several groups of parameters, or is attached already. At the first
+            forward pass: `fully_shard` has made more units since.
     """
     units = _units_of(model)
     for name, _, group in units:
@@ -57,7 +57,6 @@ def attach_fsdp2(
             raise UserError(
                 f"fsdp2: {name!r} is attached already: call detach() of that handle first"
             )
-    _check_overlap(units, lanes is not None)
     coverage = _Coverage(model, {id(group) for _, _, group in units})
     if lanes is not None:
         _overlap(units, True)
@@ -211,14 +210,6 @@ class _TrainedUnit:
                 part = f"#{hashlib.blake2b(names.encode(), digest_size=4).hexdigest()}"
             self._units[trained] = Unit(self._name + part + self._suffix, blocks)
         return self._units[trained]
-
-
-def _check_overlap(units: Sequence[_UnitGroup], on: bool) -> None:
-    """Compare at once, since with another order of collectives no message would arrive."""
-    for _, _, group in units[:1]:
-        overlapping = gather_values(on, torch_private.shard_group(group))
-        if len(set(overlapping)) > 1:
-            raise UserError(f"attach: overlap is {overlapping} on the ranks: make it the same")
 
 
 def _overlap(units: Sequence[_UnitGroup], on: bool) -> None:

@@ -43,18 +43,24 @@ def find_wrapper(model: nn.Module) -> nn.Module:
     return next(iter(found.values()))[1]
 
 
-def check_wrapper(model: nn.Module, wrapper: nn.Module, has_weights: bool, overlap: bool) -> None:
-    """Raise `UserError` for options that are for another wrapper."""
-    if has_weights and isinstance(wrapper, DistributedDataParallel):
+def check_wrapper(
+    model: nn.Module,
+    wrapper: nn.Module,
+    replicas: dist.ProcessGroup | None,
+    has_sync: bool,
+    overlap: bool,
+) -> None:
+    """Raise `UserError` for arguments that are for another wrapper."""
+    if replicas is not None and not isinstance(
+        wrapper, FSDPModule if has_sync else FullyShardedDataParallel
+    ):
         raise UserError(
-            "attach: DistributedDataParallel gathers no parameters: remove weights, or use "
-            "fully_shard"
+            "attach: replicas is for FullyShardedDataParallel, or fully_shard with sync: remove it"
         )
-    if overlap and not isinstance(wrapper, FSDPModule):
-        raise UserError("attach: overlap is for fully_shard: remove it")
-    if overlap and any(accelerator_of(parameter.device) for parameter in model.parameters()):
+    is_on_cpu = not any(accelerator_of(parameter.device) for parameter in model.parameters())
+    if overlap and not (isinstance(wrapper, FSDPModule) and is_on_cpu):
         raise UserError(
-            "attach: overlap is for CPUs: fully_shard overlaps on the streams of a GPU: remove it"
+            "attach: overlap is for fully_shard on CPUs, where there are no streams: remove it"
         )
 
 

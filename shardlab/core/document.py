@@ -37,6 +37,20 @@ class Document(BaseModel):
     former: ClassVar[dict[str, str]] = {}
     """keys of earlier versions, with what to write now"""
 
+    def __init__(self, /, **values: Any) -> None:
+        """Validate the fields.
+
+        Raises:
+            UserError: one line, as of `validate`.
+        """
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise _one_line(error, type(self).__name__) from None
+
+    # pydantic's own constructors have this mark: inner documents are validated without a call
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
     @model_validator(mode="wrap")
     @classmethod
     def _name_unknown_keys(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
@@ -103,16 +117,19 @@ def validate(annotation: Any, value: Any, where: str, every: bool = False) -> An
     try:
         return _adapter(annotation).validate_python(value)
     except ValidationError as error:
-        first, *others = _lines(error, where)
         if every:
-            raise UserError("\n".join(map(shorten, [first, *others]))) from None
-        rest = f"; {len(others)} more below it" if others else ""
-        raise UserError(first + rest) from None
+            raise UserError("\n".join(map(shorten, _lines(error, where)))) from None
+        raise _one_line(error, where) from None
 
 
 @cache  # to build that of a union takes longer than to validate with it
 def _adapter(annotation: Any) -> pydantic.TypeAdapter[Any]:
     return pydantic.TypeAdapter(annotation)
+
+
+def _one_line(error: ValidationError, where: str) -> UserError:
+    first, *more = _lines(error, where)
+    return UserError(first + (f"; {len(more)} more below it" if more else ""))
 
 
 def _lines(error: ValidationError, where: str) -> list[str]:

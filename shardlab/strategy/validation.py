@@ -186,10 +186,11 @@ def _copies(strategy: Settings) -> Iterator[str]:
             "sync is between copies of the model: set sharding: no_shard, or hybrid_shard with "
             "replicas"
         )
-    if replicated and not gradients.plain() and not sync.warmup_steps:
+    is_unused = not gradients.plain() if replicated else gradients.between_nodes is not None
+    if is_unused and not sync.warmup_steps:
         yield (
-            "gradients are not sent, as every rank has a copy of the model: remove gradients, or "
-            "set sync.warmup_steps"
+            "no gradients are sent between copies of the model: give the codec to sync, or set its "
+            "warmup_steps"
         )
 
 

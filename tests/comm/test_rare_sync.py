@@ -17,7 +17,7 @@ from shardlab.codecs.wire import PayloadError
 from shardlab.train.launch import RunFailed, launch
 from tests.comm.replicas import MADE, PLAIN, attached, flat, refusal, stepped, trained
 from tests.comm.wire import is_same_everywhere
-from tests.comm.wrapped_models import Crossed, ddp, fsdp1, fsdp2, full, hsdp, network
+from tests.comm.wrapped_models import Crossed, ddp, fsdp2, full, hsdp, network
 from tests.ranks import on_ranks
 
 
@@ -329,7 +329,7 @@ def test_what_cannot_be_exchanged_is_refused_in_one_line(group):
         assert said in refusal(lambda settings=settings: attach(model, sync=settings))
     for options, said in (
         ({"gradients": "int8"}, "give the codec to sync, or set its warmup_steps"),
-        ({"replicas": group}, "replicas is for fully_shard"),
+        ({"replicas": group}, "or fully_shard with sync: remove it"),
     ):
         arguments = {"sync": {"every": 2}, **options}
         assert said in refusal(lambda arguments=arguments: attach(model, **arguments))
@@ -338,7 +338,6 @@ def test_what_cannot_be_exchanged_is_refused_in_one_line(group):
     assert "unused_parameters=False" in refusal(
         lambda: attach(ddp(group, Crossed), sync={"every": 2})
     )
-    assert "use one of them" in refusal(lambda: attach(fsdp1(group), sync={"every": 2}))
     wide = DistributedDataParallel(network().double())
     assert "sync is for float32" in refusal(lambda: attach(wide, sync={"every": 2}))
     state = attach(ddp(group), sync={"every": 2}).state_dict()
