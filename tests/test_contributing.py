@@ -13,6 +13,7 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple, get_args
 
 import pytest
+import yaml
 
 from shardlab.codecs.base import Codec
 from shardlab.codecs.multi_phase import MultiPhaseMethod
@@ -24,7 +25,7 @@ from shardlab.report import plots
 from shardlab.report.tables import figures_of
 from shardlab.report.write import report_sections
 from shardlab.strategy.codec_table import BUILT_IN, split_text
-from shardlab.strategy.document import Strategy
+from shardlab.strategy.document import Strategy, parse_strategy
 from shardlab.strategy.engine_traits import ENGINES, EngineName, inapplicable
 from tests.codecs.golden_payloads import path as golden
 from tests.data.test_sources import EXAMPLES
@@ -281,6 +282,23 @@ def missing(kind: str, name: str) -> list[str]:
 def test_nothing_is_missing(kind: str, name: str) -> None:
     found = missing(kind, name)
     assert not found, "\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("setting", "default"),
+    re.findall(
+        r"^\| `(\w+)` \|[^|\n]*\|[^|\n]*\| `?((?<=`)\w+(?=`)|\d+)`? \|",
+        text("docs/strategies.md"),
+        re.M,
+    ),
+)
+def test_a_default_that_the_page_states_has_the_hash_of_leaving_it_out(
+    setting: str, default: str
+) -> None:
+    for engine in ENGINES:
+        if setting not in inapplicable(engine):
+            written = {"engine": engine, setting: yaml.safe_load(default)}
+            assert parse_strategy(written).hash() == parse_strategy({"engine": engine}).hash()
 
 
 @pytest.mark.parametrize("kind", PLACES)
