@@ -161,8 +161,8 @@ class Handle:
             residuals = self.feedback.state_dict()
             state = {RESIDUALS + name: tensor for name, tensor in residuals.items()}
             state[_COUNT] = torch.tensor(len(residuals))
-        for prefix, each in self._stateful():
-            state |= {prefix + name: tensor for name, tensor in each.state_dict().items()}
+        for prefix, stateful in self._stateful():
+            state |= {prefix + name: tensor for name, tensor in stateful.state_dict().items()}
         if self._sync is not None:
             state |= self._sync.state_dict()
         rank = dist.get_rank()
@@ -191,8 +191,8 @@ class Handle:
                 )
         if self.feedback is not None:
             self.feedback.load_state_dict(residuals)
-        for prefix, each in self._stateful():
-            each.load_state_dict(below(prefix, state))
+        for prefix, stateful in self._stateful():
+            stateful.load_state_dict(below(prefix, state))
         if self._sync is not None:
             self._sync.load_state_dict(state)
         elif any(name.startswith(BETWEEN_EXCHANGES) for name in state):
@@ -271,13 +271,13 @@ def _new_layout(
 
 def _own(state: State, rank: int) -> State:
     """Return the part of a state that is of `rank`, by names without it."""
-    own = below(f"rank{rank}.", state)
-    if state and not own:
+    of_rank = below(f"rank{rank}.", state)
+    if state and not of_rank:
         raise UserError(
             f"the state has {next(iter(state))!r} and nothing of rank {rank}: give each rank its "
             "own, or for other ranks what shardlab.merge_states makes of all states in their order"
         )
-    return own
+    return of_rank
 
 
 def _merge_unit(states: Sequence[State], unit: str, old: Layout, new: Layout, rank: int) -> State:
