@@ -175,7 +175,7 @@ class Handle:
             UserError: it is of another rank, of other units or of another method of several phases,
                 it lacks residuals, or it holds some, but there is no error feedback.
         """
-        state = _own(state, dist.get_rank())
+        state = _part_of(state, dist.get_rank())
         has_feedback = self.feedback is not None
         residuals = check_residuals(state, RESIDUALS, _COUNT, has_feedback, f", or {_REMOVE}")
         if not self._sends and any(REPLICAS not in name for name in residuals):
@@ -225,7 +225,7 @@ def merge_states(
     """
     if not states:
         raise UserError("merge_states: give the states of all old ranks, in their order")
-    states = [_own(state, old) for old, state in enumerate(states)]
+    states = [_part_of(state, old) for old, state in enumerate(states)]
     merged = {
         name: tensor
         for name, tensor in states[0].items()
@@ -269,7 +269,7 @@ def _new_layout(
     return old._replace(world_size=world_size, ranks_per_node=node)
 
 
-def _own(state: State, rank: int) -> State:
+def _part_of(state: State, rank: int) -> State:
     """Return the part of a state that is of `rank`, by names without it."""
     of_rank = below(f"rank{rank}.", state)
     if state and not of_rank:

@@ -129,7 +129,8 @@ class SlideFSDP:
             raise UserError("SlideFSDP: give a batch by name: sliding(input_ids=..., labels=...)")
         device = self._engine.device
         batch = {
-            name: _to_device(value, device) for name, value in {**(inputs or {}), **batch}.items()
+            name: moved(value, device) if isinstance(value, Tensor) else value
+            for name, value in {**(inputs or {}), **batch}.items()
         }
         if not torch.is_grad_enabled():
             return self.module(**batch)
@@ -307,10 +308,6 @@ def _own_gpu(device: torch.device) -> tuple[int, RankGpu]:
     if device.index is None and index == 0:
         index = int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count()
     return index, usable_gpu(index)
-
-
-def _to_device(value: Any, device: torch.device) -> Any:
-    return moved(value, device) if isinstance(value, Tensor) else value
 
 
 def _end_graph(loss: Tensor) -> None:
