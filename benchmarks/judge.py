@@ -52,7 +52,7 @@ def draw_questions(results: Path, params: Parameters) -> list[dict[str, Any]]:
     checks = read_json(results / "forecast/forecast.json")["checks"]
     measured = only(read_timings(results / "timings", params("timings")), TimingResult)
     timed = {(run.timing, run.run): run for run in measured}
-    records = read_results(results / "results.jsonl", "run python -m stages.collect")
+    records = read_results(results / "results.jsonl", "run shardlab collect")
     facts = [machine_facts(Hardware.from_file(results / "hardware.json", "run calibrate"))]
     questions = []
     for timing in _TIMINGS:
@@ -190,10 +190,11 @@ def main() -> None:
         __doc__,
         given.out / "judge.md",
         text_table(f"{len(questions)} questions of {_OFFERED} strategies", headings, rows),
-        "Rules choose by the predicted steps, which every question states. A model that chooses "
-        "differently by the order of the list has chosen nothing; the last column is the mean over "
-        "the other questions. One that mostly takes the first or the last id of the alphabet "
-        "chooses by the id: it agrees with itself, and with the clock no more than chance.\n",
+        "Rules choose by the predicted steps, which every question states; of steps within 10 % of "
+        "each other they take the simpler strategy. A model that chooses differently by the order "
+        "of the list has chosen nothing; the last column is the mean over the other questions. One "
+        "that mostly takes the first or the last id of the alphabet chooses by the id: it agrees "
+        "with itself, and with the clock no more than chance.\n",
         _choices(questions, verdicts),
     )
 

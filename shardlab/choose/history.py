@@ -249,7 +249,7 @@ def load_history(path: str, results: str, first: History) -> History:
     """
     if path == results:
         return first
-    history = History.from_file(path, f"run python -m stages.decide {Path(path).parent.name}")
+    history = History.from_file(path, f"run shardlab decide {Path(path).parent.name}")
     if history.search == first.search:
         return history
     update = {"search": first.search, "workload": first.workload, "incumbent": first.incumbent}

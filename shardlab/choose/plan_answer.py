@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import TextWrapper
 
-from shardlab.choose.rank import MARGIN, Option, Ranking, rank
+from shardlab.choose.rank import Option, Ranking, rank
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
 from shardlab.core.numbers import number, rough
@@ -96,10 +96,8 @@ def make_plan(job: Job, model: str, setup: str, tokens: int, goal: float, price:
         for devices in (per_node if job.nodes > 1 and per_node > 1 else job.world_size, 1)
     )
     lossless = next(outcome for outcome in order if outcome.devices == job.world_size)
-    even = {
-        by_name[str(r.option.name)].name: r.break_even.ratio for r in ranking.apart if r.break_even
-    }
-    chosen = [order[0], *(by_name[_name] for _name in _gaining(ranking))][:2]
+    even = {by_name[title].name: ratio for title, ratio in ranking.break_even.items()}
+    chosen = [order[0], *(by_name[title] for title in ranking.gaining[:1])]
     return Plan(
         answer=_answer(chosen, lossless, [o for o in (one_node, one_device) if o], ranking, even),
         model=model,
@@ -143,12 +141,6 @@ def _option(outcome: Outcome, planned: Sequence[Outcome]) -> Option:
         # those that change training least come first
         simplicity=names.index(outcome.name) if outcome.name in names else 0,
     )
-
-
-def _gaining(ranking: Ranking) -> list[str]:
-    """Return what changes training and may need more steps to a loss, the best first."""
-    gaining = (r for r in ranking.apart if r.break_even and r.break_even.ratio > 1 + MARGIN)
-    return [str(ranked.option.name) for ranked in gaining]
 
 
 def _what_fits(job: Job, found: Iterable[Outcome], model: str) -> str:

@@ -105,9 +105,7 @@ def select(
     wanted = [(run, seed) for run in runs for seed in seeds]
     for run, seed in wanted:
         if (run, seed) not in by_key:
-            raise UserError(
-                f"results: run {run!r} seed {seed} is missing: run python -m stages.collect"
-            )
+            raise UserError(f"results: run {run!r} seed {seed} is missing: run shardlab collect")
     return [by_key[key] for key in wanted]
 
 

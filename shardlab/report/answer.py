@@ -8,7 +8,6 @@ from itertools import chain
 
 import numpy as np
 import pandas as pd
-import yaml
 
 from shardlab.choose.history import History
 from shardlab.core.numbers import figure, fixed, number, percent, plural, signed, within
@@ -207,11 +206,10 @@ def _alternative(found: Verdict) -> str:
 
 def snippet(name: str, strategy: CanonicalStrategy) -> str:
     """Return a strategy as an entry of params.yaml, and as a line of Python for a script."""
-    entry = yaml.safe_dump({"strategies": {name: strategy.written()}}, sort_keys=False)
     nearest = f"fully_shard, which differs in time: {strategy.engine} is of the pipeline alone"
     script = f"# in a script: {strategy.traits.in_scripts or nearest}\n"
     if strategy.traits.residency == "streamed":
         script += f"sliding = shardlab.SlideFSDP(model, {strategy.written()!r})\n"
     elif lines := strategy.attach_call():
         script += f"{lines}\n"
-    return f"# in params.yaml\n{entry}{script}"
+    return f"# in params.yaml\n{strategy.entry(name)}\n{script}"

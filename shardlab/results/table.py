@@ -1,7 +1,7 @@
 """The table of measurements: for each strategy all of its results, on all links.
 
 Perplexity depends neither on the link nor on the ranks of a timing; steps and failures count where
-they were measured. A step is compared with that of a reference in the same timing, pair by pair.
+they were measured. A step is compared with a reference's in the same timing, pair by pair.
 """
 
 import math
@@ -69,7 +69,7 @@ class Measured:
     source: str
     """where it was first measured: `run NAME`, `timing NAME` or `round K`"""
     trained: Sequence[TrainResult] = ()
-    """by seed; empty where a seed failed or diverged"""
+    """one run per seed; empty where a seed failed or diverged"""
     steps: Sequence[StepRatio] = ()
     """over the reference's, the latest last"""
     failures: Sequence[Failure] = ()

@@ -112,6 +112,10 @@ class CanonicalStrategy(Strategy):
             document["gradients"] = {**self.gradients.written(), "route": self.gradients.route}
         return document
 
+    def entry(self, name: str) -> str:
+        """Return the entry of params.yaml by a name, whose mapping Python reads, too."""
+        return f"strategies:\n  {name!r}: {self.written()!r}"
+
     def attach_call(self) -> str | None:
         """Return the call of `shardlab.attach` for the codecs and the synchronisation, and what
         follows training with it; None where there are none."""

@@ -189,7 +189,7 @@ def probed() -> Answer:
             answers[replicas][f"{ratio:g}"] = {
                 "without loss": [first, hashes.get(str(first))],
                 "changes training": [apart.option.name, hashes[str(apart.option.name)]],
-                "its break-even": apart.break_even and apart.break_even.ratio,
+                "its break-even": ranking.break_even.get(str(apart.option.name)),
             }
     return answers
 

@@ -257,10 +257,8 @@ def test_of_unknown_quality_the_break_even_with_the_fastest_without_loss_is_know
     options.append(option("other", 0.75, simplicity=4))
     ranking = ranked(options, [ALONE])
     assert ranking.first.name == "plain"
-    even = {entry.option.name: entry.break_even for entry in ranking.apart}
-    assert even["coded"].ratio == pytest.approx(0.75 / 0.4)
-    assert even["slow"].ratio == pytest.approx(0.75 / 1.6)
-    assert even["worse"] is None
+    assert ranking.break_even == pytest.approx({"coded": 0.75 / 0.4, "slow": 0.75 / 1.6})
+    assert ranking.gaining == ["coded"]
 
 
 def test_where_losses_were_measured_the_time_to_one_loss_is_ranked():
