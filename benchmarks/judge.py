@@ -72,7 +72,7 @@ def draw_questions(results: Path, params: Parameters) -> list[dict[str, Any]]:
                 option = Option(strategy, strategy.hash(), peak_bytes, step)
                 options[f"{chance.getrandbits(32):08x}"] = {
                     "strategy": strategy.written(),
-                    "prediction": candidate(option, history.qualities()).prediction.model_dump(),
+                    "prediction": candidate(option, history.quality).prediction.model_dump(),
                     "measured_ms": row["measured_ms"],
                 }
             questions.append(

@@ -124,7 +124,7 @@ def propose(
         settings: of the training runs of the round.
         facts: on the machine and the data, for the evidence.
     """
-    peak, quality = peak_of(history, shapes), history.qualities()
+    peak, quality = peak_of(history, shapes), history.quality
 
     def option(strategy: CanonicalStrategy) -> Option:
         return Option(strategy, strategy.hash(), peak(strategy), predict(strategy))
@@ -292,7 +292,7 @@ def shorten(
     best: list[Option] = []
     tolerated: list[Option] = []
     unknown: list[Option] = []
-    known, tried, quality_of = 0, history.tried, history.qualities()
+    known, tried, quality_of = 0, history.tried, history.quality
     for option in ranked:
         quality = quality_of(option.strategy)
         if option.hash in tried or (quality and not quality.ratio <= 1 + tolerance):
