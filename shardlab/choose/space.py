@@ -72,9 +72,7 @@ def peaks_of(history: History, shapes: "ModelShapes") -> dict[str, int]:
     """
     peak, load = peak_of(history, shapes), history.workload
     return {
-        key: max(run.memory_peak_bytes for run in row.trained)
-        if row.trained and load.world_size == load.trained_on
-        else peak(row.strategy)
+        key: peak(row.strategy) if (measured := row.peak(load)) is None else measured
         for key, row in history.measured.items()
     }
 
