@@ -97,10 +97,9 @@ def conclude(history: History, proposal: Proposal, trial: Trial, agent: Agent) -
         raise UserError(
             f"round {proposal.round}: the trial is not of its proposal: run the trial again"
         )
-    update: dict[str, Any] = {"incumbent": proposal.incumbent}
     if race is not None:
         history = history.with_results([*trial.results, *_raced(history, proposal, race)])
-    history = history.model_copy(update=update)
+    history = history.model_copy(update={"incumbent": proposal.incumbent})
     decision = Decision.model_validate(
         {
             "round": proposal.round,

@@ -208,12 +208,12 @@ class _Candidates:
         numerics, key = Numerics.of(strategy), strategy.hash()
         coded = numerics.gradients or numerics.weights or numerics.sync
         lossless = not coded and numerics.types == Numerics.of(self._base).types
-        own = key in self._costs.index
-        key = key if own else self._alike.get(numerics, "")
+        trained = key in self._costs.index
+        key = key if trained else self._alike.get(numerics, "")
         cost = self._costs.reindex([key]).iloc[0].copy()
         if timed[0][1].world_size != self._evidence.records[0].world_size:
             cost[:] = math.nan
-        elif not own:
+        elif not trained:
             cost[cost.index.str.startswith("memory")] = math.nan
         rows, steps = [row for row, _ in timed], {r.timing: r.measured_ms() for _, r in timed}
         return Choice(name, strategy, rows, steps, bool(lossless), cost)
