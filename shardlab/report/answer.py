@@ -16,7 +16,7 @@ from shardlab.report.evidence import Evidence
 from shardlab.report.sections.scaling import share
 from shardlab.report.tables import estimate
 from shardlab.report.timings import location
-from shardlab.report.verdict import Choice, Verdict, verdicts
+from shardlab.report.verdict import Choice, LinkVerdict, verdicts
 from shardlab.results.interval import Ratio
 from shardlab.strategy.document import CanonicalStrategy, parse_strategy
 
@@ -105,12 +105,14 @@ def _rare_synchronisation(evidence: Evidence) -> Iterator[str]:
         )
 
 
-def _line(link: Verdict, evidence: Evidence) -> str:
+def _line(link: LinkVerdict, evidence: Evidence) -> str:
     where, tolerance = _where(link, evidence), percent(evidence.tolerance, 0)
     refused = ", ".join(f"{choice.name} ({_loss(choice)})" for choice in link.refused)
     ending = f" Faster, and not recommended: {refused}; tolerance {tolerance}." if refused else ""
     if link.use is None:
-        return f"{where}: no strategy can be recommended.{ending}"
+        if link.alone:
+            return f"{where}: train on one device: nothing on several can be recommended.{ending}"
+        return f"{where}: no strategy can be recommended.{ending.replace('Faster, and not', 'Not')}"
     if link.same:
         ending = f" Not told apart from it: {', '.join(c.name for c in link.same)}.{ending}"
     use, lossless = link.use, link.lossless
@@ -138,7 +140,7 @@ def _line(link: Verdict, evidence: Evidence) -> str:
     return f"{where}: {advice}: {', '.join(filter(None, facts))}{without}.{ending}"
 
 
-def _where(link: Verdict, evidence: Evidence) -> str:
+def _where(link: LinkVerdict, evidence: Evidence) -> str:
     """Return the ranks and the link, and what the verdict holds for: model, tokens and ratio."""
     where, first = location(link.timing), link.timing.iloc[0]
     if first["shares_cores"]:
@@ -192,7 +194,7 @@ def _memory(choice: Choice, baseline: str) -> str:
     return f"memory per rank {signed(change, 0, ' MB')}{ends}"
 
 
-def _alternative(link: Verdict) -> str:
+def _alternative(link: LinkVerdict) -> str:
     lossless = link.lossless
     if lossless is None:
         return "nothing was timed"
