@@ -68,7 +68,7 @@ class Candidate(Document):
         return self.hash[:8]
 
 
-class Space(Document):
+class Narrowing(Document):
     """Numbers of strategies by which the space of the search was narrowed down."""
 
     strategies: int
@@ -123,7 +123,7 @@ class Proposal(Document):
     """whether the incumbent's peak is within the limit; otherwise a slower arm may replace it"""
     peaks: dict[str, int] = {}
     """of a rank, by hash of all that was measured; bytes, predicted where no training gave them"""
-    space: Space | None
+    space: Narrowing | None
     """None where the search had to stop"""
     candidates: list[Candidate]
     verdict: Verdict
@@ -175,7 +175,7 @@ class Decision(Document):
     link: str
     world_size: int
     verdict: Verdict
-    space: Space | None
+    space: Narrowing | None
     candidates: list[Candidate]
     stopped: str
     """why the race ended"""

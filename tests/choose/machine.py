@@ -12,7 +12,7 @@ from shardlab.choose.judge import Judge
 from shardlab.choose.proposal import propose
 from shardlab.choose.race_rule import RaceRule, ruling
 from shardlab.choose.records import Candidate, Proposal, Trial, TrialSettings
-from shardlab.choose.space import Option, feasible, formula_bytes
+from shardlab.choose.space import Feasible, feasible, formula_bytes
 from shardlab.config.machine import Link
 from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Agent, Space, Train
@@ -86,7 +86,7 @@ class Shapes:
 
 
 @cache
-def space_of(ranks: int = 2, limit: int = ENDLESS) -> list[Option]:
+def space_of(ranks: int = 2, limit: int = ENDLESS) -> list[Feasible]:
     """All strategies without bf16 that fit a memory limit, bytes."""
     shapes = Shapes()
     legal = feasible(
