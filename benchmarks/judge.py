@@ -24,7 +24,7 @@ from shardlab.choose.history import initial_history
 from shardlab.choose.judge import Question, choose_by_model, choose_by_rules
 from shardlab.choose.proposal import candidate
 from shardlab.choose.records import Candidate, Prediction, Verdict
-from shardlab.choose.space import Option
+from shardlab.choose.space import Feasible
 from shardlab.config.machine import Hardware
 from shardlab.config.parameters import Parameters
 from shardlab.config.schema import Agent
@@ -69,10 +69,10 @@ def draw_questions(results: Path, params: Parameters) -> list[dict[str, Any]]:
             for row in chance.sample(others, _OFFERED):
                 strategy = parse_strategy(timed[timing, row["run"]].strategy).canonical()
                 step = Estimate(*(row[key] / 1e3 for key in ("predicted_ms", "low_ms", "high_ms")))
-                option = Option(strategy, strategy.hash(), peak_bytes, step)
+                option = Feasible(strategy, strategy.hash(), peak_bytes, step)
                 options[f"{chance.getrandbits(32):08x}"] = {
                     "strategy": strategy.written(),
-                    "prediction": candidate(option, history.qualities()).prediction.model_dump(),
+                    "prediction": candidate(option, history.quality).prediction.model_dump(),
                     "measured_ms": row["measured_ms"],
                 }
             questions.append(

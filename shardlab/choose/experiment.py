@@ -192,7 +192,7 @@ def ranking_text(history: History) -> str:
         step, failure = row.step(history.workload), row.failure(history.workload)
         return failure is not None, step.ratio if step else 0.0, row.hash
 
-    rows, quality_of = [_HEADINGS], history.qualities()
+    rows, quality_of = [_HEADINGS], history.quality
     for row in sorted(history.tried.values(), key=order):
         step, failure = row.step(history.workload), row.failure(history.workload)
         quality = quality_of(row.strategy)

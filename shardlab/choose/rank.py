@@ -66,8 +66,9 @@ class Option(NamedTuple):
 
     @property
     def time(self) -> Ratio | None:
-        """What is ranked."""
-        return self.step if self.to_loss is None else self.to_loss
+        """What is ranked; None where it is unknown, also where no repetition was measured (NaN)."""
+        time = self.step if self.to_loss is None else self.to_loss
+        return None if time is None or math.isnan(time.ratio) else time
 
 
 Compare = Callable[[Option, Option], Ratio]
@@ -224,10 +225,10 @@ def _objection(option: Option, tolerance: float, memory: float | None, by_loss: 
     if memory is not None and option.memory > memory:
         reasons.append(f"peak memory is above {memory / 1e6:.0f} MB")
     if by_loss:
-        if option.to_loss is None:
+        if option.to_loss is None or option.time is None:
             reasons.append("its time to the loss was not measured")
         return ", ".join(reasons)
-    if option.step is None:
+    if option.time is None:
         reasons.append("its step is neither measured nor predicted")
     if not is_tolerated(perplexity, tolerance, option.lossless):
         if perplexity is None or math.isnan(perplexity.ratio):
@@ -299,8 +300,7 @@ class _Rule:
 
     def mean(self, option: Option) -> float:
         """Return the mean time, infinite where it is unknown."""
-        mean = math.nan if option.time is None else option.time.ratio
-        return math.inf if math.isnan(mean) else mean
+        return math.inf if option.time is None else option.time.ratio
 
     def _beats_alone(self, option: Option) -> int:
         """Return 0 where an option is shown to be faster than one device and one node alone, 2

@@ -174,10 +174,10 @@ class Collective(ABC):
             PayloadError: on all ranks, in one line: the ranks differ.
         """
         digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
-        own = torch.tensor([digest - (1 << 63)], device=device)
-        others = own.repeat(self.world_size)
-        self._send_numbers([own] * self.world_size, others.split(1))
-        if not bool((others == own).all()):
+        number = torch.tensor([digest - (1 << 63)], device=device)
+        numbers = number.repeat(self.world_size)
+        self._send_numbers([number] * self.world_size, numbers.split(1))
+        if not bool((numbers == number).all()):
             raise PayloadError(self._differences(text, n, fix))
 
     def _differences(self, text: str, n: int, fix: str) -> str:

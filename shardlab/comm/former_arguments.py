@@ -4,7 +4,9 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
+from shardlab.core.document import Document
 from shardlab.core.errors import UserError
+from shardlab.strategy.codec_options import CodecSpec
 from shardlab.strategy.compression import Compression
 
 _P = ParamSpec("_P")
@@ -25,7 +27,7 @@ def answering_former(attach: Callable[_P, _R]) -> Callable[_P, _R]:
     @wraps(attach)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         if former := [name for name in kwargs if name in _NOW]:
-            codecs = dict(zip(("gradients", "weights"), args[1:], strict=False))
+            codecs = dict(zip(("gradients", "weights", "sync"), args[1:], strict=False))
             new = ", ".join(f"{name}={value!r}" for name, value in _new(codecs | kwargs).items())
             raise UserError(f"attach: no argument {', '.join(former)}: write attach(model, {new})")
         return attach(*args, **kwargs)
@@ -35,9 +37,9 @@ def answering_former(attach: Callable[_P, _R]) -> Callable[_P, _R]:
 
 def _new(former: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     new: dict[str, dict[str, Any]] = {}
-    for name in ("gradients", "weights"):
-        if (codec := former.get(name, "none")) != "none":
-            new[name] = {"codec": codec}
+    for name in ("gradients", "weights", "sync"):
+        if (settings := former.get(name) or "none") != "none":
+            new[name] = _as_mapping(settings)
     for argument in _NOW:
         if argument in former:
             name, key = _NOW[argument]
@@ -45,3 +47,10 @@ def _new(former: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             value = [value] if argument == "exclude" and isinstance(value, str) else value
             new.setdefault(name, {}).update({key: value} if key else value or {})
     return new
+
+
+def _as_mapping(settings: Any) -> dict[str, Any]:
+    """Return what an argument says, by its keys."""
+    if isinstance(settings, Document) and not isinstance(settings, CodecSpec):
+        return {key: getattr(settings, key) for key in sorted(settings.model_fields_set)}
+    return dict(settings) if isinstance(settings, Mapping) else {"codec": settings}

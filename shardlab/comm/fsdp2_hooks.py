@@ -130,7 +130,7 @@ def replica_group(
 
 def _units_of(model: nn.Module) -> list[_UnitGroup]:
     """Return every unit's name, module and group of parameters; modules of one unit count once."""
-    found: dict[int, _UnitGroup] = {}
+    units: dict[int, _UnitGroup] = {}
     for name, module in model.named_modules():
         if not isinstance(module, FSDPModule):
             continue
@@ -141,8 +141,8 @@ def _units_of(model: nn.Module) -> list[_UnitGroup]:
                 "and torch takes no custom collectives for that: shard it by fully_shard alone"
             )
         for group in groups:
-            found.setdefault(id(group), (plain(name) or "root", module, group))
-    return list(found.values())
+            units.setdefault(id(group), (plain(name) or "root", module, group))
+    return list(units.values())
 
 
 def _blocks(group: FSDPParamGroup, names: dict[nn.Module, str]) -> Iterator[Block]:
@@ -162,16 +162,18 @@ def _blocks(group: FSDPParamGroup, names: dict[nn.Module, str]) -> Iterator[Bloc
 class _Coverage:
     """Check that `fully_shard` made no units after the hooks were set, which they would lack."""
 
-    def __init__(self, model: nn.Module, known: set[int]) -> None:
+    def __init__(self, model: nn.Module, attached: set[int]) -> None:
         self._model = model
-        self._known = known
+        self._attached = attached
         self._is_checked = False
 
     def check(self) -> None:
         """At the first message, raise `UserError` where there are other units."""
         if self._is_checked:
             return
-        late = [name for name, _, group in _units_of(self._model) if id(group) not in self._known]
+        late = [
+            name for name, _, group in _units_of(self._model) if id(group) not in self._attached
+        ]
         if late:
             raise UserError(
                 f"fsdp2: {', '.join(late)}: sharded after attach: call attach after the last "
@@ -292,7 +294,7 @@ class _ReduceScatterHook(_Allocate, torch_private.ReduceScatter):
             or isinstance(group.mesh_info, DDPMeshInfo)
             or any(
                 p.grad is not None or torch_private.has_accumulation_hooks(p)
-                for p in (each.sharded_param for each in group.fsdp_params)
+                for p in (parameter.sharded_param for parameter in group.fsdp_params)
             )
         )
 

@@ -161,8 +161,8 @@ class Handle:
             residuals = self.feedback.state_dict()
             state = {RESIDUALS + name: tensor for name, tensor in residuals.items()}
             state[_COUNT] = torch.tensor(len(residuals))
-        for prefix, each in self._stateful():
-            state |= {prefix + name: tensor for name, tensor in each.state_dict().items()}
+        for prefix, stateful in self._stateful():
+            state |= {prefix + name: tensor for name, tensor in stateful.state_dict().items()}
         if self._sync is not None:
             state |= self._sync.state_dict()
         rank = dist.get_rank()
@@ -175,7 +175,7 @@ class Handle:
             UserError: it is of another rank, of other units or of another method of several phases,
                 it lacks residuals, or it holds some, but there is no error feedback.
         """
-        state = _own(state, dist.get_rank())
+        state = _part_of(state, dist.get_rank())
         has_feedback = self.feedback is not None
         residuals = check_residuals(state, RESIDUALS, _COUNT, has_feedback, f", or {_REMOVE}")
         if not self._sends and any(REPLICAS not in name for name in residuals):
@@ -191,8 +191,8 @@ class Handle:
                 )
         if self.feedback is not None:
             self.feedback.load_state_dict(residuals)
-        for prefix, each in self._stateful():
-            each.load_state_dict(below(prefix, state))
+        for prefix, stateful in self._stateful():
+            stateful.load_state_dict(below(prefix, state))
         if self._sync is not None:
             self._sync.load_state_dict(state)
         elif any(name.startswith(BETWEEN_EXCHANGES) for name in state):
@@ -225,7 +225,7 @@ def merge_states(
     """
     if not states:
         raise UserError("merge_states: give the states of all old ranks, in their order")
-    states = [_own(state, old) for old, state in enumerate(states)]
+    states = [_part_of(state, old) for old, state in enumerate(states)]
     merged = {
         name: tensor
         for name, tensor in states[0].items()
@@ -269,15 +269,15 @@ def _new_layout(
     return old._replace(world_size=world_size, ranks_per_node=node)
 
 
-def _own(state: State, rank: int) -> State:
+def _part_of(state: State, rank: int) -> State:
     """Return the part of a state that is of `rank`, by names without it."""
-    own = below(f"rank{rank}.", state)
-    if state and not own:
+    of_rank = below(f"rank{rank}.", state)
+    if state and not of_rank:
         raise UserError(
             f"the state has {next(iter(state))!r} and nothing of rank {rank}: give each rank its "
             "own, or for other ranks what shardlab.merge_states makes of all states in their order"
         )
-    return own
+    return of_rank
 
 
 def _merge_unit(states: Sequence[State], unit: str, old: Layout, new: Layout, rank: int) -> State:

@@ -121,9 +121,8 @@ class RareSync:
         with naming_lost_rank(self.step):
             for index in range(self.settings.fragments):
                 if self._is_due(index):
-                    self._has_begun = (
-                        True  # without an optimizer of torch, with the parameters at attach
-                    )
+                    # without an optimizer of torch, with the parameters at attach
+                    self._has_begun = True
                     self._exchanges.start(index, self.step)
                 # what was on the way may have been applied early
                 if index in self._exchanges.underway and self._is_due(index, self.settings.delay):

@@ -24,23 +24,23 @@ def find_wrapper(model: nn.Module) -> nn.Module:
     Raises:
         UserError: there is none, or several that would need hooks of their own.
     """
-    found: dict[object, tuple[str, nn.Module]] = {}
+    wrappers: dict[object, tuple[str, nn.Module]] = {}
     for name, module in model.named_modules():
         kind = next((kind for kind in _WRAPPERS if isinstance(module, kind)), None)
         if kind is not None:
             # units of one kind are attached together, but each DistributedDataParallel alone
-            each = kind if kind in (FSDPModule, FullyShardedDataParallel) else module
-            found.setdefault(each, (name or "the model itself", module))
-    if not found:
+            key = kind if kind in (FSDPModule, FullyShardedDataParallel) else module
+            wrappers.setdefault(key, (name or "the model itself", module))
+    if not wrappers:
         raise UserError(
             f"attach: {type(model).__name__} is wrapped neither by fully_shard nor by "
             "FullyShardedDataParallel or DistributedDataParallel: wrap it first, or give what "
             "wraps it (in a callback of transformers' Trainer: trainer.model_wrapped)"
         )
-    if len(found) > 1:
-        names = ", ".join(f"{name} ({type(each).__name__})" for name, each in found.values())
+    if len(wrappers) > 1:
+        names = ", ".join(f"{name} ({type(module).__name__})" for name, module in wrappers.values())
         raise UserError(f"attach: several wrappers, {names}: attach to each of them alone")
-    return next(iter(found.values()))[1]
+    return next(iter(wrappers.values()))[1]
 
 
 def check_wrapper(

@@ -81,7 +81,7 @@ def unplanned(strategy: Strategy, dtype: str, world_size: int, samples: int) -> 
         if codec.name not in CODE_BYTES:
             return (
                 f"a plan knows what {', '.join(CODE_BYTES)} cost, and not {codec.name}: "
-                "take one of them, or measure yours by shardlab probe --strategy"
+                "take one of them, or measure yours by shardlab timing"
             )
     if setting := unsupported(full):
         return f"a plan knows nothing of {setting}: remove it, or measure it by shardlab timing"

@@ -80,19 +80,6 @@ def paired_ratio(values: pd.DataFrame, reference: str) -> pd.DataFrame:
         return np.exp(paired_difference(np.log(values), reference))
 
 
-def verdict(low: float, high: float, none: float) -> str:
-    """Compare an interval with the value of no difference: `higher`, `lower`, or `same`.
-
-    Returns:
-        `unknown` without an interval, which a single row or a diverged run does not have.
-    """
-    if not (math.isfinite(low) and math.isfinite(high)):
-        return "unknown"
-    if low > none:
-        return "higher"
-    return "lower" if high < none else "same"
-
-
 def select(
     results: Iterable[Result], runs: Sequence[str], seeds: Sequence[int]
 ) -> list[TrainResult]:

@@ -93,10 +93,12 @@ class Measured:
         """Whether a race or a training run of it diverged."""
         return any(failure.outcome == "diverged" for failure in self.failures)
 
-    @property
-    def has_quality(self) -> bool:
-        """Whether its perplexity was measured, or it diverged."""
-        return bool(self.trained) or self.diverged
+    def peak(self, load: Workload) -> int | None:
+        """Return the peak of a rank in its training runs, bytes; None where there are none, or not
+        on as many ranks as the search has."""
+        if load.world_size != load.trained_on:
+            return None
+        return max((run.memory_peak_bytes for run in self.trained), default=None)
 
     def step(self, load: Workload) -> StepRatio | None:
         """Return the latest steps on the link and the ranks of a search."""

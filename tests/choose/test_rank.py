@@ -294,3 +294,17 @@ def test_torch_is_simpler_than_this_project_and_codecs_are_not():
     rare = simplicity_of(parse_strategy({"engine": "ddp", "sync": {"every": 8}}).canonical())
     exchanged = {"gradients": {"codec": "none", "route": "exchange"}}
     assert rare > order[3] < simplicity_of(parse_strategy(exchanged).canonical())
+
+
+@pytest.mark.parametrize("time", ["step", "to_loss"])
+@pytest.mark.parametrize("in_use", [None, "unknown"])
+def test_a_time_without_a_measurement_is_no_reason_to_use_an_option(time, in_use):
+    nothing = Ratio(UNKNOWN, UNKNOWN, UNKNOWN)
+    known = {"step": Ratio(0.5, UNKNOWN, UNKNOWN), "measured": False, "simplicity": 1}
+    if time == "to_loss":
+        known["to_loss"] = known["step"]
+    unknown = Option("unknown", **{"step": Ratio(1.0, UNKNOWN, UNKNOWN), time: nothing})
+    ranking = ranked([unknown, Option("known", **known)], in_use=in_use)
+    assert ranking.names == ["known"]
+    assert [r.option.name for r in ranking.apart] == ["unknown"]
+    assert "measured" in ranking.apart[0].reason

@@ -50,6 +50,41 @@ def test_options_of_weights_and_of_synchronisation(codecs, former, new):
         shardlab.attach(MODEL, *codecs, **former)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "former", "new"),
+    [
+        (
+            {"gradients": {"codec": "int8", "decay": 0.9}},
+            {"error_feedback": True},
+            "gradients={'codec': 'int8', 'decay': 0.9, 'error_feedback': True}",
+        ),
+        (
+            {"gradients": shardlab.Compression(warmup_steps=3)},
+            {"minimum_size": 0},
+            "gradients={'warmup_steps': 3, 'minimum_size': 0}",
+        ),
+        (
+            {"weights": {"codec": "int8"}},
+            {"weights_minimum_size": 0},
+            "weights={'codec': 'int8', 'minimum_size': 0}",
+        ),
+        (
+            {"sync": {"every": 8}},
+            {"outer": {"momentum": 0.5}},
+            "sync={'every': 8, 'momentum': 0.5}",
+        ),
+        (
+            {"sync": shardlab.Sync(every=8)},
+            {"outer": {"momentum": 0.5}},
+            "sync={'every': 8, 'momentum': 0.5}",
+        ),
+    ],
+)
+def test_former_arguments_beside_new_forms_keep_what_these_say(arguments, former, new):
+    with pytest.raises(UserError, match=re.escape(f"write attach(model, {new})")):
+        shardlab.attach(MODEL, **arguments, **former)
+
+
 @on_ranks(2)
 def test_what_is_to_be_written_is_taken(group):
     for wrap, former in (

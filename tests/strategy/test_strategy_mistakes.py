@@ -157,7 +157,7 @@ def test_what_does_not_fit_the_ranks_is_refused(document: dict[str, Any], messag
             "Strategy.gradients: decay does nothing without error_feedback: remove it",
         ),
         (shardlab.Sync, {"every": 2, "delay": 2}, "Sync: delay 2 must be below every 2: "),
-        (shardlab.Sync, {"evry": 2}, "Sync.evry: unknown key; did you mean 'every'?"),
+        (shardlab.Sync, {"every": 2, "learning_rat": 1}, "Sync.learning_rat: unknown key; did you"),
     ],
 )
 def test_a_mistake_in_a_document_made_in_python_is_one_line(
