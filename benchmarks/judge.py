@@ -24,7 +24,7 @@ from shardlab.choose.history import initial_history
 from shardlab.choose.judge import Question, choose_by_model, choose_by_rules
 from shardlab.choose.proposal import candidate
 from shardlab.choose.records import Candidate, Prediction, Verdict
-from shardlab.choose.space import Option
+from shardlab.choose.space import Feasible
 from shardlab.config.machine import Hardware
 from shardlab.config.parameters import Parameters
 from shardlab.config.schema import Agent
@@ -52,7 +52,7 @@ def draw_questions(results: Path, params: Parameters) -> list[dict[str, Any]]:
     checks = read_json(results / "forecast/forecast.json")["checks"]
     measured = only(read_timings(results / "timings", params("timings")), TimingResult)
     timed = {(run.timing, run.run): run for run in measured}
-    records = read_results(results / "results.jsonl", "run python -m stages.collect")
+    records = read_results(results / "results.jsonl", "run shardlab collect")
     facts = [machine_facts(Hardware.from_file(results / "hardware.json", "run calibrate"))]
     questions = []
     for timing in _TIMINGS:
@@ -69,10 +69,10 @@ def draw_questions(results: Path, params: Parameters) -> list[dict[str, Any]]:
             for row in chance.sample(others, _OFFERED):
                 strategy = parse_strategy(timed[timing, row["run"]].strategy).canonical()
                 step = Estimate(*(row[key] / 1e3 for key in ("predicted_ms", "low_ms", "high_ms")))
-                option = Option(strategy, strategy.hash(), peak_bytes, step)
+                option = Feasible(strategy, strategy.hash(), peak_bytes, step)
                 options[f"{chance.getrandbits(32):08x}"] = {
                     "strategy": strategy.written(),
-                    "prediction": candidate(option, history.qualities()).prediction.model_dump(),
+                    "prediction": candidate(option, history.quality).prediction.model_dump(),
                     "measured_ms": row["measured_ms"],
                 }
             questions.append(
@@ -190,10 +190,11 @@ def main() -> None:
         __doc__,
         given.out / "judge.md",
         text_table(f"{len(questions)} questions of {_OFFERED} strategies", headings, rows),
-        "Rules choose by the predicted steps, which every question states. A model that chooses "
-        "differently by the order of the list has chosen nothing; the last column is the mean over "
-        "the other questions. One that mostly takes the first or the last id of the alphabet "
-        "chooses by the id: it agrees with itself, and with the clock no more than chance.\n",
+        "Rules choose by the predicted steps, which every question states; of steps within 10 % of "
+        "each other they take the simpler strategy. A model that chooses differently by the order "
+        "of the list has chosen nothing; the last column is the mean over the other questions. One "
+        "that mostly takes the first or the last id of the alphabet chooses by the id: it agrees "
+        "with itself, and with the clock no more than chance.\n",
         _choices(questions, verdicts),
     )
 

@@ -245,7 +245,7 @@ def _timed_job(run: TimingResult, bound: TimingResult) -> Job:
 
 def _emulated(path: Path) -> Table:
     """Return plans beside timed steps on emulated links, with plain gradients, int8 and int4."""
-    runs = only(read_results(path, "run python -m stages.timing"), TimingResult)
+    runs = only(read_results(path, "run shardlab timing"), TimingResult)
     bounds = {run.timing: run for run in runs if run.run == NO_COMMUNICATION}
     lines = []
     for run in runs:

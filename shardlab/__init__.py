@@ -2,7 +2,7 @@
 
 `shardlab.attach(model, gradients="int8")`, `shardlab.LayerAdam(model.parameters())`,
 `shardlab.SlidingCheckpoint.on_disk(folder)` and `shardlab.SlideFSDP(model, strategy)` serve alone,
-in anybody's training script.
+in any training script.
 """
 
 from importlib import import_module

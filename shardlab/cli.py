@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _one(name: str, words: str) -> Callable[[Parser], None]:
-    """Return what adds one argument that is text."""
+    """Return a function that adds one argument, a text."""
 
     def add(parser: Parser) -> None:
         parser.add_argument(name, metavar=name.upper(), help=words)
@@ -183,7 +183,7 @@ class Command(NamedTuple):
     example: str = ""
     options: Callable[[Parser], None] = lambda parser: None
     module: str = ""
-    """of its function `main`; by default `stages.NAME`"""
+    """module with its function `main`; by default `stages.NAME`"""
     extra: str = "lab"
     """optional dependency that has all packages of the command"""
     log: tuple[str, ...] = ()
@@ -301,7 +301,7 @@ def parse(name: str, arguments: list[str]) -> dict[str, Any]:
     if not name.startswith("-") and name not in COMMANDS:
         _fail(f"shardlab: error: no command {name!r}; {nearest(name, COMMANDS)}")
     if name in COMMANDS:
-        # of this one alone, since their words need imports
+        # only of this one, since help texts need imports
         COMMANDS[name].options(commands[name])
     if name in STAGES:
         _add_params(commands[name])
@@ -314,7 +314,7 @@ def parse(name: str, arguments: list[str]) -> dict[str, Any]:
 
 
 def _tree() -> tuple[Parser, dict[str, Parser]]:
-    """Return the parser, and those of the commands by name, which lack their options."""
+    """Return the parser, and the parsers of the commands by name, still without options."""
     tree = Parser(
         "shardlab",
         description="How to shard, compress and synchronise the training of a model.",

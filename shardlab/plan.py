@@ -104,15 +104,15 @@ def _facts_of(name: str, shapes: Shapes, parameters: int, flops: float) -> _Fact
 
 def _device(options: Namespace) -> Device:
     """Return the device of the table, or the CPU that options describe."""
-    given = (options.peak, options.memory, options.bandwidth)
+    figures = (options.peak, options.memory, options.bandwidth)
     example = "--peak 0.2 --memory 32 --bandwidth 20 --efficiency 50 80"
     if options.device == "cpu":
-        if None in (*given, options.efficiency):
+        if None in (*figures, options.efficiency):
             raise UserError(f"--device cpu: describe it, as by {example}")
-        peak, memory, bandwidth = given
+        peak, memory, bandwidth = figures
         rates = bandwidth * 1e9, bandwidth * 1e9 / 2
         return Device(memory * 1e9, {"fp32": peak * 1e12}, *rates, inside="", source="options")
-    if any(value is not None for value in given):
+    if any(value is not None for value in figures):
         raise UserError("--peak, --memory and --bandwidth are for --device cpu: remove them")
     if options.device not in DEVICES:
         # a chip without its memory, as in h100
@@ -217,16 +217,16 @@ def _setup(options: Namespace, facts: _Facts, job: Job, name: str, inside: float
     return f"{text}, {options.link} between nodes" if nodes > 1 else text
 
 
-def main(**given: Any) -> None:
+def main(**arguments: Any) -> None:
     """Print a plan.
 
     Args:
-        given: options of `shardlab plan`, see `shardlab.cli`.
+        arguments: options of `shardlab plan`, see `shardlab.cli`.
 
     Raises:
         UserError: they fit neither each other nor the model, or nothing fits the devices.
     """
-    options = Namespace(**given)
+    options = Namespace(**arguments)
     job, setup = _job(options, _facts(options))
     tokens = options.batch_size * options.sequence_length
     plan = make_plan(job, options.model, setup, tokens, options.tokens, options.price or 0.0)

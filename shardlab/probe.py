@@ -63,7 +63,7 @@ _TIMEOUT_S = 600.0
 
 
 class Workload(Document):
-    """What to measure: the options of `shardlab probe`."""
+    """Model and batch that are measured: the options of `shardlab probe`."""
 
     model: str
     """preset; or folder, config.json or name on the hub"""
@@ -71,11 +71,11 @@ class Workload(Document):
     """sequences per rank and step"""
     sequence_length: SequenceLength = 512
     vocabulary: Vocabulary | None = None
-    """of a preset; None: GPT-2's"""
+    """vocabulary size of a preset; None: GPT-2's"""
     codec: str = "int4"
     """the strongest compression"""
     param_dtype: Literal["fp32", "bf16"] = "fp32"
-    """of autocast"""
+    """data type of autocast"""
 
 
 def _times(
@@ -106,9 +106,10 @@ class Link(NamedTuple):
     name: str
     ranks: int
     nbytes: int
-    """of the vector that is reduced"""
+    """size of the vector that is reduced"""
     times: dict[str, Times]
-    """of `_DELAY`, an all-reduce of one element; `_ALL_TO_ALL`; and an all-reduce in each way"""
+    """seconds of `_DELAY`, an all-reduce of one element; of `_ALL_TO_ALL`; and of an all-reduce in
+    each way"""
     offered: Sequence[str]
     """ways that every probe measures, the strongest compression last"""
     asked: Mapping[str, CanonicalStrategy]
@@ -351,7 +352,7 @@ def main(strategies: Sequence[str], params: str, **options: Any) -> None:
         options: fields of `Workload`.
 
     Raises:
-        UserError: an option is wrong, or this process is no rank of several.
+        UserError: an option is wrong, or this process is not one of several ranks.
     """
     workload, size = validate(Workload, options, ""), started_ranks()
     _check_uses(workload.codec)  # before anything is measured

@@ -34,7 +34,7 @@ def run(name: str, main: Callable[..., None], options: dict[str, Any] | None = N
     folder meanwhile.
 
     Args:
-        options: those of `shardlab.cli`; when not given, they are read from the command line.
+        options: as parsed by `shardlab.cli`; when not given, they are read from the command line.
     """
     # imported objects stay alive: neither this process nor forked ranks should scan them again
     gc.freeze()
@@ -100,7 +100,7 @@ def require(path: str | Path, stage: str) -> None:
         UserError: it is missing.
     """
     if not Path(path).is_file():
-        raise UserError(f"{path}: no such file: run python -m stages.{stage}")
+        raise UserError(f"{path}: no such file: run shardlab {stage}")
 
 
 def source_parameters(params: Parameters) -> dict[str, Any]:
@@ -141,10 +141,10 @@ def refuse_other_tokens(params: Parameters) -> None:
 
 
 def _refuse_others(path: Path, wanted: dict[str, Any], stage: str) -> None:
-    made = read_json(path, f"run python -m stages.{stage}").get("parameters", {})
+    made = read_json(path, f"run shardlab {stage}").get("parameters", {})
     for key in made:  # none: of a folder that no stage has made
         if made[key] != wanted.get(key):
             raise UserError(
                 f"{path}: made with {key} {made[key]!r}, and the parameters say "
-                f"{wanted.get(key)!r}: run python -m stages.{stage}, with the same --set if any"
+                f"{wanted.get(key)!r}: run shardlab {stage}, with the same --set if any"
             )

@@ -20,10 +20,10 @@ def main(params: Parameters, number: str) -> None:
     agent, here = params.agent_of(number), params(f"rounds.{number}")
     timings, train = params("timings", "train")
     timed = only(read_timings(Path("results/timings"), timings), TimingResult)
-    records = read_results(RESULTS, "run python -m stages.collect")
+    records = read_results(RESULTS, "run shardlab collect")
     first = initial_history(records, timed, agent, train.only("link"), here.search)
     before = load_history(here.after, RESULTS, first)
-    folder, fix = f"results/rounds/{number}", "run python -m stages.{} " + number
+    folder, fix = f"results/rounds/{number}", "run shardlab {} " + number
     proposal = Proposal.from_file(f"{folder}/proposal.json", fix.format("propose"))
     trial = Trial.from_file(f"{folder}/trial.json", fix.format("trial"))
     history = conclude(before, proposal, trial, agent)

@@ -68,7 +68,7 @@ def _vocabulary(params: Parameters) -> int:
         return 1  # the configuration says how many rows there are
     size: int | None = options.for_model(model).tokens
     if size is None:
-        raise UserError("the vocabulary is in the tokenizer: run python -m stages.tokenize first")
+        raise UserError("the vocabulary is in the tokenizer: run shardlab tokenize first")
     return size
 
 

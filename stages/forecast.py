@@ -17,9 +17,7 @@ _FOLDER, _TIMINGS = Path("results/forecast"), Path("results/timings")
 def main(params: Parameters) -> None:
     """Write results/forecast: forecast.json and its tables as CSV."""
     options, timings = params("forecast", "timings")
-    calibration = Calibration.from_file(
-        "results/calibration.json", "run python -m stages.calibrate"
-    )
+    calibration = Calibration.from_file("results/calibration.json", "run shardlab calibrate")
     timed = only(read_timings(_TIMINGS, timings), TimingResult)
     predicted = predict(calibration, timed, options)
     write_forecast(_FOLDER, predicted)

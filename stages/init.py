@@ -88,7 +88,7 @@ def main(folder: str, **answers: str | None) -> None:
 
 
 def _completed(answers: dict[str, str | None]) -> dict[str, str]:
-    """Return the answers, with those of a person or defaults for those that are absent."""
+    """Return the answers; absent ones are asked for, or have their defaults."""
     completed = {}
     for name, (words, default) in questions().items():
         answer = answers[name]

@@ -28,7 +28,7 @@ def break_down(results: Path, run: str, seed: int) -> None:
     folder = results / "train" / run / f"seed{seed}"
     require(folder / "metrics.json", f"train --run {run} --seed {seed}")
     output = results / "profile" / run
-    crash = read_failure(folder / "metrics.json", f"run python -m stages.train --run {run}")
+    crash = read_failure(folder / "metrics.json", f"run shardlab train --run {run}")
     if crash is not None:
         write_text(output / f"{folder.name}.csv", "")
         crash.to_file(output / f"{folder.name}.json")

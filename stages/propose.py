@@ -24,7 +24,7 @@ from stages.common import refuse_other_tokens, run
 RESULTS = "results/results.jsonl"
 ANSWERS = Path("results/answers")
 """of a language model that judges: kept when the round is repeated, so that it needs no server"""
-_CALIBRATE = "run python -m stages.calibrate"
+_CALIBRATE = "run shardlab calibrate"
 
 
 def main(params: Parameters, number: str) -> None:
@@ -33,7 +33,7 @@ def main(params: Parameters, number: str) -> None:
     agent, here = params.agent_of(number), params(f"rounds.{number}")
     train, forecast, timings, model = params("train", "forecast", "timings", "model")
     timed = only(read_timings(Path("results/timings"), timings), TimingResult)
-    records = read_results(RESULTS, "run python -m stages.collect")
+    records = read_results(RESULTS, "run shardlab collect")
     first = initial_history(records, timed, agent, train, here.search)
     history = load_history(here.after, RESULTS, first)
     detected = Hardware.from_file("results/hardware.json", _CALIBRATE)
@@ -48,7 +48,7 @@ def main(params: Parameters, number: str) -> None:
     fitted = fitted_runs(timed, forecast)
     link = agent.link or train.link
     predict = predictor(calibration, timed, fitted, history, link, train.threads, shapes)
-    statistics = read_json("data/statistics.json", "run python -m stages.tokenize")
+    statistics = read_json("data/statistics.json", "run shardlab tokenize")
     facts = machine_facts(hardware), data_facts(statistics)
     proposal = propose(
         int(number),

@@ -32,7 +32,7 @@ def main(params: Parameters) -> None:
     baseline, comparison, quality = params("baseline", "comparison", "quality")
     last = [*rounds][-1]
     results, history = "results/results.jsonl", _RESULTS / "rounds" / str(last) / "history.json"
-    records = read_results(results, "run python -m stages.collect")
+    records = read_results(results, "run shardlab collect")
     steps = read_timings(_RESULTS / "timings", timings)
     timed, untimed = only(steps, TimingResult), only(steps, Failure)
     crashes = only(records, Failure)
@@ -41,7 +41,7 @@ def main(params: Parameters) -> None:
     if baseline in lost:
         raise UserError(f"baseline: run {baseline!r} crashed ({lost[baseline]}): name another run")
     runs = [run for run in strategies if run not in lost]
-    searched = History.from_file(history, f"run python -m stages.decide {last}")
+    searched = History.from_file(history, f"run shardlab decide {last}")
     found = found_strategies(searched, {*runs, *(run.run for run in timed)})
     evidence = Evidence(
         records=select(records, runs, seeds),
@@ -52,14 +52,14 @@ def main(params: Parameters) -> None:
         }
         | {name: _losses_of(row) for name, row in found.items()},
         history=searched,
-        source=read_json("data/source.json", "run python -m stages.prepare"),
-        statistics=read_json("data/statistics.json", "run python -m stages.tokenize"),
+        source=read_json("data/source.json", "run shardlab prepare"),
+        statistics=read_json("data/statistics.json", "run shardlab tokenize"),
         timed=timed,
         turns=turns(timings),
         comparison=comparison,
         quality=quality,
         tolerance=params.agent_of(last).quality_tolerance,
-        predicted=ForecastDocument.from_file(_FORECAST, "run python -m stages.forecast"),
+        predicted=ForecastDocument.from_file(_FORECAST, "run shardlab forecast"),
         crashed=[
             *(f"{crash.run} in training, seed {crash.seed}: {crash.detail}" for crash in crashes),
             *(f"{run.run} in timing {run.timing}: {run.detail}" for run in untimed),
@@ -74,7 +74,7 @@ def _losses_of(row: Measured) -> dict[int, pd.Series]:
     """Return by seed the losses of a strategy that a round has trained."""
     assert row.files is not None, "a round has trained it"
     runs = Path(row.files)
-    fix = f"run python -m stages.trial {runs.parent.name}"
+    fix = f"run shardlab trial {runs.parent.name}"
     return {
         record.seed: read_losses(runs, record.run, record.seed, fix)["loss"]
         for record in row.trained

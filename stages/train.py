@@ -74,7 +74,7 @@ def _tokenize(params: Parameters) -> None:
     if status > 0:  # it has said why
         raise SystemExit(status)
     if status < 0:
-        raise UserError(f"python -m stages.tokenize was killed by signal {-status}: run it again")
+        raise UserError(f"shardlab tokenize was killed by signal {-status}: run it again")
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ def main(params: Parameters, number: str, start: str = "", step: str = "") -> No
     refuse_other_source(params)
     refuse_other_tokens(params)
     agent, folder = params.agent_of(number), Path("results/rounds", number)
-    path, fix = folder / "proposal.json", f"run python -m stages.propose {number}"
+    path, fix = folder / "proposal.json", f"run shardlab propose {number}"
     proposal = Proposal.from_file(path, fix)
     train, model, seeds = params("train", "model", "seeds")
     if proposal.settings != TrialSettings.of(train, model, seeds):

@@ -30,7 +30,7 @@ def validate_seed(results: Path, run: str, seed: int, train: Train, model: Model
     """
     folder = results / "train" / run / f"seed{seed}"
     require(folder / "metrics.json", f"train --run {run} --seed {seed}")
-    crash = read_failure(folder / "metrics.json", f"run python -m stages.train --run {run}")
+    crash = read_failure(folder / "metrics.json", f"run shardlab train --run {run}")
     output = results / "validate" / run / f"seed{seed}.json"
     if crash is not None:
         crash.to_file(output)

@@ -12,9 +12,9 @@ from shardlab.choose.records import (
     Candidate,
     Comparison,
     Decision,
+    Narrowing,
     Prediction,
     Role,
-    Space,
     Verdict,
 )
 from shardlab.config.schema import Agent, Train
@@ -61,7 +61,7 @@ HOST = {
 }
 QUIET = {"foreign": 0.004, "stolen": 0.0}
 BUSY = {"foreign": 0.31, "stolen": 0.02}
-SPACE = Space(
+SPACE = Narrowing(
     strategies=9120,
     beyond_memory=300,
     spared=2400,

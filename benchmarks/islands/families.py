@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from benchmarks.islands.curves import Curve, LinkTimes, Row
 from benchmarks.islands.methods import METHODS, STOCK, TARGET, strategies, sync_of
-from shardlab.choose.rank import Option, is_plain, rank, simplicity_of
+from shardlab.choose.rank import Option, rank, simplicity_of
+from shardlab.predict.asked import changes_training
 from shardlab.results.interval import Ratio
 
 ONE_DEVICE = "one device"
@@ -68,6 +69,6 @@ def _option(row: Row, reference: Row, link: LinkTimes) -> Option:
         step=None,
         to_loss=link.gain(reference, row),
         devices=METHODS[row.name].world_size,
-        lossless=is_plain(strategy),
+        lossless=not changes_training(strategy),
         simplicity=simplicity_of(strategy),
     )

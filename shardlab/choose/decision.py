@@ -9,9 +9,11 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from shardlab.choose.history import History, Numerics, mean_ratio
 from shardlab.choose.incumbent import best_measured, option_of
-from shardlab.choose.race_rule import RaceRule, Standing, standings
+from shardlab.choose.race_rule import RaceRule, Standing, intervals, standings
 from shardlab.choose.rank import Ranking, rank
 from shardlab.choose.records import (
     Candidate,
@@ -26,7 +28,7 @@ from shardlab.core.progress import stopwatch
 from shardlab.results.contention import warnings_of
 from shardlab.results.interval import Ratio
 from shardlab.results.result import Failure, only
-from shardlab.results.table import Measured, StepRatio
+from shardlab.results.table import StepRatio
 from shardlab.results.timing_result import NO_COMMUNICATION, Race, TimingResult
 from shardlab.results.train_result import TrainResult
 
@@ -35,12 +37,6 @@ _LOSSES_DIFFER = 1e-3
 
 Measure = Callable[[Candidate, int, float], TrainResult | Failure]
 """trains one seed of an arm: (arm, seed, seconds left), of which none may be left"""
-
-
-def _place(proposal: Proposal) -> dict[str, Any]:
-    load = proposal.workload
-    source = f"round {proposal.round}"
-    return {"source": source, "link": load.link, "world_size": load.world_size}
 
 
 def _standings(race: Race, agent: Agent) -> dict[str, Standing]:
@@ -101,10 +97,9 @@ def conclude(history: History, proposal: Proposal, trial: Trial, agent: Agent) -
         raise UserError(
             f"round {proposal.round}: the trial is not of its proposal: run the trial again"
         )
-    update: dict[str, Any] = {"incumbent": proposal.incumbent}
     if race is not None:
         history = history.with_results([*trial.results, *_raced(history, proposal, race)])
-    history = history.model_copy(update=update)
+    history = history.model_copy(update={"incumbent": proposal.incumbent})
     decision = Decision.model_validate(
         {
             "round": proposal.round,
@@ -200,10 +195,8 @@ def _ranking(history: History, proposal: Proposal, race: Race, agent: Agent) -> 
 
     def over(one: Hashable, other: Hashable) -> Ratio:
         # an arm that left the race has fewer steps
-        steps = [*zip(times[str(one)], times[str(other)], strict=False)]
-        pair = dict(zip(("one", "other"), zip(*steps, strict=True), strict=True))
-        figures = standings(pair, "other", rule)["one"].figures()
-        return Ratio(figures["ratio"], figures["low"], figures["high"])
+        logs = np.log([*zip(times[str(one)], times[str(other)], strict=False)])
+        return Ratio(*map(float, intervals(logs[:, 0] - logs[:, 1], rule)[:3]))
 
     options = []
     for arm in proposal.arms:
@@ -212,11 +205,12 @@ def _ranking(history: History, proposal: Proposal, race: Race, agent: Agent) -> 
         row, is_held = history.measured[arm.hash], arm.hash == proposal.incumbent
         if row.failure(history.workload) and not is_held:
             continue
-        peak = 0 if proposal.fits else limit + 1
+        # an arm that was not trained was within the limit by its prediction
+        peak = row.peak(proposal.workload) or 0
+        if is_held:
+            peak = 0 if proposal.fits else limit + 1
         step, quality = over(arm.hash, proposal.incumbent), history.quality(arm.strategy)
-        options.append(
-            option_of(arm.strategy, step, quality, peak if is_held else _peak(row, proposal))
-        )
+        options.append(option_of(arm.strategy, step, quality, peak))
     return rank(
         options,
         [],
@@ -227,17 +221,11 @@ def _ranking(history: History, proposal: Proposal, race: Race, agent: Agent) -> 
     )
 
 
-def _peak(row: Measured, proposal: Proposal) -> int:
-    """Return the peak memory of the training runs of an arm; 0 where they say nothing of it."""
-    load, peaks = proposal.workload, [run.memory_peak_bytes for run in row.trained]
-    return max(peaks, default=0) if load.world_size == load.trained_on else 0
-
-
 def _compare(
     history: History, proposal: Proposal, race: Race, agent: Agent, ranking: Ranking
 ) -> list[Comparison]:
     """Return the challengers of a race, each with all that speaks against holding it."""
-    known, compared = _standings(race, agent), []
+    load, known, compared = proposal.workload, _standings(race, agent), []
     usable = {ranked.option.name for ranked in ranking.order}
     apart = {ranked.option.name: ranked.reason for ranked in ranking.apart}
     for arm in proposal.arms:
@@ -264,7 +252,13 @@ def _compare(
                 label=arm.label,
                 roles=arm.roles,
                 outcome=failed.outcome if failed else "ok",
-                step=standing and StepRatio(**standing.figures(), **_place(proposal)),
+                step=standing
+                and StepRatio(
+                    source=f"round {proposal.round}",
+                    link=load.link,
+                    world_size=load.world_size,
+                    **standing.figures(),
+                ),
                 predicted_ms=arm.prediction.step_ms,
                 perplexity_ratio=quality.ratio if quality and quality.ratio < math.inf else None,
                 objections=objections,

@@ -163,7 +163,6 @@ def result_text(history: History, folder: Path, reason: str) -> str:
     load, why = history.workload, "the fastest that was shown to be so, at a tolerated perplexity"
     if history.rounds and not history.rounds[-1].fits:
         why = "the start: nothing was found within the memory limit"
-    entry = {"strategies": {folder.name: history.held.strategy.written()}}
     return "\n".join(
         [
             f"{load.model}, {load.world_size} ranks, link {load.link}: "
@@ -177,7 +176,7 @@ def result_text(history: History, folder: Path, reason: str) -> str:
             *([f"its training runs: {folder / runs}"] if (runs := history.held.folder) else []),
             "",
             "# for params.yaml",
-            yaml.safe_dump(entry, sort_keys=False).rstrip(),
+            history.held.strategy.entry(folder.name),
         ]
     )
 
@@ -193,7 +192,7 @@ def ranking_text(history: History) -> str:
         step, failure = row.step(history.workload), row.failure(history.workload)
         return failure is not None, step.ratio if step else 0.0, row.hash
 
-    rows, quality_of = [_HEADINGS], history.qualities()
+    rows, quality_of = [_HEADINGS], history.quality
     for row in sorted(history.tried.values(), key=order):
         step, failure = row.step(history.workload), row.failure(history.workload)
         quality = quality_of(row.strategy)

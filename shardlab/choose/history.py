@@ -18,6 +18,7 @@ from shardlab.config.schema import Agent, Train
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError, nearest
 from shardlab.results.files import AnyResult
+from shardlab.results.interval import paired_ratio
 from shardlab.results.result import only
 from shardlab.results.table import Measured, Workload, measured
 from shardlab.results.timing_result import TimingResult
@@ -137,12 +138,9 @@ class History(Document):
             key: row for key, row in self.measured.items() if row.step(load) or row.failure(load)
         }
 
-    def quality(self, strategy: CanonicalStrategy) -> Quality | None:
-        """Return what `qualities` say of one strategy."""
-        return self.qualities()(strategy)
-
-    def qualities(self) -> Callable[[CanonicalStrategy], Quality | None]:
-        """Return a function to the quality of a strategy, which need not have been trained.
+    @property
+    def quality(self) -> Callable[[CanonicalStrategy], Quality | None]:
+        """A function to the quality of a strategy, which need not have been trained.
 
         Its own runs count before those with the same numerics. Of what was trained with a part of
         its codecs alone, or with all of them on other vectors, the worst counts, since more codecs
@@ -249,7 +247,7 @@ def load_history(path: str, results: str, first: History) -> History:
     """
     if path == results:
         return first
-    history = History.from_file(path, f"run python -m stages.decide {Path(path).parent.name}")
+    history = History.from_file(path, f"run shardlab decide {Path(path).parent.name}")
     if history.search == first.search:
         return history
     update = {"search": first.search, "workload": first.workload, "incumbent": first.incumbent}
@@ -263,10 +261,9 @@ def perplexity_ratio(row: Measured, reference: Measured) -> float:
 
 def mean_ratio(runs: Iterable[TrainResult], others: Iterable[TrainResult]) -> float:
     """Return the geometric mean over seeds of the perplexity over the other's; NaN without one."""
-    known = {run.seed: run.val_ppl for run in others}
-    pairs = [(run.val_ppl, known[run.seed]) for run in runs if run.seed in known]
-    logs = [math.log(one / other) for one, other in pairs if one and other]
-    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+    first, second = ({run.seed: run.val_ppl or math.nan for run in of} for of in (runs, others))
+    seeds = [seed for seed in first if seed in second]
+    return paired_ratio([first[s] for s in seeds], [second[s] for s in seeds]).ratio
 
 
 def _workload(records: Sequence[TrainResult], agent: Agent, train: Train) -> Workload:

@@ -48,7 +48,7 @@ def best_measured(
         limit_bytes: of the peak of a rank.
         peaks: of ranks, by hash; what is not there fits.
     """
-    quality = history.qualities()
+    quality = history.quality
     options = [
         option_of(
             row.strategy,

@@ -18,11 +18,12 @@ from typing import Any
 
 from shardlab.choose.chat import Endpoint, LocalModel, Messages, one_line
 from shardlab.choose.evidence import predicted
-from shardlab.choose.rank import Option, is_plain, rank, simplicity_of
+from shardlab.choose.rank import Option, rank, simplicity_of
 from shardlab.choose.records import Candidate, Verdict
 from shardlab.config.schema import Agent
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, sha256_of_value, write_json
+from shardlab.predict.asked import changes_training
 from shardlab.results.interval import Ratio
 
 ABSTAIN = "abstain"
@@ -135,7 +136,7 @@ def _option(candidate: Candidate) -> Option:
         candidate.id,
         _step(prediction.step_ms),
         measured=False,
-        lossless=is_plain(strategy) and quality is not None,
+        lossless=quality is not None and not changes_training(strategy),
         perplexity=None if quality is None else Ratio(quality, quality, quality),
         simplicity=simplicity_of(strategy),
         label=candidate.label,

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import TextWrapper
 
-from shardlab.choose.rank import MARGIN, Option, Ranking, rank
+from shardlab.choose.rank import Option, Ranking, rank
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
 from shardlab.core.numbers import number, rough
@@ -96,10 +96,8 @@ def make_plan(job: Job, model: str, setup: str, tokens: int, goal: float, price:
         for devices in (per_node if job.nodes > 1 and per_node > 1 else job.world_size, 1)
     )
     lossless = next(outcome for outcome in order if outcome.devices == job.world_size)
-    even = {
-        by_name[str(r.option.name)].name: r.break_even.ratio for r in ranking.apart if r.break_even
-    }
-    chosen = [order[0], *(by_name[_name] for _name in _gaining(ranking))][:2]
+    even = {by_name[title].name: ratio for title, ratio in ranking.break_even.items()}
+    chosen = [order[0], *(by_name[title] for title in ranking.gaining[:1])]
     return Plan(
         answer=_answer(chosen, lossless, [o for o in (one_node, one_device) if o], ranking, even),
         model=model,
@@ -145,15 +143,9 @@ def _option(outcome: Outcome, planned: Sequence[Outcome]) -> Option:
     )
 
 
-def _gaining(ranking: Ranking) -> list[str]:
-    """Return what changes training and may need more steps to a loss, the best first."""
-    gaining = (r for r in ranking.apart if r.break_even and r.break_even.ratio > 1 + MARGIN)
-    return [str(ranked.option.name) for ranked in gaining]
-
-
-def _what_fits(job: Job, found: Iterable[Outcome], model: str) -> str:
+def _what_fits(job: Job, predicted: Iterable[Outcome], model: str) -> str:
     """Return that nothing fits, and what to type next."""
-    least = min(found, key=lambda each: each.device_bytes)
+    least = min(predicted, key=lambda outcome: outcome.device_bytes)
     have, per_node = USABLE * job.device.memory, job.cluster.ranks_per_node
     wrong = (
         f"{model} fits on no strategy: {least.name} needs {least.device_bytes / 1e9:.3g} GB of "
@@ -228,47 +220,51 @@ def _between(ends: tuple[float, float]) -> str:
     return f"{number(ends[0])} to {number(ends[1])}"
 
 
-def _row(each: Outcome, scale: float, break_even: float | None) -> str:
+def _row(outcome: Outcome, scale: float, break_even: float | None) -> str:
     """Return a line of the table: bytes in GB, rates in Gbit/s, times `scale` times the seconds."""
-    parts = "+".join(f"{n / 1e9:.0f}" for n in (each.states, each.activations, each.window))
-    mode = {"selective": "sel."}.get(each.checkpointing, each.checkpointing)
-    mode += f" /{each.micro_batches}" if each.micro_batches > 1 else ""
-    name = each.name + "*" * each.lossy
+    parts = "+".join(
+        f"{n / 1e9:.0f}" for n in (outcome.states, outcome.activations, outcome.window)
+    )
+    mode = {"selective": "sel."}.get(outcome.checkpointing, outcome.checkpointing)
+    mode += f" /{outcome.micro_batches}" if outcome.micro_batches > 1 else ""
+    name = outcome.name + "*" * outcome.lossy
     # longer names have a line of their own
     title = f"{name:{_NAME}}" if len(name) <= _NAME else f"{name}\n{'':{_NAME}}"
-    row = f"{title} {parts:>10} {each.host / 1e9:4.0f} {mode:8}"
-    if not each.fits:
+    row = f"{title} {parts:>10} {outcome.host / 1e9:4.0f} {mode:8}"
+    if not outcome.fits:
         return f"{row} does not fit"
-    middle, low, high = (scale * s for s in (each.step_s.middle, each.step_s.low, each.step_s.high))
-    rates = "/".join("-" if r is None else rough(r / 1e9) for r in each.link_rates.values())
+    middle, low, high = (
+        scale * s for s in (outcome.step_s.middle, outcome.step_s.low, outcome.step_s.high)
+    )
+    rates = "/".join("-" if r is None else rough(r / 1e9) for r in outcome.link_rates.values())
     step = f"{middle:.3g} ({rough(low)}-{rough(high)})"
     even = "" if break_even is None else rough(break_even)
-    return f"{row} {step:>18} {even:>6} {100 * each.utilisation:3.0f} {rates}".rstrip()
+    return f"{row} {step:>18} {even:>6} {100 * outcome.utilisation:3.0f} {rates}".rstrip()
 
 
 def lines(plan: Plan) -> list[str]:
     """Return a plan as lines for a terminal."""
-    quick = all(each.step_s.middle < 1 for each in plan.strategies if each.fits)
+    quick = all(outcome.step_s.middle < 1 for outcome in plan.strategies if outcome.fits)
     scale, unit = (1e3, "ms") if quick else (1.0, "s")
     step = f"step, {unit}"
-    found = [
+    text_lines = [
         *_TEXT.wrap(plan.answer),
         "",
         *_TEXT.wrap(plan.setup),
         "",
         f"{'':{_NAME}} {'device GB':>10} host checkp.  {step:>18}   even   % link",
-        *(_row(each, scale, plan.break_even.get(each.name)) for each in plan.strategies),
+        *(_row(outcome, scale, plan.break_even.get(outcome.name)) for outcome in plan.strategies),
         *_TEXT.wrap(_LEGEND),
     ]
     for alone in (plan.one_node, plan.one_device):
         if alone is not None:
-            found.append(f"{_where(alone)} alone: {alone.name}, {_seconds(alone)}")
+            text_lines.append(f"{_where(alone)} alone: {alone.name}, {_seconds(alone)}")
     for cost in plan.best:
         text = f"{cost.strategy} on {cost.devices}: {_between(cost.tokens_per_day)} tokens per day"
         if cost.hours:
             text += f", {_between(cost.hours)} hours"
         if cost.price:
             text += f", price {_between(cost.price)}"
-        found += _TEXT.wrap(text)
-        found += [f"  {line}" for line in (cost.attach or "").splitlines()]
-    return [*found, *_TEXT.wrap(_TRIED)]
+        text_lines += _TEXT.wrap(text)
+        text_lines += [f"  {line}" for line in (cost.attach or "").splitlines()]
+    return [*text_lines, *_TEXT.wrap(_TRIED)]

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from shardlab.choose.rank import MARGIN, Option, Ranking, rank
+from shardlab.choose.rank import Option, Ranking, rank
 from shardlab.predict.asked import changes_training
 from shardlab.predict.offers import replica_candidates
 from shardlab.results.interval import Ratio
@@ -114,7 +114,7 @@ def advice(
         ratio = time.median / computation.median / _every(strategy)
         offers.append(Replicas(name, strategy, changes_training(strategy), ratio))
     ranking = rank_replicas(offers, count)
-    even = {r.option.name: r.break_even.ratio for r in ranking.apart if r.break_even}
+    even = ranking.break_even
     width = max(len(offer.name) for offer in offers)
     lines = [
         f"\n{link}: synchronisation / computation {ratios[STOCK]:.3g} "
@@ -136,18 +136,12 @@ def _uses(offers: Mapping[str, Replicas], ranking: Ranking) -> list[str]:
     script."""
     first = ranking.order[0]
     lines = [f"  without loss use {first.option.name}: {first.reason}"]
-    gaining = [r for r in ranking.apart if r.break_even and r.break_even.ratio > 1 + MARGIN]
-    for ranked in gaining[:1]:
-        name, even = str(ranked.option.name), ranked.break_even
-        assert even is not None, "it was looked for"
-        lines.append(
-            f"  {name} is sooner at a loss if it needs fewer than {even.ratio:.2f} x the samples"
-        )
-        script = offers[name].strategy.attach_call() or ""
-        lines += [f"  {line}" for line in script.splitlines()]
-    if not gaining:
-        lines.append("  nothing that changes training is faster")
-    return lines
+    if not ranking.gaining:
+        return [*lines, "  nothing that changes training is faster"]
+    name = ranking.gaining[0]
+    even, script = ranking.break_even[name], offers[name].strategy.attach_call() or ""
+    lines.append(f"  {name} is sooner at a loss if it needs fewer than {even:.2f} x the samples")
+    return [*lines, *(f"  {line}" for line in script.splitlines())]
 
 
 LEGEND = """

@@ -21,17 +21,16 @@ from shardlab.choose.judge import Judge, Question
 from shardlab.choose.rank import MARGIN
 from shardlab.choose.records import (
     Candidate,
+    Narrowing,
     Prediction,
     Proposal,
     Role,
-    Space,
     TrialSettings,
     Verdict,
 )
-from shardlab.choose.space import Option, Peak, feasible, peak_of, peaks_of
+from shardlab.choose.space import Feasible, Peak, feasible, peak_of, peaks_of
 from shardlab.config.machine import Link
-from shardlab.config.schema import Agent
-from shardlab.config.schema import Space as SpaceParameters
+from shardlab.config.schema import Agent, Space
 from shardlab.core.errors import UserError
 from shardlab.predict.machine import fit_machine
 from shardlab.predict.model import Estimate, Workload, fit_model, strategy_of, unpredictable
@@ -104,7 +103,7 @@ def propose(
     history: History,
     agent: Agent,
     limit_bytes: int,
-    space: SpaceParameters,
+    space: Space,
     shapes: "ModelShapes",
     predict: Predict,
     judge: Judge,
@@ -124,10 +123,10 @@ def propose(
         settings: of the training runs of the round.
         facts: on the machine and the data, for the evidence.
     """
-    peak, quality = peak_of(history, shapes), history.qualities()
+    peak, quality = peak_of(history, shapes), history.quality
 
-    def option(strategy: CanonicalStrategy) -> Option:
-        return Option(strategy, strategy.hash(), peak(strategy), predict(strategy))
+    def option(strategy: CanonicalStrategy) -> Feasible:
+        return Feasible(strategy, strategy.hash(), peak(strategy), predict(strategy))
 
     held, peaks = predict(history.held.strategy), peaks_of(history, shapes)
     held_ms = None if isinstance(held, str) else 1e3 * held.value
@@ -147,7 +146,7 @@ def propose(
         unpredicted = Counter(each.step for each in ranked if isinstance(each.step, str))
         predicted = len(ranked) - unpredicted.total()
         known = {"known": shortlist.known, "unpredicted": dict(unpredicted), "predicted": predicted}
-        narrowed = Space.model_validate({**count, **known})
+        narrowed = Narrowing.model_validate({**count, **known})
         if not shortlist.options:
             what = "action has a fact for it and" if agent.candidates == "action" else "strategy"
             stop = f"no {what} is legal, new, tolerated and fits in memory"
@@ -211,7 +210,7 @@ def with_limits(
     return proposal.model_copy(update={key: max(s, _LEAST_S) for key, s in limits.items()})
 
 
-def _trainable(space: SpaceParameters, history: History) -> SpaceParameters:
+def _trainable(space: Space, history: History) -> Space:
     """Return the space without `sync` whose quality the training runs could not show: that begins
     after their last step, or is between more or fewer replicas than theirs."""
     load, steps = history.workload, min(run.steps for run in history.reference.trained)
@@ -223,12 +222,12 @@ def _trainable(space: SpaceParameters, history: History) -> SpaceParameters:
 def changed(
     history: History,
     facts: Facts,
-    space: SpaceParameters,
+    space: Space,
     shapes: "ModelShapes",
     peak: Peak,
     limit_bytes: int,
     count: Counter[str],
-) -> Iterator[Option]:
+) -> Iterator[Feasible]:
     """Yield what the actions make of the incumbent and what fits in memory.
 
     Args:
@@ -245,23 +244,23 @@ def changed(
             continue  # it does not fit the model
         count["strategies"] += 1
         if memory <= limit_bytes:
-            yield Option(strategy, strategy.hash(), memory, action=action)
+            yield Feasible(strategy, strategy.hash(), memory, action=action)
         else:
             count["beyond_memory"] += 1
 
 
-def by_step(options: Iterable[Option], predict: Predict) -> list[Option]:
+def by_step(options: Iterable[Feasible], predict: Predict) -> list[Feasible]:
     """Return the options with predictions, the shortest step first; those without one last."""
     return sorted((each._replace(step=predict(each.strategy)) for each in options), key=_order)
 
 
-def _order(option: Option) -> tuple[Any, ...]:
+def _order(option: Feasible) -> tuple[Any, ...]:
     # of ties first what compresses less, then by hash: the same list in every run
     weights = option.strategy.weights is not None
     return seconds(option), weights, option.hash
 
 
-def seconds(option: Option) -> float:
+def seconds(option: Feasible) -> float:
     """Return the predicted step; infinite where there is none."""
     return math.inf if isinstance(option.step, str) else option.step.value
 
@@ -269,18 +268,18 @@ def seconds(option: Option) -> float:
 class Shortlist(NamedTuple):
     """Strategies that a judge may choose from, and those among which the controls are."""
 
-    options: list[Option]
+    options: list[Feasible]
     """the shortest predicted steps of each class whose quality is known and tolerated, then one to
     explore: the shortest of unknown quality, or one whose step cannot be predicted. Likewise one
     whose replicas train apart, where there is one"""
-    tolerated: list[Option]
+    tolerated: list[Feasible]
     """all new strategies of known, tolerated quality, the shortest predicted step first"""
     known: int
     """number that were left out: timed before, failed, or worse than is tolerated"""
 
 
 def shorten(
-    ranked: Sequence[Option], history: History, tolerance: float, at_most: int
+    ranked: Sequence[Feasible], history: History, tolerance: float, at_most: int
 ) -> Shortlist:
     """Shorten the predictions to at most so many strategies.
 
@@ -289,10 +288,10 @@ def shorten(
         tolerance: largest relative rise of perplexity.
         at_most: strategies that a judge may choose from.
     """
-    best: list[Option] = []
-    tolerated: list[Option] = []
-    unknown: list[Option] = []
-    known, tried, quality_of = 0, history.tried, history.qualities()
+    best: list[Feasible] = []
+    tolerated: list[Feasible] = []
+    unknown: list[Feasible] = []
+    known, tried, quality_of = 0, history.tried, history.quality
     for option in ranked:
         quality = quality_of(option.strategy)
         if option.hash in tried or (quality and not quality.ratio <= 1 + tolerance):
@@ -304,14 +303,14 @@ def shorten(
             if not any(_is_alike(option, other) for other in best):
                 best.append(option)
     # replicas that train apart would hide codecs: their steps are the shortest on every slow link
-    explored: dict[bool, Option] = {}
+    explored: dict[bool, Feasible] = {}
     for option in unknown:
         explored.setdefault(option.strategy.sync is None, option)
     exploratory = [*explored.values()][: at_most - 1]
     return Shortlist([*best[: at_most - len(exploratory)], *exploratory], tolerated, known)
 
 
-def _is_alike(option: Option, best: Option) -> bool:
+def _is_alike(option: Feasible, best: Feasible) -> bool:
     """Return whether the shorter of two predictions stands for the other, too: engine, codecs and
     `sync` are the same, or only the codec of weights differs and the predictions tie."""
     if option.action is not None:
@@ -327,7 +326,7 @@ def _is_alike(option: Option, best: Option) -> bool:
 
 
 def candidate(
-    option: Option,
+    option: Feasible,
     quality_of: Callable[[CanonicalStrategy], Quality | None],
     why: str | None = None,
     roles: Sequence[Role] = (),
@@ -372,7 +371,7 @@ def candidate(
 
 
 def _arms(
-    number: int, history: History, chosen: CanonicalStrategy, tolerated: Sequence[Option]
+    number: int, history: History, chosen: CanonicalStrategy, tolerated: Sequence[Feasible]
 ) -> dict[str, tuple[CanonicalStrategy, list[Role]]]:
     """Return by hash what the race times: the incumbent, the start, the choice and two controls,
     the forecast's first and a random strategy.

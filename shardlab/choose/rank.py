@@ -17,6 +17,7 @@ comparisons ask it, and word its answer. docs/choosing.md states it for readers.
 
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from shardlab.core.numbers import within
@@ -79,21 +80,19 @@ class Ranked(NamedTuple):
 
     option: Option
     reason: str
-    break_even: Ratio | None = None
-    """Of unknown quality: how many times as many samples to a loss it may need and still reach it
-    as soon as any option without loss; None where there is none, or the quality is known."""
 
 
+@dataclass(frozen=True)
 class Ranking:
     """Options in the order in which they should be used, and those that may not be used."""
 
-    order: tuple[Ranked, ...]
-    apart: tuple[Ranked, ...]
+    order: Sequence[Ranked]
+    apart: Sequence[Ranked]
     """The most promising first, those of unknown time last."""
-
-    def __init__(self, order: Iterable[Ranked], apart: Iterable[Ranked], compare: Compare) -> None:
-        self.order, self.apart = tuple(order), tuple(apart)
-        self._compare = compare
+    break_even: dict[str, float]
+    """How many times as many samples to a loss each option of unknown quality may need and still
+    reach it as soon as any without loss, by name, in the order of `apart`."""
+    compare: Compare
 
     @property
     def names(self) -> list[Hashable]:
@@ -105,9 +104,14 @@ class Ranking:
         """What to use; None where nothing may be used."""
         return self.order[0].option if self.order else None
 
+    @property
+    def gaining(self) -> list[str]:
+        """Names of those that may need more samples by more than `MARGIN`, the best first."""
+        return [name for name, ratio in self.break_even.items() if ratio > 1 + MARGIN]
+
     def precedes(self, one: Option, other: Option) -> bool:
         """Return whether an option is shown to be faster than another."""
-        return is_faster(one, other, self._compare)
+        return is_faster(one, other, self.compare)
 
     def same_as(self, option: Option) -> list[Option]:
         """Return the options that may be used as well and are not told apart from one."""
@@ -147,11 +151,6 @@ def is_tolerated(perplexity: Ratio | None, tolerance: float, lossless: bool = Fa
     return perplexity is not None and perplexity.high <= 1 + tolerance
 
 
-def is_plain(strategy: CanonicalStrategy) -> bool:
-    """Return whether gradients are reduced in every step, and nothing that is sent has a codec."""
-    return strategy.gradients.plain() and strategy.weights is None and strategy.sync is None
-
-
 def simplicity_of(strategy: CanonicalStrategy) -> int:
     """Return how simple a strategy is: first torch's own engines, then those of this project; after
     all of them, in the same order, what has codecs, collectives or parameter synchronisation of
@@ -159,7 +158,8 @@ def simplicity_of(strategy: CanonicalStrategy) -> int:
     engine = strategy.engine
     order = TORCH_ENGINES.index(engine) if engine in TORCH_ENGINES else len(TORCH_ENGINES)
     exchanged = strategy.gradients.route == "exchange" and engine in TORCH_ENGINES
-    added = exchanged or not is_plain(strategy)
+    plain = strategy.gradients.plain() and strategy.weights is None and strategy.sync is None
+    added = exchanged or not plain
     return order + added * (len(TORCH_ENGINES) + 1)
 
 
@@ -204,24 +204,18 @@ def rank(
     apart = rule.in_order(option for option in everything if why[option.name])
     apart.sort(key=lambda option: option.time is None)
     return Ranking(
-        (Ranked(option, rule.reason(option, order)) for option in order),
-        (
-            Ranked(
-                option,
-                why[option.name],
-                cached(best, option) if best and _is_unknown(option, why[option.name]) else None,
-            )
+        [Ranked(option, rule.reason(option, order)) for option in order],
+        [Ranked(option, why[option.name]) for option in apart],
+        {
+            str(option.name): cached(best, option).ratio
             for option in apart
-        ),
+            if best is not None and why[option.name] == _UNMEASURED
+        },
         cached,
     )
 
 
 _UNMEASURED = "its perplexity was not measured"
-
-
-def _is_unknown(option: Option, objection: str) -> bool:
-    return objection == _UNMEASURED and option.time is not None
 
 
 def _objection(option: Option, tolerance: float, memory: float | None, by_loss: bool) -> str:

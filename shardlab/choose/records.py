@@ -7,13 +7,12 @@ from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Seed, Train
 from shardlab.core.document import AS_TUPLE, Document
 from shardlab.results.files import AnyResult
+from shardlab.results.result import FailureOutcome
 from shardlab.results.table import StepRatio, Workload
 from shardlab.results.timing_result import Race
 from shardlab.results.train_result import TrainResult
 from shardlab.strategy.document import CanonicalStrategy
 
-Outcome = Literal["ok", "timeout", "crash", "memory", "diverged"]
-"""of measuring a strategy; diverged: no finite loss or perplexity"""
 Role = Literal["incumbent", "start", "judge", "forecast", "random"]
 """why a strategy is raced: held so far; the reference; chosen by the judge; the lowest prediction;
 drawn from all feasible strategies. The last two measure the judge as it works"""
@@ -69,7 +68,7 @@ class Candidate(Document):
         return self.hash[:8]
 
 
-class Space(Document):
+class Narrowing(Document):
     """Numbers of strategies by which the space of the search was narrowed down."""
 
     strategies: int
@@ -124,7 +123,7 @@ class Proposal(Document):
     """whether the incumbent's peak is within the limit; otherwise a slower arm may replace it"""
     peaks: dict[str, int] = {}
     """of a rank, by hash of all that was measured; bytes, predicted where no training gave them"""
-    space: Space | None
+    space: Narrowing | None
     """None where the search had to stop"""
     candidates: list[Candidate]
     verdict: Verdict
@@ -156,7 +155,7 @@ class Comparison(Document):
     hash: str
     label: str
     roles: list[Role]
-    outcome: Outcome
+    outcome: Literal["ok"] | FailureOutcome
     step: StepRatio | None
     """over the incumbent; None where the race gave no figures"""
     predicted_ms: float | None = None
@@ -176,7 +175,7 @@ class Decision(Document):
     link: str
     world_size: int
     verdict: Verdict
-    space: Space | None
+    space: Narrowing | None
     candidates: list[Candidate]
     stopped: str
     """why the race ended"""

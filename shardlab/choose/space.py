@@ -33,7 +33,7 @@ _AHEAD = (0, 1, 2)
 _WINDOWS = (2, 3, 4)
 
 
-class Option(NamedTuple):
+class Feasible(NamedTuple):
     """A strategy that can be tried."""
 
     strategy: CanonicalStrategy
@@ -72,9 +72,7 @@ def peaks_of(history: History, shapes: "ModelShapes") -> dict[str, int]:
     """
     peak, load = peak_of(history, shapes), history.workload
     return {
-        key: max(run.memory_peak_bytes for run in row.trained)
-        if row.trained and load.world_size == load.trained_on
-        else peak(row.strategy)
+        key: peak(row.strategy) if (measured := row.peak(load)) is None else measured
         for key, row in history.measured.items()
     }
 
@@ -86,7 +84,7 @@ def feasible(
     peak: Peak,
     limit_bytes: int,
     count: Counter[str],
-) -> Iterator[Option]:
+) -> Iterator[Feasible]:
     """Yield the feasible strategies of the grid, each meaning once, in a fixed order.
 
     Of strategies that only differ in how they save activation memory the fastest that fits comes,
@@ -115,7 +113,7 @@ def feasible(
             if memory <= limit_bytes:
                 spared = len(levels) - number - 1
                 count.update(strategies=spared, spared=spared)
-                yield Option(strategy, key, memory)
+                yield Feasible(strategy, key, memory)
                 break
             count["beyond_memory"] += 1
 

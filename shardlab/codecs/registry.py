@@ -38,14 +38,14 @@ def make_method(spec: str | Mapping[str, Any] | CodecSpec) -> Method:
         raise UserError(f"codec {checked.name!r}: set factory in {type(checked).__name__}")
     try:
         make = resolve_name(factory) if isinstance(factory, str) else factory
-        made = make(**checked.model_dump(exclude={"name"}))
+        codec = make(**checked.model_dump(exclude={"name"}))
     except TypeError as error:
         raise UserError(
             f"codec {checked.name!r}: its factory must take the options of its spec: {error}"
         ) from error
-    if not isinstance(made, Codec | MultiPhaseMethod) or made.name != checked.name:
+    if not isinstance(codec, Codec | MultiPhaseMethod) or codec.name != checked.name:
         raise UserError(
             f"codec {checked.name!r}: its factory must make a shardlab.codecs.base.Codec of that "
-            f"name (found {made!r})"
+            f"name (found {codec!r})"
         )
-    return made
+    return codec

@@ -216,7 +216,7 @@ class HierarchicalCollective(CodecCollective):
         ranks = dist.get_process_group_ranks(group)
         of_node = ranks[node * size : (node + 1) * size]
         # every rank creates its node's group first: groups are created in one order on all ranks
-        groups = [subgroup(group, each) for each in (of_node, ranks[local_rank::size])]
+        groups = [subgroup(group, members) for members in (of_node, ranks[local_rank::size])]
         self._made = groups
         inside = replace(route, between_nodes=None)
         across = replace(inside, method=route.between_nodes, warmup=0)

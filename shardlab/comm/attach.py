@@ -44,6 +44,7 @@ from shardlab.core.errors import UserError, warn_script, without_frames
 from shardlab.kernels import native
 from shardlab.strategy.codec_options import CodecSpec
 from shardlab.strategy.compression import Compression, Gradients, WeightCompression, Weights
+from shardlab.strategy.document import Strategy
 from shardlab.strategy.sync import MINIMUM_SIZE, Sync
 
 _D = TypeVar("_D", bound=Document)
@@ -119,9 +120,9 @@ def _attach(
     seed: int,
 ) -> Handle:
     wrapper, gathers = find_wrapper(model), weights.codec.name != "none"
-    check_wrapper(model, wrapper, gathers, overlap)
+    _check_engine(wrapper, gradients, weights, sync)
+    check_wrapper(model, wrapper, replicas, sync is not None, overlap)
     overlap = overlap and _can_overlap()
-    _check_replicas(wrapper, gradients, replicas, sync)
     _warn("gradients", gradients.left_out())
     excluded = excluded_blocks(model, wrapper, gradients.exclude)
     if gathers or sync is not None or not gradients.plain():
@@ -152,6 +153,26 @@ def _attach(
     one_rank = all(dist.get_world_size(group) == 1 for group in collectives.by_purpose["gradients"])
     sends = not (one_rank and isinstance(wrapper, FSDPModule | FullyShardedDataParallel))
     return Handle(ledger, reduction.feedback, draws, collectives, units, lanes, detach, sends, rare)
+
+
+def _check_engine(
+    wrapper: nn.Module, gradients: Compression, weights: WeightCompression, sync: Sync | None
+) -> None:
+    """Refuse what a strategy of the wrapper's engine refuses; engines come with a strategy."""
+    compressed: dict[str, Any] = {
+        "gradients": gradients,
+        "weights": weights.canonical(),
+        "sync": sync,
+    }
+    if isinstance(wrapper, DistributedDataParallel):
+        compressed["engine"] = "ddp"
+    elif isinstance(wrapper, FullyShardedDataParallel):
+        compressed["engine"] = "fsdp1"
+    elif sync is not None and isinstance(wrapper, FSDPModule):
+        compressed |= {"sharding": "hybrid_shard", "replicas": 2}  # of any number
+    elif isinstance(wrapper, Attachable):
+        return
+    validate(Strategy, compressed, "attach")
 
 
 def _rare_sync(
@@ -186,12 +207,9 @@ def _rare_sync(
         model = wrapper.module
     elif isinstance(wrapper, FSDPModule):
         group = replica_group(model, replicas, settings.warmup_steps)
-    elif isinstance(wrapper, Attachable) and wrapper.replica_group is not None:
-        group = wrapper.replica_group
     else:
-        raise UserError(
-            "attach: sync is for fully_shard and DistributedDataParallel: use one of them"
-        )
+        assert isinstance(wrapper, Attachable) and wrapper.replica_group is not None, "replicas"
+        group = wrapper.replica_group
     _warn("sync", settings.left_out())
     codec = make_codec(settings.codec)
     feedback = ErrorFeedback(decay=settings.decay) if settings.error_feedback else None
@@ -230,24 +248,3 @@ def _gradient_bytes(model: nn.Module, replicas: int) -> float:
     trained = [p.detach() for p in model.parameters() if p.requires_grad]
     parts = [p.to_local() if isinstance(p, DTensor) else p for p in trained]
     return 2 * (replicas - 1) / replicas * sum(part.nbytes for part in parts)
-
-
-def _check_replicas(
-    wrapper: nn.Module,
-    gradients: Compression,
-    replicas: dist.ProcessGroup | None,
-    sync: Sync | None,
-) -> None:
-    """Raise `UserError` for `replicas`, and for codecs, without effect."""
-    if replicas is not None:
-        if sync is None and not isinstance(wrapper, FullyShardedDataParallel):
-            raise UserError("attach: replicas is for FullyShardedDataParallel: remove it")
-        if sync is not None and not isinstance(wrapper, FSDPModule):
-            raise UserError("attach: with sync replicas is for fully_shard: remove it")
-    alone = isinstance(wrapper, DistributedDataParallel) and not gradients.plain()
-    if sync is None or sync.warmup_steps or not (alone or gradients.between_nodes):
-        return
-    raise UserError(
-        "attach: no gradients are sent between replicas: give the codec to sync, or set its "
-        "warmup_steps"
-    )

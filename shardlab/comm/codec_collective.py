@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardlab.codecs.base import Block, Codec, Unit
-from shardlab.codecs.identity import Identity
 from shardlab.codecs.multi_phase import Method
 from shardlab.codecs.wire import describe
 from shardlab.comm.collective import Collective, labelled
@@ -260,7 +259,7 @@ class CodecCollective(Collective):
 
     def _is_exact(self, n: int) -> bool:
         """Return whether a vector of n elements is sent uncompressed; count one that is short."""
-        if isinstance(self.route.method, Identity) and self.route.between_nodes is None:
+        if self.route.is_plain:
             return True
         if n >= self.route.minimum_size:
             return False

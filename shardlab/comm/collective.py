@@ -174,10 +174,10 @@ class Collective(ABC):
             PayloadError: on all ranks, in one line: the ranks differ.
         """
         digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
-        own = torch.tensor([digest - (1 << 63)], device=device)
-        others = own.repeat(self.world_size)
-        self._send_numbers([own] * self.world_size, others.split(1))
-        if not bool((others == own).all()):
+        number = torch.tensor([digest - (1 << 63)], device=device)
+        numbers = number.repeat(self.world_size)
+        self._send_numbers([number] * self.world_size, numbers.split(1))
+        if not bool((numbers == number).all()):
             raise PayloadError(self._differences(text, n, fix))
 
     def _differences(self, text: str, n: int, fix: str) -> str:
@@ -236,22 +236,6 @@ class Collective(ABC):
         """Return the vector, padded with zeros to a multiple of W elements."""
         n, size = vector.numel(), self.world_size
         return vector if n % size == 0 else torch.nn.functional.pad(vector, (0, -n % size))
-
-    def _scatter_and_gather(
-        self,
-        scatter: Callable[[Tensor, Tensor, float, Unit], None],
-        gather: Callable[[Tensor, Tensor, Unit], None],
-        vector: Tensor,
-        scale: float,
-        unit: Unit,
-    ) -> None:
-        """All-reduce by a reduce-scatter and an all-gather of the sums."""
-        padded = self._padded(vector)
-        shard = padded.new_empty(padded.numel() // self.world_size)
-        scatter(shard, padded, scale, unit)
-        gather(padded, shard, unit)
-        if padded is not vector:
-            vector.copy_(padded[: vector.numel()])
 
     @property
     def _audit(self) -> Audit | None:

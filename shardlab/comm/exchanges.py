@@ -189,18 +189,7 @@ class Exchanges:
                     "other shards: freeze and shard as when it was saved, or begin a new stage "
                     "without handle.load_state_dict"
                 )
-        residuals = below(_RESIDUAL, state)
-        if len(residuals) != int(state[_COUNT]):
-            raise UserError(
-                f"the state holds {len(residuals)} of {int(state[_COUNT])} residuals of outer "
-                "gradients: take the names from the checkpoint's metadata "
-                "(docs/how-to/your-own-model.md)"
-            )
-        if residuals and self._feedback is None:
-            raise UserError(
-                "the state holds residuals of outer gradients: attach with "
-                "sync={'error_feedback': True, ...}"
-            )
+        check_residuals(state, _RESIDUAL, _COUNT, self._feedback is not None)
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Continue from a state that `check_state` has accepted."""
@@ -226,20 +215,13 @@ class Exchanges:
 
     def _check_trained(self) -> None:
         self._reshard()  # what is gathered stands in the place of the parameters
-        names = {name for unit in self.units for name in unit.parameters}
         exchanged = {id(p) for unit in self.units for p in unit.parameters.values()}
         for name, parameter in self._model.named_parameters():
-            if not parameter.requires_grad or id(parameter) in exchanged:
-                continue
-            if plain(name) in names:
+            if parameter.requires_grad and id(parameter) not in exchanged:
                 raise UserError(
-                    f"sync: {plain(name)} was replaced after attach: attach after that, or load "
-                    "weights without assign=True"
+                    f"sync: {plain(name)} was added, unfrozen or replaced (load_state_dict with "
+                    "assign=True) after attach: do so before it, or detach() and attach again"
                 )
-            raise UserError(
-                f"sync: {plain(name)} was added or unfrozen after attach: do so before it, or "
-                "detach() and attach again"
-            )
 
     @torch.no_grad()
     def _reduce(self, exchange: _Exchange) -> None:
@@ -271,6 +253,35 @@ class Exchanges:
 
     def _compare(self, facts: str) -> None:
         self.collective.compare(facts, self.units[0].device, fix=_FIX)
+
+
+def check_residuals(
+    state: dict[str, Tensor], prefix: str, count: str, has_feedback: bool, or_else: str = ""
+) -> dict[str, Tensor]:
+    """Return the residuals of a state, by their names behind `prefix`.
+
+    Args:
+        count: name of their number in the state.
+        has_feedback: whether there is error feedback.
+        or_else: what else helps where there is none.
+
+    Raises:
+        UserError: some are missing, or there is no error feedback.
+    """
+    residuals = below(prefix, state)
+    expected = int(state.get(count, len(residuals)))
+    if len(residuals) != expected:
+        raise UserError(
+            f"the state holds {len(residuals)} of {expected} residuals: a new handle names none "
+            "before its first step, so take the names from the checkpoint's metadata "
+            "(docs/how-to/your-own-model.md)"
+        )
+    if residuals and not has_feedback:
+        raise UserError(
+            f"the state holds residuals: attach with error_feedback in {prefix.partition('.')[0]}"
+            f"{or_else}"
+        )
+    return residuals
 
 
 def is_whole(state: dict[str, Tensor]) -> bool:

@@ -26,7 +26,7 @@ from torch.distributed.fsdp import FSDPModule
 from shardlab.codecs.base import Block, Unit
 from shardlab.comm.background import Lanes
 from shardlab.comm.collective import REPLICAS, Collective
-from shardlab.comm.object_collectives import gather_values, release, subgroup
+from shardlab.comm.object_collectives import release, subgroup
 from shardlab.comm.routes import Collectives
 from shardlab.comm.uncompressed import Native
 from shardlab.core import torch_private
@@ -48,8 +48,8 @@ def attach_fsdp2(
         lanes: threads in which the collectives run concurrently with computation.
 
     Raises:
-        UserError: a unit has several groups of parameters, or is attached already; the ranks differ
-            in `overlap`. At the first forward pass: `fully_shard` has made more units since.
+        UserError: a unit has several groups of parameters, or is attached already. At the first
+            forward pass: `fully_shard` has made more units since.
     """
     units = _units_of(model)
     for name, _, group in units:
@@ -57,7 +57,6 @@ def attach_fsdp2(
             raise UserError(
                 f"fsdp2: {name!r} is attached already: call detach() of that handle first"
             )
-    _check_overlap(units, lanes is not None)
     coverage = _Coverage(model, {id(group) for _, _, group in units})
     if lanes is not None:
         _overlap(units, True)
@@ -131,7 +130,7 @@ def replica_group(
 
 def _units_of(model: nn.Module) -> list[_UnitGroup]:
     """Return every unit's name, module and group of parameters; modules of one unit count once."""
-    found: dict[int, _UnitGroup] = {}
+    units: dict[int, _UnitGroup] = {}
     for name, module in model.named_modules():
         if not isinstance(module, FSDPModule):
             continue
@@ -142,8 +141,8 @@ def _units_of(model: nn.Module) -> list[_UnitGroup]:
                 "and torch takes no custom collectives for that: shard it by fully_shard alone"
             )
         for group in groups:
-            found.setdefault(id(group), (plain(name) or "root", module, group))
-    return list(found.values())
+            units.setdefault(id(group), (plain(name) or "root", module, group))
+    return list(units.values())
 
 
 def _blocks(group: FSDPParamGroup, names: dict[nn.Module, str]) -> Iterator[Block]:
@@ -163,16 +162,18 @@ def _blocks(group: FSDPParamGroup, names: dict[nn.Module, str]) -> Iterator[Bloc
 class _Coverage:
     """Check that `fully_shard` made no units after the hooks were set, which they would lack."""
 
-    def __init__(self, model: nn.Module, known: set[int]) -> None:
+    def __init__(self, model: nn.Module, attached: set[int]) -> None:
         self._model = model
-        self._known = known
+        self._attached = attached
         self._is_checked = False
 
     def check(self) -> None:
         """At the first message, raise `UserError` where there are other units."""
         if self._is_checked:
             return
-        late = [name for name, _, group in _units_of(self._model) if id(group) not in self._known]
+        late = [
+            name for name, _, group in _units_of(self._model) if id(group) not in self._attached
+        ]
         if late:
             raise UserError(
                 f"fsdp2: {', '.join(late)}: sharded after attach: call attach after the last "
@@ -211,14 +212,6 @@ class _TrainedUnit:
                 part = f"#{hashlib.blake2b(names.encode(), digest_size=4).hexdigest()}"
             self._units[trained] = Unit(self._name + part + self._suffix, blocks)
         return self._units[trained]
-
-
-def _check_overlap(units: Sequence[_UnitGroup], on: bool) -> None:
-    """Compare at once, since with another order of collectives no message would arrive."""
-    for _, _, group in units[:1]:
-        overlapping = gather_values(on, torch_private.shard_group(group))
-        if len(set(overlapping)) > 1:
-            raise UserError(f"attach: overlap is {overlapping} on the ranks: make it the same")
 
 
 def _overlap(units: Sequence[_UnitGroup], on: bool) -> None:
@@ -301,7 +294,7 @@ class _ReduceScatterHook(_Allocate, torch_private.ReduceScatter):
             or isinstance(group.mesh_info, DDPMeshInfo)
             or any(
                 p.grad is not None or torch_private.has_accumulation_hooks(p)
-                for p in (each.sharded_param for each in group.fsdp_params)
+                for p in (parameter.sharded_param for parameter in group.fsdp_params)
             )
         )
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from shardlab.comm.background import Lanes
 from shardlab.comm.collective import REPLICAS, Collective
-from shardlab.comm.exchanges import below
+from shardlab.comm.exchanges import below, check_residuals
 from shardlab.comm.feedback import (
     ACROSS,
     LAYOUT,
@@ -42,6 +42,8 @@ _SUFFIX = re.compile("[#@]")
 """begins what follows the name of a unit: the trained part, replicas, the second level"""
 _COUNT = "gradients.residuals"
 """number of residuals, since some loaders of checkpoints skip what a new state does not name yet"""
+_REMOVE = "remove its keys with 'gradients.residual'"
+"""how to go on without residuals: their number goes with them"""
 
 
 @dataclass(eq=False)
@@ -159,12 +161,12 @@ class Handle:
             residuals = self.feedback.state_dict()
             state = {RESIDUALS + name: tensor for name, tensor in residuals.items()}
             state[_COUNT] = torch.tensor(len(residuals))
-        for prefix, each in self._stateful():
-            state |= {prefix + name: tensor for name, tensor in each.state_dict().items()}
+        for prefix, stateful in self._stateful():
+            state |= {prefix + name: tensor for name, tensor in stateful.state_dict().items()}
         if self._sync is not None:
             state |= self._sync.state_dict()
-        rank = _of_rank(dist.get_rank())
-        return {rank + name: tensor.clone() for name, tensor in state.items()}
+        rank = dist.get_rank()
+        return {f"rank{rank}.{name}": tensor.clone() for name, tensor in state.items()}
 
     def load_state_dict(self, state: State) -> None:
         """Continue from `state_dict()` of the same rank, or from `merge_states`.
@@ -173,37 +175,24 @@ class Handle:
             UserError: it is of another rank, of other units or of another method of several phases,
                 it lacks residuals, or it holds some, but there is no error feedback.
         """
-        state = _own(state, dist.get_rank())
-        residuals = below(RESIDUALS, state)
+        state = _part_of(state, dist.get_rank())
+        has_feedback = self.feedback is not None
+        residuals = check_residuals(state, RESIDUALS, _COUNT, has_feedback, f", or {_REMOVE}")
         if not self._sends and any(REPLICAS not in name for name in residuals):
             raise UserError(
                 "the state holds residuals, and on one rank fully_shard sends no gradients that "
-                f"they could be added to: remove its keys with {_COUNT[:-1]!r}, or use "
-                "DistributedDataParallel"
+                f"they could be added to: {_REMOVE}, or use DistributedDataParallel"
             )
         for name in below(LAYOUT, residuals):
             if self._units is not None and _SUFFIX.split(name)[0] not in self._units:
                 raise UserError(
                     f"the state holds the residual of {name!r}, the model has "
-                    f"{', '.join(sorted(self._units))}: wrap it as it was, or remove the keys with "
-                    f"{RESIDUALS!r}"
+                    f"{', '.join(sorted(self._units))}: wrap it as it was, or {_REMOVE}"
                 )
-        expected = int(state.get(_COUNT, len(residuals)))
-        if len(residuals) != expected:
-            raise UserError(
-                f"the state holds {len(residuals)} of {expected} residuals: a new handle names "
-                "none before its first step, so take the names from the checkpoint's metadata "
-                "(docs/how-to/your-own-model.md)"
-            )
         if self.feedback is not None:
             self.feedback.load_state_dict(residuals)
-        elif residuals:
-            raise UserError(
-                "the state holds residuals: attach with error_feedback, or remove its keys "
-                f"with {_COUNT[:-1]!r}"
-            )
-        for prefix, each in self._stateful():
-            each.load_state_dict(below(prefix, state))
+        for prefix, stateful in self._stateful():
+            stateful.load_state_dict(below(prefix, state))
         if self._sync is not None:
             self._sync.load_state_dict(state)
         elif any(name.startswith(BETWEEN_EXCHANGES) for name in state):
@@ -236,7 +225,7 @@ def merge_states(
     """
     if not states:
         raise UserError("merge_states: give the states of all old ranks, in their order")
-    states = [_own(state, old) for old, state in enumerate(states)]
+    states = [_part_of(state, old) for old, state in enumerate(states)]
     merged = {
         name: tensor
         for name, tensor in states[0].items()
@@ -261,7 +250,7 @@ def merge_states(
     if _COUNT in merged:
         merged[_COUNT] = torch.tensor(len(residuals))
     merged |= {RESIDUALS + name: tensor for name, tensor in residuals.items()}
-    return {_of_rank(rank) + name: tensor for name, tensor in merged.items()}
+    return {f"rank{rank}.{name}": tensor for name, tensor in merged.items()}
 
 
 def _new_layout(
@@ -280,19 +269,15 @@ def _new_layout(
     return old._replace(world_size=world_size, ranks_per_node=node)
 
 
-def _of_rank(rank: int) -> str:
-    return f"rank{rank}."
-
-
-def _own(state: State, rank: int) -> State:
+def _part_of(state: State, rank: int) -> State:
     """Return the part of a state that is of `rank`, by names without it."""
-    own = below(_of_rank(rank), state)
-    if state and not own:
+    of_rank = below(f"rank{rank}.", state)
+    if state and not of_rank:
         raise UserError(
             f"the state has {next(iter(state))!r} and nothing of rank {rank}: give each rank its "
             "own, or for other ranks what shardlab.merge_states makes of all states in their order"
         )
-    return own
+    return of_rank
 
 
 def _merge_unit(states: Sequence[State], unit: str, old: Layout, new: Layout, rank: int) -> State:

@@ -55,12 +55,13 @@ def count_steps(
     updates = on_update(sync.update_begins, sync.trained, is_before=True)
     if not optimizers:
         return updates
-    held = {id(p) for each in optimizers for group in each.param_groups for p in group["params"]}
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    held = {id(parameter) for group in groups for parameter in group["params"]}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and id(parameter) not in held:
             raise UserError(f"attach: no optimizer holds {name}: give all optimizers of the model")
     # by name: its module takes long to import
-    if any(type(each).__name__ == "ZeroRedundancyOptimizer" for each in optimizers):
+    if any(type(optimizer).__name__ == "ZeroRedundancyOptimizer" for optimizer in optimizers):
         raise UserError(
             "attach: ZeroRedundancyOptimizer sends parameters between replicas in every step: take "
             "the optimizer that it wraps"

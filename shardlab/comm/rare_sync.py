@@ -67,8 +67,6 @@ class RareSync:
         """digest of the weights that the first update after a loaded state must find"""
         self._updates = Counter[int]()
         """updates since the last step, by the `id` of their optimizer"""
-        self._has_warned = False
-        """whether the script was told of updates that no step counts"""
 
     def trained(self) -> Iterator[nn.Parameter]:
         """Yield the synchronised parameters."""
@@ -94,12 +92,10 @@ class RareSync:
             self._exchanges.restart()
             self._has_begun = True
         self._updates[id(optimizer)] += 1
-        if (updates := self._updates[id(optimizer)]) <= self.settings.every or self._has_warned:
-            return
-        self._has_warned = True
-        if dist.get_rank() == 0:
+        first_due = self.settings.every + 1
+        if self._updates[id(optimizer)] == first_due and dist.get_rank() == 0:
             warn_script(
-                f"sync: an optimizer has made {updates} updates, and no step was counted: unless "
+                f"sync: an optimizer has made {first_due} updates, and no step was counted: unless "
                 "one iteration has so many, call handle.step() at the end of each, or give attach "
                 "all that step as optimizer=..."
             )
@@ -125,9 +121,8 @@ class RareSync:
         with naming_lost_rank(self.step):
             for index in range(self.settings.fragments):
                 if self._is_due(index):
-                    self._has_begun = (
-                        True  # without an optimizer of torch, with the parameters at attach
-                    )
+                    # without an optimizer of torch, with the parameters at attach
+                    self._has_begun = True
                     self._exchanges.start(index, self.step)
                 # what was on the way may have been applied early
                 if index in self._exchanges.underway and self._is_due(index, self.settings.delay):

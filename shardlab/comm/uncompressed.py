@@ -138,7 +138,12 @@ class UncompressedAllToAll(Collective):
     @labelled
     def all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:
         """Reduce-scatter, then all-gather."""
-        self._scatter_and_gather(self.reduce_scatter, self.all_gather, vector, scale, unit)
+        padded = self._padded(vector)
+        shard = padded.new_empty(padded.numel() // self.world_size)
+        self.reduce_scatter(shard, padded, scale, unit)
+        self.all_gather(padded, shard, unit)
+        if padded is not vector:
+            vector.copy_(padded[: vector.numel()])
 
     @labelled
     def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:  # noqa: D102

@@ -24,37 +24,43 @@ def find_wrapper(model: nn.Module) -> nn.Module:
     Raises:
         UserError: there is none, or several that would need hooks of their own.
     """
-    found: dict[object, tuple[str, nn.Module]] = {}
+    wrappers: dict[object, tuple[str, nn.Module]] = {}
     for name, module in model.named_modules():
         kind = next((kind for kind in _WRAPPERS if isinstance(module, kind)), None)
         if kind is not None:
             # units of one kind are attached together, but each DistributedDataParallel alone
-            each = kind if kind in (FSDPModule, FullyShardedDataParallel) else module
-            found.setdefault(each, (name or "the model itself", module))
-    if not found:
+            key = kind if kind in (FSDPModule, FullyShardedDataParallel) else module
+            wrappers.setdefault(key, (name or "the model itself", module))
+    if not wrappers:
         raise UserError(
             f"attach: {type(model).__name__} is wrapped neither by fully_shard nor by "
             "FullyShardedDataParallel or DistributedDataParallel: wrap it first, or give what "
             "wraps it (in a callback of transformers' Trainer: trainer.model_wrapped)"
         )
-    if len(found) > 1:
-        names = ", ".join(f"{name} ({type(each).__name__})" for name, each in found.values())
+    if len(wrappers) > 1:
+        names = ", ".join(f"{name} ({type(module).__name__})" for name, module in wrappers.values())
         raise UserError(f"attach: several wrappers, {names}: attach to each of them alone")
-    return next(iter(found.values()))[1]
+    return next(iter(wrappers.values()))[1]
 
 
-def check_wrapper(model: nn.Module, wrapper: nn.Module, has_weights: bool, overlap: bool) -> None:
-    """Raise `UserError` for options that are for another wrapper."""
-    if has_weights and isinstance(wrapper, DistributedDataParallel):
+def check_wrapper(
+    model: nn.Module,
+    wrapper: nn.Module,
+    replicas: dist.ProcessGroup | None,
+    has_sync: bool,
+    overlap: bool,
+) -> None:
+    """Raise `UserError` for arguments that are for another wrapper."""
+    if replicas is not None and not isinstance(
+        wrapper, FSDPModule if has_sync else FullyShardedDataParallel
+    ):
         raise UserError(
-            "attach: DistributedDataParallel gathers no parameters: remove weights, or use "
-            "fully_shard"
+            "attach: replicas is for FullyShardedDataParallel, or fully_shard with sync: remove it"
         )
-    if overlap and not isinstance(wrapper, FSDPModule):
-        raise UserError("attach: overlap is for fully_shard: remove it")
-    if overlap and any(accelerator_of(parameter.device) for parameter in model.parameters()):
+    is_on_cpu = not any(accelerator_of(parameter.device) for parameter in model.parameters())
+    if overlap and not (isinstance(wrapper, FSDPModule) and is_on_cpu):
         raise UserError(
-            "attach: overlap is for CPUs: fully_shard overlaps on the streams of a GPU: remove it"
+            "attach: overlap is for fully_shard on CPUs, where there are no streams: remove it"
         )
 
 

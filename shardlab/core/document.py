@@ -37,6 +37,20 @@ class Document(BaseModel):
     former: ClassVar[dict[str, str]] = {}
     """keys of earlier versions, with what to write now"""
 
+    def __init__(self, /, **values: Any) -> None:
+        """Validate the fields.
+
+        Raises:
+            UserError: one line, as of `validate`.
+        """
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise _one_line(error, type(self).__name__) from None
+
+    # pydantic's own constructors have this mark: inner documents are validated without a call
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
     @model_validator(mode="wrap")
     @classmethod
     def _name_unknown_keys(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
@@ -49,7 +63,7 @@ class Document(BaseModel):
         try:
             handler({key: known[key] for key in known if key not in unknown})
         except ValidationError as error:
-            errors += [_error(each["msg"], each["loc"], each["input"]) for each in error.errors()]
+            errors += [_error(e["msg"], e["loc"], e["input"]) for e in error.errors()]
         raise ValidationError.from_exception_data(cls.__name__, errors)
 
     @classmethod
@@ -78,10 +92,10 @@ def _unknown(document: type[Document], key: str) -> str:
     return f"unknown key; {hint}" if now is None else f"of an earlier version: {now}"
 
 
-def _error(message: str, place: tuple[int | str, ...], found: Any) -> InitErrorDetails:
+def _error(message: str, place: tuple[int | str, ...], value: Any) -> InitErrorDetails:
     # a kind of one's own shows the message as it is
     kind = PydanticCustomError("mistake", "{message}", {"message": message})
-    return InitErrorDetails(type=kind, loc=place, input=found)
+    return InitErrorDetails(type=kind, loc=place, input=value)
 
 
 T = TypeVar("T")
@@ -103,11 +117,9 @@ def validate(annotation: Any, value: Any, where: str, every: bool = False) -> An
     try:
         return _adapter(annotation).validate_python(value)
     except ValidationError as error:
-        first, *others = _lines(error, where)
         if every:
-            raise UserError("\n".join(map(shorten, [first, *others]))) from None
-        rest = f"; {len(others)} more below it" if others else ""
-        raise UserError(first + rest) from None
+            raise UserError("\n".join(map(shorten, _lines(error, where)))) from None
+        raise _one_line(error, where) from None
 
 
 @cache  # to build that of a union takes longer than to validate with it
@@ -115,21 +127,26 @@ def _adapter(annotation: Any) -> pydantic.TypeAdapter[Any]:
     return pydantic.TypeAdapter(annotation)
 
 
+def _one_line(error: ValidationError, where: str) -> UserError:
+    first, *more = _lines(error, where)
+    return UserError(first + (f"; {len(more)} more below it" if more else ""))
+
+
 def _lines(error: ValidationError, where: str) -> list[str]:
     """Return a line for each mistake, addressed by the path that the user wrote, without union
     tags. Of the alternatives of a union the first has a line."""
     lines: dict[tuple[int | str, ...], str] = {}
-    for each in error.errors():
-        place = each["loc"]
+    for mistake in error.errors():
+        place = mistake["loc"]
         union = next((i for i, part in enumerate(place) if _is_tag(part)), len(place))
         path = ".".join(filter(None, [where, *(str(p) for p in place if not _is_tag(p))]))
-        found = each["input"]
-        message = each["msg"].removeprefix("Value error, ")
-        if each["type"] in _EXPECTED:
-            message = _EXPECTED[each["type"]].format(**each.get("ctx", {}))
-            found = type(found) if isinstance(found, BaseModel) else found
-        is_shown = isinstance(found, dict | list | BaseModel) or repr(found) in message
-        shown = "" if is_shown else f" (found {_brief(found)})"
+        value = mistake["input"]
+        message = mistake["msg"].removeprefix("Value error, ")
+        if mistake["type"] in _EXPECTED:
+            message = _EXPECTED[mistake["type"]].format(**mistake.get("ctx", {}))
+            value = type(value) if isinstance(value, BaseModel) else value
+        is_shown = isinstance(value, dict | list | BaseModel) or repr(value) in message
+        shown = "" if is_shown else f" (found {_brief(value)})"
         lines.setdefault(place[:union], f"{path}: {message[0].lower()}{message[1:]}{shown}")
     return [*lines.values()]
 
@@ -141,8 +158,8 @@ _EXPECTED = {
 """messages in place of pydantic's, in the words of YAML, by its names of mistakes"""
 
 
-def _brief(found: object) -> str:
-    text = f"a {found.__name__}" if isinstance(found, type) else repr(found)
+def _brief(value: object) -> str:
+    text = f"a {value.__name__}" if isinstance(value, type) else repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 

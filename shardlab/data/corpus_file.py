@@ -64,7 +64,7 @@ def read_corpus(path: Path, start: int = 0, stop: int | None = None) -> Iterator
         UserError: the file is absent, damaged or not written by `write_corpus`.
     """
     if not path.is_file():
-        raise UserError(f"{path}: there is none; make it: python -m stages.prepare")
+        raise UserError(f"{path}: there is none; make it: shardlab prepare")
     with path.open("rb") as file:
         if file.readline() != b"[\n":
             raise _damaged(path, 0, "it does not begin as stages.prepare writes it")
@@ -105,6 +105,4 @@ class _Array:
 
 
 def _damaged(path: Path, offset: int, reason: str) -> UserError:
-    return UserError(
-        f"{path}: byte {offset}: damaged ({reason}); make it again: python -m stages.prepare"
-    )
+    return UserError(f"{path}: byte {offset}: damaged ({reason}); make it again: shardlab prepare")

@@ -23,7 +23,7 @@ _MEGATRON = struct.Struct("<9sQBQQ")
 _MEGATRON_TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 _CHUNK = 1 << 24
 """tokens that are looked at at once"""
-_AGAIN = "run python -m stages.prepare, then python -m stages.tokenize"
+_AGAIN = "run shardlab prepare, then shardlab tokenize"
 
 
 class TokenFile(Document):

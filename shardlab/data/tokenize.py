@@ -149,7 +149,7 @@ def build_shard(job: Job, piece: Piece) -> Shard:
     path = job.folder / f"{piece.name}.bin"
     receipt = path.with_suffix(".json")
     if path.is_file() and receipt.is_file():
-        return Shard.from_file(receipt, f"remove {job.folder} and run python -m stages.tokenize")
+        return Shard.from_file(receipt, f"remove {job.folder} and run shardlab tokenize")
     shard = _write(job, piece, path)
     shard.to_file(receipt)
     return shard

@@ -83,7 +83,7 @@ def read_manifest(folder: Path) -> Manifest:
     Raises:
         UserError: there is none, or it is damaged.
     """
-    path, make = folder / MANIFEST, "run python -m stages.tokenize"
+    path, make = folder / MANIFEST, "run shardlab tokenize"
     return Manifest.from_file(path, _fix(folder) if path.exists() else make)
 
 
@@ -156,4 +156,4 @@ def open_split(
 
 
 def _fix(folder: Path) -> str:
-    return f"remove {folder} and run python -m stages.tokenize"
+    return f"remove {folder} and run shardlab tokenize"

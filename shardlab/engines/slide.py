@@ -69,8 +69,8 @@ class SlideEngine(Engine):
         reduced = compute if groups.reductions is None else dtype_of(strategy.reduce_dtype, device)
         moments = dtype_of(strategy.moment_dtype, device)
         self.units = units = [
-            SlideUnit(index, name, own, groups.rank, groups.world_size, compute, moments)
-            for index, (name, own) in enumerate(owned_parameters(model, plans))
+            SlideUnit(index, name, parameters, groups.rank, groups.world_size, compute, moments)
+            for index, (name, parameters) in enumerate(owned_parameters(model, plans))
         ]
         """the root, then the others in the order of their use"""
         root, *others = units

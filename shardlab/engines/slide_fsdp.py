@@ -129,7 +129,8 @@ class SlideFSDP:
             raise UserError("SlideFSDP: give a batch by name: sliding(input_ids=..., labels=...)")
         device = self._engine.device
         batch = {
-            name: _to_device(value, device) for name, value in {**(inputs or {}), **batch}.items()
+            name: moved(value, device) if isinstance(value, Tensor) else value
+            for name, value in {**(inputs or {}), **batch}.items()
         }
         if not torch.is_grad_enabled():
             return self.module(**batch)
@@ -154,8 +155,8 @@ class SlideFSDP:
         state = self._engine.in_host_memory()
         if dist.get_rank(self._group) > 0:
             return {}
-        own = state["parameter"] | state[FROZEN]
-        whole = {n: own[n].to(torch.float32, copy=True) for n, *_ in self._names}
+        parameters = state["parameter"] | state[FROZEN]
+        whole = {n: parameters[n].to(torch.float32, copy=True) for n, *_ in self._names}
         tied = {other: whole[names[0]] for names in self._names for other in names[1:]}
         return {**whole, **tied, **in_host_memory(self._buffers())}
 
@@ -171,8 +172,8 @@ class SlideFSDP:
         engine = self._engine
         state = engine.in_host_memory()  # first: it waits for threads that change rank_state
         state |= {"buffer": in_host_memory(self._buffers())}
-        own = engine.rank_state() | {"random": random_state(engine.device)}
-        checkpoint.write(Path(folder), state, own, self._patient)
+        rank_state = engine.rank_state() | {"random": random_state(engine.device)}
+        checkpoint.write(Path(folder), state, rank_state, self._patient)
 
     def load(self, folder: str | Path) -> None:
         """Continue from what `save` wrote, with any number of ranks, which all see the folder.
@@ -191,15 +192,15 @@ class SlideFSDP:
         failed = f"{folder}: cannot be loaded"
 
         def load_rank() -> State:
-            own = checkpoint.read_rank(folder, state, rank, world_size)
-            engine.load_rank_state({**engine.rank_state(), "communication": {}, **own})
-            return own
+            rank_state = checkpoint.read_rank(folder, state, rank, world_size)
+            engine.load_rank_state({**engine.rank_state(), "communication": {}, **rank_state})
+            return rank_state
 
-        own = run_or_fail_together(group, failed, load_rank)
+        rank_state = run_or_fail_together(group, failed, load_rank)
         # last: nobody writes to shared memory before all ranks have found a sound checkpoint
         run_or_fail_together(group, failed, lambda: checkpoint.fill(folder, self._own_share(state)))
-        if "random" in own:
-            set_random_state(own["random"], engine.device)
+        if "random" in rank_state:
+            set_random_state(rank_state["random"], engine.device)
         engine.take_in()
 
     def _buffers(self) -> dict[str, Tensor]:
@@ -307,10 +308,6 @@ def _own_gpu(device: torch.device) -> tuple[int, RankGpu]:
     if device.index is None and index == 0:
         index = int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count()
     return index, usable_gpu(index)
-
-
-def _to_device(value: Any, device: torch.device) -> Any:
-    return moved(value, device) if isinstance(value, Tensor) else value
 
 
 def _end_graph(loss: Tensor) -> None:

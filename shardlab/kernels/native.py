@@ -112,8 +112,8 @@ def source_hash() -> str | None:
 def built_from(path: Path) -> str | None:
     """Return the SHA-256 of the sources that a library was built from (csrc/cpu.cpp), if known."""
     content = path.read_bytes() if path.exists() else b""
-    found = re.search(rb"shardlab-sources:([0-9a-f]{64})", content)
-    return found and found[1].decode()
+    match = re.search(rb"shardlab-sources:([0-9a-f]{64})", content)
+    return match and match[1].decode()
 
 
 def build() -> None:

@@ -30,17 +30,18 @@ def kernel(name: str, arguments: str) -> Callable[..., None]:
     Raises:
         UserError: (when called) the library was built from sources without it.
     """
-    given = {each.split()[-1]: each for each in arguments.split(", ") if " " in each}
+    all_arguments = arguments.split(", ")
+    declared = {text.split()[-1]: text for text in all_arguments if " " in text}
     kinds, sources = [], []
-    for each in arguments.split(", "):
-        derived, _, source = each.rstrip(")").partition("(")
-        kind = re.sub(r"\(.!\)", "", each).split()[0] if " " in each else derived
-        name_of = each.split()[-1] if " " in each else source
+    for argument in all_arguments:
+        derived, _, source = argument.rstrip(")").partition("(")
+        kind = re.sub(r"\(.!\)", "", argument).split()[0] if " " in argument else derived
+        name_of = argument.split()[-1] if " " in argument else source
         convert = _CONVERSIONS.get(kind)
         if kind == "size":
-            convert = len if "[]" in given[source] else Tensor.numel
+            convert = len if "[]" in declared[source] else Tensor.numel
         kinds.append(kind)
-        sources.append((list(given).index(name_of), convert))
+        sources.append((list(declared).index(name_of), convert))
     bound: Any = None
 
     def run(*values: Any) -> None:
@@ -53,7 +54,7 @@ def kernel(name: str, arguments: str) -> Callable[..., None]:
             bound.restype = None
         bound(*[values[i] if convert is None else convert(values[i]) for i, convert in sources])
 
-    _OPERATORS.define(f"{name}({', '.join(given.values())}) -> ()")
+    _OPERATORS.define(f"{name}({', '.join(declared.values())}) -> ()")
     _OPERATORS.impl(name, run, "CompositeExplicitAutograd")
     # tensors without data, of which C would get no addresses
     torch.library.register_fake(f"shardlab::{name}", lambda *_: None, lib=_OPERATORS)

@@ -111,7 +111,7 @@ class ModelShapes:
         Raises:
             UserError: the data or the model is absent, or they do not fit.
         """
-        data = read_json(tokens / "manifest.json", "run python -m stages.tokenize")
+        data = read_json(tokens / "manifest.json", "run shardlab tokenize")
         sizes = data["vocabulary"], train.sequence_length, data["end_of_text"]
         return cls(build_model(model, *sizes, seed=0).module, train, on_gpu)
 

@@ -18,7 +18,7 @@ class Candidate(NamedTuple):
     lossy: bool = False
     """whether it changes training"""
     codec: str = ""
-    """of what replicas synchronise, as it was named; empty: none"""
+    """codec of the synchronisation, as it was named; empty: none"""
 
 
 def candidates(nodes: int, per_node: int, feedback: bool = True) -> list[Candidate]:

@@ -39,7 +39,7 @@ UTILISATIONS = (0.5, 0.75, 0.9)
 _LOG_RATES, _LOG_ACCURACY = (6.0, 14.0), 0.004
 """bounds of the searched link rates, and their accuracy: logarithms of bits per second"""
 CODE_BYTES = {"int8": 1.0, "int4": 0.5, "fp8": 1.0, "bf16": 2.0, "fp16": 2.0}
-"""of an element, besides 2 for the scale of a group, by codecs that read a vector once"""
+"""bytes of an element, besides 2 for the scale of a group, by codecs that read a vector once"""
 _STATES = ("parameters", "gradients", "moments", "outer", "exchanged", "residuals")
 _ACTIVATIONS = ("activations", "logits")
 
@@ -76,7 +76,7 @@ class Job(NamedTuple):
     rare_host_bytes: float = math.inf
     """more of a node's than this few have"""
     asked: tuple[Candidate, ...] = ()
-    """of the user, on all devices"""
+    """strategies of the user, on all devices"""
 
     @property
     def world_size(self) -> int:

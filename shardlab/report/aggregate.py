@@ -80,19 +80,6 @@ def paired_ratio(values: pd.DataFrame, reference: str) -> pd.DataFrame:
         return np.exp(paired_difference(np.log(values), reference))
 
 
-def verdict(low: float, high: float, none: float) -> str:
-    """Compare an interval with the value of no difference: `higher`, `lower`, or `same`.
-
-    Returns:
-        `unknown` without an interval, which a single row or a diverged run does not have.
-    """
-    if not (math.isfinite(low) and math.isfinite(high)):
-        return "unknown"
-    if low > none:
-        return "higher"
-    return "lower" if high < none else "same"
-
-
 def select(
     results: Iterable[Result], runs: Sequence[str], seeds: Sequence[int]
 ) -> list[TrainResult]:
@@ -105,9 +92,7 @@ def select(
     wanted = [(run, seed) for run in runs for seed in seeds]
     for run, seed in wanted:
         if (run, seed) not in by_key:
-            raise UserError(
-                f"results: run {run!r} seed {seed} is missing: run python -m stages.collect"
-            )
+            raise UserError(f"results: run {run!r} seed {seed} is missing: run shardlab collect")
     return [by_key[key] for key in wanted]
 
 

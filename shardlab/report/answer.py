@@ -8,7 +8,6 @@ from itertools import chain
 
 import numpy as np
 import pandas as pd
-import yaml
 
 from shardlab.choose.history import History
 from shardlab.core.numbers import figure, fixed, number, percent, plural, signed, within
@@ -16,7 +15,7 @@ from shardlab.report.evidence import Evidence
 from shardlab.report.sections.scaling import share
 from shardlab.report.tables import estimate
 from shardlab.report.timings import location
-from shardlab.report.verdict import Choice, Verdict, verdicts
+from shardlab.report.verdict import Choice, LinkVerdict, verdicts
 from shardlab.results.interval import Ratio
 from shardlab.strategy.document import CanonicalStrategy, parse_strategy
 
@@ -105,19 +104,21 @@ def _rare_synchronisation(evidence: Evidence) -> Iterator[str]:
         )
 
 
-def _line(found: Verdict, evidence: Evidence) -> str:
-    where, tolerance = _where(found, evidence), percent(evidence.tolerance, 0)
-    refused = ", ".join(f"{each.name} ({_loss(each)})" for each in found.refused)
+def _line(link: LinkVerdict, evidence: Evidence) -> str:
+    where, tolerance = _where(link, evidence), percent(evidence.tolerance, 0)
+    refused = ", ".join(f"{choice.name} ({_loss(choice)})" for choice in link.refused)
     ending = f" Faster, and not recommended: {refused}; tolerance {tolerance}." if refused else ""
-    if found.use is None:
-        return f"{where}: no strategy can be recommended.{ending}"
-    if found.same:
-        ending = f" Not told apart from it: {', '.join(c.name for c in found.same)}.{ending}"
-    use, lossless = found.use, found.lossless
+    if link.use is None:
+        if link.alone:
+            return f"{where}: train on one device: nothing on several can be recommended.{ending}"
+        return f"{where}: no strategy can be recommended.{ending.replace('Faster, and not', 'Not')}"
+    if link.same:
+        ending = f" Not told apart from it: {', '.join(c.name for c in link.same)}.{ending}"
+    use, lossless = link.use, link.lossless
     facts = [_against(use, evidence.baseline), _loss(use), _memory(use, evidence.baseline)]
     gain = _gain(use)
-    if use.name in found.beaten:
-        others = found.timing["world_size"].iloc[0] - 1
+    if use.name in link.beaten:
+        others = link.timing["world_size"].iloc[0] - 1
         gives = "the second gives" if others == 1 else f"the other {others} give"
         longer = within(*use.ratio("alone_ratio"), 2)
         return (
@@ -127,26 +128,26 @@ def _line(found: Verdict, evidence: Evidence) -> str:
     facts.insert(1, f"{within(*gain, 2)} times as fast as one device alone")
     advice = f"use {_name(use)}"
     if math.isnan(gain.ratio):
-        shared = found.timing["shares_cores"].iloc[0]
+        shared = link.timing["shares_cores"].iloc[0]
         why = "the ranks share cores" if shared else "not timed in the same turns"
         facts[1] = f"not compared with one device alone ({why})"
     elif math.isnan(gain.high):
         facts[1] += ", without an interval"
-    if found.alone:
+    if link.alone:
         advice = f"one device alone, or {_name(use)}, which is not shown to be faster"
-    without = "" if use is lossless else f"; without any loss: {_alternative(found)}"
+    without = "" if use is lossless else f"; without any loss: {_alternative(link)}"
     return f"{where}: {advice}: {', '.join(filter(None, facts))}{without}.{ending}"
 
 
-def _where(found: Verdict, evidence: Evidence) -> str:
+def _where(link: LinkVerdict, evidence: Evidence) -> str:
     """Return the ranks and the link, and what the verdict holds for: model, tokens and ratio."""
-    where, first = location(found.timing), found.timing.iloc[0]
+    where, first = location(link.timing), link.timing.iloc[0]
     if first["shares_cores"]:
         where += f" on {plural(first['cores'], 'core')}"
     run = next(run for run in evidence.timed if run.timing == first["timing"])
     tokens = run.batch_size * run.accumulation * run.sequence_length
-    ratio = figure(found.sync_ratio, 2)
-    if math.isnan(found.sync_ratio):
+    ratio = figure(link.sync_ratio, 2)
+    if math.isnan(link.sync_ratio):
         ratio = "unknown, as stock DDP was not timed"
     where += (
         f" ({run.model}, {number(run.parameters)} parameters, {tokens:,} tokens per rank and step, "
@@ -192,14 +193,14 @@ def _memory(choice: Choice, baseline: str) -> str:
     return f"memory per rank {signed(change, 0, ' MB')}{ends}"
 
 
-def _alternative(found: Verdict) -> str:
-    lossless = found.lossless
+def _alternative(link: LinkVerdict) -> str:
+    lossless = link.lossless
     if lossless is None:
         return "nothing was timed"
     gain = _gain(lossless)
     if math.isnan(gain.ratio):
         return lossless.name
-    if lossless.name in found.beaten:
+    if lossless.name in link.beaten:
         longer = within(*lossless.ratio("alone_ratio"), 2)
         return f"one device alone ({lossless.name} takes {longer} times as long)"
     return f"{lossless.name}, {within(*gain, 2)} times as fast as one device alone"
@@ -207,11 +208,10 @@ def _alternative(found: Verdict) -> str:
 
 def snippet(name: str, strategy: CanonicalStrategy) -> str:
     """Return a strategy as an entry of params.yaml, and as a line of Python for a script."""
-    entry = yaml.safe_dump({"strategies": {name: strategy.written()}}, sort_keys=False)
     nearest = f"fully_shard, which differs in time: {strategy.engine} is of the pipeline alone"
     script = f"# in a script: {strategy.traits.in_scripts or nearest}\n"
     if strategy.traits.residency == "streamed":
         script += f"sliding = shardlab.SlideFSDP(model, {strategy.written()!r})\n"
     elif lines := strategy.attach_call():
         script += f"{lines}\n"
-    return f"# in params.yaml\n{entry}{script}"
+    return f"# in params.yaml\n{strategy.entry(name)}\n{script}"

@@ -24,7 +24,7 @@ from shardlab.results.train_result import (
     table_row,
 )
 
-_FIX_TRAINING = "run python -m stages.train --run {run} --seed {seed}"
+_FIX_TRAINING = "run shardlab train --run {run} --seed {seed}"
 
 
 def read_estimates(path: Path, runs: Sequence[str]) -> dict[str, Estimate]:
@@ -33,7 +33,7 @@ def read_estimates(path: Path, runs: Sequence[str]) -> dict[str, Estimate]:
     Raises:
         UserError: the file is missing or damaged, or has no estimate of a run.
     """
-    fix = "run python -m stages.estimate"
+    fix = "run shardlab estimate"
     estimates = read_json(path, fix)
     for run in runs:
         if run not in estimates:
@@ -99,9 +99,9 @@ def join_record(
         raise UserError(f"{path}: of other parameters, as with --set: {training}")
     if isinstance(metrics, Failure):
         return metrics
-    fix = f"run python -m stages.profile {run}"
+    fix = f"run shardlab profile {run}"
     breakdown = Breakdown.from_file(results / "profile" / f"{file}.json", fix)
-    fix = f"run python -m stages.validate {run}"
+    fix = f"run shardlab validate {run}"
     validation = Validation.from_file(results / "validate" / f"{file}.json", fix)
     efficiency = scaling_efficiency(timed, metrics.strategy_hash, metrics.world_size, metrics.link)
     joined = Joined(memory_estimate_bytes=estimate.total, scaling_efficiency=efficiency)

@@ -29,7 +29,7 @@ is hard to see on white"""
 DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 FILLS = ("full", "none", "left", "bottom")
-"""of markers, as `DASHES` of lines"""
+"""fill styles of markers, as `DASHES` are those of lines"""
 LOG_SCALE_FROM = 4.0
 """ratio of the largest to the smallest point from which an axis is logarithmic"""
 

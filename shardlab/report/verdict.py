@@ -75,7 +75,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class LinkVerdict:
     """Recommendation for one link."""
 
     timing: pd.DataFrame
@@ -91,13 +91,14 @@ class Verdict:
     same: list[Choice]
     """those that may be used as well and are not told apart from `use`; without loss if it is"""
     refused: list[Choice]
-    """those that are shown to be faster and may not be used"""
+    """those that are shown to be faster than `use`, or than one device where nothing else may be
+    used, and may not be used; all of these where it is not known how fast one device is"""
     sync_ratio: float
     """seconds of synchronisation for each of computation: the step of stock DDP over steps without
     communication, minus 1; NaN where it was not timed"""
 
 
-def verdicts(evidence: Evidence) -> list[Verdict]:
+def verdicts(evidence: Evidence) -> list[LinkVerdict]:
     """Return a verdict for each timing of several ranks, that of the main timing first."""
     candidates = _Candidates(evidence)
     return [
@@ -105,7 +106,7 @@ def verdicts(evidence: Evidence) -> list[Verdict]:
     ]
 
 
-def _verdict(timing: pd.DataFrame, choices: list[Choice], tolerance: float) -> Verdict:
+def _verdict(timing: pd.DataFrame, choices: list[Choice], tolerance: float) -> LinkVerdict:
     by_name = {choice.name: choice for choice in choices}
     ranking = _ranking(by_name, tolerance)
     usable = [by_name[str(name)] for name in ranking.names if name != _ONE_DEVICE]
@@ -115,8 +116,9 @@ def _verdict(timing: pd.DataFrame, choices: list[Choice], tolerance: float) -> V
     if use is not None:
         names = {option.name for option in ranking.same_as(use.option)}
         same = [c for c in usable if c.name in names and (c.lossless or not use.lossless)]
-        refused = [c for c in refused if ranking.precedes(c.option, use.option)]
-    return Verdict(
+    if ranked := use.option if use else alone:
+        refused = [c for c in refused if ranking.precedes(c.option, ranked)]
+    return LinkVerdict(
         timing,
         alone=alone is not None and alone == ranking.first,
         beaten=frozenset(c.name for c in usable if alone and ranking.precedes(alone, c.option)),
@@ -208,12 +210,12 @@ class _Candidates:
         numerics, key = Numerics.of(strategy), strategy.hash()
         coded = numerics.gradients or numerics.weights or numerics.sync
         lossless = not coded and numerics.types == Numerics.of(self._base).types
-        own = key in self._costs.index
-        key = key if own else self._alike.get(numerics, "")
+        trained = key in self._costs.index
+        key = key if trained else self._alike.get(numerics, "")
         cost = self._costs.reindex([key]).iloc[0].copy()
         if timed[0][1].world_size != self._evidence.records[0].world_size:
             cost[:] = math.nan
-        elif not own:
+        elif not trained:
             cost[cost.index.str.startswith("memory")] = math.nan
         rows, steps = [row for row, _ in timed], {r.timing: r.measured_ms() for _, r in timed}
         return Choice(name, strategy, rows, steps, bool(lossless), cost)

@@ -47,7 +47,7 @@ def read_results(path: str | Path, fix: str) -> list[AnyResult]:
         fix: what the user should do when the file is missing, damaged or of another version.
 
     Raises:
-        UserError: it is, or a line is no result.
+        UserError: the file is missing or of another version, or a line is not a result.
     """
     lines = read_json_lines(path, fix)
     try:
@@ -105,7 +105,7 @@ def read_timing(folder: Path, name: str, timing: Timing) -> list[TimingResult | 
     Raises:
         UserError: they are missing, or those of another timing.
     """
-    path, fix = folder / f"{name}.jsonl", f"run python -m stages.timing {name}"
+    path, fix = folder / f"{name}.jsonl", f"run shardlab timing {name}"
     results = read_results(path, fix)
     runs, failures = only(results, TimingResult), only(results, Failure)
     failed = {(failure.timing, failure.run) for failure in failures}

@@ -9,7 +9,7 @@ else. A result is a header, which says what ran, on which link and on which mach
 
 A file of results is JSON lines, one flat object each: `files.read_results` and
 `files.write_results`. Lines of another version of this form are refused, with the command that
-makes them anew.
+regenerates them.
 """
 
 from collections.abc import Iterable
@@ -47,9 +47,9 @@ class Result(Document):
     run: str
     """name of the strategy"""
     seed: int = 0
-    """of the weights, the order of the data and random codecs"""
+    """seed of the weights, the order of the data and random codecs"""
     strategy: dict[str, Any] | None
-    """in canonical form; None: steps without communication"""
+    """canonical form; None: steps without communication"""
     strategy_hash: str | None
     world_size: int
     model: str
@@ -69,7 +69,7 @@ class Result(Document):
     ranks_per_node: int
     """ranks that share an emulated link"""
     revision: str
-    """of the code"""
+    """git revision of the code"""
     torch: str
     host: dict[str, Any]
     kernels: str
@@ -98,7 +98,7 @@ class Failure(Result):
     detail: str
     """text of the error; one line in a file of results"""
     params_hash: str = ""
-    """of a training run"""
+    """parameters of a training run"""
 
 
 def only(results: Iterable[Result], body: type[R]) -> list[R]:

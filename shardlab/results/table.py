@@ -1,7 +1,7 @@
 """The table of measurements: for each strategy all of its results, on all links.
 
 Perplexity depends neither on the link nor on the ranks of a timing; steps and failures count where
-they were measured. A step is compared with that of a reference in the same timing, pair by pair.
+they were measured. A step is compared with a reference's in the same timing, pair by pair.
 """
 
 import math
@@ -69,7 +69,7 @@ class Measured:
     source: str
     """where it was first measured: `run NAME`, `timing NAME` or `round K`"""
     trained: Sequence[TrainResult] = ()
-    """by seed; empty where a seed failed or diverged"""
+    """one run per seed; empty where a seed failed or diverged"""
     steps: Sequence[StepRatio] = ()
     """over the reference's, the latest last"""
     failures: Sequence[Failure] = ()
@@ -93,10 +93,12 @@ class Measured:
         """Whether a race or a training run of it diverged."""
         return any(failure.outcome == "diverged" for failure in self.failures)
 
-    @property
-    def has_quality(self) -> bool:
-        """Whether its perplexity was measured, or it diverged."""
-        return bool(self.trained) or self.diverged
+    def peak(self, load: Workload) -> int | None:
+        """Return the peak of a rank in its training runs, bytes; None where there are none, or not
+        on as many ranks as the search has."""
+        if load.world_size != load.trained_on:
+            return None
+        return max((run.memory_peak_bytes for run in self.trained), default=None)
 
     def step(self, load: Workload) -> StepRatio | None:
         """Return the latest steps on the link and the ranks of a search."""

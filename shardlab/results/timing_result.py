@@ -53,12 +53,13 @@ class TimingResult(Result):
     interface_bytes_inside: float | None = None
     """bytes over loopback, between the ranks of the node"""
     ledger: dict[str, Any]
-    """as in a training run"""
+    """bytes by kind of message, as in a training run"""
     breakdown: Breakdown
-    """of steps that were traced after the repetitions"""
+    """breakdown of steps that were traced after the repetitions"""
     losses: list[Finite] = []
-    """in a race, of the first steps from the same weights and batches, nats per token, means over
-    the ranks: strategies with the same numerics have the same ones, up to the rounding of sums"""
+    """losses of the first steps of a race, from the same weights and batches, in nats per token,
+    means over the ranks: strategies with the same numerics have the same ones, up to the rounding
+    of sums"""
 
     def measured_ms(self) -> list[float]:
         """Return `step_ms` with NaN where the machine paused: all figures are without these."""
@@ -134,12 +135,12 @@ class Race(Document):
     reason: str
     """why it ended"""
     seconds: float
-    """with the attempts that failed"""
+    """duration, failed attempts included"""
     runs: list[TimingResult]
-    """of those that went well, and of steps without communication. A run that left has fewer
+    """timings of what did not fail, and of steps without communication. A run that left has fewer
     repetitions, the first ones. Empty when no race took place"""
     failures: list[Failure] = []
-    """of the others"""
+    """what failed, with its outcome"""
 
     def failure(self, run: str) -> Failure | None:
         """Return how a run failed; None for one that went well, or did not race."""

@@ -14,7 +14,7 @@ Route = Literal["native", "exchange"]
 
 
 def left_out(
-    codec: CodecSpec, error_feedback: bool, messages: int | None, each: str, what: str
+    codec: CodecSpec, error_feedback: bool, messages: int | None, occasion: str, what: str
 ) -> str | None:
     """Return a sentence on the elements that a run sends never, or None where it may send all.
 
@@ -24,7 +24,7 @@ def left_out(
 
     Args:
         messages: of a unit in the run; None: unknown.
-        each: what has a message, in words.
+        occasion: what has a message, in words.
         what: is sent, in words.
     """
     sent, text = codec.most_sent(), codec_text(codec)
@@ -32,12 +32,12 @@ def left_out(
         return None
     fix = "set warmup_steps and error_feedback, or raise the density"
     if messages is None:
-        few = f"fewer than {plural(math.ceil(1 / sent), each)} cannot send all {what}"
+        few = f"fewer than {plural(math.ceil(1 / sent), occasion)} cannot send all {what}"
         return f"{text} drops what it does not send: {few}: {fix}"
     if messages * sent >= 1:
         return None
     share = f"{100 * messages * sent:.2g} %"
-    return f"{text} sends at most {share} of the {what} in {plural(messages, each)}: {fix}"
+    return f"{text} sends at most {share} of the {what} in {plural(messages, occasion)}: {fix}"
 
 
 _FORMER = {"name": "a codec by mapping is the value of `codec`"}

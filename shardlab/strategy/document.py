@@ -112,6 +112,10 @@ class CanonicalStrategy(Strategy):
             document["gradients"] = {**self.gradients.written(), "route": self.gradients.route}
         return document
 
+    def entry(self, name: str) -> str:
+        """Return the entry of params.yaml by a name, whose mapping Python reads, too."""
+        return f"strategies:\n  {name!r}: {self.written()!r}"
+
     def attach_call(self) -> str | None:
         """Return the call of `shardlab.attach` for the codecs and the synchronisation, and what
         follows training with it; None where there are none."""
@@ -157,31 +161,31 @@ def differences(before: Strategy, after: Strategy) -> list[str]:
     return [key for key in Strategy.model_fields if getattr(one, key) != getattr(other, key)]
 
 
-def _canonical_values(given: Settings) -> dict[str, Any]:
+def _canonical_values(strategy: Settings) -> dict[str, Any]:
     """Return the settings of the canonical form that may differ from the given ones."""
-    traits = given.traits
+    traits = strategy.traits
     values: dict[str, Any] = {
-        key: default if getattr(given, key) is None else getattr(given, key)
+        key: default if getattr(strategy, key) is None else getattr(strategy, key)
         for key, default in traits.defaults.items()
     }
-    one_block = given.wrap in (None, "block") and given.wrap_size == 1
-    values["wrap_size"] = None if one_block else given.wrap_size
+    one_block = strategy.wrap in (None, "block") and strategy.wrap_size == 1
+    values["wrap_size"] = None if one_block else strategy.wrap_size
     if "sharding" in traits.settings:
-        values |= _canonical_sharding(values) | _canonical_prefetch(given)
+        values |= _canonical_sharding(values) | _canonical_prefetch(strategy)
     # None where torch does so by default
-    values["limit_all_gathers"] = False if given.limit_all_gathers is False else None
-    values["use_orig_params"] = given.use_orig_params or None
-    values["weights"] = given.weights.canonical() if given.weights else None
-    values["sync"] = given.sync.canonical() if given.sync else None
-    on_device = given.grad_sync == "gpu_reduce"
+    values["limit_all_gathers"] = False if strategy.limit_all_gathers is False else None
+    values["use_orig_params"] = strategy.use_orig_params or None
+    values["weights"] = strategy.weights.canonical() if strategy.weights else None
+    values["sync"] = strategy.sync.canonical() if strategy.sync else None
+    on_device = strategy.grad_sync == "gpu_reduce"
     native = traits.native_route and not on_device
-    values["gradients"] = given.gradients.canonical(None if native else "exchange")
-    own = {
+    values["gradients"] = strategy.gradients.canonical(None if native else "exchange")
+    base = {
         "reshard_after_forward": values.get("reshard_after_forward"),
-        "param_dtype": given.param_dtype,
-        "activation_checkpointing": given.activation_checkpointing,
+        "param_dtype": strategy.param_dtype,
+        "activation_checkpointing": strategy.activation_checkpointing,
     }
-    values["overrides"] = canonical_overrides(given.overrides, own)
+    values["overrides"] = canonical_overrides(strategy.overrides, base)
     return values
 
 
@@ -196,17 +200,17 @@ def _canonical_sharding(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"reshard_after_forward": False if values["wrap"] == "root" else reshard}
 
 
-def _canonical_prefetch(given: Settings) -> dict[str, Any]:
+def _canonical_prefetch(strategy: Settings) -> dict[str, Any]:
     """Return the settings of prefetch, None for what torch does by default."""
-    forward, backward = given.depths()
-    default = given.traits.prefetch_backward
-    asynchronous = given.async_unshard
+    forward, backward = strategy.depths()
+    default = strategy.traits.prefetch_backward
+    asynchronous = strategy.async_unshard
     # with prefetch the default depends on the device
     if not asynchronous and not (forward or backward):
         asynchronous = None
     return {
         # engines that prefetch by default write down their depth, 0 included
-        "prefetch": forward if given.traits.prefetch else forward or None,
+        "prefetch": forward if strategy.traits.prefetch else forward or None,
         "prefetch_backward": (
             None if backward == (forward if default is None else default) else backward
         ),
@@ -227,7 +231,7 @@ def _hash(strategy: CanonicalStrategy) -> str:
 def _meaning(value: Any) -> Any:
     """Return plain data without defaults, so that a new setting leaves old hashes as they are."""
     if isinstance(value, tuple):
-        return [_meaning(each) for each in value]
+        return [_meaning(item) for item in value]
     if not isinstance(value, Document):
         return value
     return {

@@ -156,7 +156,7 @@ ENGINES: Mapping[EngineName, EngineTraits] = MappingProxyType(
 
 def inapplicable(engine: EngineName) -> frozenset[str]:
     """Return the settings that only other engines have."""
-    return frozenset().union(*(each.settings for each in ENGINES.values())) - (
+    return frozenset().union(*(traits.settings for traits in ENGINES.values())) - (
         ENGINES[engine].settings
     )
 

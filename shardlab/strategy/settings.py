@@ -37,7 +37,7 @@ _SCHEMA = {
 def _numbers(value: Any) -> Any:
     """Return `"0-2,7"`, `7` or `[0, "1-2", 7]` as sorted numbers without repetition."""
     if isinstance(value, list | tuple):
-        return tuple(sorted({number for each in value for number in _numbers(each)}))
+        return tuple(sorted({number for item in value for number in _numbers(item)}))
     try:
         return parse_ranges(str(value))
     except ValueError:
@@ -184,14 +184,14 @@ class Settings(Document):
 
 
 def canonical_overrides(
-    overrides: Iterable[Override], own: Mapping[str, Any]
+    overrides: Iterable[Override], base: Mapping[str, Any]
 ) -> tuple[Override, ...]:
     """Return one override per combination of settings, without those that change nothing.
 
     Later overrides win.
 
     Args:
-        own: settings of the strategy.
+        base: settings of the strategy.
     """
     layers: dict[int, dict[str, Any]] = {}
     modules: dict[str, dict[str, Any]] = {}
@@ -203,15 +203,15 @@ def canonical_overrides(
             layers.setdefault(layer, {}).update(settings)
     merged: dict[tuple[tuple[str, Any], ...], list[int]] = {}
     for layer in sorted(layers):
-        changed = _changed(layers[layer], own)
+        changed = _changed(layers[layer], base)
         if changed:
             merged.setdefault(tuple(changed.items()), []).append(layer)
     return (
         *(Override(layers=tuple(where), **dict(what)) for what, where in merged.items()),
-        *(Override(module=name, **_changed(modules[name], own)) for name in sorted(modules)),  # type: ignore[arg-type]
+        *(Override(module=name, **_changed(modules[name], base)) for name in sorted(modules)),  # type: ignore[arg-type]
     )
 
 
-def _changed(settings: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    known = ((key, settings[key]) for key in SETTINGS if key in settings)
-    return {key: value for key, value in known if value != own[key]}
+def _changed(settings: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    pairs = ((key, settings[key]) for key in SETTINGS if key in settings)
+    return {key: value for key, value in pairs if value != base[key]}

@@ -119,10 +119,10 @@ def _activations(strategy: Settings) -> Iterator[str]:
     where = strategy.activations
     if where == "device":
         return
-    own = {key: getattr(strategy, key) for key in SETTINGS}
+    base = {key: getattr(strategy, key) for key in SETTINGS}
     # an override may be overridden itself
-    overrides = canonical_overrides(strategy.overrides, own)
-    modes = {each.activation_checkpointing for each in overrides}
+    overrides = canonical_overrides(strategy.overrides, base)
+    modes = {override.activation_checkpointing for override in overrides}
     if modes | {strategy.activation_checkpointing} <= {None, "none"}:
         yield (
             f"activations: {where} is for inputs of checkpointed blocks: set "
@@ -133,7 +133,7 @@ def _activations(strategy: Settings) -> Iterator[str]:
 
 
 def _numbers(strategy: Settings) -> Iterator[str]:
-    dtypes = [strategy.param_dtype, *(each.param_dtype for each in strategy.overrides)]
+    dtypes = [strategy.param_dtype, *(override.param_dtype for override in strategy.overrides)]
     if strategy.gradients.error_feedback and "fp16" in dtypes:
         yield (
             "error_feedback keeps what was not sent in units of the loss scale, which changes with "
@@ -186,10 +186,11 @@ def _copies(strategy: Settings) -> Iterator[str]:
             "sync is between copies of the model: set sharding: no_shard, or hybrid_shard with "
             "replicas"
         )
-    if replicated and not gradients.plain() and not sync.warmup_steps:
+    is_unused = not gradients.plain() if replicated else gradients.between_nodes is not None
+    if is_unused and not sync.warmup_steps:
         yield (
-            "gradients are not sent, as every rank has a copy of the model: remove gradients, or "
-            "set sync.warmup_steps"
+            "no gradients are sent between copies of the model: give the codec to sync, or set its "
+            "warmup_steps"
         )
 
 
@@ -200,7 +201,7 @@ def _unfit(strategy: Settings, world_size: int, samples: int | None) -> Iterator
     elif replicas == world_size > 1:
         yield f"replicas: {replicas} copies on as many ranks shard nothing: use no_shard"
     shards = world_size // replicas
-    numbers = [reshard, *(each.reshard_after_forward for each in strategy.overrides)]
+    numbers = [reshard, *(override.reshard_after_forward for override in strategy.overrides)]
     for number in numbers:
         if type(number) is int and shards % number:
             yield f"reshard_after_forward: {number} does not divide the {shards} ranks of a copy"

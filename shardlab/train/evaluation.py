@@ -42,7 +42,7 @@ def save_model(
             it.
     """
     config = tokenizer.with_name(CONFIG)
-    names = read_json(config, "run python -m stages.tokenize")
+    names = read_json(config, "run shardlab tokenize")
     known = Tokenizer.from_file(str(tokenizer))
     for kind in ("bos", "pad"):
         if isinstance(token := names.get(f"{kind}_token"), dict):

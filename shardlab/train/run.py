@@ -196,13 +196,13 @@ def _outcome(metrics: Mapping[str, Any], steps: int) -> str:
 
 def _open_data(data: Path) -> tuple[str, TokenSplit]:
     """Return the name of the data set and its tokens to train on, verified on each node."""
-    dataset = read_json(data / "source.json", "run python -m stages.prepare")["name"]
+    dataset = read_json(data / "source.json", "run shardlab prepare")["name"]
     split = open_training_tokens(data)
     if os.environ["LOCAL_RANK"] == "0":
         tokenizer = {"tokenizer.json": split.tokenizer_sha256}
-        refuse_damage(data, tokenizer, "run python -m stages.tokenize")
+        refuse_damage(data, tokenizer, "run shardlab tokenize")
         # needed after the steps
-        read_json(data / "tokenizer_config.json", "run python -m stages.tokenize")
+        read_json(data / "tokenizer_config.json", "run shardlab tokenize")
     return dataset, split
 
 

@@ -29,7 +29,6 @@ from shardlab.choose.records import Proposal, Trial
 from shardlab.cli import main
 from shardlab.config.parameters import Parameters
 from shardlab.config.schema import turns
-from shardlab.report.aggregate import verdict
 from shardlab.report.answer import answer
 from shardlab.report.evidence import Evidence
 from shardlab.report.timings import location
@@ -189,7 +188,7 @@ def probed() -> Answer:
             answers[replicas][f"{ratio:g}"] = {
                 "without loss": [first, hashes.get(str(first))],
                 "changes training": [apart.option.name, hashes[str(apart.option.name)]],
-                "its break-even": apart.break_even and apart.break_even.ratio,
+                "its break-even": ranking.break_even.get(str(apart.option.name)),
             }
     return answers
 
@@ -234,11 +233,11 @@ def _evidence(experiment: Experiment) -> Evidence:
 
 def _choice(choice: Choice) -> Answer:
     alone = choice.ratio("alone_ratio")
-    words = {"lower": "faster", "higher": "slower", "same": "not told apart"}
+    shown = "faster" if alone.high < 1 else "slower" if alone.low > 1 else "not told apart"
     return {
         "run": choice.name,
         "hash": choice.strategy.hash(),
-        "than one device alone": words.get(verdict(alone.low, alone.high, 1), "unknown"),
+        "than one device alone": shown if math.isfinite(alone.high) else "unknown",
         "step over one device's": [*alone],
         "step over the baseline's": [*choice.ratio("step_ratio")],
         "perplexity over the baseline's": float(choice.cost["ppl_ratio"]),

@@ -11,15 +11,15 @@ from shardlab.choose.history import History, initial_history
 from shardlab.choose.judge import Judge
 from shardlab.choose.proposal import propose
 from shardlab.choose.race_rule import RaceRule, ruling
-from shardlab.choose.records import Candidate, Outcome, Proposal, Trial, TrialSettings
-from shardlab.choose.space import Option, feasible, formula_bytes
+from shardlab.choose.records import Candidate, Proposal, Trial, TrialSettings
+from shardlab.choose.space import Feasible, feasible, formula_bytes
 from shardlab.config.machine import Link
 from shardlab.config.model_and_data import Model
 from shardlab.config.schema import Agent, Space, Train
 from shardlab.models.block_shape import BlockShape
 from shardlab.models.memory import Sizes, UnitShape
 from shardlab.predict.model import Estimate
-from shardlab.results.result import Breakdown, UnitSize
+from shardlab.results.result import Breakdown, FailureOutcome, UnitSize
 from shardlab.results.timing_result import BLOCK, Race, TimingResult
 from shardlab.strategy.document import CanonicalStrategy, parse_strategy
 from tests.record_factory import (
@@ -86,7 +86,7 @@ class Shapes:
 
 
 @cache
-def space_of(ranks: int = 2, limit: int = ENDLESS) -> list[Option]:
+def space_of(ranks: int = 2, limit: int = ENDLESS) -> list[Feasible]:
     """All strategies without bf16 that fit a memory limit, bytes."""
     shapes = Shapes()
     legal = feasible(
@@ -125,7 +125,7 @@ class Machine:
         self.ranks, self.link = ranks, None if rate is None else Link.model_validate({"rate": rate})
         self.rng, self._error, self._noise = np.random.default_rng(seed), error, noise
         self.shapes = Shapes()
-        self.faults: dict[str, Outcome] = {}
+        self.faults: dict[str, FailureOutcome] = {}
         self.factors: dict[str, float] = {}
 
     def agent(self, **settings: object) -> Agent:

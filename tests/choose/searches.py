@@ -9,14 +9,13 @@ from shardlab.choose.incumbent import hold_best
 from shardlab.choose.judge import Question
 from shardlab.choose.records import (
     Candidate,
-    Outcome,
     Proposal,
     Trial,
     Verdict,
 )
 from shardlab.config.schema import Agent, Train
 from shardlab.results.files import AnyResult
-from shardlab.results.result import Failure
+from shardlab.results.result import Failure, FailureOutcome
 from shardlab.results.timing_result import NO_COMMUNICATION, Race, TimingResult
 from shardlab.results.train_result import TrainResult
 from shardlab.strategy.document import Strategy, parse_strategy
@@ -81,7 +80,7 @@ def trial_of(
     proposal: Proposal,
     *trained: Sequence[AnyResult],
     losses: float = 7.6,
-    **ratios: float | Outcome,
+    **ratios: float | FailureOutcome,
 ) -> Trial:
     """Race in which an arm takes so many times the incumbent's step, or ends with that outcome.
 
@@ -92,7 +91,7 @@ def trial_of(
     if not proposal.arms:
         return Trial(round=proposal.round)
     given = {arm.hash: ratios.get(f"_{arm.hash}", 1.0) for arm in proposal.arms}
-    lost = {key: outcome for key, outcome in given.items() if outcome in get_args(Outcome)}
+    lost = {key: outcome for key, outcome in given.items() if outcome in get_args(FailureOutcome)}
     runs = [_raced(arm, given[arm.hash]) for arm in proposal.arms if arm.hash not in lost]
     runs = [
         run.model_copy(update={"losses": [7.6 if run.run == proposal.incumbent else losses]})
@@ -136,12 +135,14 @@ def trained(strategy: Strategy, quality: float = 1.0, **changes: Any) -> list[Tr
     return [run.model_copy(update={"val_ppl": quality * (run.val_ppl or 0.0)}) for run in runs]
 
 
-def failed(strategy: Strategy, outcome: Outcome, detail: str = "in training") -> list[Failure]:
+def failed(
+    strategy: Strategy, outcome: FailureOutcome, detail: str = "in training"
+) -> list[Failure]:
     """A strategy whose training failed."""
     return [make_failure(strategy, outcome, detail)]
 
 
-def _raced(arm: Candidate, ratio: float | Outcome) -> TimingResult:
+def _raced(arm: Candidate, ratio: float | FailureOutcome) -> TimingResult:
     assert isinstance(ratio, float)
     chance = random.Random(arm.hash)
     steps = [40 * ratio * (1 + 0.05 * chance.uniform(-1, 1)) for _ in range(40)]

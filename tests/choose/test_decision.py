@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from shardlab.choose.decision import conclude, train_promising
 from shardlab.choose.history import History
 from shardlab.choose.incumbent import best_measured
-from shardlab.choose.records import Candidate, Decision, Outcome
+from shardlab.choose.records import Candidate, Decision
 from shardlab.core.errors import UserError
-from shardlab.results.result import Failure
+from shardlab.results.result import Failure, FailureOutcome
 from shardlab.results.train_result import TrainResult
 from shardlab.strategy.document import Strategy, parse_strategy
 from tests.choose.searches import (
@@ -51,7 +51,7 @@ def key(strategy: Strategy) -> str:
 
 
 def after(
-    figures: dict[Strategy, float | Outcome],
+    figures: dict[Strategy, float | FailureOutcome],
     *runs: Sequence[TrainResult | Failure],
     history: History = HISTORY,
     fits: bool = True,

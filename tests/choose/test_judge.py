@@ -23,8 +23,11 @@ from tests.record_factory import make_candidate
 
 def offer(number: int, step: tuple[float, ...] = (), quality: float | None = 1.0) -> Candidate:
     """A candidate with the step (low, expected, high) in ms."""
+    return predicted(make_candidate(engine="ddp", bucket_mb=1.0 + number), step, quality)
+
+
+def predicted(made: Candidate, step: tuple[float, ...], quality: float | None = 1.0) -> Candidate:
     low, expected, high = step or (None, None, None)
-    made = make_candidate(engine="ddp", bucket_mb=1.0 + number)
     figures = {"low_ms": low, "step_ms": expected, "high_ms": high, "perplexity_ratio": quality}
     return made.model_copy(update={"prediction": made.prediction.model_copy(update=figures)})
 
@@ -43,6 +46,13 @@ def test_the_first_kind_that_there_is_decides_whatever_the_order(candidates, cou
     ranked = [RISKY, FAST, UNTRAINED, UNTIMED, POSSIBLE]
     wanted = next((option.id for option in ranked if option in offered), None)
     assert choose_by_rules(ask(*offered)).choice == wanted
+
+
+def test_gradients_in_bf16_are_no_choice_without_loss():
+    """Of two that are not told apart the one without loss comes first."""
+    exact = predicted(make_candidate(), (30, 31, 32))
+    narrow = predicted(make_candidate(reduce_dtype="bf16"), (29, 30, 31))
+    assert choose_by_rules(ask(narrow, exact)).choice == exact.id
 
 
 def test_reasons_cite_the_prediction():

@@ -47,8 +47,7 @@ def test_without_loss_a_second_replica_has_to_gain_the_margin(stock, count, use)
 @pytest.mark.parametrize("stock", [0.1, 1.0, 10.0])
 def test_what_changes_training_stands_apart_with_the_steps_that_it_may_need(stock):
     offers = replicas_of(ratios(stock))
-    ranking = rank_replicas(offers, 2)
-    even = {entry.option.name: entry.break_even.ratio for entry in ranking.apart}
+    even = rank_replicas(offers, 2).break_even
     assert {*even} == {offer.name for offer in offers if offer.lossy}
     best = max(1.0, 2 / (1 + stock))
     for offer in offers[1:]:

@@ -9,7 +9,7 @@ from shardlab.choose.history import initial_history, reason_to_stop
 from shardlab.choose.judge import choose_by_rules
 from shardlab.choose.proposal import propose, shorten, with_limits
 from shardlab.choose.records import Decision, Verdict
-from shardlab.choose.space import Option
+from shardlab.choose.space import Feasible
 from shardlab.config.schema import Agent, Space, Train
 from shardlab.predict.model import Estimate
 from shardlab.strategy.document import parse_strategy
@@ -22,18 +22,18 @@ from tests.timed_run_factory import make_timed
 HISTORY = begin(timed=[])
 
 
-def ranked(*documents: dict[str, object] | str) -> list[Option]:
+def ranked(*documents: dict[str, object] | str) -> list[Feasible]:
     """Strategies in the order of their predictions; the last one has none."""
     found = []
     for number, document in enumerate(documents, 1):
         form = STRATEGIES[document] if isinstance(document, str) else document
         strategy = parse_strategy(form).canonical()
         step = "unknown" if number == len(documents) else Estimate(number / 100, 0, 1)
-        found.append(Option(strategy, strategy.hash(), 1, step))
+        found.append(Feasible(strategy, strategy.hash(), 1, step))
     return found
 
 
-def labels(found: Sequence[Option]) -> list[str]:
+def labels(found: Sequence[Feasible]) -> list[str]:
     return [each.strategy.label() for each in found]
 
 

@@ -186,6 +186,13 @@ def test_what_to_use(options, names):
     assert ranked(options, [ALONE]).names == names
 
 
+def test_what_is_simpler_does_not_displace_what_is_in_use_unless_it_is_faster():
+    used = option("used", 1.0, 1.01, simplicity=4)
+    options = [used, option("fast", 0.8, 1.1, simplicity=4), option("simple", 0.9, 1.2)]
+    assert ranked(options).names == ["simple", "fast", "used"]
+    assert ranked(options, in_use="used").names == ["fast", "used", "simple"]
+
+
 def test_one_margin_tells_apart_what_has_no_interval():
     at, beyond = 1 / (1 + MARGIN), 0.99 / (1 + MARGIN)
     assert not is_faster(option("a", at), option("b", 1.0))
@@ -239,17 +246,19 @@ def test_what_has_no_loss_needs_no_seeds():
     assert ranked([one_seed, option("b", 0.6, 1.0)]).names == ["a", "b"]
 
 
-def test_of_unknown_quality_the_break_even_with_the_best_without_loss_is_known():
+def test_of_unknown_quality_the_break_even_with_the_fastest_without_loss_is_known():
     options = [
         option("plain", 0.8),
         option("coded", 0.4, lossless=False),
         option("slow", 1.6, lossless=False),
         option("worse", 0.4, lossless=False, perplexity=Ratio(1.2, 1.1, 1.3)),
     ]
+    # not told apart from what is used, and faster in the mean
+    options.append(option("other", 0.75, simplicity=4))
     ranking = ranked(options, [ALONE])
-    even = {entry.option.name: entry.break_even for entry in ranking.apart}
-    assert even["coded"].ratio == pytest.approx(2) and even["slow"].ratio == pytest.approx(0.5)
-    assert even["worse"] is None
+    assert ranking.first.name == "plain"
+    assert ranking.break_even == pytest.approx({"coded": 0.75 / 0.4, "slow": 0.75 / 1.6})
+    assert ranking.gaining == ["coded"]
 
 
 def test_where_losses_were_measured_the_time_to_one_loss_is_ranked():

@@ -12,7 +12,7 @@ from shardlab.choose.history import initial_history
 from shardlab.choose.incumbent import hold_best
 from shardlab.choose.judge import Judge, Question, choose_by_rules
 from shardlab.choose.records import Candidate, Verdict
-from shardlab.choose.space import Option, formula_bytes, peak_of, peaks_of
+from shardlab.choose.space import Feasible, formula_bytes, peak_of, peaks_of
 from shardlab.config.schema import Train
 from shardlab.report.sections.search import outcome as outcome_in_words
 from shardlab.report.sections.search import search as search_section
@@ -190,7 +190,7 @@ def test_one_rank_has_nothing_to_search():
 
 
 @pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> list[Option]:
+def few(monkeypatch: pytest.MonkeyPatch) -> list[Feasible]:
     """A dozen strategies of several engines without codecs, which are all that there is."""
     plain = [
         each

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from shardlab.choose.space import Option, documents, feasible, formula_bytes, frugality
+from shardlab.choose.space import Feasible, documents, feasible, formula_bytes, frugality
 from shardlab.config.schema import Space
 from shardlab.core.errors import UserError
 from shardlab.models.memory import CUBLAS_WORKSPACE, host_memory
@@ -22,7 +22,7 @@ def peak_of(ranks: int):
     return lambda strategy: formula_bytes(strategy, SHAPES, ranks)
 
 
-def found(ranks: int, limit: int = ENDLESS, space: Space = NOTHING) -> list[Option]:
+def found(ranks: int, limit: int = ENDLESS, space: Space = NOTHING) -> list[Feasible]:
     return [*feasible(space, SHAPES, ranks, peak_of(ranks), limit, Counter())]
 
 

@@ -162,7 +162,7 @@ def test_memory_is_that_of_the_hardware_detected_or_given(params):
     assert limit_of(gpus) == 800_000_000
     assert limit_of(gpus, "agent.memory_limit_gb=0.9") == 900_000_000
     Path("results/hardware.json").unlink()
-    with pytest.raises(UserError, match=r"hardware\.json: no such file: run .*stages\.calibrate"):
+    with pytest.raises(UserError, match=r"hardware\.json: no such file: run shardlab calibrate"):
         limit_of()
 
 

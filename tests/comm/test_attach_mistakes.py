@@ -23,7 +23,6 @@ from tests.comm.wrapped_models import (
     ddp,
     fsdp1,
     fsdp2,
-    needs_torch_2_13,
     network,
 )
 from tests.ranks import on_ranks
@@ -88,7 +87,10 @@ MISTAKES = [
         {"gradients": {"exclude": ["2.bia"]}},
         "no parameter matches '2.bia'; did you mean '2.bias'?",
     ),
-    (ddp, {"weights": "int8"}, "gathers no parameters"),
+    (ddp, {"weights": "int8"}, "attach: weights does not apply to engine 'ddp': remove it"),
+    (fsdp1, {"gradients": "powersgd"}, "factors matrices, and fsdp1 sends flat vectors"),
+    (fsdp1, {"sync": {"every": 2}}, "sync does not apply to engine 'fsdp1': .*take ddp, fsdp2"),
+    (ddp, {"overlap": True}, "overlap is for fully_shard on CPUs"),
     (fsdp1, int8(exclude=["*.bias"]), "unit 'root' is sent as one flat vector"),
     (hybrid, {"gradients": "int8"}, "no communication hook for HYBRID_SHARD"),
     (ddp_skipping, {"gradients": "int8"}, "skip_all_reduce_unused_params skips"),
@@ -151,10 +153,3 @@ def test_other_arguments_on_another_rank_are_refused_at_the_first_message(group,
         with pytest.raises((ValueError, RuntimeError), match="ranks differ in what they send") as e:
             backward(model, group, 0)
         assert option.split(" of ")[0] in str(e.value)
-
-
-@needs_torch_2_13
-@on_ranks(2)
-def test_overlap_on_one_rank_alone_is_refused(group):
-    with pytest.raises(UserError, match=r"overlap is \[True, False\] on the ranks"):
-        shardlab.attach(fsdp2(group), overlap=dist.get_rank(group) == 0)

@@ -1,5 +1,6 @@
 """Steps of an attached model: resumed, rolled back, continued on another number of ranks."""
 
+import re
 from functools import partial
 
 import pytest
@@ -238,8 +239,13 @@ def test_states_that_do_not_fit_are_refused(group):
     train(model, sgd, group, range(2))
     saved = handle.state_dict()
     _, other, _ = attached(group, "fsdp2-columns")
-    with pytest.raises(UserError, match=r"residual of '.', the model has root: wrap it as it was"):
+    refused = (
+        r"residual of '.', the model has root: wrap it as it was, or remove its keys with '(.*)'"
+    )
+    with pytest.raises(UserError, match=refused) as error:
         other.load_state_dict(saved)
+    removed = re.search(refused, str(error.value))[1]
+    assert not any("residual" in key for key in saved if removed not in key)  # nor their number
     for codec in ("powersgd:rank=2", "gradiveq", "sketch", TOPK):
         _, other, _ = attached(group, "fsdp2", codec)
         with pytest.raises(UserError, match=f"of codec powersgd:rank=1, the model has {codec[:3]}"):

@@ -103,10 +103,10 @@ def test_a_damaged_json_file_is_one_line_with_the_fix(tmp_path, read, content, w
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UserError) as error:
-        read(path, "run python -m stages.it")
+        read(path, "run shardlab it")
     message = str(error.value)
     assert message.startswith(str(path)) and f": {what}" in message and "\n" not in message
-    assert message.endswith(": run python -m stages.it")
+    assert message.endswith(": run shardlab it")
 
 
 def test_damaged_files_are_named(tmp_path: Path) -> None:

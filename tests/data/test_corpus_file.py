@@ -38,10 +38,10 @@ def test_a_truncated_corpus_is_never_read_to_its_end(file, data):
     write_corpus(file, data.draw(DOCUMENTS))
     whole = file.read_bytes()
     file.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 3))])
-    with pytest.raises(UserError, match=r"byte \d+: damaged .* python -m stages.prepare"):
+    with pytest.raises(UserError, match=r"byte \d+: damaged .* shardlab prepare"):
         list(read_corpus(file))
 
 
 def test_missing_corpus_is_reported_with_the_fix(tmp_path):
-    with pytest.raises(UserError, match=r"python -m stages\.prepare"):
+    with pytest.raises(UserError, match=r"shardlab prepare"):
         list(read_corpus(tmp_path / "corpus.json"))

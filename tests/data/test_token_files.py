@@ -355,10 +355,10 @@ def test_tokens_are_those_that_were_counted_wherever_their_file_got_its_date(tmp
     assert len(splits(tmp_path / "out")[0]) == 6
     raw = path.read_bytes()
     path.write_bytes(raw[:-2] + b"\x01\x00")
-    with pytest.raises(UserError, match=r"train\.bin: changed .*stages\.prepare"):
+    with pytest.raises(UserError, match=r"train\.bin: changed .*shardlab prepare"):
         splits(tmp_path / "out")
     path.write_bytes(raw[:-2])
-    with pytest.raises(UserError, match=r"train\.bin: changed .*stages\.prepare"):
+    with pytest.raises(UserError, match=r"train\.bin: changed .*shardlab prepare"):
         splits(tmp_path / "out")
     path.rename(tmp_path / "moved.bin")
     with pytest.raises(UserError, match=r"train\.bin: no such file.*data\.path"):
@@ -371,7 +371,7 @@ def test_tokens_that_change_between_the_stages_are_refused(tmp_path):
     data = Data(source="tokens", path=str(path), validation_share=0.34)
     files = prepare(data, tmp_path / "corpus.json", tmp_path)["files"]
     np.array(flat(reversed(DOCUMENTS)), np.uint16).tofile(path)
-    with pytest.raises(UserError, match=r"train\.bin: changed .*stages\.prepare"):
+    with pytest.raises(UserError, match=r"train\.bin: changed .*shardlab prepare"):
         map_tokens(data, NUMBERS, files, tmp_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

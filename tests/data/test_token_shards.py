@@ -143,7 +143,7 @@ def test_damage_is_refused_by_name_with_the_fix(tokens, split, file, change, mes
     (tokens / file).unlink()
     if change is not None:
         (tokens / file).write_bytes(change(raw))
-    with pytest.raises(UserError, match=rf"{file}.*{message}.*python -m stages\.tokenize"):
+    with pytest.raises(UserError, match=rf"{file}.*{message}.*shardlab tokenize"):
         open_split(tokens, split)
 
 

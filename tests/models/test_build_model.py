@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from pydantic import ValidationError
 from transformers import AutoModelForCausalLM
 
 from shardlab.config.model_and_data import GPT2_VOCABULARY, PRESETS, Model
@@ -72,7 +71,7 @@ def test_a_shape_needs_no_preset_and_may_change_one():
     ],
 )
 def test_what_is_no_model_is_refused(given, message):
-    with pytest.raises(ValidationError, match=message):
+    with pytest.raises(UserError, match=message):
         Model(**given)
 
 

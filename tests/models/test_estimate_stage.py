@@ -62,5 +62,5 @@ def test_a_configuration_needs_no_tokens(folder: Path, capsys: pytest.CaptureFix
     LlamaConfig(vocab_size=300, hidden_size=32, num_hidden_layers=2).save_pretrained("llama")
     model = "model={config: llama}", "inputs={llama: llama}"
     assert printed(capsys, *model)["fsdp2"]["fits"] == "yes"
-    with pytest.raises(UserError, match=r"in the tokenizer: run python -m stages\.tokenize first"):
+    with pytest.raises(UserError, match=r"in the tokenizer: run shardlab tokenize first"):
         printed(capsys, "tokenize={tokenizer: llama}")

@@ -82,8 +82,8 @@ def test_forecast_stage_writes_all_files_the_same_each_time(timed):
 @pytest.mark.parametrize(
     ("file", "text", "complaint"),
     [
-        ("timings/slow.jsonl", None, r"slow\.jsonl: no such file: run python -m stages\.timing"),
-        ("calibration.json", "{}", r"calibration\.json.*: run python -m stages\.calibrate"),
+        ("timings/slow.jsonl", None, r"slow\.jsonl: no such file: run shardlab timing"),
+        ("calibration.json", "{}", r"calibration\.json.*: run shardlab calibrate"),
     ],
 )
 def test_a_missing_or_invalid_file_names_its_stage(timed, file, text, complaint):

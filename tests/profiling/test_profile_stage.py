@@ -59,7 +59,7 @@ def test_collectives_of_ranks_that_train_alone_have_an_unknown_skew(params, tmp_
 
 
 def test_a_missing_trace_writes_nothing(params, tmp_path):
-    fix = r"metrics\.json: no such file: run python -m stages\.train --run ddp --seed 3"
+    fix = r"metrics\.json: no such file: run shardlab train --run ddp --seed 3"
     with pytest.raises(UserError, match=fix):
         main(params, "ddp")
     assert not (tmp_path / "results").exists()

@@ -16,7 +16,6 @@ from shardlab.report.aggregate import (
     paired_difference,
     paired_ratio,
     select,
-    verdict,
 )
 from shardlab.report.collect import read_losses
 from shardlab.report.sections import runs
@@ -173,20 +172,6 @@ def test_what_slows_all_steps_of_a_repetition_cancels(pairs, slower):
     disturbed = values.mul(slower[: len(values)], axis=0)
     expected = paired_ratio(values, "a").loc["b"].tolist()
     assert paired_ratio(disturbed, "a").loc["b"].tolist() == pytest.approx(expected, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [
-        (0.8, 0.9, "lower"),
-        (1.1, 1.2, "higher"),
-        (1.0, 1.1, "same"),
-        (math.nan, math.nan, "unknown"),
-        (0.9, math.inf, "unknown"),
-    ],
-)
-def test_verdict_needs_the_whole_interval(low, high, expected):
-    assert verdict(low, high, 1) == expected
 
 
 def test_memory_is_over_its_estimate_and_perplexity_over_that_at_the_start():

@@ -55,5 +55,5 @@ def test_missing_files_and_a_headline_with_a_marker_are_refused(project):
     with pytest.raises(UserError, match="marker"):
         main(Parameters())
     headline.unlink()
-    with pytest.raises(UserError, match=r"headline\.md: no such file: run python -m stages.report"):
+    with pytest.raises(UserError, match=r"headline\.md: no such file: run shardlab report"):
         main(Parameters())

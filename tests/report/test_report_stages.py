@@ -98,13 +98,13 @@ def test_collect_joins_the_parts_and_what_was_estimated_and_timed(measured):
 @pytest.mark.parametrize(
     ("path", "content", "error"),
     [
-        ("profile/ddp/seed3.json", None, "no such file: run python -m stages.profile ddp"),
-        ("validate/ddp/seed0.json", "[1]", "run python -m stages.validate ddp"),
-        ("profile/fsdp2/seed3.json", '{"step": 1}', "run python -m stages.profile fsdp2"),
-        ("train/ddp/seed3/metrics.json", "\x00", "stages.train --run ddp --seed 3"),
-        ("memory.json", None, "no such file: run python -m stages.estimate"),
-        ("memory.json", "{}", "has no run 'ddp': run python -m stages.estimate"),
-        ("timings/slow.jsonl", None, "no such file: run python -m stages.timing slow"),
+        ("profile/ddp/seed3.json", None, "no such file: run shardlab profile ddp"),
+        ("validate/ddp/seed0.json", "[1]", "run shardlab validate ddp"),
+        ("profile/fsdp2/seed3.json", '{"step": 1}', "run shardlab profile fsdp2"),
+        ("train/ddp/seed3/metrics.json", "\x00", "shardlab train --run ddp --seed 3"),
+        ("memory.json", None, "no such file: run shardlab estimate"),
+        ("memory.json", "{}", "has no run 'ddp': run shardlab estimate"),
+        ("timings/slow.jsonl", None, "no such file: run shardlab timing slow"),
     ],
 )
 def test_collect_refuses_missing_and_invalid_files(measured, path, content, error):
@@ -258,7 +258,7 @@ def test_what_a_search_found_is_shown_beside_the_runs(monkeypatch, collected):
     compared = Path("results/report/comparison.jsonl").read_text().splitlines()
     assert [json.loads(line)["run"] for line in compared] == RUNS
     Path(folder, "seed3/events.jsonl").unlink()
-    with pytest.raises(UserError, match=rf"^{folder}/.*: no such file: run .* stages\.trial 1$"):
+    with pytest.raises(UserError, match=rf"^{folder}/.*: no such file: run shardlab trial 1$"):
         report.main(Parameters())
 
 
@@ -289,17 +289,15 @@ def test_what_a_search_found_has_another_name_than_a_run(undrawn, collected):
 )
 def test_report_names_the_stage_of_a_missing_or_damaged_file(collected, path, fix):
     (collected / path).write_text("[1")
-    with pytest.raises(UserError, match=f"{path}.*: run python -m stages.{fix}"):
+    with pytest.raises(UserError, match=f"{path}.*: run shardlab {fix}"):
         report.main(Parameters())
     (collected / path).unlink()
-    with pytest.raises(UserError, match=f"{path}: no such file: run python -m stages.{fix}"):
+    with pytest.raises(UserError, match=f"{path}: no such file: run shardlab {fix}"):
         report.main(Parameters())
     assert not (collected / "results/report").exists()
 
 
 def test_report_refuses_the_runs_of_another_timing(collected):
     write_json_lines("results/timings/slow.jsonl", [TIMED[0].model_dump(mode="json")])
-    with pytest.raises(
-        UserError, match=r"other runs than timings\.slow: run .*stages\.timing slow"
-    ):
+    with pytest.raises(UserError, match=r"other runs than timings\.slow: run shardlab timing slow"):
         report.main(Parameters())

@@ -88,6 +88,23 @@ def test_a_strategy_is_not_recommended_above_the_tolerance(perplexity, words):
     assert f"Faster, and not recommended: {INT8} ({words}" in text.replace("\N{MINUS SIGN}", "-")
 
 
+@pytest.mark.parametrize(
+    ("step", "ending"), [(1.5, f" Faster, and not recommended: {INT8}"), (3, "")]
+)
+def test_one_device_is_recommended_where_nothing_on_several_may_be_used(step, ending):
+    records = trained({INT8: [1.1] * 3})
+    timed = beside_one({INT8: step, **ALONE})
+    [text, *_] = answer(make_evidence(records, timed=timed)).lines
+    advice = "): train on one device: nothing on several can be recommended."
+    assert f"{advice}{ending}" in text and text.endswith(".") and ("Faster" in text) == bool(ending)
+
+
+def test_where_nothing_can_be_recommended_slower_strategies_are_not_called_faster():
+    evidence = make_evidence(trained({INT8: [1.1] * 3}), timed=slow({INT8: 1.5, **ALONE}))
+    [text, *_] = answer(evidence).lines
+    assert f": no strategy can be recommended. Not recommended: {INT8} (perplexity" in text
+
+
 def test_one_seed_shows_no_tolerated_perplexity():
     records = [make_record(run, val_ppl=100.0) for run in RUNS]
     timed = beside_one({"fsdp2": 6.0, "ddp": 1.8, INT8: 1.5, **ALONE})

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+import shardlab
 from shardlab.core.errors import UserError
 from shardlab.strategy.document import parse_strategy
 from shardlab.strategy.engine_traits import ENGINES
@@ -23,6 +24,14 @@ NAMES = [f"'{name}'" for name in ENGINES]
         (
             {"engine": "ddp", "wrap": "root"},
             "strategy: wrap does not apply to engine 'ddp': remove it",
+        ),
+        (
+            {
+                **{"sharding": "hybrid_shard", "replicas": 2, "sync": {"every": 4}},
+                "gradients": {"codec": "int8", "between_nodes": "int4"},
+            },
+            "strategy: no gradients are sent between copies of the model: give the codec to sync, "
+            "or set its warmup_steps",
         ),
         (
             {"sharding": "hybrid_shard"},
@@ -135,3 +144,25 @@ def test_what_does_not_fit_the_ranks_is_refused(document: dict[str, Any], messag
     with pytest.raises(UserError) as refusal:
         check_fits(parse_strategy(document), world_size=4, samples=8)
     assert str(refusal.value) == message
+
+
+@pytest.mark.parametrize(
+    ("document", "values", "message"),
+    [
+        (shardlab.Compression, {"codec": "int9"}, "Compression.codec: unknown codec 'int9'; did"),
+        (shardlab.Strategy, {"engine": "fsdp3"}, "Strategy.engine: input should be 'ddp', "),
+        (
+            shardlab.Strategy,
+            {"gradients": {"codec": "int8", "decay": 0.5}},
+            "Strategy.gradients: decay does nothing without error_feedback: remove it",
+        ),
+        (shardlab.Sync, {"every": 2, "delay": 2}, "Sync: delay 2 must be below every 2: "),
+        (shardlab.Sync, {"every": 2, "learning_rat": 1}, "Sync.learning_rat: unknown key; did you"),
+    ],
+)
+def test_a_mistake_in_a_document_made_in_python_is_one_line(
+    document: Any, values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError) as refusal:
+        document(**values)
+    assert str(refusal.value).startswith(message) and "\n" not in str(refusal.value)

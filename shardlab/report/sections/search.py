@@ -1,10 +1,11 @@
 """Section on the search: what was predicted, raced and decided, round by round."""
 
 from shardlab.choose.history import History
-from shardlab.choose.records import Comparison, Decision, Space, StepRatio
+from shardlab.choose.records import Comparison, Decision, Narrowing
 from shardlab.core.numbers import ABSENT, figure, fixed, percent, plural
 from shardlab.report.evidence import Evidence
 from shardlab.report.tables import Section, Table, make_table
+from shardlab.results.table import StepRatio
 
 _ROLES = {
     "incumbent": "incumbent",
@@ -89,7 +90,7 @@ def _round(decision: Decision) -> Section:
     )
 
 
-def _narrowed(decision: Decision, space: Space) -> str:
+def _narrowed(decision: Decision, space: Narrowing) -> str:
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in space.unpredicted.items())
     what = f"{space.strategies:,} legal strategies"
     if any(candidate.action for candidate in decision.candidates):

@@ -19,7 +19,7 @@ from tests.timed_run_factory import make_timed, make_timings
 DDP = parse_strategy(STRATEGIES["ddp"])
 FAILURE = make_failure(DDP, "memory", "rank 0: no memory")
 LOST = make_failure(DDP, "crash", kind="timing", timing="slow", run="ddp")
-FIX = "run python -m stages.collect"
+FIX = "run shardlab collect"
 
 
 def test_results_of_all_kinds_round_trip_in_their_order(tmp_path: Path) -> None:
