@@ -11,6 +11,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from shardlab import cli
 from shardlab.choose.experiment import result_text, search_parameters, write_folder
 from shardlab.choose.history import History
 from shardlab.comm.emulated_link import Links
@@ -67,3 +68,7 @@ def _search(folder: Path, limit_s: float) -> tuple[History, str]:
         if elapsed() >= limit_s:
             return history, f"{limit_s / 60:.0f} minutes are over"
     return history, history.rounds[-1].reason
+
+
+if __name__ == "__main__":
+    cli.main(["search", *sys.argv[1:]])

@@ -74,6 +74,19 @@ def test_every_stage_is_a_module_that_both_tools_call(name):
     assert f'("{name}", main)' in (ROOT / f"stages/{name}.py").read_text().splitlines()[-1]
 
 
+@pytest.mark.parametrize("name", ["attach", "chat", "init", "search", "trace"])
+def test_a_command_that_is_run_as_a_module_is_not_left_out_in_silence(name):
+    done = subprocess.run(
+        [sys.executable, "-m", f"stages.{name}", "--nonsense", "x"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"{name}: error: ")
+
+
 @pytest.mark.parametrize(
     "short, full",
     [
