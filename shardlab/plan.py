@@ -57,7 +57,7 @@ def _facts(options: Namespace) -> _Facts:
         return _of_transformers(name, train)
     if decoder.positions is not None and decoder.positions < length:
         raise UserError(
-            f"--sequence-length {length}: {name} has {decoder.positions} positions: lower it"
+            f"--sequence-length {length}: {name} has {decoder.positions} positions: give so many or fewer"
         )
     shapes = DecoderShapes(decoder, train)
     try:
@@ -197,7 +197,7 @@ def _asked(options: Namespace, dtype: str) -> tuple[Candidate, ...]:
         return unplanned(strategy, dtype, nodes * per_node, options.batch_size)
 
     asked = asked_strategies(options.strategies, options.params)
-    taken, left_out = admitted(asked, reason, skip=options.strategies == ["all"])
+    taken, left_out = admitted(asked, reason, skip="all" in options.strategies)
     for line in left_out:
         say(f"plan: {line}")
     return tuple(asked_candidate(name, strategy, dtype) for name, strategy in taken.items())

@@ -151,7 +151,7 @@ def test_a_model_of_transformers_is_planned_as_its_closed_form(capsys, tmp_path,
         ([*SMALL, "--price", "3"], "--price is for a number of tokens: give --tokens"),
         ([*SMALL[:-4], *CPU, "--nodes", "1x2"], "several devices of a node need --inside"),
         (["gpt2", *SMALL[1:], "--vocabulary", "64"], "--vocabulary is for presets"),
-        (["gpt2", *SMALL[1:], "--seq", "2048"], "gpt2 has 1024 positions: lower it"),
+        (["gpt2", *SMALL[1:], "--seq", "2048"], "gpt2 has 1024 positions: give so many or fewer"),
         (
             ["llama-3-70b", "--nodes", "1x2", "--device", "l4", "--seq", "32768"],
             "llama-3-70b fits on no strategy: ",

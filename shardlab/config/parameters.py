@@ -113,6 +113,11 @@ def asked_strategies(texts: Iterable[str], path: str | Path) -> dict[str, Strate
             strategy = parse_strategy(value, "--strategy")
             asked[strategy.label()] = strategy
             continue
+        if not Path(path).exists():
+            raise UserError(
+                f"--strategy {text}: no {path} here: name the file by --params, or write a "
+                "document, such as '{engine: fsdp2, gradients: {codec: int8}}'"
+            )
         named = Parameters(path).all_strategies()
         if text != "all" and text not in named:
             raise UserError(

@@ -102,6 +102,15 @@ def test_what_no_plan_predicts_is_one_line(text, words, capsys, monkeypatch):
     assert said.err.count("\n") == 1 and words in said.err
 
 
+def test_a_name_without_a_file_of_parameters_says_where_to_name_it(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main([*ARGUMENTS, "--strategy", "mine"])
+    assert (
+        "--strategy mine: no params.yaml here: name the file by --params" in capsys.readouterr().err
+    )
+
+
 @pytest.mark.parametrize(
     ("document", "lossy"),
     [
