@@ -159,7 +159,7 @@ def test_what_cannot_be_measured_ends_all_ranks_in_one_line(group):
         ("tiny --codec none", {}, "pointless"),
         ("tiny --codec sign", {}, "'sign' votes"),
         ("tiny --codec powersgd", {}, "several phases"),
-        ("tiny --strategy nope --params nope.yaml", {}, "nope.yaml: no such file"),
+        ("tiny --strategy nope --params nope.yaml", {}, "no nope.yaml here"),
     ],
 )
 def test_mistakes_are_one_line(arguments, environment, words, monkeypatch, capsys):
