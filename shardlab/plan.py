@@ -57,7 +57,8 @@ def _facts(options: Namespace) -> _Facts:
         return _of_transformers(name, train)
     if decoder.positions is not None and decoder.positions < length:
         raise UserError(
-            f"--sequence-length {length}: {name} has {decoder.positions} positions: give so many or fewer"
+            f"--sequence-length {length}: {name} has {decoder.positions} positions: give so many "
+            "or fewer"
         )
     shapes = DecoderShapes(decoder, train)
     try:
