@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from pydantic import StrictBool
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
@@ -39,6 +40,7 @@ from shardlab.comm.wrappers import (
     find_wrapper,
     message_names,
 )
+from shardlab.config.schema import Seed
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError, warn_script, without_frames
 from shardlab.kernels import native
@@ -95,8 +97,8 @@ def attach(
         None if sync is None else _document(Sync, Sync, sync, "sync"),
         unwrapped(optimizer),
         replicas,
-        overlap,
-        seed,
+        validate(StrictBool, overlap, "attach: overlap"),
+        validate(Seed, seed, "attach: seed"),
     )
 
 
@@ -152,6 +154,8 @@ def _attach(
     draws = gathering.draws if gathers else None
     one_rank = all(dist.get_world_size(group) == 1 for group in collectives.by_purpose["gradients"])
     sends = not (one_rank and isinstance(wrapper, FSDPModule | FullyShardedDataParallel))
+    if sync is not None and not sends and not (gradients.plain() or sync.warmup_steps):
+        _warn("gradients", "a replica is one rank, which sends none: give sync the codec")
     return Handle(ledger, reduction.feedback, draws, collectives, units, lanes, detach, sends, rare)
 
 

@@ -285,9 +285,12 @@ def _parse(strategy: Strategy | Mapping[str, Any] | None) -> CanonicalStrategy:
 
 def _checked_rate(rate: Any) -> float:
     """Return a number of its own: a scheduler may change a tensor while updates run."""
-    number = float(rate)
+    try:
+        number = float(rate)
+    except (TypeError, ValueError):
+        number = math.nan
     if not 0 <= number < math.inf:
-        raise UserError(f"SlideFSDP.learning_rate is {rate}: it must be 0 or more, and finite")
+        raise UserError(f"SlideFSDP.learning_rate is {rate!r}: it must be 0 or more, and finite")
     return number
 
 

@@ -28,6 +28,7 @@ from tests.comm.wrapped_models import (
     fsdp1,
     fsdp2,
     gradients_after,
+    hsdp,
     needs_torch_2_13,
     network,
 )
@@ -277,6 +278,20 @@ def test_elements_that_a_short_run_never_sends_are_named_once(group, gradients, 
     else:
         (line,) = said
         assert line.startswith("attach: gradients: ") and warned in line and "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("sync", "warned"),
+    [({"every": 4}, 1), ({"every": 4, "warmup_steps": 2}, 0), (None, 0)],
+)
+@on_ranks(2)
+def test_a_codec_of_gradients_that_no_rank_sends_is_named_once(group, sync, warned):
+    """A replica of one rank has its whole gradient; the codec of `sync` is what it sends by."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        shardlab.attach(hsdp(group), "int8", sync=sync)
+    said = [warning for warning in caught if "a replica is one rank" in str(warning.message)]
+    assert len(said) == (warned and dist.get_rank(group) == 0)
 
 
 @on_ranks(2)

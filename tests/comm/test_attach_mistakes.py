@@ -91,6 +91,8 @@ MISTAKES = [
     (fsdp1, {"gradients": "powersgd"}, "factors matrices, and fsdp1 sends flat vectors"),
     (fsdp1, {"sync": {"every": 2}}, "sync does not apply to engine 'fsdp1': .*take ddp, fsdp2"),
     (ddp, {"overlap": True}, "overlap is for fully_shard on CPUs"),
+    (fsdp2, {"overlap": "no"}, "attach: overlap: input should be a valid boolean"),
+    (fsdp2, {"seed": -1}, "attach: seed: input should be greater than or equal to 0"),
     (fsdp1, int8(exclude=["*.bias"]), "unit 'root' is sent as one flat vector"),
     (hybrid, {"gradients": "int8"}, "no communication hook for HYBRID_SHARD"),
     (ddp_skipping, {"gradients": "int8"}, "skip_all_reduce_unused_params skips"),

@@ -36,6 +36,7 @@ def test_a_strategy_as_a_mapping_and_as_a_document_train_the_same_bits() -> None
         ({"betas": (0.9, 1.0)}, "SlideFSDP.betas.1: input should be less than 1"),
         ({"clip": 0.0}, "SlideFSDP.clip: input should be greater than 0"),
         ({"eps": float("inf")}, "SlideFSDP.eps: input should be a finite number"),
+        ({"learning_rate": "a"}, "SlideFSDP.learning_rate is 'a': it must be 0 or more"),
         ({"learning_rate": -1.0}, "SlideFSDP.learning_rate is -1.0: it must be 0 or more"),
     ],
 )
