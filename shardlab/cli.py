@@ -188,6 +188,8 @@ class Command(NamedTuple):
     """optional dependency that has all packages of the command"""
     log: tuple[str, ...] = ()
     """options of a stage whose values name its log"""
+    launcher: str = ""
+    """in the example, what starts its ranks"""
 
 
 _RUN, _ROUND = _one("run", "name of a strategy"), _one("number", "number of a round")
@@ -205,6 +207,7 @@ _USERS = {
         _probe,
         module="shardlab.probe",
         extra="hf",
+        launcher="torchrun --nproc-per-node 2 -m ",
     ),
     "trace": Command(
         "break traces of torch.profiler down: what would hiding communication give?",
@@ -329,7 +332,7 @@ def _tree() -> tuple[Parser, dict[str, Parser]]:
     for name, command in COMMANDS.items():
         words = command.help
         parser = commands.add_parser(name, help=words, description=words)
-        parser.epilog = f"example: shardlab {name} {command.example}".rstrip()
+        parser.epilog = f"example: {command.launcher}shardlab {name} {command.example}".rstrip()
         # an example may not be broken at a hyphen
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
     return tree, commands.choices

@@ -55,7 +55,7 @@ def test_every_command_has_an_example_in_its_help(name, capsys):
         main([name, "--help"])
     said = " ".join(capsys.readouterr().out.split())
     assert ended.value.code == 0 and said.startswith(f"usage: shardlab {name} ")
-    assert said.endswith(f"example: shardlab {name} {COMMANDS[name].example}".rstrip())
+    assert said.endswith(f"shardlab {name} {COMMANDS[name].example}".rstrip())
 
 
 def test_help_of_a_plan_needs_no_torch():

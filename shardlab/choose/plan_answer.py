@@ -237,7 +237,9 @@ def _row(outcome: Outcome, scale: float, break_even: float | None) -> str:
         scale * s for s in (outcome.step_s.middle, outcome.step_s.low, outcome.step_s.high)
     )
     rates = "/".join("-" if r is None else rough(r / 1e9) for r in outcome.link_rates.values())
-    step = f"{middle:.3g} ({rough(low)}-{rough(high)})"
+    ends = rough(low), rough(high)
+    # equal ends say no more than the middle, with fewer digits
+    step = f"{middle:.3g}" + f" ({'-'.join(ends)})" * (ends[0] != ends[1])
     even = "" if break_even is None else rough(break_even)
     return f"{row} {step:>18} {even:>6} {100 * outcome.utilisation:3.0f} {rates}".rstrip()
 

@@ -77,8 +77,7 @@ def shares_cores(run: TimingResult) -> bool:
 def machine_name(host: Mapping[str, Any], torch: str) -> str:
     """Return the words for a processor with its cores, the GPUs and torch: steps of others are no
     steps of this one."""
-    gpus = Counter(host.get("gpus", ()))  # records of former versions have none
-    named = [f"{count} {name}" for name, count in gpus.items()]
+    named = [f"{count} {name}" for name, count in Counter(host["gpus"]).items()]
     return ", ".join([host["cpu"], f"{host['cores']} cores", *named, f"torch {torch}"])
 
 

@@ -61,8 +61,8 @@ class Training(Document):
     bytes_wire: float
     """bytes per step that were sent, metadata included; with rare exchanges over all steps and the
     exchange after the last one, else without untimed steps"""
-    bytes_peak: float | None = None
-    """of the step with most of these: one that has an exchange; None in former records"""
+    bytes_peak: float
+    """of the step with most of these: one that has an exchange"""
     compression_ratio: float
     collective_ms: float | None
     """milliseconds per step with at least one collective running, waits for other ranks included;
