@@ -55,6 +55,7 @@ STEPS = 60
 HOST = {
     "cpu": "A processor made for tests",
     "cores": 2,
+    "gpus": [],
     "memory_bytes": 8 * 2**30,
     "kernel": "6.1.0",
     "python": "3.11.9",
@@ -94,6 +95,7 @@ def make_record(run: str = BASELINE, seed: int = 0, **changes: Any) -> TrainResu
             "train_loss": math.log(ppl) - 0.1,
             "bytes_raw": raw,
             "bytes_wire": wire,
+            "bytes_peak": wire,
             "compression_ratio": raw / wire,
             "collective_ms": 0.3 * step,
             "effective_bandwidth_raw": raw / (0.3 * step) * 1e3,
