@@ -171,7 +171,7 @@ def test_damaged_data_ends_a_run_before_its_first_step(data, tmp_path):
     copy = shutil.copytree(data, tmp_path / "data")
     for name, stage in (("source.json", "prepare"), ("tokens/manifest.json", "tokenize")):
         cut(copy / name)
-        with pytest.raises(UserError, match=rf"{name}: damaged.*stages\.{stage}"):
+        with pytest.raises(UserError, match=rf"{name}: damaged.*shardlab {stage}"):
             train_run(plan(copy), tmp_path / "run")
         shutil.copy(data / name, copy / name)
     assert not (tmp_path / "run").exists()
