@@ -15,7 +15,7 @@ from shardlab.codecs.multi_phase import Method
 from shardlab.codecs.wire import describe
 from shardlab.comm.collective import Collective, labelled
 from shardlab.comm.feedback import Draws, ErrorFeedback, Layout
-from shardlab.comm.ledger import Kind, Ledger
+from shardlab.comm.ledger import Ledger, MessageKind
 from shardlab.comm.uncompressed import uncompressed
 from shardlab.core.errors import UserError
 
@@ -90,7 +90,7 @@ class CodecCollective(Collective):
         self,
         group: dist.ProcessGroup,
         ledger: Ledger,
-        kind: Kind,
+        kind: MessageKind,
         route: Route,
         extra: bool = False,
         audited: bool = True,

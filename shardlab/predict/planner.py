@@ -16,7 +16,7 @@ from shardlab.predict.clusters import Cluster
 from shardlab.predict.coding import codings, outer_coding
 from shardlab.predict.costs import OnCluster
 from shardlab.predict.devices import Device, Efficiency, between_rate
-from shardlab.predict.machine import CodecLines, Kind, Line, Machine
+from shardlab.predict.machine import CodecKey, CodecLines, Line, Machine
 from shardlab.predict.offers import Candidate, candidates
 from shardlab.predict.step import OUTER_COPIES, Compute, Work, step_seconds
 from shardlab.results.calibration_record import UPDATE_BYTES
@@ -316,7 +316,7 @@ def _work(
 def _codecs(strategy: CanonicalStrategy, rate: float) -> Machine:
     """Return a machine that moves each byte of the codecs of a strategy once."""
     gradients, weights, sync = strategy.gradients, strategy.weights, strategy.sync
-    used: dict[Kind, CodecLines] = {}
+    used: dict[CodecKey, CodecLines] = {}
 
     def add(codec: CodecSpec | None, feedback: bool = False) -> None:
         if codec is None or codec.name == "none":
