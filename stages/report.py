@@ -17,7 +17,7 @@ from shardlab.report.evidence import Evidence, found_strategies
 from shardlab.report.write import write_report
 from shardlab.results.files import read_results, read_timings
 from shardlab.results.result import Failure, only
-from shardlab.results.table import Measured
+from shardlab.results.table import StrategyResults
 from shardlab.results.timing_result import TimingResult
 from stages.common import run
 
@@ -70,7 +70,7 @@ def main(params: Parameters) -> None:
     say(f"report: {_FOLDER / 'report.html'}")
 
 
-def _losses_of(row: Measured) -> dict[int, pd.Series]:
+def _losses_of(row: StrategyResults) -> dict[int, pd.Series]:
     """Return by seed the losses of a strategy that a round has trained."""
     assert row.files is not None, "a round has trained it"
     runs = Path(row.files)

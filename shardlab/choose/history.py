@@ -20,7 +20,7 @@ from shardlab.core.errors import UserError, nearest
 from shardlab.results.files import AnyResult
 from shardlab.results.interval import paired_ratio
 from shardlab.results.result import only
-from shardlab.results.table import Measured, Workload, measured
+from shardlab.results.table import StrategyResults, Workload, measured
 from shardlab.results.timing_result import TimingResult
 from shardlab.results.train_result import TrainResult
 from shardlab.strategy.compression import gradient_words, weight_words
@@ -95,7 +95,7 @@ class History(Document):
     """of all searches"""
 
     @cached_property
-    def measured(self) -> dict[str, Measured]:
+    def measured(self) -> dict[str, StrategyResults]:
         """The table of measurements, by hash of the strategy: steps are over the start's."""
         return measured(self.results, self.start)
 
@@ -115,12 +115,12 @@ class History(Document):
         return races
 
     @property
-    def held(self) -> Measured:
+    def held(self) -> StrategyResults:
         """The incumbent."""
         return self.measured[self.incumbent]
 
     @property
-    def reference(self) -> Measured:
+    def reference(self) -> StrategyResults:
         """The strategy that the search started from."""
         return self.measured[self.start]
 
@@ -131,7 +131,7 @@ class History(Document):
         return [*own][::-1]
 
     @property
-    def tried(self) -> dict[str, Measured]:
+    def tried(self) -> dict[str, StrategyResults]:
         """Strategies that were timed or failed on the link and the ranks of this search."""
         load = self.workload
         return {
@@ -254,7 +254,7 @@ def load_history(path: str, results: str, first: History) -> History:
     return history.model_copy(update=update)
 
 
-def perplexity_ratio(row: Measured, reference: Measured) -> float:
+def perplexity_ratio(row: StrategyResults, reference: StrategyResults) -> float:
     """Return the perplexity of a strategy that was trained over the reference's."""
     return math.inf if row.diverged else mean_ratio(row.trained, reference.trained)
 

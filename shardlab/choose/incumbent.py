@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from shardlab.choose.history import History, Quality
 from shardlab.choose.rank import Option, rank, simplicity_of
 from shardlab.results.interval import Ratio
-from shardlab.results.table import Measured
+from shardlab.results.table import StrategyResults
 from shardlab.strategy.document import CanonicalStrategy
 
 
@@ -39,7 +39,7 @@ def option_of(
 
 def best_measured(
     history: History, tolerance: float, limit_bytes: int, peaks: Mapping[str, int]
-) -> Measured:
+) -> StrategyResults:
     """Return what the rule puts first of all that was measured on the link and the ranks of the
     search, and did not fail; the start, where nothing may be used.
 

@@ -23,7 +23,7 @@ from shardlab.engines.state_files import load_state, save_state
 _MANIFEST, _MODEL = "slide.json", "slide.safetensors"
 
 
-class Manifest(Document):
+class SlideManifest(Document):
     """Contents of slide.json, the last file that is written."""
 
     ranks: int
@@ -67,7 +67,7 @@ def write(folder: Path, state: State, rank_state: State, group: dist.ProcessGrou
 
         def finish() -> None:
             if rank == 0:
-                Manifest(ranks=world_size, files=files).to_file(temporary / _MANIFEST)
+                SlideManifest(ranks=world_size, files=files).to_file(temporary / _MANIFEST)
             finishing.close()
 
         temporary = Path(gather_values(run_or_fail_together(group, failed, begin), group)[0])
@@ -94,7 +94,7 @@ def read_rank(folder: Path, state: State, rank: int, world_size: int) -> State:
         UserError: it is missing, damaged or of another model, other parameters are frozen, or
             states cannot be merged.
     """
-    manifest = Manifest.from_file(
+    manifest = SlideManifest.from_file(
         folder / _MANIFEST, "name a folder of SlideFSDP.save that all ranks see"
     )
     if damage := find_damage(folder, manifest.files, slice(rank, None, world_size)):

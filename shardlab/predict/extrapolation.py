@@ -7,7 +7,7 @@ from scipy.optimize import brentq
 
 from shardlab.core.document import Document
 from shardlab.predict.clusters import preset
-from shardlab.predict.costs import Measured, OnCluster
+from shardlab.predict.costs import MeasuredCosts, OnCluster
 from shardlab.predict.machine import CodecLines
 from shardlab.predict.model import Case, Model, case_of
 from shardlab.predict.step import Work, step_seconds
@@ -141,7 +141,9 @@ def _break_even(run: TimingResult, model: Model, ranks: int) -> BreakEven | None
     uncompressed = with_own_cores(case._replace(strategy=_without_codecs(strategy)), model)
 
     def gain(log_rate: float) -> float:
-        costs = Measured(model.machine, ranks, cores=ranks, bits_per_second=round(10**log_rate))
+        costs = MeasuredCosts(
+            model.machine, ranks, cores=ranks, bits_per_second=round(10**log_rate)
+        )
         costs.rank = costs.rank._replace(bucket_s=0.0)  # which emulated links alone have
         return step_seconds(uncompressed, costs) - step_seconds(work, costs)
 

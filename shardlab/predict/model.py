@@ -15,7 +15,7 @@ from scipy.special import stdtrit
 
 from shardlab.core.errors import UserError
 from shardlab.predict.coding import codings, outer_coding
-from shardlab.predict.costs import Costs, Measured
+from shardlab.predict.costs import Costs, MeasuredCosts
 from shardlab.predict.machine import Line, Machine
 from shardlab.predict.step import OUTER_COPIES, Compute, Work, step_seconds, unsupported
 from shardlab.results.calibration_record import UPDATE_BYTES, memory_operations
@@ -166,7 +166,7 @@ class Model(NamedTuple):
 
     def costs(self, workload: Workload) -> Costs:
         """Return the communication and memory costs for the ranks and the link of a workload."""
-        return Measured(
+        return MeasuredCosts(
             self.machine,
             workload.world_size,
             self.cores / workload.threads,

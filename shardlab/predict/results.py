@@ -10,7 +10,7 @@ from shardlab.config.schema import Forecast
 from shardlab.core.document import Document
 from shardlab.core.files import atomic
 from shardlab.predict.clusters import preset
-from shardlab.predict.costs import Measured
+from shardlab.predict.costs import MeasuredCosts
 from shardlab.predict.extrapolation import (
     ASSUMPTIONS,
     BreakEven,
@@ -187,7 +187,7 @@ def operation_fits(calibration: Calibration, machine: Machine) -> list[Operation
     fits = []
     for transfer in calibration.transfers:
         cores = float(calibration.host["cores"])
-        costs = Measured(machine, transfer.world_size, cores)
+        costs = MeasuredCosts(machine, transfer.world_size, cores)
         phase = costs.transfer(transfer.operation, transfer.nbytes)
         fitted = section_seconds([(phase,)], costs.rank)
         measured = lower_quartile(transfer.seconds)

@@ -61,7 +61,7 @@ class StepRatio(Document):
 
 
 @dataclass(frozen=True)
-class Measured:
+class StrategyResults:
     """Row of the table: all that was measured of one strategy."""
 
     strategy: CanonicalStrategy
@@ -164,7 +164,7 @@ def ratio_to(
     return ratios
 
 
-def measured(results: Sequence[Result], reference: str) -> dict[str, Measured]:
+def measured(results: Sequence[Result], reference: str) -> dict[str, StrategyResults]:
     """Return the table of measurements by hash of the strategy, in the order of the results.
 
     Two names of one meaning are one strategy: the first one's runs count. A timing counts where it
@@ -173,7 +173,7 @@ def measured(results: Sequence[Result], reference: str) -> dict[str, Measured]:
     Args:
         reference: hash of the strategy that steps are compared with.
     """
-    rows: dict[str, Measured] = {}
+    rows: dict[str, StrategyResults] = {}
     steps = {
         (result.source, result.strategy_hash): ratio
         for result, ratio in ratio_to(only(results, TimingResult), reference)
@@ -183,7 +183,7 @@ def measured(results: Sequence[Result], reference: str) -> dict[str, Measured]:
         if (kind == "train" and key in rows) or (kind == "timing" and step is None):
             continue
         strategy = parse_strategy(group[0].strategy, f"strategy of {source}").canonical()
-        row = rows.get(key, Measured(strategy, key, source))
+        row = rows.get(key, StrategyResults(strategy, key, source))
         trained, failures = _outcomes(group)
         rows[key] = replace(
             row,

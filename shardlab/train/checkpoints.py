@@ -41,7 +41,7 @@ from shardlab.engines.state_files import (
     save_tensors,
     set_random_state,
 )
-from shardlab.train.checkpoint_folder import Folder, Manifest, damage_in
+from shardlab.train.checkpoint_folder import CheckpointManifest, Folder, damage_in
 from shardlab.train.loop import Loop, StepEvent
 from shardlab.train.plans import RunPlan
 from shardlab.train.summary import mean_ledger, merge_events
@@ -94,7 +94,7 @@ class Checkpoints:
         if step is None:
             return []
         path = self._folder.path(step)
-        manifest = Manifest.read(path)
+        manifest = CheckpointManifest.read(path)
 
         def refuse_other() -> None:
             if self._is_chief:
@@ -181,9 +181,9 @@ class Checkpoints:
             dist.barrier(self._group)
 
     @cached_property
-    def _manifest(self) -> Manifest:
+    def _manifest(self) -> CheckpointManifest:
         """Manifest of this run before its first step."""
-        return Manifest.of(self._plan, self._options.format)
+        return CheckpointManifest.of(self._plan, self._options.format)
 
     def _last_whole(self) -> int | None:
         """Return the step of the last checkpoint without damage.
@@ -206,7 +206,7 @@ class Checkpoints:
                 say(f"{damage}: continues from the checkpoint before it")
         return None
 
-    def _load_rank(self, path: Path, manifest: Manifest) -> list[StepEvent]:
+    def _load_rank(self, path: Path, manifest: CheckpointManifest) -> list[StepEvent]:
         """Load the state of this rank, or merge those of another number of ranks."""
         same_strategy = manifest.strategy.hash() == self._plan.strategy.hash()
         count = manifest.train.world_size

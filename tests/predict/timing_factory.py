@@ -3,7 +3,7 @@
 from typing import Any
 
 from shardlab.config.machine import bits_per_second
-from shardlab.predict.costs import Measured
+from shardlab.predict.costs import MeasuredCosts
 from shardlab.predict.machine import CodecLines, Line, Machine
 from shardlab.predict.model import Model, case_of, workload_of
 from shardlab.predict.step import Compute, section_seconds
@@ -121,7 +121,7 @@ def made_timings() -> list[TimingResult]:
 
 def made_calibration(machine: Machine = MACHINE) -> Calibration:
     """Operations of two ranks, codecs, and memory, of a machine."""
-    costs = Measured(machine, 2, 2)
+    costs = MeasuredCosts(machine, 2, 2)
     transfers = [
         Transfer(
             operation=operation,
