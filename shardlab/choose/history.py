@@ -67,7 +67,7 @@ class Numerics(NamedTuple):
         )
 
 
-class Quality(NamedTuple):
+class PerplexityRatio(NamedTuple):
     """Perplexity of a strategy over that of the start; infinite for what diverged."""
 
     ratio: float
@@ -139,7 +139,7 @@ class History(Document):
         }
 
     @property
-    def quality(self) -> Callable[[CanonicalStrategy], Quality | None]:
+    def quality(self) -> Callable[[CanonicalStrategy], PerplexityRatio | None]:
         """A function to the quality of a strategy, which need not have been trained.
 
         Its own runs count before those with the same numerics. Of what was trained with a part of
@@ -153,10 +153,10 @@ class History(Document):
             if row.trained or row.diverged
         ]
 
-        def quality(strategy: CanonicalStrategy) -> Quality | None:
+        def quality(strategy: CanonicalStrategy) -> PerplexityRatio | None:
             wanted, key = Numerics.of(strategy), strategy.hash()
             if wanted == start:
-                return Quality(1.0, "computes what the start computes", lossless=True)
+                return PerplexityRatio(1.0, "computes what the start computes", lossless=True)
             same = [(row, ratio) for numerics, row, ratio in trained if numerics == wanted]
             own = [(row, ratio) for row, ratio in same if row.hash == key]
             if rows := own or same:
@@ -167,12 +167,14 @@ class History(Document):
                 other_replicas = bool(wanted.sync) and load.world_size != load.trained_on
                 if other_replicas:
                     source += f", on {load.trained_on} ranks"
-                return Quality(mean, source, sure=not other_replicas)
+                return PerplexityRatio(mean, source, sure=not other_replicas)
             alike = [(row, ratio) for numerics, row, ratio in trained if wanted.includes(numerics)]
             if not alike:
                 return None
             worst, ratio = max(alike, key=lambda each: each[1])
-            return Quality(ratio, f"its codecs, or a part of them: {worst.source}", sure=False)
+            return PerplexityRatio(
+                ratio, f"its codecs, or a part of them: {worst.source}", sure=False
+            )
 
         return quality
 

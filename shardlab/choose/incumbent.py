@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from shardlab.choose.history import History, Quality
+from shardlab.choose.history import History, PerplexityRatio
 from shardlab.choose.rank import Option, rank, simplicity_of
 from shardlab.results.interval import Ratio
 from shardlab.results.table import StrategyResults
@@ -12,7 +12,7 @@ from shardlab.strategy.document import CanonicalStrategy
 def option_of(
     strategy: CanonicalStrategy,
     step: Ratio | None,
-    quality: Quality | None,
+    quality: PerplexityRatio | None,
     memory: int = 0,
 ) -> Option:
     """Return a strategy that was measured as an option under its hash.
