@@ -13,7 +13,7 @@ from shardlab.choose.history import History, mean_ratio
 from shardlab.choose.records import Decision, Prediction
 from shardlab.config.machine import Hardware
 from shardlab.config.schema import Agent
-from shardlab.results.table import StrategyResults, Workload
+from shardlab.results.table import SearchWorkload, StrategyResults
 from shardlab.results.train_result import TrainResult
 
 _STRATEGIES, _ROUNDS = 6, 4
@@ -106,7 +106,7 @@ def _shown(history: History) -> list[StrategyResults]:
     return sorted(sorted(rows, key=order)[:_STRATEGIES], key=lambda row: row.hash)
 
 
-def _workload(load: Workload) -> str:
+def _workload(load: SearchWorkload) -> str:
     # without the name of the model, which others may have written: a judge would read it
     return (
         f"Workload: {load.parameters} parameters on {load.world_size} ranks; "

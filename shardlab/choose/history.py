@@ -20,7 +20,7 @@ from shardlab.core.errors import UserError, nearest
 from shardlab.results.files import AnyResult
 from shardlab.results.interval import paired_ratio
 from shardlab.results.result import only
-from shardlab.results.table import StrategyResults, Workload, measured
+from shardlab.results.table import SearchWorkload, StrategyResults, measured
 from shardlab.results.timing_result import TimingResult
 from shardlab.results.train_result import TrainResult
 from shardlab.strategy.compression import gradient_words, weight_words
@@ -84,7 +84,7 @@ class History(Document):
 
     search: str = ""
     """its name; empty for the one without a name"""
-    workload: Workload
+    workload: SearchWorkload
     start: str
     """hash of the strategy that the search started from: the reference for steps and quality"""
     incumbent: str
@@ -268,13 +268,13 @@ def mean_ratio(runs: Iterable[TrainResult], others: Iterable[TrainResult]) -> fl
     return paired_ratio([first[s] for s in seeds], [second[s] for s in seeds]).ratio
 
 
-def _workload(records: Sequence[TrainResult], agent: Agent, train: Train) -> Workload:
+def _workload(records: Sequence[TrainResult], agent: Agent, train: Train) -> SearchWorkload:
     """Return what the records trained, on the link of the search.
 
     Raises:
         UserError: they are of different workloads.
     """
-    names = [name for name in Workload.model_fields if name in TrainResult.model_fields]
+    names = [name for name in SearchWorkload.model_fields if name in TrainResult.model_fields]
     first, *others = records
     for record in others:
         if any(getattr(record, name) != getattr(first, name) for name in names):
@@ -288,4 +288,4 @@ def _workload(records: Sequence[TrainResult], agent: Agent, train: Train) -> Wor
         "world_size": agent.world_size or first.world_size,
         "trained_on": first.world_size,
     }
-    return Workload(**{name: getattr(first, name) for name in names} | own)
+    return SearchWorkload(**{name: getattr(first, name) for name in names} | own)

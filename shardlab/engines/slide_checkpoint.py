@@ -17,7 +17,7 @@ from shardlab.comm.object_collectives import gather_values, run_or_fail_together
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic, find_damage, sha256_of_files
-from shardlab.engines.base import State
+from shardlab.engines.base import EngineState
 from shardlab.engines.state_files import load_state, save_state
 
 _MANIFEST, _MODEL = "slide.json", "slide.safetensors"
@@ -31,7 +31,9 @@ class SlideManifest(Document):
     """SHA-256 of the others, by their names"""
 
 
-def write(folder: Path, state: State, rank_state: State, group: dist.ProcessGroup) -> None:
+def write(
+    folder: Path, state: EngineState, rank_state: EngineState, group: dist.ProcessGroup
+) -> None:
     """Write the folder atomically, or replace one that was written so; all ranks call together.
 
     Args:
@@ -80,7 +82,7 @@ def write(folder: Path, state: State, rank_state: State, group: dist.ProcessGrou
         run_or_fail_together(group, failed, finish)
 
 
-def read_rank(folder: Path, state: State, rank: int, world_size: int) -> State:
+def read_rank(folder: Path, state: EngineState, rank: int, world_size: int) -> EngineState:
     """Return this rank's own state, of a folder that holds all of a model.
 
     Each rank compares a part of the checksums. Where the number of ranks has changed, the states of
@@ -120,7 +122,7 @@ def read_rank(folder: Path, state: State, rank: int, world_size: int) -> State:
     return merged | {kind: own for kind, own in states[0].items() if kind == "extra"}
 
 
-def fill(folder: Path, state: State) -> None:
+def fill(folder: Path, state: EngineState) -> None:
     """Read into tensors by kind and name."""
     with safe_open(folder / _MODEL, "pt") as file:
         for kind, named in state.items():

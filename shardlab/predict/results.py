@@ -19,7 +19,7 @@ from shardlab.predict.extrapolation import (
     extrapolate,
 )
 from shardlab.predict.machine import Machine, fit_machine, lower_quartile
-from shardlab.predict.model import Model, case_of, fit_model, strategy_of
+from shardlab.predict.model import PerformanceModel, case_of, fit_model, strategy_of
 from shardlab.predict.step import section_seconds
 from shardlab.results.calibration_record import Calibration, Operation
 from shardlab.results.contention import warnings_of
@@ -143,7 +143,9 @@ def predict(
     )
 
 
-def check(runs: Iterable[TimingResult], known: Iterable[TimingResult], model: Model) -> list[Check]:
+def check(
+    runs: Iterable[TimingResult], known: Iterable[TimingResult], model: PerformanceModel
+) -> list[Check]:
     """Predict runs that the model supports, in their order; those it was not fitted on validate
     it."""
     seen = {(run.timing, run.run) for run in known}
