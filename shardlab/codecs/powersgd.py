@@ -148,7 +148,8 @@ class PowerSgd(MultiPhaseMethod):
         wire.sum(message)
         wrong = alarm(message)
         rider.copy_(end)
-        lefts = [_orthonormal(left) for left in lefts]
+        # orthonormal rows of the same span, arbitrary where rows are dependent
+        lefts = [torch.linalg.qr(left.double().T).Q.T.float().contiguous() for left in lefts]
 
         own = chunks.new_zeros(self.rank * sum(m.columns for m in matrices))
         summed = own.clone()
@@ -199,12 +200,6 @@ def _thin(message: Tensor, lengths: list[int], rank: int) -> list[Tensor]:
     sizes = [rank * length for length in lengths]
     *thin, end = message.split([*sizes, message.numel() - sum(sizes)])
     return [*(each.view(rank, -1) for each in thin), end]
-
-
-def _orthonormal(rows: Tensor) -> Tensor:
-    """Return orthonormal rows of the same span (arbitrary where rows are dependent)."""
-    rows = torch.linalg.qr(rows.double().T).Q.T.float()
-    return rows.contiguous()
 
 
 def _cut(chunks: Tensor, spans: list[slice]) -> Tensor:

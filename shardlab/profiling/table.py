@@ -111,7 +111,9 @@ def _most(breakdown: JobBreakdown) -> str:
 
 
 def _tables(breakdown: JobBreakdown) -> Iterator[_Rows]:
-    yield _of_ranks(breakdown)
+    headings = ["rank", "steps", "step", *(f"{part}, %" for part in _PARTS), *_TIMES, "overlap, %"]
+    ranks = sorted({step.rank for step in breakdown.steps})
+    yield [headings, *(_of_rank([s for s in breakdown.steps if s.rank == rank]) for rank in ranks)]
     everything, exposed = (
         means_by_kind(getattr(step, name) for step in breakdown.steps) for name in _COMMUNICATION
     )
@@ -123,12 +125,6 @@ def _tables(breakdown: JobBreakdown) -> Iterator[_Rows]:
         yield [["communication", "ms", "exposed"], *lines]
     if copies := means_by_kind(step.copy_ms_by_kind for step in breakdown.steps):
         yield [["copies", "ms"], *([shorten(kind), _text(mean)] for kind, mean in copies.items())]
-
-
-def _of_ranks(breakdown: JobBreakdown) -> _Rows:
-    headings = ["rank", "steps", "step", *(f"{part}, %" for part in _PARTS), *_TIMES, "overlap, %"]
-    ranks = sorted({step.rank for step in breakdown.steps})
-    return [headings, *(_of_rank([s for s in breakdown.steps if s.rank == rank]) for rank in ranks)]
 
 
 def _of_rank(steps: Sequence[StepTimes]) -> list[str]:

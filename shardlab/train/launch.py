@@ -23,11 +23,11 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from shardlab.comm.emulated_link import Links, Loopback
-from shardlab.config.machine import CpuAffinity
+from shardlab.core.cpu_affinity import CpuAffinity
 from shardlab.core.errors import RunFailed, UserError
 from shardlab.core.files import temporary
 from shardlab.core.launch_environment import RankEnvironment, rank_environment
-from shardlab.core.process import begin_fork, die_with_parent
+from shardlab.core.process import begin_child, die_with_parent
 from shardlab.core.progress import say
 from shardlab.train.rank import LaunchConfig, Worker, failure_of
 
@@ -147,7 +147,7 @@ def _run_forked(works: Mapping[str, Callable[[], None]], deadline: float) -> Non
 
 def _begin(name: str, work: Callable[[], None], reports: Connection, parent: int) -> None:
     """Do a work in its process, which ends with its parent; report an error."""
-    begin_fork(parent)
+    begin_child(parent)
     try:
         work()
     except BaseException as error:
