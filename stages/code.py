@@ -15,7 +15,7 @@ from typing import Any
 
 import grimp
 
-from shardlab.config.parameters import Parameters
+from shardlab.config.experiment import Params
 from shardlab.core.document import Document
 from shardlab.core.host import describe_host, torch_version
 from shardlab.results.timing_result import machine_name
@@ -39,10 +39,10 @@ _COMMAND_LINE = "shardlab.cli"
 """hands over arguments, of which parameters are keys"""
 
 
-def code_keys(params: Parameters) -> dict[str, Any]:
+def code_keys(values: Params) -> dict[str, Any]:
     """Return the key of each stage, of `train` by run, and `machine` for stages that measure it."""
     graph = _graph()
-    users = params("codecs")
+    users = values.codecs
     codecs = [_module(spec.factory) for spec in BUILT_IN.values()]
     engines = [_module(traits.factory) for traits in ENGINES.values()]
     keys: dict[str, Any] = {}
@@ -54,7 +54,7 @@ def code_keys(params: Parameters) -> dict[str, Any]:
         keys[stage] = _digest(graph, modules, users if encoding else ())
     keys["train"] = {
         run: _digest(graph, *_of_run(strategy, users))
-        for run, strategy in params("strategies").items()
+        for run, strategy in values.strategies.items()
     }
     return {**keys, "machine": machine_name(describe_host(), torch_version())}
 
