@@ -68,7 +68,7 @@ def _without(parameters: int) -> list[EfficiencyRow]:
     return [row for row in EFFICIENCY_ROWS if not 0.9 < row.parameters / parameters < 1.1]
 
 
-class Row(NamedTuple):
+class PublishedRun(NamedTuple):
     """A public measurement of data-parallel training."""
 
     source: str
@@ -140,7 +140,7 @@ class Row(NamedTuple):
         return parse_strategy(document | own).canonical()
 
 
-def _foundry() -> Iterator[Row]:
+def _foundry() -> Iterator[PublishedRun]:
     """Iterate over the rows of several nodes whose link is stated, 2048 tokens, FULL_SHARD."""
     # devices, micro-batch, micro-batches, checkpointing, tokens per second and device
     of_40g = {
@@ -158,7 +158,7 @@ def _foundry() -> Iterator[Row]:
     for device, rows in (("a100-40g", of_40g), ("a100-80g", of_80g)):
         for name, measured in rows.items():
             for devices, micro, count, mode, tokens in measured:
-                yield Row(
+                yield PublishedRun(
                     *(_FOUNDRY, f"MPT {name}", mpt(name), device, devices, "1600gbit"),
                     *(micro * count, count, 2048, mode, tokens),
                     reduced="bf16",  # MP mode PURE
@@ -170,11 +170,11 @@ _LINK = "3200gbit"
 """400 Gbit/s for each of 8 devices; only rows of several nodes depend on it"""
 ROWS = [
     *_foundry(),
-    Row(
+    PublishedRun(
         *(_TITAN, *_LLAMA, "h100-80g", 8, _LINK, 2, 1, 8192, "selective", 5762),
         memory_gib=82.4,
     ),
-    Row(
+    PublishedRun(
         *(_TITAN, *_LLAMA, "h100-80g", 128, _LINK, 2, 1, 8192, "selective", 5605),
         memory_gib=67.0,
     ),
@@ -302,7 +302,7 @@ def _throughput() -> Table:
     return text_table("Throughput", [*headings, "error of one node's row, %"], lines)
 
 
-def _source(row: Row) -> str:
+def _source(row: PublishedRun) -> str:
     return row.source.split("/")[1].split()[0]
 
 
@@ -328,7 +328,7 @@ def _errors() -> Table:
     return text_table("Errors by source", headings, lines)
 
 
-def _median_and_worst(pairs: Sequence[tuple[Row, float]]) -> list[str]:
+def _median_and_worst(pairs: Sequence[tuple[PublishedRun, float]]) -> list[str]:
     errors = [abs(tokens / row.tokens_per_s - 1) for row, tokens in pairs]
     return [str(len(errors)), *(fixed(100 * each, 1) for each in (median(errors), max(errors)))]
 

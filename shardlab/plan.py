@@ -27,7 +27,7 @@ from shardlab.predict.devices import (
     efficiency,
     inside_rate,
 )
-from shardlab.predict.offers import Candidate
+from shardlab.predict.offers import NamedStrategy
 from shardlab.predict.planner import RARE_HOST, PlannedJob, Shapes
 from shardlab.strategy.document import Strategy
 from shardlab.train.settings import Train
@@ -190,7 +190,7 @@ def _job(options: Namespace, facts: _Facts) -> tuple[PlannedJob, str]:
     return job, _setup(options, facts, job, name, inside)
 
 
-def _asked(options: Namespace, dtype: str) -> tuple[Candidate, ...]:
+def _asked(options: Namespace, dtype: str) -> tuple[NamedStrategy, ...]:
     """Return the strategies of the user; of all in a file those that a plan can predict."""
     nodes, per_node = options.nodes
 

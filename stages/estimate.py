@@ -18,7 +18,7 @@ from shardlab.models.build import build_model
 from shardlab.models.memory import Categories, closed_form, host_memory
 from shardlab.models.settings import Model
 from shardlab.models.sizes import sizes_of
-from shardlab.results.train_result import Estimate
+from shardlab.results.train_result import MemoryEstimate
 from shardlab.strategy.document import Strategy
 from shardlab.train.settings import Train
 from shardlab.train.step_space import free_bytes
@@ -48,7 +48,7 @@ def main(params: Sections) -> None:
         case = strategy, sizes_of(module, strategy, train, _CPU), ranks
         device, host = closed_form(*case), host_memory(*case)
         # the device is the CPU, so host memory counts
-        estimates[name] = Estimate(bytes_by_category={**device, **host}).model_dump()
+        estimates[name] = MemoryEstimate(bytes_by_category={**device, **host}).model_dump()
         rows[name] = _row(device, host, ranks)
     if not is_job():
         table = pd.DataFrame.from_dict(rows, orient="index").fillna("-")

@@ -17,7 +17,7 @@ from shardlab.report.write import write_report
 from shardlab.results.files import read_results, read_timings
 from shardlab.results.result import Failure, only
 from shardlab.results.settings import Timing, turns
-from shardlab.results.table import Measured
+from shardlab.results.table import StrategyResults
 from shardlab.results.timing_result import TimingResult
 from stages.common import run
 from stages.sections import Sections
@@ -71,7 +71,7 @@ def main(params: Sections) -> None:
     say(f"report: {_FOLDER / 'report.html'}")
 
 
-def _losses_of(row: Measured) -> dict[int, pd.Series]:
+def _losses_of(row: StrategyResults) -> dict[int, pd.Series]:
     """Return by seed the losses of a strategy that a round has trained."""
     assert row.files is not None, "a round has trained it"
     runs = Path(row.files)

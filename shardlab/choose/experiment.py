@@ -19,7 +19,7 @@ from shardlab.core.errors import UserError, nearest
 from shardlab.core.link import Link
 from shardlab.core.numbers import plural
 from shardlab.models.settings import PRESETS, Model
-from shardlab.results.table import Measured
+from shardlab.results.table import StrategyResults
 from shardlab.strategy.document import Strategy, parse_strategy
 from shardlab.strategy.engine_traits import ENGINES
 
@@ -171,7 +171,7 @@ def ranking_text(history: History) -> str:
     last.
     """
 
-    def order(row: Measured) -> tuple[bool, float, str]:
+    def order(row: StrategyResults) -> tuple[bool, float, str]:
         step, failure = row.step(history.workload), row.failure(history.workload)
         return failure is not None, step.ratio if step else 0.0, row.hash
 

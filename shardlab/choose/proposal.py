@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shardlab.choose.actions import Offer, actions
 from shardlab.choose.evidence import describe
 from shardlab.choose.facts import Facts
-from shardlab.choose.history import History, Quality, reason_to_stop
+from shardlab.choose.history import History, PerplexityRatio, reason_to_stop
 from shardlab.choose.judge import Judge, Question
 from shardlab.choose.rank import MARGIN
 from shardlab.choose.records import (
@@ -325,7 +325,7 @@ def _is_alike(option: Feasible, best: Feasible) -> bool:
 
 def candidate(
     option: Feasible,
-    quality_of: Callable[[CanonicalStrategy], Quality | None],
+    quality_of: Callable[[CanonicalStrategy], PerplexityRatio | None],
     why: str | None = None,
     roles: Sequence[Role] = (),
     trained: bool = False,

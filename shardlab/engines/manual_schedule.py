@@ -104,7 +104,7 @@ class FlatUnit:
         return [*named_parts(vector, self.shapes).values()]
 
 
-class Schedule(UnitSchedule):
+class ManualSchedule(UnitSchedule):
     """Order of communication of one step, for units that are used one after another.
 
     forward   unit i is gathered while unit i - 1 computes, and freed after its use;

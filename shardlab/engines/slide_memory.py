@@ -298,8 +298,8 @@ class GradBuffers:
     """Host memory for gradients: slots in which they arrive, and vectors that stay for a step.
 
     Where gradients stay as they arrive, each unit has a slot. Else units share a few, in turn, and
-    the root has one more. Units are off-loaded in one order on all ranks (`Schedule` sees to it),
-    added up and applied in that order, so that what a slot waits for never waits for the slot.
+    the root has one more. Units are off-loaded in one order on all ranks (`SlideSchedule` sees to
+    it), added up and applied in that order, so that what a slot waits for never waits for the slot.
 
     Args:
         units: those with a trained part, and the root first.

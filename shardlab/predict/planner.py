@@ -17,7 +17,7 @@ from shardlab.predict.coding import codings, outer_coding
 from shardlab.predict.costs import OnCluster
 from shardlab.predict.devices import Device, Efficiency, between_rate
 from shardlab.predict.machine import CodecKey, CodecLines, Line, Machine
-from shardlab.predict.offers import Candidate, candidates
+from shardlab.predict.offers import NamedStrategy, candidates
 from shardlab.predict.step import OUTER_COPIES, Compute, Work, step_seconds
 from shardlab.results.calibration_record import UPDATE_BYTES
 from shardlab.results.result import UnitSize
@@ -75,7 +75,7 @@ class PlannedJob(NamedTuple):
     """of a node; infinite: unknown"""
     rare_host_bytes: float = math.inf
     """more of a node's than this few have"""
-    asked: tuple[Candidate, ...] = ()
+    asked: tuple[NamedStrategy, ...] = ()
     """strategies of the user, on all devices"""
 
     @property
@@ -156,11 +156,11 @@ def fits_on(job: PlannedJob) -> bool:
     return any(fits(job, variant) for each in lossless for variant in _variants(job, each))
 
 
-def _candidates(job: PlannedJob) -> list[Candidate]:
+def _candidates(job: PlannedJob) -> list[NamedStrategy]:
     return candidates(job.nodes, job.cluster.ranks_per_node, feedback=job.dtype != "fp16")
 
 
-def outcome(job: PlannedJob, candidate: Candidate, tokens: int) -> Outcome:
+def outcome(job: PlannedJob, candidate: NamedStrategy, tokens: int) -> Outcome:
     """Return the fastest variant of a strategy that fits, or the smallest where none does.
 
     Args:
@@ -197,7 +197,7 @@ def outcome(job: PlannedJob, candidate: Candidate, tokens: int) -> Outcome:
     )
 
 
-def _variants(job: PlannedJob, candidate: Candidate) -> Iterator[CanonicalStrategy]:
+def _variants(job: PlannedJob, candidate: NamedStrategy) -> Iterator[CanonicalStrategy]:
     """Iterate over checkpointing and micro-batches, those that change least first."""
     modes = (job.checkpointing,) if job.checkpointing else ("none", "selective", "full")
     for count in (n for n in range(1, job.batch + 1) if job.batch % n == 0):

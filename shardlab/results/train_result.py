@@ -132,7 +132,7 @@ class Validation(Document):
     """why another figure is null"""
 
 
-class Estimate(Document):
+class MemoryEstimate(Document):
     """Estimated peak memory of a rank in a training step, in closed form."""
 
     bytes_by_category: dict[str, int]

@@ -10,7 +10,7 @@ from shardlab.core.numbers import plural
 from shardlab.strategy.codec_options import CodecSpec, NoneSpec
 from shardlab.strategy.codec_table import AnyCodec, codec_text
 
-Route = Literal["native", "exchange"]
+RouteName = Literal["native", "exchange"]
 
 
 def left_out(
@@ -55,7 +55,7 @@ class Compression(Document):
 
     codec: AnyCodec = NoneSpec()
     """of the messages: a name with options, or a mapping"""
-    route: Route | None = None
+    route: RouteName | None = None
     """native: the process group's own collective, for `none` alone; exchange: all-to-all of
     payloads, decoded and summed by the owner. Default: native for `none`, exchange for others."""
     error_feedback: bool = False
@@ -112,7 +112,7 @@ class Compression(Document):
         """Return whether nothing is compressed, neither inside a node nor between nodes."""
         return self.codec.name == "none" and self.between_nodes is None
 
-    def canonical(self, default_route: Route | None = None) -> "CanonicalCompression":
+    def canonical(self, default_route: RouteName | None = None) -> "CanonicalCompression":
         """Write defaults out and reset options that change nothing.
 
         Args:
@@ -129,7 +129,7 @@ class Compression(Document):
 class CanonicalCompression(Compression):
     """Canonical form of the compression of gradients."""
 
-    route: Route
+    route: RouteName
 
     def written(self) -> dict[str, Any]:
         """Return this as plain data, with the codec and without defaults."""
