@@ -16,11 +16,12 @@ from shardlab import cli
 from shardlab.choose.experiment import result_text, search_parameters
 from shardlab.choose.history import History
 from shardlab.comm.emulated_link import Links
-from shardlab.config.machine import LOOPBACK, Link
+from shardlab.config.experiment import Params
 from shardlab.config.parameters import Parameters
-from shardlab.config.schema import Name
 from shardlab.core.document import validate
+from shardlab.core.link import LOOPBACK, Link
 from shardlab.core.progress import say, stopwatch
+from shardlab.core.types import Name
 from stages.folder import make_folder
 from stages.run import snakemake
 
@@ -47,7 +48,9 @@ def main(
     if name is None:
         name = f"{link if emulated else LOOPBACK}-{ranks}-ranks".replace(".", "-")
     folder = Path("searches") / validate(Name, name, "--name")
-    tree = search_parameters(Parameters(params, overrides), emulated, ranks, _ROUNDS, model)
+    given = Parameters(params, overrides)
+    sections = {section: given(section) for section in Params.model_fields}
+    tree = search_parameters(sections, emulated, ranks, _ROUNDS, model)
     if emulated is not None:
         with Links(ranks, emulated):
             pass  # this process may make them

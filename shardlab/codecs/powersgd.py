@@ -44,7 +44,7 @@ class _Factors(NamedTuple):
     """float32 []: NaN where a number is not finite on some rank, else 0"""
 
 
-class _Layout(NamedTuple):
+class _MatrixLayout(NamedTuple):
     matrices: list[_Matrix]
     exact: list[slice]
     """parts of a chunk that are sent uncompressed"""
@@ -97,7 +97,7 @@ class PowerSgd(MultiPhaseMethod):
         factors = self._factor(chunks, layout.matrices, exact, unit, wire, key)
         return _assemble(chunks, layout, factors, exact, 0)
 
-    def _layout(self, unit: Unit, chunks: Tensor, wire: Communicator, times: int) -> _Layout:
+    def _layout(self, unit: Unit, chunks: Tensor, wire: Communicator, times: int) -> _MatrixLayout:
         """Decide which blocks are factored.
 
         Args:
@@ -119,8 +119,8 @@ class PowerSgd(MultiPhaseMethod):
             )
         if not matrices:
             wire.uncompressed(f"no matrix that rank {self.rank} makes shorter")
-            return _Layout([], [slice(0, chunks.shape[1])])
-        return _Layout(matrices, exact)
+            return _MatrixLayout([], [slice(0, chunks.shape[1])])
+        return _MatrixLayout(matrices, exact)
 
     def _factor(
         self,
@@ -210,7 +210,7 @@ def _cut(chunks: Tensor, spans: list[slice]) -> Tensor:
 
 def _assemble(
     chunks: Tensor,
-    layout: _Layout,
+    layout: _MatrixLayout,
     factors: _Factors,
     exact: Tensor,
     index: int,

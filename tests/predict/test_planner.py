@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from shardlab.config.schema import Train
 from shardlab.models.memory import CUBLAS_WORKSPACE
 from shardlab.models.shapes import DecoderShapes, read_decoder
 from shardlab.predict.devices import (
@@ -21,7 +20,7 @@ from shardlab.predict.devices import (
 from shardlab.predict.offers import Candidate, candidates
 from shardlab.predict.planner import (
     UTILISATIONS,
-    Job,
+    PlannedJob,
     compute_s,
     fits,
     link_rates,
@@ -32,15 +31,16 @@ from shardlab.predict.planner import (
 )
 from shardlab.strategy.document import parse_strategy
 from shardlab.strategy.validation import check_fits
+from shardlab.train.settings import Train
 
 TOKENS = 4 * 512
 
 
-def made_job(model: str = "gpt2", nodes: int = 2, per_node: int = 4, **changes: Any) -> Job:
+def made_job(model: str = "gpt2", nodes: int = 2, per_node: int = 4, **changes: Any) -> PlannedJob:
     decoder, device = read_decoder(model), DEVICES["a100-80g"]
     assert decoder is not None
     link = cluster_of(device, per_node, INSIDE["nvlink3"][0], 10e9)
-    job = Job(
+    job = PlannedJob(
         shapes=DecoderShapes(decoder, Train(batch_size=4, sequence_length=512)),
         parameters=decoder.parameters,
         flops=decoder.flops_per_token(512) * TOKENS,
