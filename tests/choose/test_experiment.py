@@ -54,9 +54,8 @@ def test_parameters_of_a_search_are_valid_and_complete(tmp_path, ranks, rate, st
     path = tmp_path / "params.yaml"
     path.write_text(yaml.safe_dump(tree, sort_keys=False))
     link = Link(rate=rate) if rate else None
-    path.write_text(
-        yaml.safe_dump(search_parameters(sections(path), link, ranks, 4), sort_keys=False)
-    )
+    searched = search_parameters(sections(path), link, ranks, 4)
+    path.write_text(yaml.safe_dump(searched, sort_keys=False))
     values = sections(path)
     agent, timings, train = values["agent"], values["timings"], values["train"]
     assert (agent.start, agent.link, train.link) == (name, link, None)
