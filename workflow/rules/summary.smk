@@ -23,7 +23,7 @@ def show_announcement():
             jobs[job.jobid] = Job(Path(job.log[0]))
     recall(jobs.values())
     seconds = [job.seconds for job in jobs.values()]
-    print(*announcement(PARAMETERS.complete(), kinds, seconds), sep="\n", file=sys.stderr)
+    print(*announcement(PARAMETERS, kinds, seconds), sep="\n", file=sys.stderr)
     if SHOWN:
         SHOWN.begin(jobs)
 
