@@ -129,7 +129,7 @@ def propose(
     def option(strategy: CanonicalStrategy) -> Feasible:
         return Feasible(strategy, strategy.hash(), peak(strategy), predict(strategy))
 
-    held, peaks = predict(history.held.strategy), peaks_of(history, shapes)
+    held, peaks = predict(history.incumbent_results.strategy), peaks_of(history, shapes)
     held_ms = None if isinstance(held, str) else 1e3 * held.value
     stop, evidence = reason_to_stop(history, agent), describe(history, agent, limit_bytes, facts)
     narrowed, shortlist = None, Shortlist([], [], 0)
@@ -180,7 +180,7 @@ def propose(
             candidate(option(arm), quality, "", roles, trained=key in trained)
             for key, (arm, roles) in arms.items()
         ],
-        reference=[*history.reference.trained],
+        reference=[*history.start_results.trained],
     )
 
 
@@ -214,7 +214,7 @@ def with_limits(
 def _trainable(space: Space, history: History) -> Space:
     """Return the space without `sync` whose quality the training runs could not show: that begins
     after their last step, or is between more or fewer replicas than theirs."""
-    load, steps = history.workload, min(run.steps for run in history.reference.trained)
+    load, steps = history.workload, min(run.steps for run in history.start_results.trained)
     same = load.world_size == load.trained_on
     kept = [each for each in space.sync if same and each.every + each.warmup_steps <= steps]
     return space.model_copy(update={"sync": (*kept,)})
@@ -234,10 +234,10 @@ def changed(
     Args:
         count: how many `strategies` are legal, and how many are `beyond_memory`.
     """
-    load, steps = history.workload, min(run.steps for run in history.reference.trained)
+    load, steps = history.workload, min(run.steps for run in history.start_results.trained)
     longest_round = steps if load.world_size == load.trained_on else 0
     offer = Offer(space, shapes.layers, longest_round)
-    for strategy, action in actions(history.held.strategy, facts, offer):
+    for strategy, action in actions(history.incumbent_results.strategy, facts, offer):
         try:
             check_fits(strategy, load.world_size, shapes.samples)
             memory = peak(strategy)
@@ -381,8 +381,8 @@ def _arms(
         tolerated: of the shortlist.
     """
     raced: list[tuple[Role, CanonicalStrategy]] = [
-        ("incumbent", history.held.strategy),
-        ("start", history.reference.strategy),
+        ("incumbent", history.incumbent_results.strategy),
+        ("start", history.start_results.strategy),
         ("judge", chosen),
     ]
     if tolerated:
