@@ -311,7 +311,7 @@ def probe(
     offered = {"int8": Compression(codec=Int8Spec()), settings.codec: strongest}
     # replicas are ranks, or nodes
     full = {name: strategy.canonical() for name, strategy in asked.items()}
-    of_ranks = {name: s for name, s in full.items() if s.copies(size) == size}
+    of_ranks = {name: s for name, s in full.items() if s.replica_count(size) == size}
     link = _link("all ranks", world, world, nbytes, offered, of_ranks)
     expected = link.sync(STOCK, nbytes).median
     whole = f"{_whole(nbytes, world):.4g} s" if expected < _CHECK_S else "not measured"

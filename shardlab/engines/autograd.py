@@ -123,17 +123,17 @@ class AutogradEngine(Engine):
         """Return also `copy`: the parameters and moments of a copy that trains alone."""
         state = super().rank_state()
         if self._is_rare:
-            state["copy"] = {key: local.clone() for key, local in self._of_copy().items()}
+            state["copy"] = {key: local.clone() for key, local in self._replica_tensors().items()}
         return state
 
     def load_rank_state(self, state: EngineState) -> None:  # noqa: D102
         super().load_rank_state(state)
         saved = state.get("copy")
         if saved is not None:  # of the same ranks; others begin with what all copies agree on
-            for key, local in self._of_copy().items():
+            for key, local in self._replica_tensors().items():
                 local.copy_(saved[key])
 
-    def _of_copy(self) -> dict[str, Tensor]:
+    def _replica_tensors(self) -> dict[str, Tensor]:
         return {
             f"{kind}/{name}": tensor.to_local() if isinstance(tensor, DTensor) else tensor
             for kind, tensors in self.shards().items()

@@ -29,14 +29,14 @@ def make_mesh(
     return DeviceMesh(device.type, ranks, mesh_dim_names=(REPLICATE, SHARD))
 
 
-def mesh_copies(strategy: CanonicalStrategy, group: dist.ProcessGroup) -> int:
-    """Return the number of copies of the model that the mesh of an engine has."""
+def mesh_replicas(strategy: CanonicalStrategy, group: dist.ProcessGroup) -> int:
+    """Return the number of replicas of the model that the mesh of an engine has."""
     if strategy.traits.no_shard_in_place and strategy.sharding == "no_shard":
         return 1  # the wrapper averages over the ranks of one copy
-    return strategy.copies(dist.get_world_size(group))
+    return strategy.replica_count(dist.get_world_size(group))
 
 
-def replica_group(mesh: DeviceMesh) -> dist.ProcessGroup | None:
+def mesh_replica_group(mesh: DeviceMesh) -> dist.ProcessGroup | None:
     """Return the ranks that hold the same shard of other copies, where there are some."""
     return mesh.get_group(REPLICATE) if mesh.ndim == 2 else None
 

@@ -28,8 +28,8 @@ from shardlab.engines.flat import (
     FlatEngine,
     FlatVector,
     make_mesh,
-    mesh_copies,
-    replica_group,
+    mesh_replica_group,
+    mesh_replicas,
 )
 from shardlab.models.parts import transformer_blocks
 from shardlab.models.units import dtype_of
@@ -47,9 +47,9 @@ class FSDP1Engine(FlatEngine):
 
     def __init__(self, model: nn.Module, setup: EngineSetup) -> None:
         strategy = setup.strategy
-        self._mesh = make_mesh(setup.group, mesh_copies(strategy, setup.group), setup.device)
+        self._mesh = make_mesh(setup.group, mesh_replicas(strategy, setup.group), setup.device)
         wrapped = wrap_model(model, strategy, self._mesh, setup.device, setup.fill)
-        between = replica_group(self._mesh)
+        between = mesh_replica_group(self._mesh)
         super().__init__(wrapped, setup, replicas=between)
         self._wrapped = wrapped
         self._keeps_parameters = strategy.use_orig_params or False

@@ -21,7 +21,7 @@ from shardlab.core import torch_private
 from shardlab.core.errors import UserError
 from shardlab.engines.autograd import AutogradEngine
 from shardlab.engines.base import EngineSetup, Fill
-from shardlab.engines.flat import SHARD, make_mesh, mesh_copies
+from shardlab.engines.flat import SHARD, make_mesh, mesh_replicas
 from shardlab.models.units import dtype_of, plan_units
 from shardlab.strategy.document import CanonicalStrategy
 
@@ -31,8 +31,8 @@ class FSDP2Engine(AutogradEngine):
 
     def __init__(self, model: nn.Module, setup: EngineSetup) -> None:
         strategy, device = setup.strategy, setup.device
-        copies, rare = mesh_copies(strategy, setup.group), strategy.sync is not None
-        mesh = make_mesh(setup.group, copies, device, always=rare)
+        replicas, rare = mesh_replicas(strategy, setup.group), strategy.sync is not None
+        mesh = make_mesh(setup.group, replicas, device, always=rare)
         units, self._root = shard_model(model, strategy, mesh, device, setup.fill)
         streams = device.type != "cpu"
         asynchronous = gathers_asynchronously(strategy, streams)

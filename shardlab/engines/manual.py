@@ -20,8 +20,8 @@ from shardlab.engines.flat import (
     FlatEngine,
     FlatVector,
     make_mesh,
-    mesh_copies,
-    replica_group,
+    mesh_replica_group,
+    mesh_replicas,
 )
 from shardlab.engines.manual_schedule import FlatUnit, ManualSchedule
 from shardlab.engines.scheduling import ScheduledModule
@@ -33,8 +33,8 @@ class ManualEngine(FlatEngine):
 
     def __init__(self, model: nn.Module, setup: EngineSetup) -> None:
         strategy, device = setup.strategy, setup.device
-        copies, rare = mesh_copies(strategy, setup.group), strategy.sync is not None
-        self._mesh = make_mesh(setup.group, copies, device, always=rare)
+        replicas, rare = mesh_replicas(strategy, setup.group), strategy.sync is not None
+        self._mesh = make_mesh(setup.group, replicas, device, always=rare)
         self._sharded = FlatSharded(
             model,
             setup.fill,
@@ -114,7 +114,7 @@ class FlatSharded(ScheduledModule):
         self._group = group
         # a second group: reductions run concurrently with gathers, and each needs one order
         self._second = subgroup(group, dist.get_process_group_ranks(group))
-        self.replica_group = replica_group(mesh)
+        self.replica_group = mesh_replica_group(mesh)
         for plan in plans:
             if plan.param_dtype != dtype:
                 for module in plan.modules:  # activations between units have the type of the root

@@ -128,10 +128,10 @@ _RESIDUAL = {"fp32": 4.0, "bf16": 2.0, "int8": 1 + 2 / 128}
 
 def _sharded_states(full: CanonicalStrategy, sizes: Sizes, world_size: int) -> Categories:
     """Return the bytes of the states of a rank, by category: with `offload` in host memory."""
-    copies = full.copies(world_size)
-    trained = _FLOAT * sizes.trained * copies // world_size
+    replicas = full.replica_count(world_size)
+    trained = _FLOAT * sizes.trained * replicas // world_size
     states = {
-        "parameters": _FLOAT * sizes.parameters * copies // world_size,
+        "parameters": _FLOAT * sizes.parameters * replicas // world_size,
         "gradients": trained,
         "moments": 2 * trained,
     }
@@ -139,13 +139,13 @@ def _sharded_states(full: CanonicalStrategy, sizes: Sizes, world_size: int) -> C
         return states
     # outer parameters and momentum
     states["outer"] = 2 * trained
-    return {**states, "exchanged": int(_exchanged_copies(full.sync, copies) * trained)}
+    return {**states, "exchanged": int(_sync_buffers(full.sync, replicas) * trained)}
 
 
-def _exchanged_copies(sync: Sync, copies: int) -> float:
+def _sync_buffers(sync: Sync, replicas: int) -> float:
     """Return how many times a rank has its trained parameters for messages of exchanges: what error
     feedback keeps, now and before the last exchange, and gradients on the way."""
-    residuals = 2 * (1 + 1 / copies) if sync.error_feedback else 0
+    residuals = 2 * (1 + 1 / replicas) if sync.error_feedback else 0
     on_the_way = min(math.ceil(sync.delay * sync.fragments / sync.every), sync.fragments)
     return residuals + on_the_way / sync.fragments
 

@@ -100,7 +100,7 @@ def unprobed(strategy: Strategy, world_size: int, nodes: int) -> str | None:
     """Return why a probe cannot measure a strategy, with what it can; None where it can, since each
     rank, or each node, is a replica."""
     full = strategy.canonical()
-    replicas, codec = full.copies(world_size), sent_by_replicas(full).codec
+    replicas, codec = full.replica_count(world_size), sent_by_replicas(full).codec
     if replicas not in (world_size, nodes) or replicas == 1:
         hybrid = f", or sharding: hybrid_shard with replicas: {nodes}"
         return (

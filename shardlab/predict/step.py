@@ -152,7 +152,7 @@ def _exchange_seconds(
     """
     strategy, sync = work.strategy, work.strategy.sync
     assert sync is not None, "it has a coding"
-    copies = strategy.copies(costs.world_size)
+    copies = strategy.replica_count(costs.world_size)
     shards = max(costs.world_size // copies, 1)
     replicas = costs.among(copies, apart=shards)
     # ranks compare their step first
@@ -214,7 +214,7 @@ def _sharded(work: StepWork, costs: Costs) -> Sections:
     """Return the step of fsdp1, fsdp2 or manual: units are gathered for use; their gradients are
     reduce-scattered among the ranks of a copy of the model, then averaged over the copies."""
     strategy, traits, units = work.strategy, work.strategy.traits, range(1, len(work.units))
-    copies, launch = strategy.copies(costs.world_size), Phase(work.launch_s)
+    copies, launch = strategy.replica_count(costs.world_size), Phase(work.launch_s)
     shards = costs.among(max(costs.world_size // copies, 1))
     replicas = costs.among(copies, apart=shards.world_size)
     # torch's streams are no-ops on a CPU: every call is synchronous

@@ -135,8 +135,8 @@ class CanonicalStrategy(Strategy):
             "handle.synchronize()  # after the last step"
         )
 
-    def copies(self, world_size: int) -> int:
-        """Return the number of copies of the model among the ranks."""
+    def replica_count(self, world_size: int) -> int:
+        """Return the number of replicas of the model among the ranks."""
         if self.traits.residency == "replicated" or self.sharding == "no_shard":
             return world_size
         return self.replicas or 1

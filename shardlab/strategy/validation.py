@@ -26,7 +26,7 @@ def check(strategy: Settings) -> None:
         *_numbers(strategy),
         *_flat(strategy),
         *_streaming(strategy),
-        *_copies(strategy),
+        *_replicas(strategy),
     ):
         raise ValueError(reason)
 
@@ -176,7 +176,7 @@ def _streaming(strategy: Settings) -> Iterator[str]:
         yield "weights: nothing is gathered: remove it, or use param_transfer: shard"
 
 
-def _copies(strategy: Settings) -> Iterator[str]:
+def _replicas(strategy: Settings) -> Iterator[str]:
     sync, gradients = strategy.sync, strategy.gradients
     if sync is None:
         return

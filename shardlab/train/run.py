@@ -219,7 +219,7 @@ def _expected_bytes(
         more = min(max(1, options.keep + 1 - present), plan.train.steps // options.every)
         copies = 0
         if plan.strategy.sync is not None:
-            copies = plan.strategy.canonical().copies(plan.train.world_size)
+            copies = plan.strategy.canonical().replica_count(plan.train.world_size)
         # each copy has parameters, moments, and two vectors of the outer optimizer
         expected[root] = more * (4 + 2 * moment + 20 * copies) * parameters
     return expected

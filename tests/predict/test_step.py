@@ -142,7 +142,7 @@ def test_predicted_traffic_matches_the_ledger_of_the_engine(name, world_size):
     work = StepWork(strategy, units, 1, COMPUTE, 0.0, 0.0, gradients, weights, outer=outer)
     step_seconds(work, costs)
     # neither the norm nor what ranks compare before an exchange is in the ledger
-    compared = 8.0 * (strategy.copies(world_size) - 1)
+    compared = 8.0 * (strategy.replica_count(world_size) - 1)
     first = costs.sent.index(compared) if outer else len(costs.sent)
     sent = [sum(n for n in part if n > 8) for part in (costs.sent[:first], costs.sent[first:])]
     # scales of groups and zeros at the end of vectors
