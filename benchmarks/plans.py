@@ -28,7 +28,7 @@ from shardlab.predict.devices import (
     efficiency,
     inside_rate,
 )
-from shardlab.predict.planner import CODEC_SHARES, Job, memory, step_s
+from shardlab.predict.planner import CODEC_SHARES, PlannedJob, memory, step_s
 from shardlab.report.tables import Table
 from shardlab.results.calibration_record import UPDATE_BYTES
 from shardlab.results.files import read_results
@@ -90,14 +90,14 @@ class Row(NamedTuple):
     """type in which gradients are reduced"""
     memory_gib: float | None = None
 
-    def job(self) -> Job:
+    def job(self) -> PlannedJob:
         """Return what the row measured."""
         decoder, device = decoder_of(self.config, self.name), DEVICES[self.device]
         assert decoder is not None, "both types have closed forms"
         train = Train(batch_size=self.batch, sequence_length=self.sequence_length)
         tokens = self.batch * self.sequence_length
         inside = inside_rate("nvlink", device)
-        return Job(
+        return PlannedJob(
             shapes=DecoderShapes(decoder, train),
             parameters=decoder.parameters,
             flops=decoder.flops_per_token(self.sequence_length) * tokens,
@@ -212,7 +212,7 @@ _VOCABULARY = 2048
 """tokens of the default tokenizer"""
 
 
-def _timed_job(run: TimingResult, bound: TimingResult) -> Job:
+def _timed_job(run: TimingResult, bound: TimingResult) -> PlannedJob:
     """Return the job of a timed run on CPUs that are described by steps without communication.
 
     Args:
@@ -229,7 +229,7 @@ def _timed_job(run: TimingResult, bound: TimingResult) -> Job:
     train = Train(batch_size=run.batch_size, sequence_length=run.sequence_length)
     # operations in units of what a core does in a second
     device = Device(0.0, {"fp32": 1.0}, bandwidth, bandwidth / 2, "", "timed")
-    return Job(
+    return PlannedJob(
         shapes=DecoderShapes(decoder, train),
         parameters=run.parameters,
         flops=step_ms / 1e3 - update_s,

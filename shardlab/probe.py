@@ -36,9 +36,9 @@ from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError
 from shardlab.core.host import describe_host
 from shardlab.core.launch_environment import started_ranks
-from shardlab.core.types import BatchSize, SequenceLength
+from shardlab.core.types import BatchSize, SequenceLength, Vocabulary
 from shardlab.kernels import native
-from shardlab.models.settings import GPT2_VOCABULARY, PRESETS, Model, Vocabulary
+from shardlab.models.settings import GPT2_VOCABULARY, PRESETS, Model
 from shardlab.predict.asked import admitted, sent_by_replicas, unprobed
 from shardlab.predict.codec_costs import interleave
 from shardlab.predict.offers import replica_candidates
@@ -171,7 +171,8 @@ def _link(
         STOCK: partial(dist.all_reduce, received, group=group),
         _ALL_TO_ALL: partial(Transport(group).all_to_all, sent.chunk(size), received.chunk(size)),
     }
-    for way, compression in {**offered, **_sent(asked)}.items():
+    sent_by = {name: sent_by_replicas(strategy) for name, strategy in asked.items()}
+    for way, compression in {**offered, **sent_by}.items():
         route = gradient_route(compression, frozenset(), seed=0)
         route = route if group is world else between_replicas(route)
         collective = make_collective(group, Ledger(), "gradients", route)
@@ -180,10 +181,6 @@ def _link(
     times = _times(calls, world)
     times[_DELAY] = times[_DELAY].scaled(1 / _CALLS)
     return Link(name, size, sent.nbytes, times, [*offered], asked)
-
-
-def _sent(asked: Mapping[str, CanonicalStrategy]) -> dict[str, Compression]:
-    return {name: sent_by_replicas(strategy) for name, strategy in asked.items()}
 
 
 def _whole(gradient_bytes: int, world: dist.ProcessGroup) -> float:

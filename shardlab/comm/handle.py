@@ -25,7 +25,7 @@ from shardlab.comm.feedback import (
     LAYOUT,
     Draws,
     ErrorFeedback,
-    Layout,
+    ResidualLayout,
     widen,
 )
 from shardlab.comm.ledger import Ledger
@@ -243,7 +243,7 @@ def merge_states(
         )
     for name, tensor in stored[0].items():
         if name.startswith(LAYOUT):
-            unit, old = name.removeprefix(LAYOUT), Layout.of(tensor)
+            unit, old = name.removeprefix(LAYOUT), ResidualLayout.of(tensor)
             new = _new_layout(unit, old, len(states), world_size, ranks_per_node)
             residuals |= _merge_unit(stored, unit, old, new, rank)
             residuals[name] = new.tensor()
@@ -254,8 +254,8 @@ def merge_states(
 
 
 def _new_layout(
-    unit: str, old: Layout, states: int, world_size: int, ranks_per_node: int | None
-) -> Layout:
+    unit: str, old: ResidualLayout, states: int, world_size: int, ranks_per_node: int | None
+) -> ResidualLayout:
     if old.world_size != states:
         raise UserError(
             f"merge_states: {unit!r} was shared by {old.world_size} ranks, but there are {states} "
@@ -280,7 +280,9 @@ def _part_of(state: State, rank: int) -> State:
     return of_rank
 
 
-def _merge_unit(states: Sequence[State], unit: str, old: Layout, new: Layout, rank: int) -> State:
+def _merge_unit(
+    states: Sequence[State], unit: str, old: ResidualLayout, new: ResidualLayout, rank: int
+) -> State:
     """Return the residuals of a unit for `rank` of the new layout.
 
     One level is one node of all ranks, without a second level.
@@ -326,7 +328,7 @@ def _mean(residuals: Sequence[Tensor]) -> Tensor:
     return (total / len(residuals)).float()
 
 
-def _cut(chunks: Sequence[Tensor], old: Layout, new: Layout) -> list[Tensor]:
+def _cut(chunks: Sequence[Tensor], old: ResidualLayout, new: ResidualLayout) -> list[Tensor]:
     return new.chunks_of(old.blocks_of(chunks))
 
 

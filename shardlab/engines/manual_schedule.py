@@ -252,8 +252,5 @@ class Schedule(UnitSchedule):
             unit.gradient.copy_(mean)
         average = self._average_by
         if average is not None:
-            average.all_reduce(unit.gradient, 1 / average.world_size, _of_replicas(unit))
-
-
-def _of_replicas(unit: FlatUnit) -> Unit:
-    return Unit(unit.name + REPLICAS, (Block(unit.name, unit.gradient.numel(), 1),))
+            message = Unit(unit.name + REPLICAS, (Block(unit.name, unit.gradient.numel(), 1),))
+            average.all_reduce(unit.gradient, 1 / average.world_size, message)

@@ -22,8 +22,8 @@ from shardlab.engines.slide_memory import (
     FROZEN,
     KINDS,
     GradBuffers,
-    Layout,
     SlideUnit,
+    VectorLayout,
     shared_vectors,
 )
 from shardlab.engines.slide_optimizer import HostOptimizer, update_workers
@@ -318,7 +318,7 @@ def _allocate(units: Sequence[SlideUnit], here: dist.ProcessGroup, copies: Copie
     Raises:
         UserError: there is too little.
     """
-    layout: Layout = {}
+    layout: VectorLayout = {}
     for unit in units:
         layout |= unit.layout()
     memory, vectors = shared_vectors(layout, here)

@@ -40,9 +40,6 @@ def left_out(
     return f"{text} sends at most {share} of the {what} in {plural(messages, occasion)}: {fix}"
 
 
-_FORMER = {"name": "a codec by mapping is the value of `codec`"}
-
-
 def changed_settings(document: Document, default: Document, *always: str) -> dict[str, Any]:
     """Return as plain data the settings that are not the default, and `always`; codecs as text."""
     plain = document.model_dump(mode="json")
@@ -55,8 +52,6 @@ def changed_settings(document: Document, default: Document, *always: str) -> dic
 
 class Compression(Document):
     """Compression of the gradients."""
-
-    former = _FORMER
 
     codec: AnyCodec = NoneSpec()
     """of the messages: a name with options, or a mapping"""
@@ -155,8 +150,6 @@ WeightCodec = Annotated[AnyCodec, AfterValidator(_for_weights)]
 
 class WeightCompression(Document):
     """Compression of the parameters when they are gathered."""
-
-    former = _FORMER
 
     codec: WeightCodec = NoneSpec()
     """of the messages: a name with options, or a mapping"""

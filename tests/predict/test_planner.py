@@ -20,7 +20,7 @@ from shardlab.predict.devices import (
 from shardlab.predict.offers import Candidate, candidates
 from shardlab.predict.planner import (
     UTILISATIONS,
-    Job,
+    PlannedJob,
     compute_s,
     fits,
     link_rates,
@@ -36,11 +36,11 @@ from shardlab.train.settings import Train
 TOKENS = 4 * 512
 
 
-def made_job(model: str = "gpt2", nodes: int = 2, per_node: int = 4, **changes: Any) -> Job:
+def made_job(model: str = "gpt2", nodes: int = 2, per_node: int = 4, **changes: Any) -> PlannedJob:
     decoder, device = read_decoder(model), DEVICES["a100-80g"]
     assert decoder is not None
     link = cluster_of(device, per_node, INSIDE["nvlink3"][0], 10e9)
-    job = Job(
+    job = PlannedJob(
         shapes=DecoderShapes(decoder, Train(batch_size=4, sequence_length=512)),
         parameters=decoder.parameters,
         flops=decoder.flops_per_token(512) * TOKENS,

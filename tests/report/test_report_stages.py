@@ -247,7 +247,6 @@ def test_what_a_search_found_is_shown_beside_the_runs(monkeypatch, collected):
     monkeypatch.setattr(
         write, "save", lambda figure, path, kind: drawn.update({path.stem: figure}) or path.touch()
     )
-    monkeypatch.setattr(write, "inline", lambda text, name: text)
     report.main(Sections())
     with Path("results/report/loss.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))

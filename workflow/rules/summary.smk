@@ -28,13 +28,9 @@ def show_announcement():
         SHOWN.begin(jobs)
 
 
+# after a failure Snakemake closes the handler
 onsuccess:
     if SHOWN:
         SHOWN.close()
     if lines := summarize(os.getpid()):
         print(f"\n{lines}\n", file=sys.stderr)
-
-
-onerror:
-    if SHOWN:
-        SHOWN.close()
