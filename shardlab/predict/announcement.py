@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from shardlab.core.numbers import number, plural
-from shardlab.models.shapes import decoder_of, gpt2_config, read_decoder
+from shardlab.models.shapes import decoder_of, gpt2_config, read_decoder, vocabulary_of
 
 if TYPE_CHECKING:
     from shardlab.config.experiment import Params
@@ -27,7 +27,7 @@ def announcement(
     runs, size = jobs.get("train", 0), _parameters(params)
     if not runs or size is None:
         return lines
-    tokens = params.tokenize.for_model(params.model).tokens if params.model.shape else None
+    tokens = _vocabulary(params) if params.model.shape else None
     words = f" with {tokens:,} tokens" if tokens else ""
     model = f"model {params.model.name}: {number(size)} parameters{words}"
     return [
@@ -48,9 +48,13 @@ def _time(seconds: Sequence[float | None]) -> str:
     return f"more than {text}; new: {plural(new, 'job')}" if new else f"about {text}"
 
 
+def _vocabulary(params: "Params") -> int | None:
+    return vocabulary_of(params.tokenize.for_model(params.model.pretrained))
+
+
 def _parameters(params: "Params") -> int | None:
     """Return the number of parameters; None where it takes transformers or a tokenizer's file."""
-    model, vocabulary = params.model, params.tokenize.for_model(params.model).tokens
+    model, vocabulary = params.model, _vocabulary(params)
     if model.shape is None:
         decoder = read_decoder(model.pretrained or model.config or "")
     elif vocabulary is None:
