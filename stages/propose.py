@@ -66,6 +66,8 @@ def main(params: Parameters, number: str) -> None:
     proposal = with_limits(proposal, agent, history, timed)
     proposal.to_file(Path("results/rounds", number, "proposal.json"))
     predicted = "" if proposal.space is None else f"{proposal.space.predicted} predicted; "
+    if proposal.space is not None and proposal.space.too_short:
+        say(f"propose {number}: not proposed: {proposal.space.too_short}")
     say(f"propose {number}: {predicted}{proposal.verdict.judge}: {proposal.verdict.reason}")
 
 

@@ -28,7 +28,7 @@ from shardlab.choose.records import (
     TrialSettings,
     Verdict,
 )
-from shardlab.choose.space import Feasible, Peak, feasible, peak_of, peaks_of
+from shardlab.choose.space import Feasible, Peak, feasible, peak_of, peaks_of, settled
 from shardlab.config.machine import Link
 from shardlab.config.schema import Agent, Space
 from shardlab.core.errors import UserError
@@ -134,19 +134,21 @@ def propose(
     narrowed, shortlist = None, Shortlist([], [], 0)
     if stop is None:
         count = Counter(strategies=0, beyond_memory=0, spared=0)
-        space = _trainable(space, history)
+        steps = _steps_of_replicas(history)
+        space, too_short = settled(space, steps)
         if agent.candidates == "action":
             share = peaks[history.incumbent] / limit_bytes
             measured = Facts.of(history, timed, held_ms, share, agent.quality_tolerance)
-            legal = changed(history, measured, space, shapes, peak, limit_bytes, count)
+            offer = Offer(space, shapes.layers, steps)
+            legal = changed(history, measured, offer, shapes, peak, limit_bytes, count)
         else:
             legal = feasible(space, shapes, history.workload.world_size, peak, limit_bytes, count)
         ranked = by_step(legal, predict)
         shortlist = shorten(ranked, history, agent.quality_tolerance, agent.max_candidates)
         unpredicted = Counter(each.step for each in ranked if isinstance(each.step, str))
         predicted = len(ranked) - unpredicted.total()
-        known = {"known": shortlist.known, "unpredicted": dict(unpredicted), "predicted": predicted}
-        narrowed = Narrowing.model_validate({**count, **known})
+        figures = {"unpredicted": dict(unpredicted), "predicted": predicted, "too_short": too_short}
+        narrowed = Narrowing.model_validate({**count, "known": shortlist.known, **figures})
         if not shortlist.options:
             what = "action has a fact for it and" if agent.candidates == "action" else "strategy"
             stop = f"no {what} is legal, new, tolerated and fits in memory"
@@ -210,19 +212,18 @@ def with_limits(
     return proposal.model_copy(update={key: max(s, _LEAST_S) for key, s in limits.items()})
 
 
-def _trainable(space: Space, history: History) -> Space:
-    """Return the space without `sync` whose quality the training runs could not show: that begins
-    after their last step, or is between more or fewer replicas than theirs."""
-    load, steps = history.workload, min(run.steps for run in history.reference.trained)
+def _steps_of_replicas(history: History) -> int:
+    """Return the steps of the training runs; 0 where those have more or fewer replicas than the
+    search, so that they show nothing of `sync`."""
+    load = history.workload
     same = load.world_size == load.trained_on
-    kept = [each for each in space.sync if same and each.every + each.warmup_steps <= steps]
-    return space.model_copy(update={"sync": (*kept,)})
+    return min(run.steps for run in history.reference.trained) if same else 0
 
 
 def changed(
     history: History,
     facts: Facts,
-    space: Space,
+    offer: Offer,
     shapes: "ModelShapes",
     peak: Peak,
     limit_bytes: int,
@@ -233,12 +234,9 @@ def changed(
     Args:
         count: how many `strategies` are legal, and how many are `beyond_memory`.
     """
-    load, steps = history.workload, min(run.steps for run in history.reference.trained)
-    longest_round = steps if load.world_size == load.trained_on else 0
-    offer = Offer(space, shapes.layers, longest_round)
     for strategy, action in actions(history.held.strategy, facts, offer):
         try:
-            check_fits(strategy, load.world_size, shapes.samples)
+            check_fits(strategy, history.workload.world_size, shapes.samples)
             memory = peak(strategy)
         except UserError:
             continue  # it does not fit the model

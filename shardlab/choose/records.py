@@ -81,6 +81,8 @@ class Narrowing(Document):
     unpredicted: dict[str, int]
     """by reason"""
     predicted: int
+    too_short: str = ""
+    """synchronisations of parameters that are not proposed, and why"""
 
 
 class Verdict(Document):

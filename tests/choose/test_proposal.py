@@ -8,7 +8,7 @@ from shardlab.choose.decision import conclude
 from shardlab.choose.history import initial_history, reason_to_stop
 from shardlab.choose.judge import choose_by_rules
 from shardlab.choose.proposal import propose, shorten, with_limits
-from shardlab.choose.records import Decision, Verdict
+from shardlab.choose.records import Decision, Narrowing, Verdict
 from shardlab.choose.space import Feasible
 from shardlab.config.schema import Agent, Space, Train
 from shardlab.predict.model import Estimate
@@ -135,21 +135,25 @@ def test_a_search_stops_by_trials_minutes_and_rejections(decisions, agent, reaso
 
 
 @pytest.mark.parametrize(
-    ("ranks", "steps", "kept"), [(2, 32, 2), (2, 31, 1), (2, 7, 0), (4, 99, 0)]
+    ("ranks", "steps", "kept"), [(2, 960, 2), (2, 959, 1), (2, 239, 0), (4, 960, 0)]
 )
-def test_exchanges_that_no_training_run_would_show_are_not_proposed(ranks, steps, kept):
-    def legal(steps: int, sync: tuple[Sync, ...]) -> int:
+def test_synchronisations_that_training_is_too_short_for_are_not_proposed(ranks, steps, kept):
+    def narrowed(steps: int, sync: tuple[Sync, ...]) -> Narrowing:
         machine = Machine(rate="100mbit")
         agent = machine.agent(world_size=ranks)
         records = [each.model_copy(update={"steps": steps}) for each in make_records(seeds=1)]
         history = initial_history(records, [], agent, Train())
         space = Space(gradients=(), weights=(), sync=sync)
         facts = space, machine.shapes, machine.predict, choose_by_rules, (), SETTINGS
-        return propose(1, history, agent, ENDLESS, *facts).space.strategies
+        return propose(1, history, agent, ENDLESS, *facts).space
 
     both = Space().sync
-    assert legal(steps, both) == legal(1000, both[:kept])
-    assert kept == 0 or legal(steps, both) > legal(steps, ())
+    found = narrowed(steps, both)
+    assert found.strategies == narrowed(1000, both[:kept]).strategies
+    assert kept == 0 or found.strategies > narrowed(steps, ()).strategies
+    assert [f"every={sync.every} (" in found.too_short for sync in both] == [
+        number >= kept for number in range(2)
+    ]
 
 
 def test_a_race_has_time_for_all_repetitions_by_measured_steps():
