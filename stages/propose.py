@@ -6,7 +6,8 @@ from shardlab.choose.evidence import data_facts, machine_facts
 from shardlab.choose.history import initial_history, load_history
 from shardlab.choose.incumbent import hold_best
 from shardlab.choose.judge import judge_of
-from shardlab.choose.proposal import predictor, propose, with_limits
+from shardlab.choose.limits import with_limits
+from shardlab.choose.proposal import predictor, propose
 from shardlab.choose.records import TrialSettings
 from shardlab.choose.space import peaks_of
 from shardlab.config.machine import Hardware

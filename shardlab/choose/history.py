@@ -19,7 +19,7 @@ from shardlab.core.document import Document
 from shardlab.core.errors import UserError, nearest
 from shardlab.core.numbers import plural
 from shardlab.results.files import AnyResult
-from shardlab.results.interval import paired_ratio
+from shardlab.results.interval import Ratio, paired_ratio
 from shardlab.results.result import only
 from shardlab.results.table import Measured, Workload, measured
 from shardlab.results.timing_result import TimingResult
@@ -79,6 +79,11 @@ class Quality(NamedTuple):
     numbers of replicas trained apart, or synchronised less than `ENOUGH_EXCHANGES` times"""
     lossless: bool = False
     """whether it computes what the start computes"""
+
+    @property
+    def perplexity(self) -> Ratio:
+        """The ratio without an interval over seeds, of which a search trains few."""
+        return Ratio(self.ratio, self.ratio, self.ratio)
 
 
 class History(Document):

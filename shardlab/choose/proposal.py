@@ -9,8 +9,6 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardlab.choose.actions import Offer, actions
@@ -18,7 +16,7 @@ from shardlab.choose.evidence import describe
 from shardlab.choose.facts import Facts
 from shardlab.choose.history import History, Quality, reason_to_stop
 from shardlab.choose.judge import Judge, Question
-from shardlab.choose.rank import MARGIN
+from shardlab.choose.rank import MARGIN, is_tolerated
 from shardlab.choose.records import (
     Candidate,
     Narrowing,
@@ -37,14 +35,10 @@ from shardlab.predict.model import Estimate, Workload, fit_model, strategy_of, u
 from shardlab.results.calibration_record import Calibration
 from shardlab.results.timing_result import TimingResult
 from shardlab.strategy.document import CanonicalStrategy
-from shardlab.strategy.sync import repetition_steps
 from shardlab.strategy.validation import check_fits
 
 if TYPE_CHECKING:  # it needs torch, which a stage that passes one has
     from shardlab.models.sizes import ModelShapes
-
-_LEAST_S = 300.0
-"""limit of a trial of short steps, most of which is to build engines and to write traces"""
 
 Predict = Callable[[CanonicalStrategy], Estimate | str]
 """predicts the seconds of a step on ranks and link of the search, or says why it cannot"""
@@ -182,34 +176,8 @@ def propose(
             for key, (arm, roles) in arms.items()
         ],
         reference=[*history.reference.trained],
+        repetitions=agent.repetitions,
     )
-
-
-def with_limits(
-    proposal: Proposal, agent: Agent, history: History, timed: Iterable[TimingResult]
-) -> Proposal:
-    """Return the proposal with the maximum durations of its trial: as set, or enough for
-    all repetitions of the race and for four times the training of the start.
-
-    Args:
-        timed: all timings, whose steps on the link of the search count before predictions.
-    """
-    if agent.trial_timeout_s is not None:
-        own = agent.trial_timeout_s
-        return proposal.model_copy(update={"race_limit_s": own, "training_limit_s": own})
-    load = proposal.workload
-    here = load.link, load.world_size
-    runs = chain(timed, *history.races.values())
-    known = {r.strategy_hash: fmean(r.step_ms) for r in runs if (r.link, r.world_size) == here}
-    steps = [known.get(arm.hash, arm.prediction.step_ms) for arm in proposal.arms]
-    longest = max((step for step in steps if step is not None), default=0.0)
-    *rounds, alone = repetition_steps([*(arm.strategy.sync for arm in proposal.arms), None])
-    arms_ms = [n * (longest if ms is None else ms) for ms, n in zip(steps, rounds, strict=True)]
-    # steps without communication take no longer; no look comes in the second half of a limit
-    race_s = 2 * agent.repetitions * (sum(arms_ms) + alone * longest) / 1e3
-    start_s = sum(run.steps * run.step_ms_mean for run in proposal.reference) / 1e3
-    limits = {"race_limit_s": race_s, "training_limit_s": 4 * start_s}
-    return proposal.model_copy(update={key: max(s, _LEAST_S) for key, s in limits.items()})
 
 
 def _steps_of_replicas(history: History) -> int:
@@ -292,7 +260,7 @@ def shorten(
     known, tried, quality_of = 0, history.tried, history.quality
     for option in ranked:
         quality = quality_of(option.strategy)
-        if option.hash in tried or (quality and not quality.ratio <= 1 + tolerance):
+        if option.hash in tried or (quality and not is_tolerated(quality.perplexity, tolerance)):
             known += 1
         elif quality is None or isinstance(option.step, str):
             unknown.append(option)
