@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from shardlab.choose.history import History, Numerics, Quality, mean_ratio
+from shardlab.choose.history import History, Numerics, PerplexityRatio, mean_ratio
 from shardlab.choose.incumbent import best_measured, option_of
 from shardlab.choose.race_rule import RaceRule, Standing, intervals, standings
 from shardlab.choose.rank import Ranking, is_tolerated, rank
@@ -22,7 +22,7 @@ from shardlab.choose.records import (
     Proposal,
     Trial,
 )
-from shardlab.config.schema import Agent
+from shardlab.choose.settings import Agent
 from shardlab.core.errors import UserError
 from shardlab.core.progress import stopwatch
 from shardlab.results.contention import warnings_of
@@ -63,7 +63,7 @@ def train_promising(
         results += runs
         trained = only(runs, TrainResult)
         complete = len(trained) == len(runs) and trained[-1].divergence is None
-        quality = Quality(mean_ratio(trained, proposal.reference), "its own")
+        quality = PerplexityRatio(mean_ratio(trained, proposal.reference), "its own")
         if complete and is_tolerated(quality.perplexity, agent.quality_tolerance):
             break
     return results

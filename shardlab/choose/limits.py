@@ -6,7 +6,7 @@ from statistics import fmean
 
 from shardlab.choose.history import History
 from shardlab.choose.records import Proposal
-from shardlab.config.schema import Agent
+from shardlab.choose.settings import Agent
 from shardlab.predict.announcement import race_budget_s
 from shardlab.results.timing_result import BLOCK, TimingResult
 from shardlab.strategy.sync import repetition_steps
@@ -31,7 +31,7 @@ def with_limits(
     repetition_s = _repetition_s(proposal, chain(timed, *history.races.values()))
     repetitions = agent.repetitions
     if repetition_s:
-        fitting = int(race_budget_s(agent, start_s) / repetition_s / BLOCK) * BLOCK
+        fitting = int(race_budget_s(agent.trial_timeout_s, start_s) / repetition_s / BLOCK) * BLOCK
         repetitions = min(repetitions, max(fitting, _LEAST_REPETITIONS))
     # no look comes in the second half of a limit
     limits = {"race_limit_s": 2 * repetitions * repetition_s, "training_limit_s": 4 * start_s}

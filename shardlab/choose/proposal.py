@@ -9,12 +9,12 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardlab.choose.actions import Offer, actions
 from shardlab.choose.evidence import describe
 from shardlab.choose.facts import Facts
-from shardlab.choose.history import History, Quality, reason_to_stop
+from shardlab.choose.history import History, PerplexityRatio, reason_to_stop
 from shardlab.choose.judge import Judge, Question
 from shardlab.choose.rank import MARGIN, is_tolerated
 from shardlab.choose.records import (
@@ -26,12 +26,13 @@ from shardlab.choose.records import (
     TrialSettings,
     Verdict,
 )
+from shardlab.choose.settings import Agent
 from shardlab.choose.space import Feasible, Peak, feasible, peak_of, peaks_of, settled
-from shardlab.config.machine import Link
-from shardlab.config.schema import Agent, Space
 from shardlab.core.errors import UserError
+from shardlab.core.link import Link
 from shardlab.predict.machine import fit_machine
 from shardlab.predict.model import Estimate, Workload, fit_model, strategy_of, unpredictable
+from shardlab.predict.settings import Space
 from shardlab.results.calibration_record import Calibration
 from shardlab.results.timing_result import TimingResult
 from shardlab.strategy.document import CanonicalStrategy
@@ -217,13 +218,10 @@ def changed(
 
 def by_step(options: Iterable[Feasible], predict: Predict) -> list[Feasible]:
     """Return the options with predictions, the shortest step first; those without one last."""
-    return sorted((each._replace(step=predict(each.strategy)) for each in options), key=_order)
-
-
-def _order(option: Feasible) -> tuple[Any, ...]:
+    predicted = [option._replace(step=predict(option.strategy)) for option in options]
     # of ties first what compresses less, then by hash: the same list in every run
-    weights = option.strategy.weights is not None
-    return seconds(option), weights, option.hash
+    predicted.sort(key=lambda it: (seconds(it), it.strategy.weights is not None, it.hash))
+    return predicted
 
 
 def seconds(option: Feasible) -> float:
@@ -293,7 +291,7 @@ def _is_alike(option: Feasible, best: Feasible) -> bool:
 
 def candidate(
     option: Feasible,
-    quality_of: Callable[[CanonicalStrategy], Quality | None],
+    quality_of: Callable[[CanonicalStrategy], PerplexityRatio | None],
     why: str | None = None,
     roles: Sequence[Role] = (),
     trained: bool = False,

@@ -3,30 +3,31 @@
 from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
+from typing import TYPE_CHECKING
 
-from shardlab.config.experiment import Params
-from shardlab.config.schema import Agent
 from shardlab.core.numbers import number, plural
 from shardlab.models.shapes import decoder_of, gpt2_config, read_decoder
+
+if TYPE_CHECKING:
+    from shardlab.config.experiment import Params
 
 _NAMES = {"train": "training run", "timing": "timing", "trial": "race"}
 _SHORT_RACE_S = 60.0
 """that a race of any experiment may take"""
 
 
-def race_budget_s(agent: Agent, training_s: float) -> float:
+def race_budget_s(timeout_s: float | None, training_s: float) -> float:
     """Return the seconds that the repetitions of a race may take: half of what is set for a trial,
     or else as long as the start was trained, and at least a minute.
 
     Args:
+        timeout_s: `agent.trial_timeout_s`.
         training_s: of the start, with all seeds.
     """
-    if agent.trial_timeout_s is not None:
-        return agent.trial_timeout_s / 2
-    return max(_SHORT_RACE_S, training_s)
+    return max(_SHORT_RACE_S, training_s) if timeout_s is None else timeout_s / 2
 
 
-def announcement(params: Params, jobs: Sequence[tuple[str, float | None]]) -> list[str]:
+def announcement(params: "Params", jobs: Sequence[tuple[str, float | None]]) -> list[str]:
     """Return lines on the jobs that are about to run.
 
     Args:
@@ -50,12 +51,12 @@ def announcement(params: Params, jobs: Sequence[tuple[str, float | None]]) -> li
     ]
 
 
-def _time(params: Params, jobs: Sequence[tuple[str, float | None]]) -> str:
+def _time(params: "Params", jobs: Sequence[tuple[str, float | None]]) -> str:
     took = [seconds for _, seconds in jobs if seconds is not None]
     new = Counter(rule for rule, seconds in jobs if seconds is None)
     trained = [seconds for rule, seconds in jobs if rule == "train" and seconds is not None]
     training_s = len(params.seeds) * fmean(trained) if trained else 0.0
-    race_s = race_budget_s(params.agent, training_s)
+    race_s = race_budget_s(params.agent.trial_timeout_s, training_s)
     races = f"up to {_duration(race_s)} for each race" if new["trial"] else ""
     if not took:
         if races and params.agent.trial_timeout_s is None:
@@ -73,7 +74,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.2g} s" if seconds < 99 else f"{seconds / 60:,.0f} minutes"
 
 
-def _parameters(params: Params) -> int | None:
+def _parameters(params: "Params") -> int | None:
     """Return the number of parameters; None where it takes transformers or a tokenizer's file."""
     model, vocabulary = params.model, params.tokenize.for_model(params.model).tokens
     if model.shape is None:

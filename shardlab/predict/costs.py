@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from copy import copy
 from typing import NamedTuple
 
-from shardlab.config.machine import FRAME_HEADERS, bucket_bytes
+from shardlab.core.link import FRAME_HEADERS, bucket_bytes
 from shardlab.predict.clusters import Cluster, collective_seconds
 from shardlab.predict.coding import Coding, Levels
 from shardlab.predict.machine import CodecLines, Machine, PhasedLines
@@ -176,7 +176,7 @@ def _codec(elements: float, coding: Coding) -> CodecLines | None:
     return None if elements < coding.minimum_size else coding.codec
 
 
-class Measured(Costs):
+class MeasuredCosts(Costs):
     """The machine of a calibration, with gloo: its ranks share its cores.
 
     Args:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from shardlab.config.machine import FRAME_HEADERS
+from shardlab.core.link import FRAME_HEADERS
 from shardlab.core.numbers import ABSENT, figure, scientific, within
 from shardlab.report.tables import (
     DISTURBED,
@@ -24,10 +24,6 @@ from shardlab.report.tables import (
 def _step(row: Row) -> str:
     marks = [PAUSED] * bool(row["paused"]) + [DISTURBED] * bool(row["disturbed"])
     return " ".join([spread("step_ms")(row), *marks])
-
-
-def _step_ratio(row: Row) -> str:
-    return "1 (baseline)" if row["is_baseline"] else interval("step_ratio")(row)
 
 
 def _of_bound(row: Row) -> str:
@@ -72,7 +68,7 @@ STEP = Column("step", "ms", _step, _OF_STEP)
 STEP_RATIO = Column(
     "step / baseline",
     "",
-    _step_ratio,
+    lambda row: "1 (baseline)" if row["is_baseline"] else interval("step_ratio")(row),
     "step time over that of the baseline: geometric mean of the ratios of steps of the same "
     "repetition of one timing, with its 95 % confidence interval (Student's t on the logarithms)",
 )

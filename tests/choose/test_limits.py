@@ -6,7 +6,7 @@ import pytest
 
 from shardlab.choose.limits import with_limits
 from shardlab.choose.records import Proposal
-from shardlab.config.schema import Agent
+from shardlab.choose.settings import Agent
 from shardlab.strategy.document import Strategy, parse_strategy
 from tests.choose.searches import DDP, begin, proposal_of
 from tests.timed_run_factory import make_timed

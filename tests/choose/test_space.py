@@ -12,9 +12,9 @@ from shardlab.choose.space import (
     frugality,
     settled,
 )
-from shardlab.config.schema import Space
 from shardlab.core.errors import UserError
 from shardlab.models.memory import CUBLAS_WORKSPACE, host_memory
+from shardlab.predict.settings import Space
 from shardlab.strategy.document import CanonicalStrategy, parse_strategy
 from shardlab.strategy.engine_traits import ENGINES
 from shardlab.strategy.validation import check_fits

@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from shardlab.config.model_and_data import GPT2_VOCABULARY, PRESETS, Model
 from shardlab.core.errors import UserError
 from shardlab.models.build import build_model
+from shardlab.models.settings import GPT2_VOCABULARY, PRESETS, Model
 from tests.families import FAMILIES, POSITIONS, VOCABULARY, config_of
 
 TOKENS = torch.arange(POSITIONS)[None]
@@ -67,7 +67,6 @@ def test_a_shape_needs_no_preset_and_may_change_one():
         ),
         ({"layers": 2, "width": 64}, "give layers, width and heads, or a preset that they change"),
         ({"preset": "tiny", "heads": 5}, "width 96 is no multiple of 5 heads: change one of them"),
-        ({"preset": "18m"}, "presets are named by layers x width, .*: write 6x256"),
     ],
 )
 def test_what_is_no_model_is_refused(given, message):

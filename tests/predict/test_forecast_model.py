@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from shardlab.config.schema import Forecast
 from shardlab.core.errors import UserError
-from shardlab.predict.costs import Measured
+from shardlab.predict.costs import MeasuredCosts
 from shardlab.predict.extrapolation import (
     break_even,
     exposed_rate,
@@ -15,6 +14,7 @@ from shardlab.predict.extrapolation import (
 from shardlab.predict.machine import fit_machine
 from shardlab.predict.model import case_of, fit_model
 from shardlab.predict.results import check, fitted_runs, summarize
+from shardlab.predict.settings import Forecast
 from shardlab.predict.step import step_seconds
 from shardlab.results.timing_result import NO_COMMUNICATION
 from tests.evidence_factory import make_forecast
@@ -193,7 +193,7 @@ def test_step_times_are_equal_at_the_break_even_rate(model):
     assert [rate.run for rate in rates] == ["fsdp2-int8", "manual-int8"]
     for rate, pair in zip(rates, zip(coded, bare, strict=True), strict=True):
         assert rate.step is not None
-        costs = Measured(model.machine, 2, 2, round(rate.step))
+        costs = MeasuredCosts(model.machine, 2, 2, round(rate.step))
         costs.rank = costs.rank._replace(bucket_s=0.0)
         with_codec, without = (
             step_seconds(with_own_cores(case_of(run), model), costs) for run in pair

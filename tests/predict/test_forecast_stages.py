@@ -3,19 +3,19 @@ import csv
 import pytest
 
 from shardlab.codecs.registry import make_codec
-from shardlab.config.parameters import Parameters
-from shardlab.config.schema import Forecast, Space
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
 from shardlab.predict.calibrate import SIZES, calibrate
 from shardlab.predict.codec_costs import ELEMENTS, codecs_of
 from shardlab.predict.machine import fit_machine
 from shardlab.predict.results import ForecastDocument
+from shardlab.predict.settings import Forecast, Space
 from shardlab.results.calibration_record import Calibration, memory_operations
 from shardlab.results.files import write_results
 from shardlab.strategy.document import parse_strategy
 from stages import calibrate as calibrate_stage
 from stages import forecast
+from stages.sections import Sections
 from tests.predict.timing_factory import INT8, made_calibration, made_timings
 
 RUNS = ["ddp", "fsdp2", "fsdp2-int8", "manual", "manual-int8"]
@@ -54,7 +54,7 @@ def test_a_forecast_warns_of_disturbed_timings_and_of_other_machines(timed, caps
         if run.timing == "slow"
     ]
     write_results("results/timings/slow.jsonl", elsewhere)
-    forecast.main(Parameters())
+    forecast.main(Sections())
     found = ForecastDocument.from_file(timed / "results/forecast/forecast.json", "")
     other, *disturbed = found.warnings
     assert "torch 2.13.0+cpu, timings slow of " in other and "torch 2.12.0: measure" in other
@@ -68,7 +68,7 @@ def test_a_forecast_warns_of_disturbed_timings_and_of_other_machines(timed, caps
 def test_forecast_stage_writes_all_files_the_same_each_time(timed):
     folder, files = timed / "results/forecast", []
     for _ in range(2):
-        forecast.main(Parameters())
+        forecast.main(Sections())
         files.append({path.name: path.read_bytes() for path in folder.iterdir()})
     assert files[0] == files[1]
     found = ForecastDocument.from_file(folder / "forecast.json", "")
@@ -92,7 +92,7 @@ def test_a_missing_or_invalid_file_names_its_stage(timed, file, text, complaint)
     if text is not None:
         path.write_text(text)
     with pytest.raises(UserError, match=complaint):
-        forecast.main(Parameters())
+        forecast.main(Sections())
 
 
 def test_calibration_measures_operations_codecs_and_memory_on_real_ranks(
@@ -165,4 +165,4 @@ def test_calibration_without_several_ranks_is_refused(timed):
     params = {"timings": alone, "forecast": known, "strategies": strategies, "train": {}}
     write_json("params.yaml", params)
     with pytest.raises(UserError, match=r"forecast\.timings: none of them has several ranks"):
-        calibrate_stage.main(Parameters())
+        calibrate_stage.main(Sections())

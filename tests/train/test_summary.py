@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from shardlab.comm.ledger import Ledger
-from shardlab.config.model_and_data import Model
-from shardlab.config.schema import Train
+from shardlab.models.settings import Model
 from shardlab.strategy.document import parse_strategy
 from shardlab.train.plans import RunPlan
-from shardlab.train.summary import Measured, merge_events, summarize
+from shardlab.train.settings import Train
+from shardlab.train.summary import RankMeasurements, merge_events, summarize
 
 STEPS, UNTIMED = 6, 2
 PLAN = RunPlan(
@@ -50,8 +50,8 @@ TIMES = {
 EVENTS = [event(step) for step in range(STEPS)]
 
 
-def rank(events, ledger=None, **changes) -> Measured:
-    return Measured(
+def rank(events, ledger=None, **changes) -> RankMeasurements:
+    return RankMeasurements(
         **{
             "events": events,
             "ledger": (ledger or Ledger()).summary(),

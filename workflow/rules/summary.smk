@@ -18,19 +18,15 @@ def show_announcement():
     needed = [job for job in workflow.dag.needrun_jobs() if job.rule.name != "all"]
     jobs = {job.jobid: Job(Path(job.log[0])) for job in needed}
     recall(jobs.values())
-    asked = [(job.rule.name, jobs[job.jobid].seconds) for job in needed]
-    print(*announcement(PARAMETERS.complete(), asked), sep="\n", file=sys.stderr)
+    times = [(job.rule.name, jobs[job.jobid].seconds) for job in needed]
+    print(*announcement(PARAMETERS, times), sep="\n", file=sys.stderr)
     if SHOWN:
         SHOWN.begin(jobs)
 
 
+# after a failure Snakemake closes the handler
 onsuccess:
     if SHOWN:
         SHOWN.close()
     if lines := summarize(os.getpid()):
         print(f"\n{lines}\n", file=sys.stderr)
-
-
-onerror:
-    if SHOWN:
-        SHOWN.close()
