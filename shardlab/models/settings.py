@@ -1,7 +1,7 @@
 """Parameters of the model."""
 
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Protocol, Self
+from typing import Literal, NamedTuple, Protocol, Self
 
 from pydantic import Field, model_validator
 

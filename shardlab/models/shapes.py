@@ -162,11 +162,11 @@ def decoder_of(config: Mapping[str, Any], where: str) -> Decoder | None:
     return make[kind](config, size)
 
 
-Size = Callable[..., int]
+SizeOf = Callable[..., int]
 """value of a key, or its default"""
 
 
-def _gpt2(config: Mapping[str, Any], size: Size) -> Decoder:
+def _gpt2(config: Mapping[str, Any], size: SizeOf) -> Decoder:
     width, vocabulary = size("n_embd"), size("vocab_size")
     inner, tied = size("n_inner", 4 * width), config.get("tie_word_embeddings", True)
     attention = *_linear(width, 3 * width), *_linear(width, width)
@@ -182,7 +182,7 @@ def _gpt2(config: Mapping[str, Any], size: Size) -> Decoder:
     )
 
 
-def _llama(config: Mapping[str, Any], size: Size) -> Decoder:
+def _llama(config: Mapping[str, Any], size: SizeOf) -> Decoder:
     kind, width, heads = config["model_type"], size("hidden_size"), size("num_attention_heads")
     inner, vocabulary = size("intermediate_size"), size("vocab_size")
     head = size("head_dim", 128 if kind == "qwen3" else max(width // heads, 1))
@@ -215,7 +215,7 @@ def _linear(inputs: int, outputs: int, bias: bool = True) -> list[int]:
     return [inputs * outputs, outputs] if bias else [inputs * outputs]
 
 
-def _window(config: Mapping[str, Any], size: Size, layer: int) -> int | None:
+def _window(config: Mapping[str, Any], size: SizeOf, layer: int) -> int | None:
     """Return how many tokens a query sees, by the defaults of each type; None: all."""
     kind, types = config["model_type"], config.get("layer_types")
     if kind == "llama" or config.get("sliding_window", 0) is None:
