@@ -108,6 +108,10 @@ def refusal(*overrides: str) -> str:
             "(found 'results/results.jsonl')",
         ),
         ("steps", "--set steps: expected key=value, for example train.steps=10"),
+        (
+            "methods={stock: {strategies: [ddp]}}",
+            "methods: tune says what they are to reach: add it, or write methods: {}",
+        ),
     ],
 )
 def test_error_names_the_key_and_the_fix(override: str, message: str) -> None:
