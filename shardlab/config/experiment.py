@@ -3,29 +3,24 @@
 from collections.abc import Callable, Collection, Iterator
 from typing import Annotated, Any, TypeVar
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, StringConstraints
 
-from shardlab.config.machine import LOOPBACK
-from shardlab.config.model_and_data import Data, Model, Tokenize
-from shardlab.config.schema import (
-    Agent,
-    Forecast,
-    Name,
-    Quality,
-    Repetitions,
-    Round,
-    RoundPlan,
-    Seed,
-    Timing,
-    Train,
-    each_timing,
-)
-from shardlab.config.tune_settings import Method, Tune
+from shardlab.choose.settings import Agent, RoundPlan
 from shardlab.core.document import AS_TUPLE, Document
 from shardlab.core.errors import UserError, nearest
+from shardlab.core.link import LOOPBACK
+from shardlab.core.types import Name, Seed
+from shardlab.data.settings import Data, Tokenize
+from shardlab.models.settings import Model
+from shardlab.predict.settings import Forecast
+from shardlab.report.settings import Quality
+from shardlab.results.settings import Repetitions, Timing, each_timing
 from shardlab.strategy.document import Strategy
 from shardlab.strategy.validation import check_fits
+from shardlab.train.settings import Train
+from shardlab.train.tune_settings import Method, Tune
 
+Round = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*$")]
 Modules = Annotated[tuple[str, ...], AS_TUPLE]
 _T = TypeVar("_T", bound=Repetitions)
 REQUIRED = {

@@ -3,7 +3,7 @@ loss."""
 
 from typing import Literal
 
-from shardlab.config.schema import Betas
+from shardlab.core.types import Betas
 from shardlab.results.result import Finite, Result
 
 

@@ -6,9 +6,10 @@ import pytest
 import yaml
 
 from shardlab.config.parameters import Parameters
-from shardlab.config.schema import Train, each_timing
 from shardlab.core.errors import UserError
+from shardlab.results.settings import each_timing
 from shardlab.strategy.document import Strategy
+from shardlab.train.settings import Train
 
 ROOT = Path(__file__).parents[2]
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from shardlab.config.schema import Timing
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json, write_json_lines
 from shardlab.results.files import read_failure, read_results, read_timing, write_results
 from shardlab.results.result import SCHEMA_VERSION, Failure, only
+from shardlab.results.settings import Timing
 from shardlab.results.timing_result import NO_COMMUNICATION, TimingResult
 from shardlab.results.train_result import TrainResult
 from shardlab.results.tune_result import TuneResult

@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 
 from shardlab.config.parameters import Parameters
-from shardlab.config.tune_settings import Method, Tune
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
+from shardlab.train.tune_settings import Method, Tune
 
 ROOT = Path(__file__).parents[2]
 TUNE = (

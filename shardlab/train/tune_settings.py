@@ -5,8 +5,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from shardlab.config.schema import Betas, Count, Name, Positive, Seed, Train, WorldSize
 from shardlab.core.document import AS_TUPLE, Document
+from shardlab.core.types import Betas, Count, Name, Positive, Seed, WorldSize
+from shardlab.train.settings import Train
 
 _Rates = Annotated[tuple[Positive, ...], AS_TUPLE, Field(min_length=1)]
 
