@@ -88,9 +88,16 @@ class Evidence:
         return found_strategies(self.history, self.names)
 
     @cached_property
-    def timing_rows(self) -> pd.DataFrame:
+    def all_timing_rows(self) -> pd.DataFrame:
         """One row per timing and run: `timings.timing_table`."""
         return timing_table(self.timed, self.baseline, self.turns)
+
+    @cached_property
+    def timing_rows(self) -> pd.DataFrame:
+        """Those whose steps have as many micro-batches as those of the training runs."""
+        rows = self.all_timing_rows
+        same = rows["accumulation"] == self.records[0].accumulation
+        return rows[same].reset_index(drop=True)
 
     @property
     def steps(self) -> pd.DataFrame:

@@ -83,7 +83,7 @@ def write_report(evidence: Evidence, folder: Path, builders: Sequence[Builder] =
                 save(figure.drawing, temporary, kind)
     _write_csv(evidence.compared.reset_index(), folder / "comparison.csv")
     _write_csv(loss_curves(evidence.losses), folder / "loss.csv")
-    _write_csv(evidence.timing_rows, folder / "timings.csv")
+    _write_csv(evidence.all_timing_rows, folder / "timings.csv")
     write_json_lines(folder / "comparison.jsonl", comparison_rows(evidence.compared))
     write_json(folder / "summary.json", summary(evidence))
     write_text(folder / "headline.md", headline_markdown(evidence, found))
