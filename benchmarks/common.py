@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 from shardlab.comm.emulated_link import Links
-from shardlab.config.machine import Link
 from shardlab.core.files import write_text
 from shardlab.core.host import describe_host, git_revision, torch_version
+from shardlab.core.link import Link
 from shardlab.report.tables import Table, make_table
 from shardlab.train.launch import launch
 

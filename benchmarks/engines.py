@@ -18,7 +18,6 @@ from torch import Tensor
 
 from benchmarks.common import arguments, on_ranks, publish, text_table
 from shardlab.comm.object_collectives import device_of
-from shardlab.config.model_and_data import Model
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.core.numbers import figure
@@ -26,6 +25,7 @@ from shardlab.core.progress import say
 from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
 from shardlab.models.build import build_model
+from shardlab.models.settings import Model
 from shardlab.report.tables import Table
 from shardlab.strategy.document import parse_strategy
 from shardlab.train.utilization import peak_memory

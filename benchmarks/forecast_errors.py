@@ -12,19 +12,21 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.common import DATA, WORK, arguments, publish, text_table
-from shardlab.config.model_and_data import Model
-from shardlab.config.schema import Forecast, Space, Timing, Train
 from shardlab.core.numbers import fixed
+from shardlab.models.settings import Model
 from shardlab.predict.calibrate import calibrate
 from shardlab.predict.codec_costs import codecs_of
 from shardlab.predict.results import Check, predict, summarize
+from shardlab.predict.settings import Forecast, Space
 from shardlab.results.calibration_record import memory_operations
 from shardlab.results.files import read_results
 from shardlab.results.result import only
+from shardlab.results.settings import Timing
 from shardlab.results.timing_result import TimingResult
 from shardlab.strategy.document import parse_strategy
 from shardlab.train.interleaved import time_strategies
 from shardlab.train.plans import TimingPlan
+from shardlab.train.settings import Train
 
 _FITTED = ("ddp", "fsdp2", "manual", "slide")
 _RUNS = (

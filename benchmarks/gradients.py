@@ -19,13 +19,13 @@ from transformers import GPT2LMHeadModel
 
 from benchmarks.common import on_ranks
 from shardlab.codecs.base import Block, Unit
-from shardlab.config.model_and_data import Shape
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic
 from shardlab.core.progress import say, track
 from shardlab.data.loader import Batches
 from shardlab.data.tokens import TokenSplit, open_split
 from shardlab.models.build import shape_config
+from shardlab.models.settings import Shape
 
 RANKS = 8
 _SHAPE = Shape(5, 512, 8)

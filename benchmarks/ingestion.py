@@ -69,7 +69,7 @@ def repeated(path: Path, size: float) -> Iterator[Document]:
 
 def shardlab(corpus: Path, out: Path) -> None:
     """Run both data stages, with as many shards as there are CPUs."""
-    from shardlab.config.model_and_data import Data, Tokenize
+    from shardlab.data.settings import Data, Tokenize
     from shardlab.data.sources import prepare
     from shardlab.data.tokenize import build_tokens
     from shardlab.data.workers import usable_cores

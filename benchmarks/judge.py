@@ -24,15 +24,15 @@ from shardlab.choose.history import initial_history
 from shardlab.choose.judge import Question, choose_by_model, choose_by_rules
 from shardlab.choose.proposal import candidate
 from shardlab.choose.records import Candidate, Prediction, Verdict
+from shardlab.choose.settings import Agent
 from shardlab.choose.space import Feasible
-from shardlab.config.machine import Hardware
 from shardlab.config.parameters import Parameters
-from shardlab.config.schema import Agent
 from shardlab.core.files import read_json, write_json
 from shardlab.core.progress import say
 from shardlab.predict.model import Estimate
 from shardlab.report.tables import Table
 from shardlab.results.files import read_results, read_timings
+from shardlab.results.hardware import Hardware
 from shardlab.results.result import only
 from shardlab.results.timing_result import TimingResult
 from shardlab.strategy.document import parse_strategy

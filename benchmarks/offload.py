@@ -29,8 +29,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.common import arguments, on_ranks, publish, text_table
 from shardlab.comm.object_collectives import device_of, gather_values
-from shardlab.config.model_and_data import Shape
-from shardlab.config.schema import Train
 from shardlab.core.errors import UserError
 from shardlab.core.numbers import ABSENT, figure
 from shardlab.core.progress import say
@@ -40,9 +38,11 @@ from shardlab.kernels.cpu_placement import RankLocation, place_here
 from shardlab.models.build import shape_config
 from shardlab.models.memory import closed_form, host_memory
 from shardlab.models.random_weights import RandomWeights
+from shardlab.models.settings import Shape
 from shardlab.models.sizes import sizes_of
 from shardlab.strategy.document import Strategy, parse_strategy
 from shardlab.train.launch import RunFailed
+from shardlab.train.settings import Train
 
 _VOCABULARY, _UNTIMED, _MB = 512, 2, 1e6
 _FULL = {"activation_checkpointing": "full"}

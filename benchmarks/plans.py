@@ -14,8 +14,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks.common import arguments, publish, text_table
-from shardlab.config.machine import bits_per_second
-from shardlab.config.schema import Train
+from shardlab.core.link import bits_per_second
 from shardlab.core.numbers import fixed
 from shardlab.models.shapes import PUBLISHED, DecoderShapes, decoder_of, gpt2_config, read_decoder
 from shardlab.predict.devices import (
@@ -36,6 +35,7 @@ from shardlab.results.files import read_results
 from shardlab.results.result import only
 from shardlab.results.timing_result import NO_COMMUNICATION, TimingResult
 from shardlab.strategy.document import parse_strategy
+from shardlab.train.settings import Train
 
 _MPT = {
     "125m": (12, 768, 12),

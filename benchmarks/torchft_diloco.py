@@ -30,11 +30,11 @@ from torch.nn.parallel import DistributedDataParallel
 import shardlab
 from benchmarks.common import DATA, RIVAL_PACKAGES, arguments, on_ranks, publish, text_table
 from shardlab.comm.object_collectives import gather_values
-from shardlab.config.model_and_data import Model
 from shardlab.core.numbers import figure
 from shardlab.data.loader import Batches
 from shardlab.data.tokens import open_split
 from shardlab.models.build import build_model
+from shardlab.models.settings import Model
 
 _LENGTH, _BATCH = 64, 8
 _OUTER = {"learning_rate": 0.7, "momentum": 0.9}

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from benchmarks.common import arguments, interleaved_times, on_ranks, publish, text_table
 from shardlab.comm.transport import Transport
-from shardlab.config.machine import bits_per_second
+from shardlab.core.link import bits_per_second
 from shardlab.core.numbers import figure
 from shardlab.core.progress import say
 from shardlab.report.tables import Table

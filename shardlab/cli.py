@@ -53,7 +53,7 @@ def _add_strategies(parser: Parser) -> None:
 
 
 def _plan(parser: Parser) -> None:
-    from shardlab.config.model_and_data import GPT2_VOCABULARY, PRESETS
+    from shardlab.models.settings import GPT2_VOCABULARY, PRESETS
     from shardlab.models.shapes import PUBLISHED
     from shardlab.predict.devices import DEVICES
 
@@ -86,7 +86,7 @@ def _plan(parser: Parser) -> None:
 
 
 def _probe(parser: Parser) -> None:
-    from shardlab.config.model_and_data import GPT2_VOCABULARY
+    from shardlab.models.settings import GPT2_VOCABULARY
 
     add = parser.add_argument
     add("model", metavar="MODEL", help="a preset; or folder, config.json or name on the hub")
@@ -120,7 +120,7 @@ def _attach(parser: Parser) -> None:
 
 def questions() -> dict[str, tuple[str, str]]:
     """Return what `shardlab init` asks by the name of its option, with the default."""
-    from shardlab.config.model_and_data import PRESETS
+    from shardlab.models.settings import PRESETS
 
     return {
         "text": ("text: a file or folder of yours, or wikipedia", "wikipedia"),

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shardlab.choose.plan_answer import lines, make_plan
-from shardlab.config.machine import bits_per_second
-from shardlab.config.model_and_data import GPT2_VOCABULARY, PRESETS, Model, Vocabulary
 from shardlab.config.parameters import asked_strategies
-from shardlab.config.schema import Train
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError, nearest
+from shardlab.core.link import bits_per_second
 from shardlab.core.numbers import number
 from shardlab.core.progress import say
+from shardlab.models.settings import GPT2_VOCABULARY, PRESETS, Model, Vocabulary
 from shardlab.models.shapes import PUBLISHED, DecoderShapes, read_decoder
 from shardlab.predict.asked import admitted, asked_candidate, unplanned
 from shardlab.predict.devices import (
@@ -31,6 +30,7 @@ from shardlab.predict.devices import (
 from shardlab.predict.offers import Candidate
 from shardlab.predict.planner import RARE_HOST, Job, Shapes
 from shardlab.strategy.document import Strategy
+from shardlab.train.settings import Train
 
 
 class _Facts(NamedTuple):

@@ -31,14 +31,14 @@ from shardlab.comm.object_collectives import (
 )
 from shardlab.comm.routes import between_replicas, gradient_route, make_collective
 from shardlab.comm.transport import Transport
-from shardlab.config.model_and_data import GPT2_VOCABULARY, PRESETS, Model, Vocabulary
 from shardlab.config.parameters import asked_strategies
-from shardlab.config.schema import BatchSize, SequenceLength
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError
 from shardlab.core.host import describe_host
 from shardlab.core.launch_environment import started_ranks
+from shardlab.core.types import BatchSize, SequenceLength
 from shardlab.kernels import native
+from shardlab.models.settings import GPT2_VOCABULARY, PRESETS, Model, Vocabulary
 from shardlab.predict.asked import admitted, sent_by_replicas, unprobed
 from shardlab.predict.codec_costs import interleave
 from shardlab.predict.offers import replica_candidates

@@ -1,13 +1,13 @@
 """Measure the costs of single operations on this machine, for the forecast."""
 
 from shardlab.config.parameters import Parameters
-from shardlab.config.schema import each_timing
 from shardlab.core.errors import UserError
 from shardlab.core.launch_environment import node_count
 from shardlab.core.progress import say
 from shardlab.predict.calibrate import calibrate, detect
 from shardlab.predict.codec_costs import codecs_of
 from shardlab.results.calibration_record import memory_operations
+from shardlab.results.settings import each_timing
 from shardlab.strategy.document import Strategy, parse_strategy
 from stages.common import run
 

@@ -19,18 +19,19 @@ import yaml
 
 from shardlab import cli
 from shardlab.cli import questions
-from shardlab.config.machine import Link
-from shardlab.config.model_and_data import Data, Model, Tokenize
 from shardlab.config.parameters import Parameters
-from shardlab.config.schema import Train
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_text
+from shardlab.core.link import Link
 from shardlab.core.progress import say
 from shardlab.data.local_files import open_packed
+from shardlab.data.settings import Data, Tokenize
 from shardlab.data.source_records import Tally
 from shardlab.data.sources import read_documents
 from shardlab.models.build import build_model
+from shardlab.models.settings import Model
+from shardlab.train.settings import Train
 from stages.readme import BEGIN, END
 from stages.search import Minutes, Ranks
 

@@ -13,10 +13,10 @@ import yaml
 
 from shardlab.config.experiment import Params
 from shardlab.config.parameters import Parameters
-from shardlab.config.schema import Timing, each_timing
 from shardlab.core.document import Document
 from shardlab.core.files import write_text
 from shardlab.core.progress import say
+from shardlab.results.settings import Timing, each_timing
 from shardlab.strategy.document import Strategy
 from stages.code import code_keys
 from stages.common import run

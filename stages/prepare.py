@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from shardlab.config.model_and_data import Data
 from shardlab.config.parameters import Parameters
 from shardlab.core.files import write_json
 from shardlab.core.progress import say
+from shardlab.data.settings import Data
 from shardlab.data.sources import prepare
 from stages.common import run, source_parameters
 

@@ -9,7 +9,6 @@ from shardlab.choose.judge import judge_of
 from shardlab.choose.proposal import predictor, propose, with_limits
 from shardlab.choose.records import TrialSettings
 from shardlab.choose.space import peaks_of
-from shardlab.config.machine import Hardware
 from shardlab.config.parameters import Parameters
 from shardlab.core.files import read_json
 from shardlab.core.progress import say
@@ -17,6 +16,7 @@ from shardlab.models.sizes import ModelShapes
 from shardlab.predict.results import fitted_runs
 from shardlab.results.calibration_record import Calibration
 from shardlab.results.files import read_results, read_timings
+from shardlab.results.hardware import Hardware
 from shardlab.results.result import only
 from shardlab.results.timing_result import TimingResult
 from stages.common import refuse_other_tokens, run

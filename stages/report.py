@@ -6,7 +6,6 @@ import pandas as pd
 
 from shardlab.choose.history import History
 from shardlab.config.parameters import Parameters
-from shardlab.config.schema import turns
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
 from shardlab.core.progress import say
@@ -17,6 +16,7 @@ from shardlab.report.evidence import Evidence, found_strategies
 from shardlab.report.write import write_report
 from shardlab.results.files import read_results, read_timings
 from shardlab.results.result import Failure, only
+from shardlab.results.settings import turns
 from shardlab.results.table import Measured
 from shardlab.results.timing_result import TimingResult
 from stages.common import run

@@ -15,11 +15,12 @@ from shardlab import cli
 from shardlab.choose.experiment import result_text, search_parameters, write_folder
 from shardlab.choose.history import History
 from shardlab.comm.emulated_link import Links
-from shardlab.config.machine import LOOPBACK, Link
+from shardlab.config.experiment import Params
 from shardlab.config.parameters import Parameters
-from shardlab.config.schema import Name
 from shardlab.core.document import validate
+from shardlab.core.link import LOOPBACK, Link
 from shardlab.core.progress import say, stopwatch
+from shardlab.core.types import Name
 from stages.run import snakemake
 
 # an emulated link has its addresses in a network of 254
@@ -45,7 +46,9 @@ def main(
     if name is None:
         name = f"{link if emulated else LOOPBACK}-{ranks}-ranks".replace(".", "-")
     folder = Path("searches") / validate(Name, name, "--name")
-    tree = search_parameters(Parameters(params, overrides), emulated, ranks, _ROUNDS, model)
+    given = Parameters(params, overrides)
+    sections = {section: given(section) for section in Params.model_fields}
+    tree = search_parameters(sections, emulated, ranks, _ROUNDS, model)
     if emulated is not None:
         with Links(ranks, emulated):
             pass  # this process may make them

@@ -6,12 +6,12 @@ from functools import partial
 from pathlib import Path
 
 from shardlab.config.parameters import Parameters
-from shardlab.config.schema import Seed
 from shardlab.core.document import validate
 from shardlab.core.errors import RunFailed, UserError
 from shardlab.core.launch_environment import rank_environment
 from shardlab.core.lock import is_job
 from shardlab.core.progress import say
+from shardlab.core.types import Seed
 from shardlab.train.crash import write_crash
 from shardlab.train.plans import RunPlan
 from shardlab.train.run import build_missing_tokens, train_run

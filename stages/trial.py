@@ -17,21 +17,23 @@ from typing import TypeVar
 from shardlab.choose.decision import train_promising
 from shardlab.choose.race_rule import RaceRule, ruling
 from shardlab.choose.records import Candidate, Proposal, Trial, TrialSettings
-from shardlab.config.model_and_data import Model
+from shardlab.choose.settings import Agent
 from shardlab.config.parameters import Parameters
-from shardlab.config.schema import Agent, Timing, Train
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import RunFailed, StorageError, UserError
 from shardlab.core.files import atomic, read_json, unfinished, write_json
 from shardlab.core.progress import say, stopwatch
+from shardlab.models.settings import Model
 from shardlab.results.files import AnyResult
 from shardlab.results.result import Failure
+from shardlab.results.settings import Timing
 from shardlab.results.timing_result import Race, Ruling
 from shardlab.results.train_result import TrainResult
 from shardlab.train.header import failure
 from shardlab.train.plans import RunPlan, TimingPlan
 from shardlab.train.race import race
 from shardlab.train.run import train_run
+from shardlab.train.settings import Train
 from stages.common import refuse_other_source, refuse_other_tokens, run
 from stages.profile import break_down
 from stages.validate import validate_seed

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from shardlab.config.model_and_data import Model
 from shardlab.config.parameters import Parameters
-from shardlab.config.schema import Train
 from shardlab.core.progress import say
+from shardlab.models.settings import Model
 from shardlab.results.files import read_failure
 from shardlab.results.train_result import Validation
 from shardlab.train.evaluation import validate_run
+from shardlab.train.settings import Train
 from stages.common import refuse_other_tokens, require
 from stages.common import run as run_stage
 

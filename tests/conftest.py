@@ -63,8 +63,8 @@ def permitted():
     """Skips where this process may not make links in network namespaces."""
     # not above: what is imported there comes before the variables that it reads
     from shardlab.comm.emulated_link import Links
-    from shardlab.config.machine import Link
     from shardlab.core.errors import UserError
+    from shardlab.core.link import Link
 
     try:
         with Links(1, Link(rate="1gbit")):

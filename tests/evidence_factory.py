@@ -4,10 +4,10 @@ from typing import Any
 
 import pandas as pd
 
-from shardlab.config.schema import Quality
 from shardlab.predict.extrapolation import BreakEven, Point
 from shardlab.predict.results import Check, ForecastDocument, summarize
 from shardlab.report.evidence import Evidence
+from shardlab.report.settings import Quality
 from shardlab.results.train_result import TrainResult
 from tests.record_factory import BASELINE, STRATEGIES, make_history, make_losses
 from tests.timed_run_factory import make_timed, make_timings

@@ -17,11 +17,12 @@ from shardlab.choose.records import (
     Role,
     Verdict,
 )
-from shardlab.config.schema import Agent, Train
+from shardlab.choose.settings import Agent
 from shardlab.results.result import Failure
 from shardlab.results.table import StepRatio
 from shardlab.results.train_result import TrainResult
 from shardlab.strategy.document import Strategy, parse_strategy
+from shardlab.train.settings import Train
 
 BASELINE = "fsdp2"
 STRATEGIES: dict[str, dict[str, Any]] = {

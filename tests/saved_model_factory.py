@@ -5,10 +5,10 @@ from pathlib import Path
 import torch
 from transformers import GPT2LMHeadModel
 
-from shardlab.config.model_and_data import PRESETS
 from shardlab.data.sources import generate
 from shardlab.data.tokenizer import train_tokenizer
 from shardlab.models.build import shape_config
+from shardlab.models.settings import PRESETS
 from shardlab.train.evaluation import save_model
 
 

@@ -17,8 +17,8 @@ import yaml
 
 from shardlab.codecs.base import Codec
 from shardlab.codecs.multi_phase import MultiPhaseMethod
-from shardlab.config.model_and_data import WITHOUT_PATH, Data
 from shardlab.config.parameters import Parameters
+from shardlab.data.settings import WITHOUT_PATH, Data
 from shardlab.data.sources import READERS
 from shardlab.engines.base import Engine
 from shardlab.report import plots
@@ -213,7 +213,7 @@ PLACES: dict[str, list[Place]] = {
     ],
     "data source": [
         Place(
-            "shardlab/config/model_and_data.py",
+            "shardlab/data/settings.py",
             lambda name: name in SOURCES,
             "add it to `Data.source`",
         ),

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from shardlab.config.model_and_data import Data, Tokenize
 from shardlab.core.files import write_json
+from shardlab.data.settings import Data, Tokenize
 from shardlab.data.sources import prepare
 from shardlab.data.tokenize import build_tokens
 from shardlab.data.tokens import MANIFEST, Manifest, Shard

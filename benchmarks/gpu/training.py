@@ -30,12 +30,12 @@ from benchmarks.gpu.figures import OUT, on_gpu, record, table_device
 from benchmarks.gpu.traces import traced
 from shardlab import cli
 from shardlab.comm.object_collectives import device_of
-from shardlab.config.model_and_data import GPT2_VOCABULARY, Model
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
 from shardlab.models.build import build_model
+from shardlab.models.settings import GPT2_VOCABULARY, Model
 from shardlab.predict.devices import DEVICES
 from shardlab.strategy.document import parse_strategy
 from shardlab.train.utilization import flops_per_token, peak_memory

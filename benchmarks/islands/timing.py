@@ -13,12 +13,12 @@ from benchmarks.islands.methods import (
     sync_of,
     timed_as,
 )
-from shardlab.config.machine import Link
 from shardlab.config.parameters import Parameters
-from shardlab.config.schema import Repetitions
+from shardlab.core.link import Link
 from shardlab.core.numbers import plural
 from shardlab.results.files import read_results
 from shardlab.results.result import only
+from shardlab.results.settings import Repetitions
 from shardlab.results.timing_result import NO_COMMUNICATION, TimingResult
 from shardlab.train.interleaved import time_strategies
 from shardlab.train.plans import TimingPlan

@@ -27,7 +27,6 @@ from benchmarks.islands.methods import (
     strategies,
 )
 from shardlab.config.parameters import Parameters
-from shardlab.config.schema import Train
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, sha256_of_value, temporary, write_json
 from shardlab.core.host import describe_host, git_revision
@@ -37,6 +36,7 @@ from shardlab.train.evaluation import evaluate, load_model
 from shardlab.train.launch import launch
 from shardlab.train.plans import RunPlan
 from shardlab.train.run import train_run
+from shardlab.train.settings import Train
 
 _RATES = (0.00133, 0.002, 0.003, 0.0045, 0.0068, 0.0101, 0.0152)
 """learning rates; each method is tuned alike: from the middle of a few, with the first seed, until

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from shardlab.choose import facts
 from shardlab.choose.facts import Facts
 from shardlab.choose.records import Action
-from shardlab.config.schema import Space
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
+from shardlab.predict.settings import Space
 from shardlab.strategy.compression import Compression, gradient_words, setting_words
 from shardlab.strategy.document import (
     CanonicalStrategy,

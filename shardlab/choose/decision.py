@@ -22,7 +22,7 @@ from shardlab.choose.records import (
     Proposal,
     Trial,
 )
-from shardlab.config.schema import Agent
+from shardlab.choose.settings import Agent
 from shardlab.core.errors import UserError
 from shardlab.core.progress import stopwatch
 from shardlab.results.contention import warnings_of

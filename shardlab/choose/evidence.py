@@ -11,8 +11,8 @@ from typing import Any
 
 from shardlab.choose.history import History, mean_ratio
 from shardlab.choose.records import Decision, Prediction
-from shardlab.config.machine import Hardware
-from shardlab.config.schema import Agent
+from shardlab.choose.settings import Agent
+from shardlab.results.hardware import Hardware
 from shardlab.results.table import Measured, Workload
 from shardlab.results.train_result import TrainResult
 

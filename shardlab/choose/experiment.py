@@ -16,14 +16,12 @@ import yaml
 from pydantic_core import to_jsonable_python
 
 from shardlab.choose.history import History
-from shardlab.config.experiment import Params
-from shardlab.config.machine import Link
-from shardlab.config.model_and_data import PRESETS, Model
-from shardlab.config.parameters import Parameters
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError, nearest
 from shardlab.core.files import write_text
+from shardlab.core.link import Link
 from shardlab.core.numbers import plural
+from shardlab.models.settings import PRESETS, Model
 from shardlab.results.table import Measured
 from shardlab.strategy.document import Strategy, parse_strategy
 from shardlab.strategy.engine_traits import ENGINES
@@ -39,19 +37,23 @@ _HEADINGS = ("of the start's step", "perplexity", "from", "  strategy")
 
 
 def search_parameters(
-    params: Parameters, link: Link | None, ranks: int, rounds: int, model: str | None = None
+    sections: Mapping[str, Any],
+    link: Link | None,
+    ranks: int,
+    rounds: int,
+    model: str | None = None,
 ) -> dict[str, Any]:
     """Return the parameters of a search as plain data.
 
     Args:
-        params: of the tree.
+        sections: all parameters of the tree, by name.
         rounds: at most.
         model: a preset, or a folder with a config.json; None: the tree's model.
 
     Raises:
-        UserError: there is no such model, or the tree lacks a section.
+        UserError: there is no such model.
     """
-    tree: dict[str, Any] = {name: params(name) for name in Params.model_fields}
+    tree = dict(sections)
     agent, strategies = tree["agent"], tree["strategies"]
     start = strategies[agent.start]
     plain = {engine: parse_strategy({"engine": engine}) for engine in ENGINES}

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from shardlab.choose.records import Decision
-from shardlab.config.machine import LOOPBACK
-from shardlab.config.schema import Agent, Train
+from shardlab.choose.settings import Agent
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError, nearest
+from shardlab.core.link import LOOPBACK
 from shardlab.results.files import AnyResult
 from shardlab.results.interval import paired_ratio
 from shardlab.results.result import only
@@ -25,6 +25,7 @@ from shardlab.results.timing_result import TimingResult
 from shardlab.results.train_result import TrainResult
 from shardlab.strategy.compression import gradient_words, weight_words
 from shardlab.strategy.document import CanonicalStrategy
+from shardlab.train.settings import Train
 
 
 class Numerics(NamedTuple):

@@ -20,7 +20,7 @@ from shardlab.choose.chat import Endpoint, LocalModel, Messages, one_line
 from shardlab.choose.evidence import predicted
 from shardlab.choose.rank import Option, rank, simplicity_of
 from shardlab.choose.records import Candidate, Verdict
-from shardlab.config.schema import Agent
+from shardlab.choose.settings import Agent
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, sha256_of_value, write_json
 from shardlab.predict.asked import changes_training

@@ -28,12 +28,13 @@ from shardlab.choose.records import (
     TrialSettings,
     Verdict,
 )
+from shardlab.choose.settings import Agent
 from shardlab.choose.space import Feasible, Peak, feasible, peak_of, peaks_of
-from shardlab.config.machine import Link
-from shardlab.config.schema import Agent, Space
 from shardlab.core.errors import UserError
+from shardlab.core.link import Link
 from shardlab.predict.machine import fit_machine
 from shardlab.predict.model import Estimate, Workload, fit_model, strategy_of, unpredictable
+from shardlab.predict.settings import Space
 from shardlab.results.calibration_record import Calibration
 from shardlab.results.timing_result import TimingResult
 from shardlab.strategy.document import CanonicalStrategy

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 # not scipy.stats, whose import takes half a second
 from scipy.special import stdtrit
 
-from shardlab.config.schema import Agent
+from shardlab.choose.settings import Agent
 from shardlab.results.timing_result import BLOCK, Ruling
 
 SEARCH_ERROR = 0.05

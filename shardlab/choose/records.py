@@ -3,15 +3,16 @@
 from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
-from shardlab.config.model_and_data import Model
-from shardlab.config.schema import Seed, Train
 from shardlab.core.document import AS_TUPLE, Document
+from shardlab.core.types import Seed
+from shardlab.models.settings import Model
 from shardlab.results.files import AnyResult
 from shardlab.results.result import FailureOutcome
 from shardlab.results.table import StepRatio, Workload
 from shardlab.results.timing_result import Race
 from shardlab.results.train_result import TrainResult
 from shardlab.strategy.document import CanonicalStrategy
+from shardlab.train.settings import Train
 
 Role = Literal["incumbent", "start", "judge", "forecast", "random"]
 """why a strategy is raced: held so far; the reference; chosen by the judge; the lowest prediction;

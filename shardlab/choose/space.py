@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardlab.choose.history import History
 from shardlab.choose.records import Action
-from shardlab.config.schema import Space
 from shardlab.core.errors import UserError
 from shardlab.models.memory import device_memory
 from shardlab.predict.model import Estimate
+from shardlab.predict.settings import Space
 from shardlab.strategy.document import CanonicalStrategy, parse_strategy
 from shardlab.strategy.engine_traits import ENGINES, EngineName, EngineTraits, accepts_codec
 from shardlab.strategy.validation import check_fits

@@ -40,9 +40,9 @@ from shardlab.comm.wrappers import (
     find_wrapper,
     message_names,
 )
-from shardlab.config.schema import Seed
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError, warn_script, without_frames
+from shardlab.core.types import Seed
 from shardlab.kernels import native
 from shardlab.strategy.codec_options import CodecSpec
 from shardlab.strategy.compression import Compression, Gradients, WeightCompression, Weights

@@ -30,8 +30,8 @@ from typing import NamedTuple, Self
 import torch.distributed as dist
 from torch.profiler import record_function
 
-from shardlab.config.machine import Link, bucket_bytes
 from shardlab.core.errors import UserError
+from shardlab.core.link import Link, bucket_bytes
 from shardlab.core.progress import say
 from shardlab.profiling.labels import LINK
 from shardlab.results.result import LinkEmulation

@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
+from shardlab.choose.settings import Agent
 from shardlab.config.experiment import REQUIRED, Modules, Params
-from shardlab.config.schema import Agent
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError, nearest, shorten
 from shardlab.strategy.codec_table import load_codecs

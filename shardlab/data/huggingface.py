@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from shardlab.config.model_and_data import Data
 from shardlab.core.errors import UserError
 from shardlab.data.local_files import PACKED
+from shardlab.data.settings import Data
 from shardlab.data.source_records import Fields
 
 _ENDINGS = (".parquet", ".json", ".jsonl", ".csv")

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardlab.config.model_and_data import Data, Tokenize
 from shardlab.core.content import Content
 from shardlab.core.errors import UserError
 from shardlab.core.files import sha256_of_value
 from shardlab.core.progress import track
+from shardlab.data.settings import Data, Tokenize
 from shardlab.data.token_files import Layout, TokenFile, read_layout, refuse_change, scan
 from shardlab.data.tokenize import publish
 from shardlab.data.tokenizer import given_tokenizer, number_tokenizer

@@ -12,7 +12,6 @@ from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import IO, Any, cast
 
-from shardlab.config.model_and_data import Data
 from shardlab.core.content import Content
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic
@@ -22,6 +21,7 @@ from shardlab.data.download import download, is_address
 from shardlab.data.huggingface import read_huggingface
 from shardlab.data.local_files import SEPARATOR, read_json_array, read_json_lines, read_text
 from shardlab.data.mediawiki import read_dump, read_mediawiki
+from shardlab.data.settings import Data
 from shardlab.data.source_records import Fields, Tally, to_documents
 from shardlab.data.token_files import find_token_files
 

@@ -9,11 +9,11 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import numpy as np
 from pydantic import Field, StringConstraints
 
-from shardlab.config.model_and_data import Data
 from shardlab.core.content import Content
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
+from shardlab.data.settings import Data
 
 _SUFFIXES = (".bin", ".ds", ".arrow")
 _LLM_C = {(20240520, 1): "uint16", (20240801, 7): "uint32"}

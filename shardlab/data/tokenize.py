@@ -10,11 +10,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from shardlab.config.model_and_data import Tokenize
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic, sha256_of_file, sha256_of_value, write_text
 from shardlab.core.progress import say, track
 from shardlab.data.corpus_file import Document, read_corpus
+from shardlab.data.settings import Tokenize
 from shardlab.data.tokenizer import (
     TextTokenizer,
     given_tokenizer,

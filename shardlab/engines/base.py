@@ -17,9 +17,9 @@ from torch.profiler import record_function
 
 from shardlab.comm.attach import attach
 from shardlab.comm.ledger import Audit
-from shardlab.config.schema import Betas
 from shardlab.core.device import moved
 from shardlab.core.document import Document
+from shardlab.core.types import Betas
 from shardlab.engines.numerics import LossScale
 from shardlab.engines.sliding_checkpoint import activation_offload
 from shardlab.models.units import uses_fp16

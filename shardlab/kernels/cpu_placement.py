@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from shardlab.config.machine import parse_cpus
+from shardlab.core.cpu_affinity import parse_cpus
 
 SYSFS = Path("/sys")
 

@@ -16,10 +16,10 @@ from transformers import (
 from transformers.initialization import no_init_weights
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from shardlab.config.model_and_data import Model, Shape
 from shardlab.core.errors import UserError
 from shardlab.models.checkpoint_weights import CheckpointWeights
 from shardlab.models.random_weights import RandomWeights
+from shardlab.models.settings import Model, Shape
 from shardlab.models.weights import Weights
 
 

@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardlab.config.model_and_data import GPT2_VOCABULARY, PRESETS
-from shardlab.config.schema import Train
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
 from shardlab.models.block_shape import BlockShape
 from shardlab.models.memory import Sizes, UnitShape
+from shardlab.models.settings import GPT2_VOCABULARY, PRESETS, StepSize
 from shardlab.results.result import UnitSize
 from shardlab.strategy.document import CanonicalStrategy
 
@@ -253,7 +252,7 @@ class DecoderShapes:
         train: whose ranks see the samples.
     """
 
-    def __init__(self, decoder: Decoder, train: Train) -> None:
+    def __init__(self, decoder: Decoder, train: StepSize) -> None:
         self._decoder, self._train = decoder, train
 
     def sizes(self, strategy: CanonicalStrategy) -> Sizes:

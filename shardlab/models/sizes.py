@@ -7,13 +7,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from shardlab.config.model_and_data import Model
-from shardlab.config.schema import Train
 from shardlab.core.files import read_json
 from shardlab.models.blocks import block_shapes
 from shardlab.models.build import build_model
 from shardlab.models.memory import Sizes, UnitShape
 from shardlab.models.parts import transformer_blocks
+from shardlab.models.settings import Model, StepSize
 from shardlab.models.units import (
     UnitPlan,
     checkpointing_modes,
@@ -28,7 +27,7 @@ from shardlab.strategy.document import CanonicalStrategy, Strategy
 
 
 def sizes_of(
-    model: PreTrainedModel, strategy: Strategy, train: Train, device: torch.device
+    model: PreTrainedModel, strategy: Strategy, train: StepSize, device: torch.device
 ) -> Sizes:
     """Return the sizes of a model that is not wrapped yet, on any device.
 
@@ -92,7 +91,7 @@ class ModelShapes:
         on_gpu: whether they compute on GPUs, of which none is needed here.
     """
 
-    def __init__(self, model: PreTrainedModel, train: Train, on_gpu: bool = False) -> None:
+    def __init__(self, model: PreTrainedModel, train: StepSize, on_gpu: bool = False) -> None:
         self._model, self._train, self.on_gpu = model, train, on_gpu
         self._device = torch.device("cuda" if on_gpu else "cpu")
         self.layers = len(transformer_blocks(model))
@@ -101,7 +100,7 @@ class ModelShapes:
         self._units: dict[object, list[UnitSize]] = {}
 
     @classmethod
-    def of(cls, model: Model, train: Train, tokens: Path, on_gpu: bool) -> "ModelShapes":
+    def of(cls, model: Model, train: StepSize, tokens: Path, on_gpu: bool) -> "ModelShapes":
         """Return the reader of the model that an experiment trains.
 
         Args:

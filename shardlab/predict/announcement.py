@@ -1,16 +1,19 @@
 """Announcement of an experiment before it runs: parameters of the model, jobs, time and disk."""
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from shardlab.config.experiment import Params
 from shardlab.core.numbers import number, plural
 from shardlab.models.shapes import decoder_of, gpt2_config, read_decoder
+
+if TYPE_CHECKING:
+    from shardlab.config.experiment import Params
 
 _NAMES = {"train": "training run", "timing": "timing", "trial": "race"}
 
 
 def announcement(
-    params: Params, jobs: Mapping[str, int], seconds: Sequence[float | None]
+    params: "Params", jobs: Mapping[str, int], seconds: Sequence[float | None]
 ) -> list[str]:
     """Return lines on the jobs that are about to run.
 
@@ -45,7 +48,7 @@ def _time(seconds: Sequence[float | None]) -> str:
     return f"more than {text}; new: {plural(new, 'job')}" if new else f"about {text}"
 
 
-def _parameters(params: Params) -> int | None:
+def _parameters(params: "Params") -> int | None:
     """Return the number of parameters; None where it takes transformers or a tokenizer's file."""
     model, vocabulary = params.model, params.tokenize.for_model(params.model).tokens
     if model.shape is None:

@@ -11,15 +11,10 @@ import torch.distributed as dist
 
 from shardlab.comm.object_collectives import gather_values
 from shardlab.comm.transport import Transport
-from shardlab.config.machine import (
-    Connection,
-    CpuAffinity,
-    Gpu,
-    Hardware,
-    connection_name,
-)
+from shardlab.core.cpu_affinity import CpuAffinity
 from shardlab.core.files import read_json, temporary, write_json
 from shardlab.core.host import CpuMeter, describe_host, git_revision
+from shardlab.core.link import connection_name
 from shardlab.core.progress import say
 from shardlab.kernels import native
 from shardlab.kernels.cpu_placement import SYSFS, read_topology
@@ -38,6 +33,7 @@ from shardlab.results.calibration_record import (
     wire_bytes,
 )
 from shardlab.results.contention import Contention
+from shardlab.results.hardware import Connection, Gpu, Hardware
 from shardlab.strategy.codec_table import CODECS, split_text
 from shardlab.train.launch import launch
 

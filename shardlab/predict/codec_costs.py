@@ -16,11 +16,11 @@ from shardlab.codecs.base import Block, MessageKey, Unit
 from shardlab.codecs.multi_phase import MultiPhaseMethod
 from shardlab.codecs.registry import make_codec, make_method
 from shardlab.comm.object_collectives import gather_values
-from shardlab.config.schema import Space
 from shardlab.core.errors import shorten
 from shardlab.core.progress import say
 from shardlab.kernels.adam import Hyper, adam_
 from shardlab.kernels.workers import Workers
+from shardlab.predict.settings import Space
 from shardlab.results.calibration_record import (
     UPDATE_BYTES,
     MemoryOperation,

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from copy import copy
 from typing import NamedTuple
 
-from shardlab.config.machine import FRAME_HEADERS, bucket_bytes
+from shardlab.core.link import FRAME_HEADERS, bucket_bytes
 from shardlab.predict.clusters import Cluster, collective_seconds
 from shardlab.predict.coding import Coding, Levels
 from shardlab.predict.machine import CodecLines, Machine, PhasedLines

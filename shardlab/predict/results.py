@@ -6,7 +6,6 @@ from statistics import mean, median
 
 import pandas as pd
 
-from shardlab.config.schema import Forecast
 from shardlab.core.document import Document
 from shardlab.core.files import atomic
 from shardlab.predict.clusters import preset
@@ -20,6 +19,7 @@ from shardlab.predict.extrapolation import (
 )
 from shardlab.predict.machine import Machine, fit_machine, lower_quartile
 from shardlab.predict.model import Model, case_of, fit_model, strategy_of
+from shardlab.predict.settings import Forecast
 from shardlab.predict.step import section_seconds
 from shardlab.results.calibration_record import Calibration, Operation
 from shardlab.results.contention import warnings_of

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from shardlab.config.machine import FRAME_HEADERS
+from shardlab.core.link import FRAME_HEADERS
 from shardlab.core.numbers import ABSENT, figure, scientific, within
 from shardlab.report.tables import (
     DISTURBED,

@@ -10,9 +10,9 @@ import pandas as pd
 
 from shardlab.choose.history import History
 from shardlab.choose.records import Decision
-from shardlab.config.schema import Quality
 from shardlab.predict.results import ForecastDocument
 from shardlab.report.aggregate import comparison, seed_warning
+from shardlab.report.settings import Quality
 from shardlab.report.tables import ONE_DEVICE, Column, Section, Table, make_table
 from shardlab.report.timings import ALIKE, crossovers, timing_table
 from shardlab.results.table import Measured

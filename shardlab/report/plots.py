@@ -15,7 +15,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from shardlab.config.machine import LOOPBACK
+from shardlab.core.link import LOOPBACK
 from shardlab.core.numbers import number, percent
 from shardlab.predict.extrapolation import Point
 from shardlab.report.tables import ONE_DEVICE

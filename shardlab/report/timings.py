@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from shardlab.config.machine import FRAME_HEADERS
+from shardlab.core.link import FRAME_HEADERS
 from shardlab.core.numbers import number, plural
 from shardlab.report.aggregate import shows_rounds, with_ends
 from shardlab.report.tables import DISTURBED, ONE_DEVICE

@@ -16,13 +16,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from shardlab.config.model_and_data import Model
-from shardlab.config.schema import Train
 from shardlab.core.document import Document, flat
 from shardlab.core.errors import UserError
 from shardlab.core.files import find_damage, sha256_of_file, writing
+from shardlab.models.settings import Model
 from shardlab.strategy.document import CanonicalStrategy
 from shardlab.train.plans import RunPlan
+from shardlab.train.settings import Train
 
 _NAME = re.compile(r"step-(\d{8,})")
 

@@ -28,7 +28,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from shardlab.comm.background import Background
 from shardlab.comm.handle import merge_states
 from shardlab.comm.object_collectives import gather_values, run_or_fail_together
-from shardlab.config.schema import Checkpoint
 from shardlab.core.errors import UserError
 from shardlab.core.files import sha256_of_files, writing
 from shardlab.core.progress import say
@@ -44,6 +43,7 @@ from shardlab.engines.state_files import (
 from shardlab.train.checkpoint_folder import Folder, Manifest, damage_in
 from shardlab.train.loop import Loop, StepEvent
 from shardlab.train.plans import RunPlan
+from shardlab.train.settings import Checkpoint
 from shardlab.train.summary import mean_ledger, merge_events
 
 _MODEL, _OPTIMIZER, _SHARDED = "model.safetensors", "optimizer.safetensors", "sharded"

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from shardlab.config.model_and_data import Model
-from shardlab.config.schema import Train
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic, read_json
 from shardlab.core.progress import track
@@ -23,8 +21,10 @@ from shardlab.data.loader import blocks
 from shardlab.data.tokenizer import CONFIG
 from shardlab.data.tokens import TokenSplit, open_split
 from shardlab.models.build import build_model
+from shardlab.models.settings import Model
 from shardlab.results.train_result import Validation
 from shardlab.train.launch import launch
+from shardlab.train.settings import Train
 
 # a progress bar for one small file is noise
 disable_progress_bar()

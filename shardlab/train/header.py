@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 
-from shardlab.config.machine import connection_name
 from shardlab.core.host import describe_host, git_revision
 from shardlab.core.launch_environment import node_count
+from shardlab.core.link import connection_name
 from shardlab.kernels import native
 from shardlab.results.result import Failure, FailureOutcome, LinkEmulation
 from shardlab.results.timing_result import NO_COMMUNICATION

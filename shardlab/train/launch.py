@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from shardlab.comm.emulated_link import Links, Loopback
-from shardlab.config.machine import CpuAffinity
+from shardlab.core.cpu_affinity import CpuAffinity
 from shardlab.core.errors import RunFailed, UserError
 from shardlab.core.files import temporary
 from shardlab.core.launch_environment import RankEnvironment, rank_environment

@@ -14,8 +14,6 @@ from transformers import PreTrainedModel
 
 from shardlab.comm.emulated_link import LinkThrottle, link_counters
 from shardlab.comm.object_collectives import device_of, subgroup
-from shardlab.config.model_and_data import Model
-from shardlab.config.schema import Train
 from shardlab.core.files import temporary
 from shardlab.core.progress import track
 from shardlab.data.loader import Batches
@@ -23,12 +21,14 @@ from shardlab.data.tokens import TokenSplit
 from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
 from shardlab.models.build import build_model
+from shardlab.models.settings import Model
 from shardlab.models.units import unit_sizes, uses_fp16
 from shardlab.profiling.capture import Capture
 from shardlab.profiling.merge import merge_traces
 from shardlab.results.result import UnitSize
 from shardlab.strategy.document import Strategy
 from shardlab.strategy.sync import Sync
+from shardlab.train.settings import Train
 from shardlab.train.step_space import refuse_too_large
 from shardlab.train.utilization import flops_per_token
 

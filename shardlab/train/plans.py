@@ -4,12 +4,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from shardlab.config.model_and_data import Model
-from shardlab.config.schema import Repetitions, Train
 from shardlab.core.files import sha256_of_value
+from shardlab.models.settings import Model
+from shardlab.results.settings import Repetitions
 from shardlab.results.timing_result import NO_COMMUNICATION
 from shardlab.strategy.document import Strategy
 from shardlab.strategy.sync import repetition_steps
+from shardlab.train.settings import Train
 
 
 @dataclass(frozen=True)

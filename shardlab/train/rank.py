@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from shardlab.comm.emulated_link import Links, Loopback
-from shardlab.config.machine import CpuAffinity, parse_cpus
+from shardlab.core.cpu_affinity import CpuAffinity, parse_cpus
 from shardlab.core.errors import RunFailed, UserError
 from shardlab.core.gpus import RankGpu, backend_of, take_gpu, why_on_cpu
 from shardlab.core.progress import say

@@ -8,12 +8,12 @@ import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from shardlab.comm.object_collectives import gather_values
-from shardlab.config.schema import Train
 from shardlab.core.errors import UserError
 from shardlab.core.host import free_memory_bytes, machine_key
 from shardlab.models.memory import Categories, device_memory, host_memory
 from shardlab.models.sizes import sizes_of
 from shardlab.strategy.document import Strategy
+from shardlab.train.settings import Train
 
 _LARGEST = 3
 _FIX = (

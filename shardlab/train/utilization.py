@@ -9,13 +9,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from shardlab.comm.object_collectives import gather_values
-from shardlab.config.schema import Train
 from shardlab.core.host import machine_key, resident_memory
 from shardlab.core.ranges import format_ranges
 from shardlab.kernels.cpu_placement import RankLocation, place_here
 from shardlab.models.blocks import attention_of
 from shardlab.train.launch import launch
 from shardlab.train.rank import gpu_node
+from shardlab.train.settings import Train
 
 _SIZES = {"cpu": 1024, "cuda": 8192}
 _SECONDS = 0.1

@@ -28,13 +28,13 @@ from shardlab.choose.probe_answer import STOCK, rank_replicas, replicas_of
 from shardlab.choose.records import Proposal, Trial
 from shardlab.cli import main
 from shardlab.config.parameters import Parameters
-from shardlab.config.schema import turns
 from shardlab.report.answer import answer
 from shardlab.report.evidence import Evidence
 from shardlab.report.timings import location
 from shardlab.report.verdict import Choice, verdicts
 from shardlab.results.files import read_results, read_timings
 from shardlab.results.result import only
+from shardlab.results.settings import turns
 from shardlab.results.timing_result import TimingResult
 from shardlab.results.train_result import TrainResult
 from tests.evidence_factory import make_evidence

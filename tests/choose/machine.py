@@ -12,16 +12,18 @@ from shardlab.choose.judge import Judge
 from shardlab.choose.proposal import propose
 from shardlab.choose.race_rule import RaceRule, ruling
 from shardlab.choose.records import Candidate, Proposal, Trial, TrialSettings
+from shardlab.choose.settings import Agent
 from shardlab.choose.space import Feasible, feasible, formula_bytes
-from shardlab.config.machine import Link
-from shardlab.config.model_and_data import Model
-from shardlab.config.schema import Agent, Space, Train
+from shardlab.core.link import Link
 from shardlab.models.block_shape import BlockShape
 from shardlab.models.memory import Sizes, UnitShape
+from shardlab.models.settings import Model
 from shardlab.predict.model import Estimate
+from shardlab.predict.settings import Space
 from shardlab.results.result import Breakdown, FailureOutcome, UnitSize
 from shardlab.results.timing_result import BLOCK, Race, TimingResult
 from shardlab.strategy.document import CanonicalStrategy, parse_strategy
+from shardlab.train.settings import Train
 from tests.record_factory import (
     FIGURES,
     STRATEGIES,

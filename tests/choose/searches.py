@@ -13,12 +13,13 @@ from shardlab.choose.records import (
     Trial,
     Verdict,
 )
-from shardlab.config.schema import Agent, Train
+from shardlab.choose.settings import Agent
 from shardlab.results.files import AnyResult
 from shardlab.results.result import Failure, FailureOutcome
 from shardlab.results.timing_result import NO_COMMUNICATION, Race, TimingResult
 from shardlab.results.train_result import TrainResult
 from shardlab.strategy.document import Strategy, parse_strategy
+from shardlab.train.settings import Train
 from tests.choose.machine import SETTINGS, raced
 from tests.record_factory import (
     STRATEGIES,

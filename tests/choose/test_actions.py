@@ -9,7 +9,7 @@ from shardlab.choose.actions import RULES, Offer, actions
 from shardlab.choose.facts import Facts, exposed, gathers_exposed, moved_twice
 from shardlab.choose.incumbent import hold_best
 from shardlab.choose.judge import choose_by_rules
-from shardlab.config.schema import Space
+from shardlab.predict.settings import Space
 from shardlab.strategy.document import differences, parse_strategy
 from tests.choose.machine import Machine
 from tests.record_factory import in_round, make_breakdown

@@ -4,7 +4,7 @@ import re
 
 from shardlab.choose.decision import conclude
 from shardlab.choose.evidence import data_facts, describe, machine_facts, predicted
-from shardlab.config.machine import Connection, Gpu, Hardware
+from shardlab.results.hardware import Connection, Gpu, Hardware
 from shardlab.strategy.document import parse_strategy
 from tests.choose.searches import (
     AGENT,

@@ -15,9 +15,9 @@ from shardlab.choose.experiment import (
 )
 from shardlab.choose.judge import choose_by_rules
 from shardlab.config.experiment import Params
-from shardlab.config.machine import Link
 from shardlab.config.parameters import Parameters
 from shardlab.core.errors import UserError
+from shardlab.core.link import Link
 from shardlab.strategy.document import parse_strategy
 from shardlab.strategy.engine_traits import ENGINES
 from tests.choose.machine import Machine
@@ -26,6 +26,11 @@ from tests.strategy.drawn_strategies import documents
 
 TREE = ROOT / "params.yaml"
 SLOW = Link(rate="100mbit"), 2, 4
+
+
+def sections(*arguments):
+    params = Parameters(*arguments)
+    return {name: params(name) for name in Params.model_fields}
 
 
 @settings(max_examples=100, deadline=None)
@@ -51,9 +56,8 @@ def test_parameters_of_a_search_are_valid_and_complete(tmp_path, ranks, rate, st
     path.write_text(yaml.safe_dump(tree, sort_keys=False))
     link = Link(rate=rate) if rate else None
     folder = tmp_path / "searches/mine"
-    write_folder(folder, search_parameters(Parameters(path), link, ranks, 4))
-    params = Parameters(folder / "params.yaml")
-    values = dict(zip(Params.model_fields, params(*Params.model_fields), strict=True))
+    write_folder(folder, search_parameters(sections(path), link, ranks, 4))
+    values = sections(folder / "params.yaml")
     agent, timings, train = values["agent"], values["timings"], values["train"]
     assert (agent.start, agent.link, train.link) == (name, link, None)
     assert {timing.world_size for timing in timings.values()} == {train.world_size} == {ranks}
@@ -67,7 +71,7 @@ def test_parameters_of_a_search_are_valid_and_complete(tmp_path, ranks, rate, st
 
 
 def test_models_are_presets_or_folders(tmp_path, monkeypatch):
-    params = Parameters(TREE)
+    params = sections(TREE)
     for name, model in (("small", {"preset": "small"}), (str(tmp_path), {"config": str(tmp_path)})):
         found = search_parameters(params, *SLOW, name)["model"]
         assert {key: value for key, value in found.items() if value is not None} == model
@@ -75,7 +79,7 @@ def test_models_are_presets_or_folders(tmp_path, monkeypatch):
         search_parameters(params, *SLOW, "tinny")
     monkeypatch.chdir(tmp_path)
     Path("my/model").mkdir(parents=True)
-    own = Parameters(TREE, ["model={'config': 'my/model'}"])
+    own = sections(TREE, ["model={'config': 'my/model'}"])
     assert search_parameters(own, *SLOW)["model"]["config"] == str(tmp_path / "my/model")
 
 

@@ -8,11 +8,12 @@ from shardlab.choose.decision import conclude
 from shardlab.choose.experiment import ranking_text
 from shardlab.choose.history import History, initial_history, load_history
 from shardlab.choose.incumbent import best_measured, hold_best
-from shardlab.config.schema import Agent, Train
+from shardlab.choose.settings import Agent
 from shardlab.core.errors import UserError
 from shardlab.results.result import Failure
 from shardlab.results.timing_result import NO_COMMUNICATION
 from shardlab.strategy.document import CanonicalStrategy, parse_strategy
+from shardlab.train.settings import Train
 from tests.choose.searches import (
     AGENT,
     DDP,

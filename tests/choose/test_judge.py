@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shardlab.choose.chat import KEY_VARIABLE
 from shardlab.choose.judge import Question, choose_by_rules, judge_of
 from shardlab.choose.records import Candidate, Proposal
-from shardlab.config.schema import Agent
+from shardlab.choose.settings import Agent
 from shardlab.core.files import read_json
 from tests.choose.chat_server import chat, judge, listed, model_judge, says, serving
 from tests.choose.searches import ask

@@ -9,11 +9,13 @@ from shardlab.choose.history import initial_history, reason_to_stop
 from shardlab.choose.judge import choose_by_rules
 from shardlab.choose.proposal import propose, shorten, with_limits
 from shardlab.choose.records import Decision, Verdict
+from shardlab.choose.settings import Agent
 from shardlab.choose.space import Feasible
-from shardlab.config.schema import Agent, Space, Train
 from shardlab.predict.model import Estimate
+from shardlab.predict.settings import Space
 from shardlab.strategy.document import parse_strategy
 from shardlab.strategy.sync import Sync
+from shardlab.train.settings import Train
 from tests.choose.machine import ENDLESS, SETTINGS, Machine
 from tests.choose.searches import AGENT, DDP, KEPT, begin, proposal_of, trial_of
 from tests.record_factory import STRATEGIES, make_records, trial_run

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from shardlab.choose.race_rule import MISSED, SEARCH_ERROR, RaceRule, intervals, ruling, standings
-from shardlab.config.schema import Agent
+from shardlab.choose.settings import Agent
 from shardlab.results.table import StepRatio
 from shardlab.results.timing_result import BLOCK
 

@@ -13,10 +13,10 @@ from shardlab.choose.incumbent import hold_best
 from shardlab.choose.judge import Judge, Question, choose_by_rules
 from shardlab.choose.records import Candidate, Verdict
 from shardlab.choose.space import Feasible, formula_bytes, peak_of, peaks_of
-from shardlab.config.schema import Train
 from shardlab.report.sections.search import outcome as outcome_in_words
 from shardlab.report.sections.search import search as search_section
 from shardlab.strategy.document import CanonicalStrategy, differences, parse_strategy
+from shardlab.train.settings import Train
 from tests.choose.chat_server import judge as http_judge
 from tests.choose.chat_server import listed, model_judge, says, serving
 from tests.choose.machine import Machine, quality, raced, space_of

@@ -5,9 +5,9 @@ from collections import Counter
 import pytest
 
 from shardlab.choose.space import Feasible, documents, feasible, formula_bytes, frugality
-from shardlab.config.schema import Space
 from shardlab.core.errors import UserError
 from shardlab.models.memory import CUBLAS_WORKSPACE, host_memory
+from shardlab.predict.settings import Space
 from shardlab.strategy.document import CanonicalStrategy, parse_strategy
 from shardlab.strategy.engine_traits import ENGINES
 from shardlab.strategy.validation import check_fits

@@ -9,13 +9,13 @@ import yaml
 from shardlab.choose.decision import conclude
 from shardlab.choose.history import History
 from shardlab.choose.records import Proposal, Trial, TrialSettings
-from shardlab.config.machine import Hardware
 from shardlab.config.parameters import Parameters
 from shardlab.core.errors import StorageError, UserError
 from shardlab.core.files import write_json
 from shardlab.profiling.job import break_down
 from shardlab.report.collect import read_losses
 from shardlab.results.files import write_results
+from shardlab.results.hardware import Hardware
 from shardlab.results.table import measured
 from shardlab.results.timing_result import NO_COMMUNICATION
 from shardlab.results.train_result import TrainResult

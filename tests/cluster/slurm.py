@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from shardlab.config.machine import bucket_bytes
+from shardlab.core.link import bucket_bytes
 
 CPUS, GPUS, MEMORY_MB = 64, 8, 16000
 """of a node"""

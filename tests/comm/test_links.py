@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from shardlab.comm.emulated_link import Links, LinkThrottle, emulated
-from shardlab.config.machine import Link
 from shardlab.core.errors import UserError
+from shardlab.core.link import Link
 from shardlab.engines.slide_groups import node_groups
 from tests.commands import said_after
 from tests.ranks import run_ranks

@@ -6,9 +6,10 @@ import pytest
 import yaml
 
 from shardlab.config.parameters import Parameters
-from shardlab.config.schema import Train, each_timing
 from shardlab.core.errors import UserError
+from shardlab.results.settings import each_timing
 from shardlab.strategy.document import Strategy
+from shardlab.train.settings import Train
 
 ROOT = Path(__file__).parents[2]
 
@@ -108,6 +109,10 @@ def refusal(*overrides: str) -> str:
             "(found 'results/results.jsonl')",
         ),
         ("steps", "--set steps: expected key=value, for example train.steps=10"),
+        (
+            "methods={stock: {strategies: [ddp]}}",
+            "methods: tune says what they are to reach: add it, or write methods: {}",
+        ),
     ],
 )
 def test_error_names_the_key_and_the_fix(override: str, message: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 READ = """
 import resource, sys
 from pathlib import Path
-from shardlab.config.model_and_data import Data
+from shardlab.data.settings import Data
 from shardlab.data.sources import read_documents
 from shardlab.data.source_records import Tally
 resource.setrlimit(resource.RLIMIT_DATA, (300 << 20, 300 << 20))

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from shardlab.config.model_and_data import Data
 from shardlab.core.errors import UserError
 from shardlab.data.corpus_file import read_corpus
+from shardlab.data.settings import Data
 from shardlab.data.sources import fetch, prepare
 from shardlab.data.tokenizer import given_tokenizer
 

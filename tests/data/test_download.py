@@ -8,9 +8,9 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from shardlab.config.model_and_data import Data
 from shardlab.core.errors import UserError
 from shardlab.data.corpus_file import read_corpus
+from shardlab.data.settings import Data
 from shardlab.data.sources import prepare
 
 

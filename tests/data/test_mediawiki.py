@@ -4,10 +4,10 @@ import bz2
 
 import pytest
 
-from shardlab.config.model_and_data import Data
 from shardlab.core.errors import UserError
 from shardlab.data.corpus_file import read_corpus
 from shardlab.data.mediawiki import plain_text
+from shardlab.data.settings import Data
 from shardlab.data.sources import prepare
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardlab.config.model_and_data import Data, Tokenize
 from shardlab.core.errors import UserError
 from shardlab.data.corpus_file import read_corpus, write_corpus
 from shardlab.data.loader import Batches, blocks
 from shardlab.data.mapped_tokens import map_tokens
+from shardlab.data.settings import Data, Tokenize
 from shardlab.data.sources import generate, prepare
 from shardlab.data.statistics import describe_tokens
 from shardlab.data.tokenize import build_tokens

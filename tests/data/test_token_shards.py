@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from shardlab.config.model_and_data import Tokenize
 from shardlab.core.errors import UserError
 from shardlab.data.corpus_file import Document, read_corpus, write_corpus
+from shardlab.data.settings import Tokenize
 from shardlab.data.sources import generate
 from shardlab.data.statistics import describe_tokens
 from shardlab.data.tokenize import build_tokens, is_validation

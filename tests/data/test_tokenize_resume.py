@@ -17,7 +17,7 @@ from shardlab.data.workers import worker_pool
 BUILD = """
 import sys
 from pathlib import Path
-from shardlab.config.model_and_data import Tokenize
+from shardlab.data.settings import Tokenize
 from shardlab.data.tokenize import build_tokens
 options = Tokenize(tokenizer="train", vocabulary=300, shards=int(sys.argv[1]))
 build_tokens(Path("corpus.json"), 0.05, options, Path("work"), Path("data"))

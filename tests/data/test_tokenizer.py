@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from shardlab.config.model_and_data import Model, Tokenize
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_text
+from shardlab.data.settings import Tokenize
 from shardlab.data.sources import generate
 from shardlab.data.tokenizer import given_tokenizer, load_tokenizer, train_tokenizer
+from shardlab.models.settings import Model
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 PIECES = ["word", "'s", "'", " ", "  ", "\n", "\t", "\r\n", "9", "12", "!", "...", "é", "\u0301"]

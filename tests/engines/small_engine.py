@@ -10,13 +10,13 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
-from shardlab.config.model_and_data import Shape
 from shardlab.engines.base import EngineSetup, Optimization
 from shardlab.engines.build import build_engine
 from shardlab.engines.slide import SlideEngine
 from shardlab.engines.slide_transfers import Copies
 from shardlab.models.build import shape_config
 from shardlab.models.random_weights import RandomWeights
+from shardlab.models.settings import Shape
 from shardlab.models.units import prepare
 from shardlab.strategy.document import parse_strategy
 from tests.drawn_weights import DrawnWeights

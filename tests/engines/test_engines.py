@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 
 import shardlab
-from shardlab.config.model_and_data import Model
 from shardlab.core.errors import UserError
 from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
 from shardlab.models.build import build_model
+from shardlab.models.settings import Model
 from shardlab.strategy.document import parse_strategy
 from shardlab.strategy.engine_traits import ENGINES
 from tests.engines.engine_cases import (

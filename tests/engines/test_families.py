@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardlab.config.model_and_data import Model
 from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
+from shardlab.models.settings import Model
 from shardlab.strategy.document import parse_strategy
 from shardlab.strategy.engine_traits import ENGINES
 from tests.drawn_weights import drawn_model

@@ -7,11 +7,11 @@ import torch
 import torch.distributed as dist
 
 from shardlab.comm.emulated_link import Links, link_counters
-from shardlab.config.machine import FRAME_HEADERS, Link
-from shardlab.config.model_and_data import Model
+from shardlab.core.link import FRAME_HEADERS, Link
 from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
 from shardlab.models.build import build_model
+from shardlab.models.settings import Model
 from shardlab.strategy.document import parse_strategy
 from tests.ranks import run_ranks
 

@@ -13,11 +13,11 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import shardlab
-from shardlab.config.model_and_data import Model
 from shardlab.core.errors import UserError
 from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
 from shardlab.engines.sliding_checkpoint import FOLDER_VARIABLE
+from shardlab.models.settings import Model
 from shardlab.strategy.document import parse_strategy
 from tests.commands import Command, said_after, wait_for
 from tests.disks import limit_files

@@ -9,14 +9,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardlab.config.model_and_data import Model
-from shardlab.config.schema import Train
 from shardlab.core.device import compute_deterministically
 from shardlab.engines.sliding_checkpoint import FOLDER_VARIABLE
 from shardlab.engines.state_files import in_host_memory
+from shardlab.models.settings import Model
 from shardlab.strategy.document import parse_strategy
 from shardlab.strategy.engine_traits import ENGINES
 from shardlab.train.plans import RunPlan
+from shardlab.train.settings import Train
 from tests.engines.engine_cases import LOSSY, STRATEGIES, losses_of, make, train
 from tests.gpu.devices import on_devices, on_devices_long, own_device
 from tests.measured_run import measure

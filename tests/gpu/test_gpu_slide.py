@@ -7,8 +7,8 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import GPT2LMHeadModel
 
 import shardlab
-from shardlab.config.model_and_data import Shape
 from shardlab.models.build import shape_config
+from shardlab.models.settings import Shape
 from tests.gpu.devices import capped, on_devices, on_devices_long, own_device
 from tests.ranks import on_ranks
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardlab.config.machine import CpuAffinity, parse_cpus
+from shardlab.core.cpu_affinity import CpuAffinity, parse_cpus
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
 from shardlab.core.ranges import format_ranges

@@ -7,13 +7,13 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from shardlab.config.model_and_data import Model
-from shardlab.config.schema import Train
 from shardlab.models.blocks import attention_of, unplanned
 from shardlab.models.build import build_model
 from shardlab.models.memory import closed_form
+from shardlab.models.settings import Model
 from shardlab.models.sizes import ModelShapes, sizes_of
 from shardlab.strategy.document import parse_strategy
+from shardlab.train.settings import Train
 from shardlab.train.utilization import flops_per_token
 
 SIZES = {

@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from shardlab.config.model_and_data import GPT2_VOCABULARY, PRESETS, Model
 from shardlab.core.errors import UserError
 from shardlab.models.build import build_model
+from shardlab.models.settings import GPT2_VOCABULARY, PRESETS, Model
 from tests.families import FAMILIES, POSITIONS, VOCABULARY, config_of
 
 TOKENS = torch.arange(POSITIONS)[None]

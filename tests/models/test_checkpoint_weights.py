@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DiffLlamaConfig, PhimoeConfig
 
-from shardlab.config.model_and_data import Model
 from shardlab.core.errors import UserError
 from shardlab.models.build import build_model
+from shardlab.models.settings import Model
 from tests.families import FAMILIES, POSITIONS, VOCABULARY, config_of
 
 TOKENS = torch.arange(POSITIONS)[None]

@@ -5,13 +5,13 @@ import json
 import pytest
 
 from benchmarks.plans import mpt
-from shardlab.config.model_and_data import Model
-from shardlab.config.schema import Train
 from shardlab.core.errors import UserError
 from shardlab.models.build import build_model
+from shardlab.models.settings import Model
 from shardlab.models.shapes import PUBLISHED, DecoderShapes, decoder_of, read_decoder
 from shardlab.models.sizes import ModelShapes
 from shardlab.strategy.document import parse_strategy
+from shardlab.train.settings import Train
 from shardlab.train.utilization import flops_per_token
 
 COUNTS = {

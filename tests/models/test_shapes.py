@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from shardlab.choose.space import documents
-from shardlab.config.model_and_data import Model
-from shardlab.config.schema import Space, Train
 from shardlab.core.errors import UserError
 from shardlab.models.build import build_model
+from shardlab.models.settings import Model
 from shardlab.models.sizes import ModelShapes, sizes_of
 from shardlab.models.units import unit_sizes
+from shardlab.predict.settings import Space
 from shardlab.strategy.document import CanonicalStrategy, parse_strategy
+from shardlab.train.settings import Train
 from shardlab.train.utilization import flops_per_token
 
 OTHERS = (

@@ -5,9 +5,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2LMHeadModel
 
-from shardlab.config.model_and_data import Shape
 from shardlab.core.errors import UserError
 from shardlab.models.build import shape_config
+from shardlab.models.settings import Shape
 from shardlab.models.units import plan_units, prepare, unit_sizes
 from shardlab.strategy.document import parse_strategy
 

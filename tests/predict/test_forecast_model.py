@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from shardlab.config.schema import Forecast
 from shardlab.core.errors import UserError
 from shardlab.predict.costs import Measured
 from shardlab.predict.extrapolation import (
@@ -15,6 +14,7 @@ from shardlab.predict.extrapolation import (
 from shardlab.predict.machine import fit_machine
 from shardlab.predict.model import case_of, fit_model
 from shardlab.predict.results import check, fitted_runs, summarize
+from shardlab.predict.settings import Forecast
 from shardlab.predict.step import step_seconds
 from shardlab.results.timing_result import NO_COMMUNICATION
 from tests.evidence_factory import make_forecast

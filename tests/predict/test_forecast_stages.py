@@ -4,13 +4,13 @@ import pytest
 
 from shardlab.codecs.registry import make_codec
 from shardlab.config.parameters import Parameters
-from shardlab.config.schema import Forecast, Space
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
 from shardlab.predict.calibrate import SIZES, calibrate
 from shardlab.predict.codec_costs import ELEMENTS, codecs_of
 from shardlab.predict.machine import fit_machine
 from shardlab.predict.results import ForecastDocument
+from shardlab.predict.settings import Forecast, Space
 from shardlab.results.calibration_record import Calibration, memory_operations
 from shardlab.results.files import write_results
 from shardlab.strategy.document import parse_strategy

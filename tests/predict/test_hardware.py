@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from shardlab.config.machine import Hardware
 from shardlab.core.host import describe_host
 from shardlab.predict.calibrate import detect
 from shardlab.results.calibration_record import MemoryCost
+from shardlab.results.hardware import Hardware
 from tests.predict.timing_factory import made_calibration
 
 

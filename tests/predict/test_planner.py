@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from shardlab.config.schema import Train
 from shardlab.models.memory import CUBLAS_WORKSPACE
 from shardlab.models.shapes import DecoderShapes, read_decoder
 from shardlab.predict.devices import (
@@ -32,6 +31,7 @@ from shardlab.predict.planner import (
 )
 from shardlab.strategy.document import parse_strategy
 from shardlab.strategy.validation import check_fits
+from shardlab.train.settings import Train
 
 TOKENS = 4 * 512
 

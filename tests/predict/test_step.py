@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from shardlab.config.model_and_data import Model
 from shardlab.core.document import validate
 from shardlab.engines.base import Optimization
 from shardlab.engines.build import build_engine
 from shardlab.models.build import build_model
+from shardlab.models.settings import Model
 from shardlab.models.units import unit_sizes
 from shardlab.predict.coding import codings, outer_coding
 from shardlab.predict.costs import FRAMING, Costs, Measured, Phase, Rank

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from shardlab.config.machine import bits_per_second
+from shardlab.core.link import bits_per_second
 from shardlab.predict.costs import Measured
 from shardlab.predict.machine import CodecLines, Line, Machine
 from shardlab.predict.model import Model, case_of, workload_of

@@ -7,7 +7,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from shardlab.config.schema import Quality
 from shardlab.core.numbers import ABSENT, number
 from shardlab.report.columns import STEP
 from shardlab.report.sections.links import (
@@ -20,6 +19,7 @@ from shardlab.report.sections.links import (
 )
 from shardlab.report.sections.runs import comparison_table
 from shardlab.report.sections.scaling import cores_note, scaling, share
+from shardlab.report.settings import Quality
 from shardlab.report.tables import (
     DISTURBED,
     ONE_DEVICE,

@@ -8,16 +8,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shardlab.config.model_and_data import Model
-from shardlab.config.schema import Checkpoint, Train
 from shardlab.data.loader import Batches
 from shardlab.data.tokens import open_split
 from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
+from shardlab.models.settings import Model
 from shardlab.strategy.document import parse_strategy
 from shardlab.train.checkpoints import Checkpoints, gather_full
 from shardlab.train.loop import Loop, StepEvent
 from shardlab.train.plans import RunPlan
+from shardlab.train.settings import Checkpoint, Train
 from tests.drawn_weights import drawn_model
 
 INT4 = {"codec": "int4:group=64", "error_feedback": True}

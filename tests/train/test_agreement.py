@@ -9,13 +9,14 @@ from unittest.mock import patch
 import pytest
 import torch.distributed as dist
 
-from shardlab.config.model_and_data import Model
-from shardlab.config.schema import Repetitions, Train
 from shardlab.core.errors import UserError
 from shardlab.data.tokens import MANIFEST
+from shardlab.models.settings import Model
+from shardlab.results.settings import Repetitions
 from shardlab.strategy.document import parse_strategy
 from shardlab.train.agreement import open_training_tokens, refuse_differences
 from shardlab.train.plans import RunPlan, TimingPlan
+from shardlab.train.settings import Train
 from tests.ranks import on_ranks
 
 TRAIN, MODEL = Train(steps=2, untimed_steps=1, warmup_steps=1), Model(preset="tiny")

@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardlab.config.model_and_data import Model
 from shardlab.core.errors import UserError
+from shardlab.models.settings import Model
 from shardlab.train.checkpoint_folder import Folder, Manifest, damage_in
 from tests.ranks import on_ranks, run_ranks
 from tests.train.checkpointed import FORMATS, Run, plan_of, strategy_of

@@ -6,11 +6,11 @@ import random
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from shardlab.config.schema import Checkpoint
 from shardlab.core.errors import StorageError, UserError
 from shardlab.core.files import read_json, read_json_lines
 from shardlab.train.checkpoint_folder import Folder, damage_in
 from shardlab.train.run import train_run
+from shardlab.train.settings import Checkpoint
 from tests.train.checkpointed import INT4, plan_of, strategy_of
 from tests.train.interrupted_runs import Outcome, kill_a_rank
 

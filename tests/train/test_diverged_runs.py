@@ -8,16 +8,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardlab.config.model_and_data import Model
-from shardlab.config.schema import Checkpoint, Train
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
 from shardlab.engines.autograd import DDPEngine
+from shardlab.models.settings import Model
 from shardlab.results.train_result import TrainResult
 from shardlab.strategy.document import parse_strategy
 from shardlab.train import run as train_module
 from shardlab.train.plans import RunPlan
 from shardlab.train.run import train_run
+from shardlab.train.settings import Checkpoint, Train
 from tests.measured_run import measure
 
 STEPS = 60

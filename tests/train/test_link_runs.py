@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from shardlab.config.machine import Link
 from shardlab.core.files import read_json, read_json_lines
+from shardlab.core.link import Link
 from shardlab.profiling.breakdown import analyse
 from shardlab.train.run import train_run
 from tests.train.checkpointed import INT4, plan_of, strategy_of

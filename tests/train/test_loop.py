@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
-from shardlab.config.model_and_data import Model
-from shardlab.config.schema import Train
 from shardlab.data.loader import Batches
 from shardlab.data.tokens import open_split
 from shardlab.models.build import build_model
+from shardlab.models.settings import Model
 from shardlab.strategy.document import parse_strategy
 from shardlab.strategy.engine_traits import ENGINES
 from shardlab.train.loop import StepEvent, build_loop, divergence_step, has_diverged, learning_rate
+from shardlab.train.settings import Train
 from shardlab.train.utilization import flops_per_token
 from tests.families import config_of
 from tests.ranks import on_ranks

@@ -9,15 +9,15 @@ import torch
 import torch.distributed as dist
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from shardlab.config.model_and_data import Model
-from shardlab.config.schema import Checkpoint, Train
 from shardlab.core.errors import StorageError, UserError
+from shardlab.models.settings import Model
 from shardlab.profiling.trace_file import load_trace
 from shardlab.strategy.document import parse_strategy
 from shardlab.train.loop import Loop, StepEvent
 from shardlab.train.outputs import Telemetry, check_equal, checksum, gather_trained
 from shardlab.train.plans import RunPlan
 from shardlab.train.run import train_run
+from shardlab.train.settings import Checkpoint, Train
 from tests.ranks import on_ranks
 from tests.train.checkpointed import Run, plan_of, strategy_of
 

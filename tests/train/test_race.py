@@ -10,15 +10,16 @@ from types import SimpleNamespace
 import pytest
 
 import shardlab.train.blame as blame
-from shardlab.config.model_and_data import Model
-from shardlab.config.schema import Timing, Train
 from shardlab.core.errors import UserError
+from shardlab.models.settings import Model
+from shardlab.results.settings import Timing
 from shardlab.results.timing_result import BLOCK, NO_COMMUNICATION, Race, Ruling
 from shardlab.strategy.document import parse_strategy
 from shardlab.train.interleaved import Look
 from shardlab.train.launch import RunFailed
 from shardlab.train.plans import TimingPlan
 from shardlab.train.race import race
+from shardlab.train.settings import Train
 from tests.train.faulty_arms import on_rank, poison, raises, refuses
 
 STRATEGIES = {

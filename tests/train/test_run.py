@@ -10,19 +10,19 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from shardlab.config.model_and_data import Model
 from shardlab.config.parameters import Parameters
-from shardlab.config.schema import Train
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json_lines, write_json
 from shardlab.core.ranges import format_ranges
 from shardlab.data.tokens import open_split
 from shardlab.kernels.cpu_placement import read_topology
+from shardlab.models.settings import Model
 from shardlab.results.train_result import TrainResult
 from shardlab.strategy.document import parse_strategy
 from shardlab.train.evaluation import evaluate
 from shardlab.train.plans import RunPlan
 from shardlab.train.run import train_run
+from shardlab.train.settings import Train
 from stages import validate
 from tests.families import config_of
 from tests.measured_run import measure

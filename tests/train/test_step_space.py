@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from shardlab.config.model_and_data import Model
-from shardlab.config.schema import Train
 from shardlab.core.errors import UserError
 from shardlab.models.build import build_model
 from shardlab.models.memory import CUBLAS_WORKSPACE, closed_form, host_memory
+from shardlab.models.settings import Model
 from shardlab.models.sizes import sizes_of
 from shardlab.strategy.document import parse_strategy
 from shardlab.train import step_space as space
+from shardlab.train.settings import Train
 from shardlab.train.step_space import free_bytes, refuse_too_large
 from tests.ranks import on_ranks
 

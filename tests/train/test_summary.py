@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from shardlab.comm.ledger import Ledger
-from shardlab.config.model_and_data import Model
-from shardlab.config.schema import Train
+from shardlab.models.settings import Model
 from shardlab.strategy.document import parse_strategy
 from shardlab.train.plans import RunPlan
+from shardlab.train.settings import Train
 from shardlab.train.summary import Measured, merge_events, summarize
 
 STEPS, UNTIMED = 6, 2

@@ -14,13 +14,14 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from shardlab.config.model_and_data import Model, Tokenize
 from shardlab.data.corpus_file import write_corpus
+from shardlab.data.settings import Tokenize
 from shardlab.data.sources import generate
 from shardlab.data.tokenize import build_tokens, is_validation
 from shardlab.data.tokenizer import train_tokenizer
 from shardlab.data.tokens import open_split
 from shardlab.models.build import build_model
+from shardlab.models.settings import Model
 from shardlab.train.evaluation import evaluate, save_model
 
 LENGTH = 512

@@ -8,19 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from shardlab.config.machine import FRAME_HEADERS, Link
-from shardlab.config.model_and_data import Model
-from shardlab.config.schema import Timing, Train
 from shardlab.core.errors import UserError
+from shardlab.core.link import FRAME_HEADERS, Link
+from shardlab.models.settings import Model
 from shardlab.predict.model import workload_of
 from shardlab.results.files import read_results, read_timing
 from shardlab.results.result import Failure, only
+from shardlab.results.settings import Timing
 from shardlab.results.timing_result import NO_COMMUNICATION, TimingResult
 from shardlab.strategy.document import parse_strategy
 from shardlab.train import loop
 from shardlab.train.interleaved import Turns, order, time_strategies
 from shardlab.train.launch import RunFailed, launch_together
 from shardlab.train.plans import TimingPlan
+from shardlab.train.settings import Train
 from shardlab.train.timing import slowest
 from tests.train.faulty_arms import on_rank, raises
 

@@ -1,13 +1,12 @@
-"""What parameters and records say of a machine: links, CPUs of ranks, hardware."""
+"""Links between ranks: emulated ones as parameters say them, and their names in records."""
 
 import re
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
-from shardlab.core.ranges import parse_ranges
 
 LOOPBACK = "loopback"
 """link name in records for ranks of one machine without an emulated link"""
@@ -120,95 +119,3 @@ class Link(Document):
                 "node"
             )
         return tuple(map(bits_per_second, self.rate))
-
-
-def parse_cpus(text: str) -> tuple[int, ...]:
-    """Parse a list of CPUs, ascending.
-
-    Raises:
-        UserError: not of numbers and ranges.
-    """
-    try:
-        return parse_ranges(text)
-    except ValueError:
-        raise UserError(f"list of CPUs {text!r}: write numbers and ranges, such as 0-3,8") from None
-
-
-_POLICIES = Literal["auto", "cores", "none"]
-
-
-def _checked_cpus(value: Any) -> Any:
-    if not isinstance(value, list | tuple):
-        if value in get_args(_POLICIES):
-            return value
-        raise UserError(
-            f"expected {', '.join(get_args(_POLICIES))} or CPUs for each rank, such as "
-            "['0-3', '4-7']"
-        )
-    for cpus in value:
-        parse_cpus(str(cpus))
-    return tuple(value)
-
-
-CpuAffinity = Annotated[_POLICIES | tuple[str | int, ...], BeforeValidator(_checked_cpus)]
-"""Value of `train.placement`; `shardlab.config.schema.Train` describes it."""
-
-
-class Gpu(Document):
-    """One GPU."""
-
-    name: str
-    """as the driver has it"""
-    memory_gb: float
-    """1 GB = 10^9 B"""
-    link: str | None = None
-    """to the other GPUs, such as NVLink 4; detected: whether each reads the others' memory"""
-    peak_tflops: float | None = None
-    """of dense matrix products in the type that computes, 10^12 operations per second; never
-    detected. Only the prompt of the search's judge has it: no utilization or forecast depends on
-    it"""
-
-
-class Connection(Document):
-    """Ranks that exchange messages, as measured."""
-
-    world_size: int
-    """number of ranks"""
-    link: str
-    """that they use, by name"""
-    mb_per_s: float
-    """that a rank sends, in the largest messages"""
-    latency_us: float
-    """duration of the smallest exchange"""
-
-
-class Hardware(Document):
-    """A machine; null: unknown, or in the parameters: as detected."""
-
-    cpu: str | None = None
-    """name of the processor"""
-    cores: int | None = None
-    """usable CPUs"""
-    numa_nodes: int | None = None
-    """number of NUMA nodes"""
-    caches_kb: dict[str, int] | None = None
-    """of the first core, by level and type"""
-    memory_gb: float | None = None
-    """of the host"""
-    copy_gb_per_s: float | None = None
-    """that a rank reads and writes when it copies a large vector, while all ranks do"""
-    gpus: list[Gpu] | None = None
-    """the GPUs of the machine"""
-    connections: list[Connection] | None = None
-    """measured exchanges, by ranks and link"""
-
-    def changed_by(self, given: "Hardware") -> "Hardware":
-        """Return the hardware with what is given in place of what was detected."""
-        known = {name: getattr(given, name) for name in Hardware.model_fields}
-        return self.model_copy(update={n: value for n, value in known.items() if value is not None})
-
-    def memory_of_rank_gb(self, world_size: int) -> float | None:
-        """Return the memory of the smallest GPU, or the ranks' equal parts of the host's."""
-        if self.gpus:
-            return min(gpu.memory_gb for gpu in self.gpus)
-        return None if self.memory_gb is None else self.memory_gb / world_size

@@ -1,9 +1,11 @@
+"""Links between ranks, as parameters say them."""
+
 import pytest
 
 from shardlab.config.experiment import Params
-from shardlab.config.machine import Link, bits_per_second
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
+from shardlab.core.link import Link, bits_per_second
 
 
 def test_units_of_rates_are_powers_of_ten():

@@ -1,0 +1,24 @@
+"""Types of values that settings of several packages have."""
+
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from shardlab.core.document import AS_TUPLE
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=40)]
+"""Name that becomes part of file names: lower-case letters, digits and hyphens."""
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Positive = Annotated[float, Field(gt=0)]
+# bounds beyond which a number is a mistake that would cost hours or all memory before it shows
+WorldSize = Annotated[int, Field(ge=1, le=65_536)]
+"""more ranks than the largest clusters have GPUs are no run"""
+BatchSize = Annotated[int, Field(ge=1, le=2**20)]
+SequenceLength = Annotated[int, Field(ge=2, le=2**24)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
+"""a billion steps, repetitions or trials take years"""
+_Beta = Annotated[float, Field(ge=0, lt=1)]
+Betas = Annotated[tuple[_Beta, _Beta], AS_TUPLE]
+"""decay of the first and of the second moment of AdamW, per step"""
+Seconds = Annotated[float, Field(gt=0, le=10**7)]
+"""waiting times: four months; clocks of libraries overflow far above"""

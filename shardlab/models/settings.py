@@ -1,0 +1,126 @@
+"""Parameters of the model."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from shardlab.core.document import Document
+from shardlab.core.files import state_of
+
+GPT2_VOCABULARY = 50257
+Vocabulary = Annotated[int, Field(ge=1, le=2**31)]
+"""number of tokens that a model knows"""
+
+
+class StepSize(Protocol):
+    """What is read of a training's parameters to size a model's step."""
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences per rank and micro-batch."""
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches per step."""
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens per sequence."""
+
+    @property
+    def clip(self) -> float | None:
+        """Maximum global gradient norm; None: none."""
+
+
+class Shape(NamedTuple):
+    """Layers, width and attention heads of a GPT-2."""
+
+    layers: int
+    width: int
+    heads: int
+
+
+PRESETS = {
+    "tiny": Shape(2, 96, 4),
+    "small": Shape(4, 128, 4),
+    "4x176": Shape(4, 176, 4),
+    "6x256": Shape(6, 256, 8),
+    "8x576": Shape(8, 576, 9),
+    "9x704": Shape(9, 704, 11),
+    "20x1024": Shape(20, 1024, 16),
+}
+_FORMER = {"10m": "4x176", "18m": "6x256", "62m": "8x576", "90m": "9x704", "300m": "20x1024"}
+"""presets by names that said the size with GPT-2's own vocabulary"""
+
+
+def _preset(name: Any) -> Any:
+    if name in _FORMER:
+        raise ValueError(
+            f"presets are named by layers x width, since their size depends on the vocabulary: "
+            f"write {_FORMER[name]}"
+        )
+    return name
+
+
+class Model(Document):
+    """Model to train: a GPT-2 of any shape with random weights, or any causal language model of
+    Hugging Face; without dropout."""
+
+    preset: Annotated[
+        Literal["tiny", "small", "4x176", "6x256", "8x576", "9x704", "20x1024"] | None,
+        BeforeValidator(_preset),
+    ] = None
+    """shape by its name: tiny is 2x96 (layers x width), small 4x128"""
+    layers: int | None = Field(None, ge=1, le=1000)
+    """transformer blocks; null: as the preset"""
+    width: int | None = Field(None, ge=1, le=2**17)
+    """elements per token between blocks; null: as the preset"""
+    heads: int | None = Field(None, ge=1, le=2**17)
+    """attention heads, a divisor of the width; null: as the preset"""
+    pretrained: str | None = None
+    """folder or name on the Hugging Face hub with config.json and safetensors files"""
+    config: str | None = None
+    """folder, config.json or name on the Hugging Face hub: its architecture with random weights"""
+
+    @property
+    def shape(self) -> Shape | None:
+        """Shape of a GPT-2; None of a model of Hugging Face."""
+        given = self.layers, self.width, self.heads
+        if self.preset is None and None in given:
+            return None
+        base = given if self.preset is None else PRESETS[self.preset]
+        return Shape(*(own or other or 0 for own, other in zip(given, base, strict=True)))
+
+    @property
+    def name(self) -> str:
+        """Name of the model in records."""
+        shape = self.shape
+        if shape is None:
+            return self.pretrained or self.config or ""
+        known = {preset: name for name, preset in PRESETS.items()}
+        return known.get(shape, f"{shape.layers}x{shape.width}, {shape.heads} heads")
+
+    def state(self) -> str | None:
+        """Return a digest that changes when a file of the model is written; None where it has none
+        on this machine."""
+        root = self.pretrained or self.config
+        return state_of(Path(root)) if root and Path(root).exists() else None
+
+    @model_validator(mode="after")
+    def _one_of_three(self) -> Self:
+        changed = any(each is not None for each in (self.layers, self.width, self.heads))
+        random = self.preset is not None or changed
+        if random + (self.pretrained is not None) + (self.config is not None) != 1:
+            raise ValueError(
+                "give one of preset (which layers, width and heads may change), pretrained and "
+                "config"
+            )
+        if random and self.shape is None:
+            raise ValueError("give layers, width and heads, or a preset that they change")
+        if self.shape is not None and self.shape.width % self.shape.heads:
+            raise ValueError(
+                f"width {self.shape.width} is no multiple of {self.shape.heads} heads: change one "
+                "of them"
+            )
+        return self

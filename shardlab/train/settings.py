@@ -1,0 +1,108 @@
+"""Parameters of training runs."""
+
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from shardlab.core.cpu_affinity import CpuAffinity
+from shardlab.core.document import Document
+from shardlab.core.link import Link
+from shardlab.core.types import BatchSize, Betas, Seconds, SequenceLength, WorldSize
+
+
+class Checkpoint(Document):
+    """Checkpoints of a run, from which it resumes after it was killed."""
+
+    every: int = Field(ge=1)
+    """steps between checkpoints"""
+    keep: int = Field(2, ge=1)
+    """number of checkpoints to keep, the most recent ones; none once the run has succeeded"""
+    format: Literal["full", "sharded"] = "full"
+    """full: whole tensors, written by rank 0, for every engine and number of ranks; sharded: every
+    rank writes its part, for other numbers of ranks and meshes of the same units"""
+    asynchronous: bool = False
+    """sharded: training continues while the files are written"""
+    elastic: bool = False
+    """resume also with other `train` and `strategies` values, as far as the format allows: no
+    longer bit for bit, and the metrics cover both parts; model, seed and data must be the same"""
+
+    @model_validator(mode="after")
+    def _full_takes_all_ranks(self) -> Self:
+        if self.asynchronous and self.format == "full":
+            raise ValueError("asynchronous is for format: sharded: change one of them")
+        return self
+
+
+_WITHOUT_RESULTS = {"checkpoint", "timeout_s"}
+"""parameters of `Train` that no result depends on"""
+_ADDED = ("betas", "deterministic")
+"""parameters of `Train` that earlier runs lacked, which had what is now the default"""
+
+
+class Train(Document):
+    """Training run of every strategy."""
+
+    world_size: WorldSize = 2
+    """number of ranks"""
+    threads: int = Field(1, ge=1, le=4096)
+    """CPU threads per rank; part of the result, because sums depend on it"""
+    placement: CpuAffinity = "auto"
+    """CPU affinity of the ranks. auto: with several NUMA nodes each
+    rank gets CPUs of its own on the node of its GPU, or on the nodes round-robin; otherwise nothing
+    changes. cores: CPUs of its own on every machine. none: nothing changes. Or the CPUs of each
+    rank of a machine, such as ['0-3,8', '4-7']"""
+    steps: int = Field(120, ge=2, le=10**9)
+    """updates of the parameters"""
+    batch_size: BatchSize = 8
+    """sequences per rank and micro-batch"""
+    accumulation: int = Field(1, ge=1, le=2**20)
+    """micro-batches per step"""
+    sequence_length: SequenceLength = 64
+    """tokens that are predicted per sequence"""
+    learning_rate: float = Field(3e-3, gt=0)
+    """of AdamW, after the warm-up"""
+    warmup_steps: int = Field(10, ge=0)
+    """steps of linear learning-rate warm-up"""
+    decay: Literal["cosine", "constant"] = "cosine"
+    """learning rate after warm-up: cosine decay to a tenth, or constant"""
+    weight_decay: float = Field(0.1, ge=0)
+    """of AdamW, decoupled from the gradient"""
+    betas: Betas = (0.9, 0.95)
+    """of AdamW: decay of the first and of the second moment, as language models are commonly
+    trained (Brown et al. 2020, appendix B)"""
+    clip: float | None = Field(1.0, gt=0)
+    """maximum global gradient norm, or null"""
+    untimed_steps: int = Field(5, ge=0)
+    """first steps, left out of all timings"""
+    deterministic: bool = False
+    """use only algorithms that repeat their bits: for GPUs, where they are slower. On CPUs runs
+    repeat their bits in any case"""
+    audit_steps: int = Field(1, ge=0, le=10**6)
+    """extra steps after the run whose gradients are also summed uncompressed, to measure the error
+    of the codec"""
+    profiled_steps: int = Field(3, ge=1, le=10_000)
+    """extra steps after the run that are traced"""
+    timeout_s: Seconds = 60
+    """maximum wait for another rank, seconds"""
+    link: Link | None = None
+    """emulated link between ranks of this machine; null: none"""
+    checkpoint: Checkpoint | None = None
+    """checkpoints to resume from after an interruption; null: start over"""
+
+    @model_validator(mode="after")
+    def _steps_remain(self) -> Self:
+        if self.untimed_steps >= self.steps:
+            raise ValueError(f"untimed_steps must be below steps ({self.steps})")
+        return self
+
+    def only(self, *names: str) -> "Train":
+        """Return these parameters and those that no result depends on; others are at defaults."""
+        used = {*names} | _WITHOUT_RESULTS
+        return Train(**{name: getattr(self, name) for name in used})
+
+    def meaning(self) -> dict[str, Any]:
+        """Return the parameters that the results depend on, as plain data; `betas` and
+        `deterministic` are left out at their defaults, as in runs from before them."""
+        defaults = {key: type(self).model_fields[key].default for key in _ADDED}
+        same = {key for key, default in defaults.items() if getattr(self, key) == default}
+        return self.model_dump(mode="json", exclude=_WITHOUT_RESULTS | same)
