@@ -26,7 +26,7 @@ experiments/%: always
 	@if test -e $@/params.yaml && ! test $@/params.yaml -ef $(PARAMS); then \
 	  echo "make run: $@ is of $$(readlink $@/params.yaml): rename $(PARAMS), or remove $@" >&2; \
 	  exit 2; fi
-	@mkdir -p $@/.dvc $@/data/inputs
+	@mkdir -p $@/.dvc $@/data/inputs $@/results/tune
 	@for file in Snakefile csrc dvc.yaml profiles shardlab stages user_codecs workflow \
 	  .dvcignore .shardlab.lock; do ln -sfn ../../$$file $@/$$file; done
 	@ln -srfn $(PARAMS) $@/params.yaml

@@ -28,7 +28,7 @@ STAGES = (
     *("prepare", "tokenize", "profile", "validate", "timing", "calibrate", "forecast"),
     *("estimate", "collect", "propose", "trial", "decide", "report", "readme"),
 )
-"""stages with one key; `train` has one for each run"""
+"""stages with one key; `train` has one for each run, `tune` for each method"""
 _ENCODING = ("timing", "calibrate", "estimate", "trial")
 """stages that make codecs of any strategy: those of users are part of their keys"""
 _BUILDER = "shardlab.engines.build"
@@ -40,7 +40,8 @@ _COMMAND_LINE = "shardlab.cli"
 
 
 def code_keys(params: Parameters) -> dict[str, Any]:
-    """Return the key of each stage, of `train` by run, and `machine` for stages that measure it."""
+    """Return the key of each stage, of `train` by run and of `tune` by method, and `machine` for
+    stages that measure it."""
     graph = _graph()
     users = params("codecs")
     codecs = [_module(spec.factory) for spec in BUILT_IN.values()]
@@ -53,8 +54,13 @@ def code_keys(params: Parameters) -> dict[str, Any]:
             modules += engines
         keys[stage] = _digest(graph, modules, users if encoding else ())
     keys["train"] = {
-        run: _digest(graph, *_of_run(strategy, users))
+        run: _digest(graph, *_of_run("train", strategy, users))
         for run, strategy in params("strategies").items()
+    }
+    strategies = params.all_strategies()
+    keys["tune"] = {
+        name: _digest(graph, *_of_run("tune", strategies[method.strategies[0]], users))
+        for name, method in params("methods").items()
     }
     return {**keys, "machine": machine_name(describe_host(), torch_version())}
 
@@ -81,12 +87,15 @@ def _graph() -> grimp.ImportGraph:
     )
 
 
-def _of_run(strategy: Strategy, users: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
-    """Return the modules that training by a strategy imports, and the modules of users' codecs."""
+def _of_run(
+    stage: str, strategy: Strategy, users: tuple[str, ...]
+) -> tuple[list[str], tuple[str, ...]]:
+    """Return the modules that a stage which trains by a strategy imports, and the modules of users'
+    codecs."""
     full = strategy.canonical()
     factories = [_module(type(codec).factory) for codec in _codecs(full)]
     own = [name for name in factories if name.startswith("shardlab.")]
-    modules = ["stages.train", _module(full.traits.factory), *own]
+    modules = [f"stages.{stage}", _module(full.traits.factory), *own]
     return modules, users if len(own) < len(factories) else ()
 
 

@@ -40,7 +40,8 @@ _WHEEL = _HERE / "pipeline"
 """where pyproject.toml puts the files of the pipeline in a wheel"""
 FILES = (
     *(".dvc/.gitignore", ".dvc/config", ".dvc/plots", ".dvcignore", ".gitignore", "Snakefile"),
-    *("data/inputs/.gitignore", "dvc.yaml", "profiles", "user_codecs", "workflow"),
+    *("data/inputs/.gitignore", "dvc.yaml", "profiles", "results/tune/.gitignore"),
+    *("user_codecs", "workflow"),
 )
 _CODE = ("csrc", "shardlab", "stages")
 """links to what is installed, so that jobs import it and both tools see when it changes"""
@@ -143,6 +144,7 @@ def _parameters(answers: dict[str, str], start_s: float) -> tuple[dict[str, Any]
         timed["interleaved"] = {f"one-rank-{name}": single}
     tree = {
         "inputs": inputs,
+        "methods": {},
         "data": data,
         "model": model,
         "train": {"world_size": ranks, "steps": steps},

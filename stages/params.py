@@ -2,8 +2,8 @@
 
 Both tools compare single keys of these files. In data/params.yaml every default is written out,
 strategies are in canonical form, and names stand for nothing else: a timing holds the hashes of its
-strategies, a round the settings of its search. So another spelling of the same repeats nothing.
-Stages themselves read params.yaml.
+strategies, a method the one that it trains, a round the settings of its search. So another spelling
+of the same repeats nothing. Stages themselves read params.yaml.
 """
 
 from pathlib import Path
@@ -35,6 +35,9 @@ def canonical(params: Parameters) -> dict[str, Any]:
     strategies = params.all_strategies()
     for name, timing in values.timings.items():
         tree["timings"][name]["strategies"] = _hashes(timing, name, strategies)
+    for name, method in values.methods.items():
+        trained = strategies[method.strategies[0]]
+        tree["methods"][name]["strategy"] = trained.canonical().model_dump(mode="json")
     for number in values.rounds:
         tree["rounds"][number]["agent"] = _plain(params.agent_of(number))
     timings = each_timing(values.timings)

@@ -6,6 +6,7 @@ rule report:
         "results/results.jsonl",
         every_run("results/train/{run}/seed{seed}/events.jsonl"),
         expand(rules.timing.output, timing=config["timings"]),
+        expand(rules.tune.output, method=config["methods"]),
         expand(
             "results/rounds/{round}/{file}",
             round=config["rounds"],
