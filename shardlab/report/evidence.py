@@ -12,9 +12,11 @@ from shardlab.choose.history import History
 from shardlab.choose.records import Decision
 from shardlab.predict.results import ForecastDocument
 from shardlab.report.aggregate import comparison, seed_warning
+from shardlab.report.loss_times import Comparison, compare_links
 from shardlab.report.settings import Quality
 from shardlab.report.tables import ONE_DEVICE, Column, Section, Table, make_table
 from shardlab.report.timings import ALIKE, crossovers, timing_table
+from shardlab.report.tuned import Tuned
 from shardlab.results.table import Measured
 from shardlab.results.timing_result import NO_COMMUNICATION, TimingResult
 from shardlab.results.train_result import TrainResult
@@ -67,6 +69,8 @@ class Evidence:
     tolerance: float
     """largest relative rise of perplexity of a strategy that is recommended"""
     predicted: ForecastDocument
+    tuned: Tuned | None = None
+    """what was tuned to reach one loss; None: nothing"""
     crashed: Sequence[str] = ()
     """which runs have no records, or are not in a timing, as their ranks failed; one text each"""
     lost: Collection[str] = ()
@@ -174,6 +178,11 @@ class Evidence:
     def compared(self) -> pd.DataFrame:
         """One row per run: `aggregate.comparison`."""
         return comparison(self.records, self.steps, self.baseline)
+
+    @cached_property
+    def by_loss(self) -> list[Comparison]:
+        """What was tuned, compared on each link by the time to one loss; none where nothing was."""
+        return [] if self.tuned is None else compare_links(self.timed, self.turns, self.tuned)
 
     @property
     def crash_warning(self) -> str | None:
