@@ -13,12 +13,14 @@ from shardlab.predict.results import ForecastDocument
 from shardlab.report.aggregate import select
 from shardlab.report.collect import read_losses
 from shardlab.report.evidence import Evidence, found_strategies
+from shardlab.report.tuned import Tuned
 from shardlab.report.write import write_report
 from shardlab.results.files import read_results, read_timings
 from shardlab.results.result import Failure, only
 from shardlab.results.settings import turns
 from shardlab.results.table import Measured
 from shardlab.results.timing_result import TimingResult
+from shardlab.results.tune_result import TuneResult
 from stages.common import run
 
 _RESULTS = Path("results")
@@ -60,6 +62,7 @@ def main(params: Parameters) -> None:
         quality=quality,
         tolerance=params.agent_of(last).quality_tolerance,
         predicted=ForecastDocument.from_file(_FORECAST, "run shardlab forecast"),
+        tuned=_tuned(params),
         crashed=[
             *(f"{crash.run} in training, seed {crash.seed}: {crash.detail}" for crash in crashes),
             *(f"{run.run} in timing {run.timing}: {run.detail}" for run in untimed),
@@ -68,6 +71,22 @@ def main(params: Parameters) -> None:
     )
     write_report(evidence, _FOLDER)
     say(f"report: {_FOLDER / 'report.html'}")
+
+
+def _tuned(params: Parameters) -> Tuned | None:
+    """Return what was tuned; None where nothing was."""
+    tune, methods, seeds, train = params("tune", "methods", "seeds", "train")
+    if tune is None:
+        return None
+    rows = [
+        row
+        for name in methods
+        for row in read_results(_RESULTS / "tune" / f"{name}.jsonl", f"run shardlab tune {name}")
+    ]
+    strategies = params.all_strategies()
+    return Tuned(
+        tune, methods, strategies, train, seeds, params("baseline"), only(rows, TuneResult)
+    )
 
 
 def _losses_of(row: Measured) -> dict[int, pd.Series]:

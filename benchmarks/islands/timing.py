@@ -122,12 +122,12 @@ def time_link(params: Parameters, names: Sequence[str], name: str) -> None:
                 world_size=steps.world_size,
                 link=link if steps.world_size > 1 else None,
                 repetitions=_RARE_TIMED[name][1] if name in RARE else _REPETITIONS,
+                steps=None if name in RARE else _MICRO_BATCHES // steps.accumulation,
             ),
             strategies(),
             params("train").model_copy(update={"accumulation": steps.accumulation}),
             params("model"),
             FOLDER / "data",
-            steps=None if name in RARE else _MICRO_BATCHES // steps.accumulation,
         )
         for steps, runs in wanted.items()
     ]

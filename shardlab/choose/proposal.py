@@ -197,9 +197,12 @@ def with_limits(
         own = agent.trial_timeout_s
         return proposal.model_copy(update={"race_limit_s": own, "training_limit_s": own})
     load = proposal.workload
-    here = load.link, load.world_size
-    runs = chain(timed, *history.races.values())
-    known = {r.strategy_hash: fmean(r.step_ms) for r in runs if (r.link, r.world_size) == here}
+    here = load.link, load.world_size, load.accumulation
+    known = {
+        run.strategy_hash: fmean(run.step_ms)
+        for run in chain(timed, *history.races.values())
+        if (run.link, run.world_size, run.accumulation) == here
+    }
     steps = [known.get(arm.hash, arm.prediction.step_ms) for arm in proposal.arms]
     longest = max((step for step in steps if step is not None), default=0.0)
     *rounds, alone = repetition_steps([*(arm.strategy.sync for arm in proposal.arms), None])

@@ -126,6 +126,7 @@ class Params(Document):
             for name, timing in each_timing(timings).items()
             if {*self.strategies} <= {*timing.runs}
             and (timing.world_size, timing.link) == (train.world_size, train.link)
+            and timing.accumulation in (None, train.accumulation)
         ]
 
     def check_references(self) -> None:
@@ -190,6 +191,12 @@ class Params(Document):
             yield from _unknown("comparison", self.comparison, keys, "timing")
         for i, name in enumerate(self.forecast.timings if keys else ()):
             yield from _unknown(f"forecast.timings.{i}", name, keys, "timing")
+            fitted = each_timing(self.timings).get(name)
+            if fitted and fitted.accumulation not in (None, self.train.accumulation):
+                yield (
+                    f"forecast.timings.{i}: {name!r} has {fitted.accumulation} micro-batches per "
+                    f"step, train {self.train.accumulation}: name a timing that has as many"
+                )
 
     def _in_links(self) -> Iterator[str]:
         train, agent = self.train, self.agent
@@ -211,7 +218,9 @@ class Params(Document):
             elif run not in strategies:
                 yield from _unknown(f"{key}.runs.{i}", run, strategies, "strategy")
             else:
-                yield from self._unfit(f"{key}.runs.{i}", strategies[run], timing.world_size)
+                yield from self._unfit(
+                    f"{key}.runs.{i}", strategies[run], timing.world_size, timing.accumulation
+                )
 
     def _in_tune(self) -> Iterator[str]:
         tune, train = self.tune, self.train
@@ -264,9 +273,11 @@ class Params(Document):
             samples, steps = train.batch_size * number // ranks, tune.first_steps(number, train)
             yield from _unfit(key, strategy, ranks, samples, steps)
 
-    def _unfit(self, key: str, strategy: Strategy, world_size: int) -> Iterator[str]:
+    def _unfit(
+        self, key: str, strategy: Strategy, world_size: int, accumulation: int | None = None
+    ) -> Iterator[str]:
         train = self.train
-        samples = train.batch_size * train.accumulation
+        samples = train.batch_size * (accumulation or train.accumulation)
         yield from _unfit(key, strategy, world_size, samples, train.steps)
 
     def check_comparison(self) -> None:
@@ -283,7 +294,8 @@ class Params(Document):
             what = f"timing {self.comparison!r}" if self.comparison else "a timing"
             raise UserError(
                 f"comparison: {what} has to time all runs of the matrix, with the "
-                f"{self.train.world_size} ranks and the link ({link}) of train: change timings"
+                f"{self.train.world_size} ranks, the link ({link}) and the accumulation of train: "
+                "change timings"
             )
 
     def _in_rounds(self) -> Iterator[str]:

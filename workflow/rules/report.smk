@@ -41,7 +41,20 @@ rule report:
     params:
         code=code("report"),
         parameters=parameters(
-            "strategies", "seeds", "baseline", "timings", "comparison", "quality", "rounds"
+            "strategies",
+            "timed_strategies",
+            "seeds",
+            "baseline",
+            "timings",
+            "comparison",
+            "methods",
+            "quality",
+            "rounds",
+            "train.accumulation",
+            "train.betas",
+            "train.steps",
+            "train.world_size",
+            "tune",
         ),
     shell:
         "exec python -m stages.report &>> {log:q}"
