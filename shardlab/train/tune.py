@@ -304,12 +304,12 @@ def tune_method(
     for key in left:
         former[key][1].to_file(work / f"{key}.json")
     write_results(output, [results[run] for run in runs])
-    say(f"tune {tuning.name}: {plural(len(runs), 'run')} in {output}")
     if left:
         say(
             f"tune {tuning.name}: {plural(len(left), 'run')} of other settings, model or text left "
             f"out, and kept in {work}"
         )
+    say(f"tune {tuning.name}: {plural(len(runs), 'run')} in {output}")
 
 
 def _read(output: Path, work: Path) -> dict[str, tuple[str, TuneResult]]:
