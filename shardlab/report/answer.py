@@ -48,8 +48,8 @@ def answer(evidence: Evidence) -> Answer:
     """Return what failed, the verdict on each link with its reason and what it does not show, and
     the strategies to paste."""
     crashed = [evidence.crash_warning] if evidence.crash_warning else []
-    by_loss = [comparison for comparison in evidence.by_loss if comparison.order]
     # where the time to a loss was measured, steps for as many tokens are no answer
+    by_loss = evidence.by_loss
     answered = {timing for comparison in by_loss for timing in comparison.link.timings}
     answers = [link for link in verdicts(evidence) if link.timing["timing"].iloc[0] not in answered]
     firsts = [comparison.order[0] for comparison in by_loss]

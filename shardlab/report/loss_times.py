@@ -225,9 +225,10 @@ class Comparison:
 def compare_links(
     timed: Sequence[TimingResult], turns: Mapping[str, str], tuned: Tuned
 ) -> list[Comparison]:
-    """Return the comparison on each of `links_of`."""
+    """Return the comparison on each link on which a way of several ranks reaches the loss."""
     ways = ways_of(tuned)
-    return [Comparison(ways, link) for link in links_of(timed, turns, tuned)]
+    compared = [Comparison(ways, link) for link in links_of(timed, turns, tuned)]
+    return [comparison for comparison in compared if any(way.ranks > 1 for way in comparison.order)]
 
 
 def _option(way: Way, reference: Way, link: LinkTimes) -> Option:

@@ -1,7 +1,7 @@
 """Section on the time to one loss: what to use on each link, and what was tuned."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from shardlab.report.tables import Figure, Section, Table, make_table
 from shardlab.report.tuned import Curve, Tuned
 from shardlab.results.interval import Ratio, geometric_mean
 
-_NOT_TOLD_APART = "not told apart"
 _RESTRICTED = "listed only"
 _BY_LENGTH = "Perplexity after equal tokens, by length"
 
@@ -95,17 +94,19 @@ def use_table(compared: list[Comparison], tuned: Tuned) -> Table:
     """Return what to use on each link, with its gain over the best of each other kind."""
     rows = []
     for comparison in compared:
-        if not comparison.order:
-            continue
         best, gains = comparison.order[0], comparison.gains()
+        same = [way.title for way in comparison.same_as(best)]
         rows.append(
             [
                 ratio_text(comparison.link),
                 comparison.link.name,
                 best.title,
-                *(_over(*gains[family]) if family in gains else ABSENT for family in FAMILIES),
+                *(
+                    _over(*gains[family], same) if family in gains else ABSENT
+                    for family in FAMILIES
+                ),
                 _ratio(tuned.perplexity(best.curve)),
-                ", ".join(way.title for way in comparison.same_as(best)) or ABSENT,
+                ", ".join(same) or ABSENT,
             ]
         )
     headings = (
@@ -134,10 +135,13 @@ def times_table(ways: list[Way], links: list[LinkTimes]) -> Table:
 
 def _unknown(ways: list[Way], links: list[LinkTimes]) -> Iterator[str]:
     """Yield what has no time, and why."""
-    if not links:
-        yield "No timing has the baseline on several ranks and steps without communication."
     ways = [way for way in ways if way.curve.steps]
     untimed = [way.title for way in ways if not any(link.has(way) for link in links)]
+    if not links and ways:
+        yield (
+            "No time to the loss is known: no timing has the baseline, steps without communication "
+            "and a method that reaches the loss, on several ranks."
+        )
     if links and untimed:
         yield f"Not timed, so that they have no time to the loss: {', '.join(untimed)}."
     for link in links:
@@ -233,6 +237,6 @@ def _ratio(over: Ratio | None) -> str:
     return ABSENT if over is None else within(*over, 3)
 
 
-def _over(gain: Ratio, way: Way) -> str:
-    """Format a gain over a way, and say where no interval is above 1."""
-    return f"{within(*gain, 2)} {way.title}" + ("" if gain.low > 1 else f": {_NOT_TOLD_APART}")
+def _over(gain: Ratio, way: Way, same: Sequence[str]) -> str:
+    """Format a gain over a way, and say so where it is one of those that are not told apart."""
+    return f"{within(*gain, 2)} {way.title}" + ": not told apart" * (way.title in same)
