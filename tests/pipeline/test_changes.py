@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from shardlab.config.parameters import Parameters
-from stages.params import canonical
+from stages.params import parameter_keys
 from tests.pipeline.workspace import ROOT
 
 Tree = dict[str, Any]
@@ -116,7 +116,7 @@ def _value(tree: Any, key: str) -> Any:
 def written(tree: Tree, folder: Path) -> Tree:
     path = folder / "params.yaml"
     path.write_text(yaml.safe_dump(tree, sort_keys=False))
-    return canonical(Parameters(path))
+    return parameter_keys(Parameters(path).complete())
 
 
 @pytest.mark.parametrize("change", CHANGES)
