@@ -62,7 +62,7 @@ def main(params: Parameters) -> None:
         quality=quality,
         tolerance=params.agent_of(last).quality_tolerance,
         predicted=ForecastDocument.from_file(_FORECAST, "run shardlab forecast"),
-        tuned=_tuned(params),
+        tuned=tuned_of(params, _RESULTS),
         crashed=[
             *(f"{crash.run} in training, seed {crash.seed}: {crash.detail}" for crash in crashes),
             *(f"{run.run} in timing {run.timing}: {run.detail}" for run in untimed),
@@ -73,15 +73,19 @@ def main(params: Parameters) -> None:
     say(f"report: {_FOLDER / 'report.html'}")
 
 
-def _tuned(params: Parameters) -> Tuned | None:
-    """Return what was tuned; None where nothing was."""
+def tuned_of(params: Parameters, results: Path) -> Tuned | None:
+    """Return what was tuned; None where nothing was.
+
+    Args:
+        results: folder with tune/.
+    """
     tune, methods, seeds, train = params("tune", "methods", "seeds", "train")
     if tune is None:
         return None
     rows = [
         row
         for name in methods
-        for row in read_results(_RESULTS / "tune" / f"{name}.jsonl", f"run shardlab tune {name}")
+        for row in read_results(results / "tune" / f"{name}.jsonl", f"run shardlab tune {name}")
     ]
     strategies = params.all_strategies()
     return Tuned(
