@@ -128,6 +128,7 @@ def _parameters(answers: dict[str, str], start_s: float) -> tuple[dict[str, Any]
         timed["interleaved"] = {f"one-rank-{name}": single}
     tree = {
         "inputs": inputs,
+        "methods": {},
         "data": data,
         "model": model,
         "train": {"world_size": ranks, "steps": steps},

@@ -221,7 +221,7 @@ def initial_history(
 
     Args:
         records: of the matrix.
-        timed: of all timings.
+        timed: of all timings; those with other micro-batches than the records do not count.
         agent: settings of the search.
         search: its name, where it has one.
 
@@ -242,12 +242,13 @@ def initial_history(
         raise UserError(
             f"agent.start: run {agent.start!r} failed ({failures[0].detail}): name another run"
         )
+    load = _workload(only(records, TrainResult), agent, train)
     return History(
         search=search or "",
-        workload=_workload(only(records, TrainResult), agent, train),
+        workload=load,
         start=start,
         incumbent=start,
-        results=[*records, *timed],
+        results=[*records, *(run for run in timed if run.accumulation == load.accumulation)],
     )
 
 

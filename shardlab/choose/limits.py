@@ -41,8 +41,13 @@ def with_limits(
 
 def _repetition_s(proposal: Proposal, runs: Iterable[TimingResult]) -> float:
     """Return what a repetition of all arms takes by measured steps, or else by predictions."""
-    here = proposal.workload.link, proposal.workload.world_size
-    known = {r.strategy_hash: fmean(r.step_ms) for r in runs if (r.link, r.world_size) == here}
+    load = proposal.workload
+    here = load.link, load.world_size, load.accumulation
+    known = {
+        run.strategy_hash: fmean(run.step_ms)
+        for run in runs
+        if (run.link, run.world_size, run.accumulation) == here
+    }
     steps = [known.get(arm.hash, arm.prediction.step_ms) for arm in proposal.arms]
     longest = max((step for step in steps if step is not None), default=0.0)
     *rounds, alone = repetition_steps([*(arm.strategy.sync for arm in proposal.arms), None])

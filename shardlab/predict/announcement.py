@@ -11,7 +11,7 @@ from shardlab.models.shapes import decoder_of, gpt2_config, read_decoder, vocabu
 if TYPE_CHECKING:
     from shardlab.config.experiment import Params
 
-_NAMES = {"train": "training run", "timing": "timing", "trial": "race"}
+_NAMES = {"train": "training run", "tune": "tuned method", "timing": "timing", "trial": "race"}
 _SHORT_RACE_S = 60.0
 """that a race of any experiment may take"""
 

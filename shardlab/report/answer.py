@@ -13,6 +13,7 @@ from shardlab.choose.history import History
 from shardlab.core.numbers import figure, fixed, number, percent, plural, signed, within
 from shardlab.report.evidence import Evidence
 from shardlab.report.sections.scaling import share
+from shardlab.report.sections.time_to_loss import not_reached, use_line
 from shardlab.report.tables import estimate
 from shardlab.report.timings import location
 from shardlab.report.verdict import Choice, LinkVerdict, verdicts
@@ -33,7 +34,7 @@ class Answer:
     """First screen of the report."""
 
     warnings: list[str]
-    """what crashed, diverged or was not raced"""
+    """what reached no loss, crashed, diverged or was not raced"""
     lines: list[str]
     """verdict on each link"""
     reasons: list[str]
@@ -46,16 +47,26 @@ def answer(evidence: Evidence) -> Answer:
     """Return what failed, the verdict on each link with its reason and what it does not show, and
     the strategies to paste."""
     crashed = [evidence.crash_warning] if evidence.crash_warning else []
-    answers = verdicts(evidence)
-    pays = {
+    # where the time to a loss was measured, steps for as many tokens are no answer
+    by_loss = evidence.by_loss
+    answered = {timing for comparison in by_loss for timing in comparison.link.timings}
+    answers = [link for link in verdicts(evidence) if link.timing["timing"].iloc[0] not in answered]
+    firsts = [comparison.order[0] for comparison in by_loss]
+    pays = {way.title: way.strategy.canonical() for way in firsts if way.ranks > 1}
+    pays |= {
         choice.name: choice.strategy
         for link in answers
         for choice in (link.use, link.lossless)
         if choice and choice.name not in link.beaten
     }
     return Answer(
-        warnings=[*crashed, *_failures(evidence.compared), *_not_raced(evidence.history)],
-        lines=[_line(link, evidence) for link in answers],
+        warnings=[
+            *not_reached(evidence.tuned),
+            *crashed,
+            *_failures(evidence.compared),
+            *_not_raced(evidence.history),
+        ],
+        lines=[*map(use_line, by_loss), *(_line(link, evidence) for link in answers)],
         reasons=[
             *share(evidence.main_steps, evidence.baseline),
             _BRACKETS,

@@ -63,6 +63,11 @@ def test_steps_are_of_timings_with_the_start_on_ranks_and_link_of_the_search():
         )
         for run, ms in runs.items()
     ]
+    # of other steps than those that were trained
+    timed += [
+        make_timed("slow-4", run, step_ms=[ms] * 5, accumulation=4, link="100mbit")
+        for run, ms in (("fsdp2", 900.0), ("ddp", 100.0))
+    ]
     for link, ddp, coded, best in ((None, 0.8, 1.2, "run ddp"), ("100mbit", 1.2, 0.4, "ddp-int8")):
         agent = Agent.model_validate({"start": "fsdp2", "link": link and {"rate": link}})
         history = begin(timed=timed, agent=agent)
