@@ -1,10 +1,12 @@
 """Time to one loss: steps from losses, times from timings, and what competes with what."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shardlab.config.parameters import Parameters
 from shardlab.core.numbers import ABSENT
 from shardlab.report.answer import answer
 from shardlab.report.evidence import Evidence
@@ -18,8 +20,13 @@ from shardlab.report.sections.time_to_loss import (
 )
 from shardlab.report.tuned import Tuned, length_at
 from shardlab.report.write import headline_markdown
+from shardlab.results.files import read_timings
 from shardlab.results.interval import paired_ratio
+from shardlab.results.result import only
+from shardlab.results.settings import turns
 from shardlab.results.timing_result import NO_COMMUNICATION, TimingResult
+from stages.report import tuned_of
+from tests.commands import ROOT
 from tests.evidence_factory import make_evidence
 from tests.record_factory import make_records
 from tests.timed_run_factory import make_timed
@@ -256,3 +263,18 @@ def test_what_was_not_timed_has_no_time_and_is_named() -> None:
 
 def test_an_experiment_that_tunes_nothing_has_no_such_section() -> None:
     assert time_to_loss(make_evidence(make_records(["ddp"]), "ddp")) is None
+
+
+def test_no_committed_gain_over_one_device_exceeds_the_number_of_devices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(ROOT)
+    params, results = Parameters("params/islands.yaml"), Path("experiments/islands/results")
+    timings = params("timings")
+    timed = only(read_timings(results / "timings", timings), TimingResult)
+    tuned = tuned_of(params, results)
+    assert tuned is not None and tuned.reached
+    compared = compare_links(timed, turns(timings), tuned)
+    assert len(compared) == 5
+    for comparison in compared:
+        assert all(gain.ratio <= 2 for gain in comparison.over_one_device().values())
