@@ -20,21 +20,8 @@ endif
 run: .venv/.project $(FOLDER)
 	@cd $(FOLDER) && python -m shardlab run
 
-# The files of the pipeline are links, so that both tools find what they find here; so are the lock,
-# since two experiments at once would disturb each other's timings, and DVC's cache.
-experiments/%: always
-	@if test -e $@/params.yaml && ! test $@/params.yaml -ef $(PARAMS); then \
-	  echo "make run: $@ is of $$(readlink $@/params.yaml): rename $(PARAMS), or remove $@" >&2; \
-	  exit 2; fi
-	@mkdir -p $@/.dvc $@/data/inputs $@/results/tune
-	@for file in Snakefile csrc dvc.yaml profiles shardlab stages user_codecs workflow \
-	  .dvcignore .shardlab.lock; do ln -sfn ../../$$file $@/$$file; done
-	@ln -srfn $(PARAMS) $@/params.yaml
-	@ln -sfn ../../../.dvc/plots $@/.dvc/plots
-	@printf '[core]\n    analytics = false\n    no_scm = true\n[cache]\n    dir = ../../../.dvc/cache\n' \
-	  > $@/.dvc/config
-	@test -e $@/README.md || printf '# %s\n\n<!-- headline:begin -->\n<!-- headline:end -->\n' \
-	  $(notdir $@) > $@/README.md
+experiments/%: .venv/.project always
+	@python -m stages.folder $(PARAMS) $@
 
 # a recipe that depends on it always runs
 always:

@@ -59,7 +59,7 @@ _HEADINGS = [
 ]
 
 
-class Case(NamedTuple):
+class EngineCase(NamedTuple):
     """Parameters of one run."""
 
     strategy: str
@@ -87,7 +87,7 @@ def main() -> None:
     tables = []
     for world_size in args.world_size:
         cases = [
-            Case(name, args.preset, args.steps, args.samples, args.length)
+            EngineCase(name, args.preset, args.steps, args.samples, args.length)
             for name in names
             if world_size % 4 == 0 or "replicas" not in _DOCUMENTS[name]
         ]
@@ -96,7 +96,7 @@ def main() -> None:
     publish(__doc__, args.out / "engines.md", *tables)
 
 
-def table(cases: list[Case], world_size: int, rate: str | None, repetitions: int) -> Table:
+def table(cases: list[EngineCase], world_size: int, rate: str | None, repetitions: int) -> Table:
     """Measure all cases in turns and return the table of the fastest runs."""
     best: dict[str, dict[str, Any]] = {}
     for case in cases * repetitions:
@@ -124,7 +124,7 @@ def _cells(run: dict[str, Any], first: dict[str, Any]) -> list[str]:
     ]
 
 
-def measure(case: Case, group: dist.ProcessGroup) -> dict[str, Any]:
+def measure(case: EngineCase, group: dist.ProcessGroup) -> dict[str, Any]:
     """Return the figures of a run, counts and bytes by step, on each of its ranks."""
     engine = engine_of(case, group)
     losses, seconds = [], []
@@ -151,7 +151,7 @@ def measure(case: Case, group: dist.ProcessGroup) -> dict[str, Any]:
     }
 
 
-def engine_of(case: Case, group: dist.ProcessGroup) -> Engine:
+def engine_of(case: EngineCase, group: dist.ProcessGroup) -> Engine:
     """Return the engine of a model with random weights."""
     preset = validate(Model, {"preset": case.preset}, "--preset")
     model = build_model(preset, _VOCABULARY, case.length, 0, seed=1).whole()
@@ -162,7 +162,7 @@ def engine_of(case: Case, group: dist.ProcessGroup) -> Engine:
     return build_engine(model, strategy, optimization, group, device=device_of(group))
 
 
-def batch_of(case: Case, step: int, group: dist.ProcessGroup) -> Tensor:
+def batch_of(case: EngineCase, step: int, group: dist.ProcessGroup) -> Tensor:
     """Return this rank's part of the samples of a step, which are the same at every world size."""
     generator = torch.Generator().manual_seed(step)
     samples = torch.randint(_VOCABULARY, (case.samples, case.length + 1), generator=generator)

@@ -28,7 +28,7 @@ from shardlab.predict.devices import (
     efficiency,
     inside_rate,
 )
-from shardlab.predict.planner import CODEC_SHARES, Job, memory, step_s
+from shardlab.predict.planner import CODEC_SHARES, PlannedJob, memory, step_s
 from shardlab.report.tables import Table
 from shardlab.results.calibration_record import UPDATE_BYTES
 from shardlab.results.files import read_results
@@ -68,7 +68,7 @@ def _without(parameters: int) -> list[EfficiencyRow]:
     return [row for row in EFFICIENCY_ROWS if not 0.9 < row.parameters / parameters < 1.1]
 
 
-class Row(NamedTuple):
+class PublishedRun(NamedTuple):
     """A public measurement of data-parallel training."""
 
     source: str
@@ -90,14 +90,14 @@ class Row(NamedTuple):
     """type in which gradients are reduced"""
     memory_gib: float | None = None
 
-    def job(self) -> Job:
+    def job(self) -> PlannedJob:
         """Return what the row measured."""
         decoder, device = decoder_of(self.config, self.name), DEVICES[self.device]
         assert decoder is not None, "both types have closed forms"
         train = Train(batch_size=self.batch, sequence_length=self.sequence_length)
         tokens = self.batch * self.sequence_length
         inside = inside_rate("nvlink", device)
-        return Job(
+        return PlannedJob(
             shapes=DecoderShapes(decoder, train),
             parameters=decoder.parameters,
             flops=decoder.flops_per_token(self.sequence_length) * tokens,
@@ -140,7 +140,7 @@ class Row(NamedTuple):
         return parse_strategy(document | own).canonical()
 
 
-def _foundry() -> Iterator[Row]:
+def _foundry() -> Iterator[PublishedRun]:
     """Iterate over the rows of several nodes whose link is stated, 2048 tokens, FULL_SHARD."""
     # devices, micro-batch, micro-batches, checkpointing, tokens per second and device
     of_40g = {
@@ -158,7 +158,7 @@ def _foundry() -> Iterator[Row]:
     for device, rows in (("a100-40g", of_40g), ("a100-80g", of_80g)):
         for name, measured in rows.items():
             for devices, micro, count, mode, tokens in measured:
-                yield Row(
+                yield PublishedRun(
                     *(_FOUNDRY, f"MPT {name}", mpt(name), device, devices, "1600gbit"),
                     *(micro * count, count, 2048, mode, tokens),
                     reduced="bf16",  # MP mode PURE
@@ -170,11 +170,11 @@ _LINK = "3200gbit"
 """400 Gbit/s for each of 8 devices; only rows of several nodes depend on it"""
 ROWS = [
     *_foundry(),
-    Row(
+    PublishedRun(
         *(_TITAN, *_LLAMA, "h100-80g", 8, _LINK, 2, 1, 8192, "selective", 5762),
         memory_gib=82.4,
     ),
-    Row(
+    PublishedRun(
         *(_TITAN, *_LLAMA, "h100-80g", 128, _LINK, 2, 1, 8192, "selective", 5605),
         memory_gib=67.0,
     ),
@@ -212,7 +212,7 @@ _VOCABULARY = 2048
 """tokens of the default tokenizer"""
 
 
-def _timed_job(run: TimingResult, bound: TimingResult) -> Job:
+def _timed_job(run: TimingResult, bound: TimingResult) -> PlannedJob:
     """Return the job of a timed run on CPUs that are described by steps without communication.
 
     Args:
@@ -229,7 +229,7 @@ def _timed_job(run: TimingResult, bound: TimingResult) -> Job:
     train = Train(batch_size=run.batch_size, sequence_length=run.sequence_length)
     # operations in units of what a core does in a second
     device = Device(0.0, {"fp32": 1.0}, bandwidth, bandwidth / 2, "", "timed")
-    return Job(
+    return PlannedJob(
         shapes=DecoderShapes(decoder, train),
         parameters=run.parameters,
         flops=step_ms / 1e3 - update_s,
@@ -302,7 +302,7 @@ def _throughput() -> Table:
     return text_table("Throughput", [*headings, "error of one node's row, %"], lines)
 
 
-def _source(row: Row) -> str:
+def _source(row: PublishedRun) -> str:
     return row.source.split("/")[1].split()[0]
 
 
@@ -328,7 +328,7 @@ def _errors() -> Table:
     return text_table("Errors by source", headings, lines)
 
 
-def _median_and_worst(pairs: Sequence[tuple[Row, float]]) -> list[str]:
+def _median_and_worst(pairs: Sequence[tuple[PublishedRun, float]]) -> list[str]:
     errors = [abs(tokens / row.tokens_per_s - 1) for row, tokens in pairs]
     return [str(len(errors)), *(fixed(100 * each, 1) for each in (median(errors), max(errors)))]
 

@@ -70,7 +70,7 @@ def capture(folder: Path, group: "dist.ProcessGroup") -> None:
     from benchmarks import engines
     from shardlab.profiling.capture import Capture
 
-    case = engines.Case("fsdp2", "tiny")
+    case = engines.EngineCase("fsdp2", "tiny")
     engine = engines.engine_of(case, group)
     with Capture(_STEPS) as trace:
         for step in range(trace.calls):

@@ -52,21 +52,10 @@ _PLACES = {
 }
 
 
-_FORMER = {
-    "SlideConfig": "shardlab.SlideConfig is of an earlier version: write shardlab.SlideFSDP(model, "
-    '{"window": 2, "gradients": {"codec": "int8"}}, learning_rate=1e-4, clip=1.0): a strategy as '
-    "in params.yaml, and the numbers of AdamW",
-}
-"""names of earlier versions, with what to write now"""
-
-
 def __getattr__(name: str) -> Any:
     """Loads the public names on first use: most stages need no torch."""
     if name in _PLACES:
         return getattr(import_module(_PLACES[name]), name)
-    if name in _FORMER:
-        errors = import_module("shardlab.core.errors")
-        raise errors.UserError(_FORMER[name])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

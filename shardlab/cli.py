@@ -282,7 +282,6 @@ STAGES = {
 }
 """stages of an experiment: `main` takes the parameters first"""
 COMMANDS = {**_USERS, **STAGES}
-_FORMER = {"time": "timing", "evaluate": "validate"}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -305,8 +304,6 @@ def main(arguments: list[str] | None = None) -> None:
 def parse(name: str, arguments: list[str]) -> dict[str, Any]:
     """Return the options of a command; print help or a mistake, and end, where they are none."""
     tree, commands = _tree()
-    if name in _FORMER:
-        _fail(f"shardlab: error: {name} is called {_FORMER[name]} now: shardlab {_FORMER[name]}")
     if not name.startswith("-") and name not in COMMANDS:
         _fail(f"shardlab: error: no command {name!r}; {nearest(name, COMMANDS)}")
     if name in COMMANDS:

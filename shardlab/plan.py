@@ -27,8 +27,8 @@ from shardlab.predict.devices import (
     efficiency,
     inside_rate,
 )
-from shardlab.predict.offers import Candidate
-from shardlab.predict.planner import RARE_HOST, Job, Shapes
+from shardlab.predict.offers import NamedStrategy
+from shardlab.predict.planner import RARE_HOST, PlannedJob, Shapes
 from shardlab.strategy.document import Strategy
 from shardlab.train.settings import Train
 
@@ -151,7 +151,7 @@ def _inside(options: Namespace, device: Device, per_node: int) -> tuple[float, s
     return inside_rate(name, device), name
 
 
-def _job(options: Namespace, facts: _Facts) -> tuple[Job, str]:
+def _job(options: Namespace, facts: _Facts) -> tuple[PlannedJob, str]:
     """Return what is to be predicted, and its description."""
     _check_used(options)
     device = _device(options)
@@ -171,7 +171,7 @@ def _job(options: Namespace, facts: _Facts) -> tuple[Job, str]:
         share = Efficiency(low / 100, high / 100, "as given")
     known = options.host_memory < float("inf")
     rare = float("inf") if known else RARE_HOST * per_node * device.memory
-    job = Job(
+    job = PlannedJob(
         shapes=facts.shapes,
         parameters=facts.parameters,
         flops=facts.flops_per_token * options.batch_size * options.sequence_length,
@@ -190,7 +190,7 @@ def _job(options: Namespace, facts: _Facts) -> tuple[Job, str]:
     return job, _setup(options, facts, job, name, inside)
 
 
-def _asked(options: Namespace, dtype: str) -> tuple[Candidate, ...]:
+def _asked(options: Namespace, dtype: str) -> tuple[NamedStrategy, ...]:
     """Return the strategies of the user; of all in a file those that a plan can predict."""
     nodes, per_node = options.nodes
 
@@ -204,7 +204,7 @@ def _asked(options: Namespace, dtype: str) -> tuple[Candidate, ...]:
     return tuple(asked_candidate(name, strategy, dtype) for name, strategy in taken.items())
 
 
-def _setup(options: Namespace, facts: _Facts, job: Job, name: str, inside: float) -> str:
+def _setup(options: Namespace, facts: _Facts, job: PlannedJob, name: str, inside: float) -> str:
     (nodes, per_node), share = options.nodes, job.efficiency
     tokens = f"{options.batch_size} x {options.sequence_length} tokens per device and step"
     text = (

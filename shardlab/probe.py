@@ -62,7 +62,7 @@ _MESSAGE_S, _CHECK_S = 0.25, 60.0
 _TIMEOUT_S = 600.0
 
 
-class Workload(Document):
+class ProbeSettings(Document):
     """Model and batch that are measured: the options of `shardlab probe`."""
 
     model: str
@@ -100,7 +100,7 @@ def _times(
     return times
 
 
-class Link(NamedTuple):
+class MeasuredLink(NamedTuple):
     """Measured link between the ranks of a group, while other groups of its kind send as well."""
 
     name: str
@@ -149,7 +149,7 @@ def _link(
     gradient_bytes: int,
     offered: Mapping[str, Compression],
     asked: Mapping[str, CanonicalStrategy],
-) -> Link:
+) -> MeasuredLink:
     """Measure delay, rate and compressions between the ranks of `group`, with large messages."""
     size, device = dist.get_world_size(group), device_of(world)
     most = max(size, min(_BUCKET, gradient_bytes) // 4)
@@ -171,7 +171,8 @@ def _link(
         STOCK: partial(dist.all_reduce, received, group=group),
         _ALL_TO_ALL: partial(Transport(group).all_to_all, sent.chunk(size), received.chunk(size)),
     }
-    for way, compression in {**offered, **_sent(asked)}.items():
+    sent_by = {name: sent_by_replicas(strategy) for name, strategy in asked.items()}
+    for way, compression in {**offered, **sent_by}.items():
         route = gradient_route(compression, frozenset(), seed=0)
         route = route if group is world else between_replicas(route)
         collective = make_collective(group, Ledger(), "gradients", route)
@@ -179,11 +180,7 @@ def _link(
         calls[way] = partial(collective.all_reduce, vector, 1 / size, unit)
     times = _times(calls, world)
     times[_DELAY] = times[_DELAY].scaled(1 / _CALLS)
-    return Link(name, size, sent.nbytes, times, [*offered], asked)
-
-
-def _sent(asked: Mapping[str, CanonicalStrategy]) -> dict[str, Compression]:
-    return {name: sent_by_replicas(strategy) for name, strategy in asked.items()}
+    return MeasuredLink(name, size, sent.nbytes, times, [*offered], asked)
 
 
 def _whole(gradient_bytes: int, world: dist.ProcessGroup) -> float:
@@ -197,7 +194,7 @@ def _whole(gradient_bytes: int, world: dist.ProcessGroup) -> float:
     return _times({"": reduce}, world, 3)[""].median
 
 
-def _build(workload: Workload, device: torch.device) -> "BuiltModel":
+def _build(settings: ProbeSettings, device: torch.device) -> "BuiltModel":
     """Return the model on the meta device.
 
     Raises:
@@ -206,15 +203,15 @@ def _build(workload: Workload, device: torch.device) -> "BuiltModel":
     from shardlab.models.build import build_model
     from shardlab.train.step_space import free_bytes
 
-    name, vocabulary = workload.model, workload.vocabulary
+    name, vocabulary = settings.model, settings.vocabulary
     preset = name in PRESETS
     if vocabulary and not preset:
         raise UserError(f"--vocabulary is for presets: {name} has its own")
     model = Model.model_validate({"preset" if preset else "config": name})
     tokens = (vocabulary or GPT2_VOCABULARY) if preset else 1
-    built = build_model(model, tokens, workload.sequence_length, 0, seed=0)
+    built = build_model(model, tokens, settings.sequence_length, 0, seed=0)
     words = built.module.config.get_text_config().vocab_size
-    logits = workload.batch_size * workload.sequence_length * words
+    logits = settings.batch_size * settings.sequence_length * words
     # of each parameter weight, gradient and two moments; logits and their gradient
     needed = 16 * built.parameters + 8 * logits
     free = free_bytes(device, int(os.environ["LOCAL_WORLD_SIZE"]))
@@ -227,16 +224,16 @@ def _build(workload: Workload, device: torch.device) -> "BuiltModel":
     return built
 
 
-def _step(built: "BuiltModel", workload: Workload, world: dist.ProcessGroup) -> Times:
+def _step(built: "BuiltModel", settings: ProbeSettings, world: dist.ProcessGroup) -> Times:
     """Return the times of a training step without communication, of random tokens."""
     model, device = built.whole(), device_of(world)
     model.to(device=device)  # type: ignore[call-arg]
     optimizer = torch.optim.AdamW(model.parameters())
     words = model.config.get_text_config().vocab_size
-    tokens = torch.randint(words, (workload.batch_size, workload.sequence_length), device=device)
+    tokens = torch.randint(words, (settings.batch_size, settings.sequence_length), device=device)
 
     def train() -> None:
-        with torch.autocast(device.type, torch.bfloat16, enabled=workload.param_dtype == "bf16"):
+        with torch.autocast(device.type, torch.bfloat16, enabled=settings.param_dtype == "bf16"):
             logits = model(input_ids=tokens).logits[:, :-1]
         F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
         optimizer.step()
@@ -259,13 +256,13 @@ def _compare(facts: Mapping[str, object], world: dist.ProcessGroup) -> None:
 
 
 def _header(
-    workload: Workload, parameters: int, ranks: str, kinds: Sequence[str], backend: str
+    settings: ProbeSettings, parameters: int, ranks: str, kinds: Sequence[str], backend: str
 ) -> str:
     """Return what is measured, and on what: `kinds` are the devices of all ranks."""
     threads = torch.get_num_threads()
     return (
-        f"{workload.model}: {parameters:,} parameters, random weights, {workload.param_dtype}; "
-        f"{workload.batch_size} x {workload.sequence_length} tokens per rank and step\n"
+        f"{settings.model}: {parameters:,} parameters, random weights, {settings.param_dtype}; "
+        f"{settings.batch_size} x {settings.sequence_length} tokens per rank and step\n"
         f"{ranks}, of {threads} thread{'s' * (threads > 1)}; {backend}; "
         f"{', '.join(sorted({*kinds}))}\n"
         f"torch {torch.__version__}, kernels {native.serving()}\n"
@@ -274,7 +271,7 @@ def _header(
 
 
 def probe(
-    workload: Workload,
+    settings: ProbeSettings,
     strategies: Mapping[str, Strategy],
     world: dist.ProcessGroup,
     skip: bool = False,
@@ -293,11 +290,11 @@ def probe(
     local = int(os.environ["LOCAL_WORLD_SIZE"])
     reason_of = partial(unprobed, world_size=size, nodes=size // local)
     asked, left_out = admitted(strategies, reason_of, skip)
-    built = run_or_fail_together(world, "probe: model", partial(_build, workload, device))
+    built = run_or_fail_together(world, "probe: model", partial(_build, settings, device))
     nbytes = 4 * built.parameters
     # a folder may have another name on each node
     model, labels = f"of {nbytes // 4:,} parameters", [s.label() for s in asked.values()]
-    _compare({**workload.model_dump(), "model": model, "node": local, "strategies": labels}, world)
+    _compare({**settings.model_dump(), "model": model, "node": local, "strategies": labels}, world)
     backend, host = ("gloo" if device.type == "cpu" else "nccl"), describe_host()
     kinds = gather_values(host["cpu"] if backend == "gloo" else " ".join(host["gpus"]), world)
 
@@ -305,13 +302,13 @@ def probe(
         if rank == 0:
             print(text, flush=True)
 
-    show(_header(workload, nbytes // 4, f"{size} ranks, {local} on each node", kinds, backend))
+    show(_header(settings, nbytes // 4, f"{size} ranks, {local} on each node", kinds, backend))
     show("".join(f"{line}\n" for line in left_out))
-    step = _step(built, workload, world)
+    step = _step(built, settings, world)
     del built
     show(f"forward, backward and AdamW without communication: {step}")
-    strongest = Compression.model_validate({"codec": workload.codec, "error_feedback": True})
-    offered = {"int8": Compression(codec=Int8Spec()), workload.codec: strongest}
+    strongest = Compression.model_validate({"codec": settings.codec, "error_feedback": True})
+    offered = {"int8": Compression(codec=Int8Spec()), settings.codec: strongest}
     # replicas are ranks, or nodes
     full = {name: strategy.canonical() for name, strategy in asked.items()}
     of_ranks = {name: s for name, s in full.items() if s.copies(size) == size}
@@ -349,13 +346,13 @@ def main(strategies: Sequence[str], params: str, **options: Any) -> None:
     Args:
         strategies: of the user, as `asked_strategies` reads them.
         params: file with their names.
-        options: fields of `Workload`.
+        options: fields of `ProbeSettings`.
 
     Raises:
         UserError: an option is wrong, or this process is not one of several ranks.
     """
-    workload, size = validate(Workload, options, ""), started_ranks()
-    _check_uses(workload.codec)  # before anything is measured
+    settings, size = validate(ProbeSettings, options, ""), started_ranks()
+    _check_uses(settings.codec)  # before anything is measured
     asked = asked_strategies(strategies, params)
     import shardlab.models.build  # noqa: F401 - the extra `hf`, before ranks are forked
 
@@ -364,7 +361,7 @@ def main(strategies: Sequence[str], params: str, **options: Any) -> None:
         raise UserError(f"nobody started the ranks, one for each device: {command}")
     if size < 2:
         raise UserError("1 rank has no other to synchronise with: --nproc-per-node 2 or more")
-    work = partial(probe, workload, asked, skip="all" in strategies)
+    work = partial(probe, settings, asked, skip="all" in strategies)
     launch(work, size, torch.get_num_threads(), _TIMEOUT_S, placement="none")
 
 

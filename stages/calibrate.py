@@ -1,27 +1,30 @@
 """Measure the costs of single operations on this machine, for the forecast."""
 
-from shardlab.config.parameters import Parameters
 from shardlab.core.errors import UserError
 from shardlab.core.launch_environment import node_count
 from shardlab.core.progress import say
 from shardlab.predict.calibrate import calibrate, detect
 from shardlab.predict.codec_costs import codecs_of
+from shardlab.predict.settings import Forecast
 from shardlab.results.calibration_record import memory_operations
-from shardlab.results.settings import each_timing
+from shardlab.results.settings import Timing, each_timing
 from shardlab.strategy.document import Strategy, parse_strategy
+from shardlab.train.settings import Train
 from stages.common import run
+from stages.sections import Sections
 
 _OUTPUT = "results/calibration.json"
 
 
-def main(params: Parameters) -> None:
+def main(params: Sections) -> None:
     """Write results/calibration.json for the ranks that the forecast is fitted on, and
     results/hardware.json."""
-    forecast, train = params("forecast", "train")
-    train = train.only("world_size", "threads", "placement")
-    timings, strategies = each_timing(params("timings")), params.all_strategies()
+    forecast = params("forecast", Forecast, "space", "timings")
+    train = params("train", Train, "world_size", "threads", "placement", "timeout_s")
+    timings = each_timing(params("timings", dict[str, Timing]))
+    strategies = params.plain("strategies") | params.plain("timed_strategies")
     runs = {run for timing in timings.values() for run in timing.runs}
-    timed = sorted({strategies[run].canonical() for run in runs}, key=Strategy.hash)
+    timed = sorted({parse_strategy(strategies[run]).canonical() for run in runs}, key=Strategy.hash)
     nodes = node_count(train.world_size)
     sizes = dict.fromkeys(timings[name].world_size for name in forecast.timings)
     # a step of srun has these ranks alone

@@ -1,84 +1,93 @@
 """Cache keys of code: what each stage imports, as digests that both tools compare.
 
-A stage depends on every module of the library that it imports, directly or not, with the packages
-around each, found by grimp. Python is compared by its syntax tree without docstrings and comments.
-What no import shows is added: data files of these packages, the C++ sources behind the kernels,
-the modules of codecs and engines, and the machine where a stage measures time.
+A stage depends on every module of the library that it imports, directly or not, found by grimp.
+Python is compared by its syntax tree without docstrings and comments, and settings without their
+fields, whose values are keys of their own: data/params.yaml has them in full. What no import shows
+is added: the codecs and engines of the strategies that a stage runs, data files of its packages,
+the C++ sources behind the kernels, and the machine where a stage measures time.
 """
 
 import ast
 import hashlib
-from collections.abc import Iterable, Iterator
+import inspect
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import grimp
 
-from shardlab.config.parameters import Parameters
+from shardlab.config.experiment import Params
 from shardlab.core.document import Document
 from shardlab.core.host import describe_host, torch_version
 from shardlab.results.timing_result import machine_name
 from shardlab.strategy.codec_options import CodecSpec
-from shardlab.strategy.codec_table import BUILT_IN, FOLDER
+from shardlab.strategy.codec_table import FOLDER
 from shardlab.strategy.document import Strategy
 from shardlab.strategy.engine_traits import ENGINES
 
 STAGES = (
-    *("prepare", "tokenize", "profile", "validate", "timing", "calibrate", "forecast"),
-    *("estimate", "collect", "propose", "trial", "decide", "report", "readme"),
+    *("prepare", "tokenize", "profile", "validate", "calibrate", "forecast", "estimate"),
+    *("collect", "propose", "trial", "decide", "report", "readme"),
 )
-"""stages with one key; `train` has one for each run, `tune` for each method"""
-_ENCODING = ("timing", "calibrate", "estimate", "trial")
-"""stages that make codecs of any strategy: those of users are part of their keys"""
-_BUILDER = "shardlab.engines.build"
-"""loads the engine of a strategy"""
+"""stages with one key; `train` has one for each run, `tune` for each method, `timing` for each
+timing"""
+_COMPARED_BY_VALUE = ("shardlab.cli", "shardlab.config")
+"""these hand over arguments and parameters, which are keys"""
+_PROCESS = ("shardlab", "stages")
+"""packages that set a process up, and load public names on first use"""
+_OPTIONS = "shardlab.strategy.codec_options"
+"""classes of all codecs, of which a stage depends on those of its strategies"""
+_CODECS, _ENGINES = "shardlab.codecs.registry", "shardlab.engines.build"
+"""load the codecs and the engine of a strategy"""
 _KERNELS = "shardlab.kernels.native"
 """loads the library that is built of csrc/"""
-_COMMAND_LINE = "shardlab.cli"
-"""hands over arguments, of which parameters are keys"""
+_SETTINGS = ("settings.py", "strategy/compression.py", "strategy/sync.py")
+"""ends of files whose classes declare parameters"""
 
 
-def code_keys(params: Parameters) -> dict[str, Any]:
-    """Return the key of each stage, of `train` by run and of `tune` by method, and `machine` for
-    stages that measure it."""
-    graph = _graph()
-    users = params("codecs")
-    codecs = [_module(spec.factory) for spec in BUILT_IN.values()]
-    engines = [_module(traits.factory) for traits in ENGINES.values()]
-    keys: dict[str, Any] = {}
-    for stage in STAGES:
-        encoding = stage in _ENCODING
-        modules = [f"stages.{stage}", *(codecs if encoding else ())]
-        if _BUILDER in imported(graph, modules):
-            modules += engines
-        keys[stage] = _digest(graph, modules, users if encoding else ())
+def code_keys(values: Params) -> dict[str, Any]:
+    """Return the key of each stage, of `train` by run, of `tune` and `timing` by name, and
+    `machine` for stages that measure it."""
+    graph, users = _graph(), values.codecs
+    named = values.all_strategies()
+    used = [*named.values(), values.forecast.space]
+    # the search trains by engines that no strategy of the experiment has
+    searched = [*used, *(Strategy(engine=engine) for engine in ENGINES)]
+    keys: dict[str, Any] = {
+        stage: _digest(graph, stage, searched if stage == "trial" else used, users)
+        for stage in STAGES
+    }
     keys["train"] = {
-        run: _digest(graph, *_of_run("train", strategy, users))
-        for run, strategy in params("strategies").items()
+        run: _digest(graph, "train", [strategy], users)
+        for run, strategy in values.strategies.items()
     }
-    strategies = params.all_strategies()
     keys["tune"] = {
-        name: _digest(graph, *_of_run("tune", strategies[method.strategies[0]], users))
-        for name, method in params("methods").items()
+        name: _digest(graph, "tune", [named[method.strategies[0]]], users)
+        for name, method in values.methods.items()
     }
+    keys["timing"] = {}
+    for name, whole in values.timings.items():
+        runs = {run for timing in whole.parts(name).values() for run in timing.runs}
+        # what is timed without communication is trained by ddp
+        timed = [Strategy(engine="ddp"), *(named[run] for run in runs)]
+        keys["timing"][name] = _digest(graph, "timing", timed, users)
     return {**keys, "machine": machine_name(describe_host(), torch_version())}
 
 
 def imported(graph: grimp.ImportGraph, modules: Iterable[str]) -> set[str]:
-    """Return modules with all that they import, directly or not, and the packages around each."""
-    known: set[str] = set()
+    """Return modules with all that they import, directly or not, and the packages around each, but
+    for what only hands over values that are keys."""
+    reached: set[str] = set()
     waiting = [*modules]
     while waiting:
         name = waiting.pop()
-        if name in known or name == _COMMAND_LINE:
+        package = ".".join(name.split(".")[:2])
+        if name in reached or name in _PROCESS or package in _COMPARED_BY_VALUE:
             continue
-        known.add(name)
-        package = name.rpartition(".")[0]
-        waiting += [package] if package else []
-        if name != "shardlab":  # it loads its public names on first use, and no stage uses them so
-            waiting += graph.find_modules_directly_imported_by(name)
-    return known
+        reached.add(name)
+        waiting += [name.rpartition(".")[0], *graph.find_modules_directly_imported_by(name)]
+    return reached
 
 
 def _graph() -> grimp.ImportGraph:
@@ -87,49 +96,57 @@ def _graph() -> grimp.ImportGraph:
     )
 
 
-def _of_run(
-    stage: str, strategy: Strategy, users: tuple[str, ...]
-) -> tuple[list[str], tuple[str, ...]]:
-    """Return the modules that a stage which trains by a strategy imports, and the modules of users'
-    codecs."""
-    full = strategy.canonical()
-    factories = [_module(type(codec).factory) for codec in _codecs(full)]
-    own = [name for name in factories if name.startswith("shardlab.")]
-    modules = [f"stages.{stage}", _module(full.traits.factory), *own]
-    return modules, users if len(own) < len(factories) else ()
-
-
-def _codecs(value: Any) -> Iterator[CodecSpec]:
-    """Return every codec in a document."""
-    if isinstance(value, CodecSpec):
-        yield value
+def _documents(value: Any) -> Iterator[Document]:
+    """Return every document in a value, and in these."""
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _documents(item)
     elif isinstance(value, Document):
-        for name in type(value).model_fields:
-            yield from _codecs(getattr(value, name))
+        yield value
+        yield from _documents([getattr(value, name) for name in type(value).model_fields])
 
 
-def _module(factory: Any) -> str:
-    """Return the module of a factory, a class or `module:Class`."""
-    name = factory if isinstance(factory, str) else factory.__module__
-    return str(name.partition(":")[0])
+def _digest(
+    graph: grimp.ImportGraph, stage: str, used: Sequence[Document], users: tuple[str, ...]
+) -> str:
+    """Hash the modules that a stage imports with what they load by name.
 
-
-def _digest(graph: grimp.ImportGraph, modules: Iterable[str], users: tuple[str, ...]) -> str:
-    """Hash modules with all that they import, and the modules of users' codecs."""
-    closure = imported(graph, modules)
-    files = {_file(name) for name in closure}
+    Args:
+        used: documents with the strategies and codecs that it knows.
+        users: modules of users' codecs.
+    """
+    closure = imported(graph, [f"stages.{stage}"])
+    documents = [*_documents(used)]
+    specs = {type(document) for document in documents if isinstance(document, CodecSpec)}
+    parts: list[str] = []
+    if _OPTIONS in closure:
+        bases = {base for spec in specs for base in spec.__mro__ if issubclass(base, CodecSpec)}
+        parts += sorted(map(_class_digest, bases))
+    loaded: set[str] = set()
+    if _CODECS in closure:
+        loaded |= {_module(spec.factory) for spec in specs}
+    if _ENGINES in closure:
+        loaded |= {_module(each.traits.factory) for each in documents if isinstance(each, Strategy)}
+    library = {name for name in loaded if name.startswith("shardlab.")}
+    closure |= imported(graph, library)
+    files = {_file(name) for name in closure - {_OPTIONS}}
     packages = {file.parent for file in files}
     files |= {
         file for file in _sources("shardlab") if file.suffix != ".py" and _package(file) in packages
     }
     if _KERNELS in closure:
         files |= {*_sources("csrc")}
-    if users:
+    if loaded > library:
         files |= {*_sources(FOLDER)}
-    digest = hashlib.sha256(repr([*users]).encode())
-    for file in sorted(files):
-        digest.update(f"{file} {_file_digest(file)}\n".encode())
-    return digest.hexdigest()[:16]
+        parts += users
+    parts += [f"{file} {_file_digest(file)}" for file in sorted(files)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _module(factory: Any) -> str:
+    """Return the module of a factory, a class or `module:Class`."""
+    name = factory if isinstance(factory, str) else factory.__module__
+    return str(name.partition(":")[0])
 
 
 def _file(module: str) -> Path:
@@ -155,8 +172,24 @@ def _package(file: Path) -> Path:
 def _file_digest(file: Path) -> str:
     content = file.read_bytes()
     if file.suffix == ".py":
-        content = ast.dump(_Undocumented().visit(ast.parse(content))).encode()
+        content = _tree(content, declares=str(file).endswith(_SETTINGS)).encode()
     return hashlib.sha256(content).hexdigest()
+
+
+@cache
+def _class_digest(kind: type) -> str:
+    source = inspect.cleandoc("\n" + inspect.getsource(kind))
+    return f"{kind.__qualname__} {hashlib.sha256(_tree(source).encode()).hexdigest()}"
+
+
+def _tree(source: str | bytes, declares: bool = False) -> str:
+    """Return the syntax tree of Python as text, without docstrings.
+
+    Args:
+        declares: also without the fields of classes, and without their validators.
+    """
+    tree = _Undocumented().visit(ast.parse(source))
+    return ast.dump(_Undeclared().visit(tree) if declares else tree)
 
 
 class _Undocumented(ast.NodeTransformer):
@@ -165,3 +198,18 @@ class _Undocumented(ast.NodeTransformer):
     def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
         is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
         return None if is_text else node
+
+
+class _Undeclared(ast.NodeTransformer):
+    """Removes fields of classes, and validators."""
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
+        node.body = [part for part in node.body if not _declares(part)]
+        return node
+
+
+def _declares(part: ast.stmt) -> bool:
+    """Return whether a part of a class is a field or a validator."""
+    if isinstance(part, ast.FunctionDef):
+        return any("_validator" in ast.dump(decorator) for decorator in part.decorator_list)
+    return isinstance(part, ast.AnnAssign) and "ClassVar" not in ast.dump(part.annotation)

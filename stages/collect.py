@@ -2,25 +2,30 @@
 
 from pathlib import Path
 
-from shardlab.config.parameters import Parameters
 from shardlab.core.progress import say
+from shardlab.models.settings import Model
 from shardlab.report.collect import join_record, read_estimates, write_csv
 from shardlab.results.files import read_timings, write_results
 from shardlab.results.result import Failure, only
+from shardlab.results.settings import Timing
 from shardlab.results.timing_result import TimingResult
 from shardlab.results.train_result import TrainResult
+from shardlab.strategy.document import Strategy
 from shardlab.train.plans import RunPlan
+from shardlab.train.settings import Train
 from stages.common import run
+from stages.sections import Sections
 
 _RESULTS = Path("results")
 
 
-def main(params: Parameters) -> None:
+def main(params: Sections) -> None:
     """Write results/results.jsonl, and the same columns to results/results.csv, which has no line
     for a run that crashed."""
-    strategies, seeds, timings = params("strategies", "seeds", "timings")
+    strategies = params("strategies", dict[str, Strategy])
+    seeds, timings = params("seeds", list[int]), params("timings", dict[str, Timing])
     # to refuse results of others, as of a stage that was typed with --set
-    train, model = params("train", "model")
+    train, model = params("train", Train), params("model", Model)
     runs = sorted(strategies)
     timed = only(read_timings(_RESULTS / "timings", timings), TimingResult)
     estimates = read_estimates(_RESULTS / "memory.json", runs)

@@ -13,13 +13,13 @@ from typing import Any
 import psutil
 
 from shardlab import cli
-from shardlab.config.parameters import Parameters
 from shardlab.core import progress
 from shardlab.core.errors import RunFailed, UserError
 from shardlab.core.files import read_json
 from shardlab.core.lock import lock_tree
 from shardlab.core.process import on_end_signals
 from shardlab.core.progress import log_to, say
+from stages.sections import Sections
 
 SAMPLES = ("batch_size", "accumulation", "sequence_length")
 """parameters of `train` that give the size of a step"""
@@ -47,7 +47,7 @@ def run(name: str, main: Callable[..., None], options: dict[str, Any] | None = N
     try:
         _refuse_other_results(params)
         lock_tree()
-        main(Parameters(params, overrides), **options)
+        main(Sections(params, overrides), **options)
     except (UserError, RunFailed) as error:
         # mistakes in the parameters are a line each
         for line in str(error).split("\n") if isinstance(error, UserError) else [str(error)]:
@@ -103,24 +103,23 @@ def require(path: str | Path, stage: str) -> None:
         raise UserError(f"{path}: no such file: run shardlab {stage}")
 
 
-def source_parameters(params: Parameters) -> dict[str, Any]:
+def source_parameters(params: Sections) -> dict[str, Any]:
     """Return the parameters that the corpus depends on, by dotted keys."""
-    section = params("data").model_dump(mode="json", exclude={"validation_share"})
-    return {f"data.{name}": value for name, value in section.items()}
+    section = params.plain("data").items()
+    return {f"data.{name}": value for name, value in section if name != "validation_share"}
 
 
-def token_parameters(params: Parameters) -> dict[str, Any]:
+def token_parameters(params: Sections) -> dict[str, Any]:
     """Return the parameters that the tokens depend on, by dotted keys."""
-    data, options, model = params("data", "tokenize", "model")
-    section = options.for_model(model).model_dump(mode="json")
+    section = params.plain("tokenize")
     return {
         **source_parameters(params),
-        "data.validation_share": data.validation_share,
+        "data.validation_share": params.plain("data.validation_share"),
         **{f"tokenize.{name}": value for name, value in section.items()},
     }
 
 
-def refuse_other_source(params: Parameters) -> None:
+def refuse_other_source(params: Sections) -> None:
     """Check that the corpus was made by these parameters.
 
     Both tools take care of it; a stage that somebody typed with `--set` may have made another.
@@ -131,7 +130,7 @@ def refuse_other_source(params: Parameters) -> None:
     _refuse_others(Path("data/source.json"), source_parameters(params), "prepare")
 
 
-def refuse_other_tokens(params: Parameters) -> None:
+def refuse_other_tokens(params: Sections) -> None:
     """Check that the tokens were made by these parameters.
 
     Raises:

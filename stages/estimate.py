@@ -8,28 +8,32 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from shardlab.config.parameters import Parameters
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
 from shardlab.core.lock import is_job
 from shardlab.core.progress import say
+from shardlab.data.settings import Tokenize
 from shardlab.data.tokens import MANIFEST, read_manifest
 from shardlab.models.build import build_model
 from shardlab.models.memory import Categories, closed_form, host_memory
+from shardlab.models.settings import Model
 from shardlab.models.sizes import sizes_of
-from shardlab.results.train_result import Estimate
+from shardlab.results.train_result import MemoryEstimate
+from shardlab.strategy.document import Strategy
+from shardlab.train.settings import Train
 from shardlab.train.step_space import free_bytes
 from stages.common import SAMPLES, refuse_other_tokens, run
+from stages.sections import Sections
 
 _CPU = torch.device("cpu")
 _SUMS = ["device", "host", "fits"]
 """columns after those of the categories"""
 
 
-def main(params: Parameters) -> None:
+def main(params: Sections) -> None:
     """Write results/memory.json, and print a row for each run."""
-    model, strategies, train = params("model", "strategies", "train")
-    train = train.only(*SAMPLES, "world_size", "clip")
+    model, strategies = params("model", Model), params("strategies", dict[str, Strategy])
+    train = params("train", Train, *SAMPLES, "world_size", "clip")
     folder, ranks = Path("data/tokens"), train.world_size
     has_tokens = (folder / MANIFEST).is_file()
     if has_tokens:
@@ -37,14 +41,14 @@ def main(params: Parameters) -> None:
         tokens = read_manifest(folder)
         vocabulary, end_of_text = tokens.vocabulary, tokens.end_of_text
     else:
-        vocabulary, end_of_text = _vocabulary(params), 0
+        vocabulary, end_of_text = _vocabulary(model, params("tokenize", Tokenize)), 0
     module = build_model(model, vocabulary, train.sequence_length, end_of_text, seed=0).module
     estimates, rows = {}, {}
     for name, strategy in strategies.items():
         case = strategy, sizes_of(module, strategy, train, _CPU), ranks
         device, host = closed_form(*case), host_memory(*case)
         # the device is the CPU, so host memory counts
-        estimates[name] = Estimate(bytes_by_category={**device, **host}).model_dump()
+        estimates[name] = MemoryEstimate(bytes_by_category={**device, **host}).model_dump()
         rows[name] = _row(device, host, ranks)
     if not is_job():
         table = pd.DataFrame.from_dict(rows, orient="index").fillna("-")
@@ -57,16 +61,15 @@ def main(params: Parameters) -> None:
         say("estimate: there are no tokens yet: nothing is written")
 
 
-def _vocabulary(params: Parameters) -> int:
+def _vocabulary(model: Model, options: Tokenize) -> int:
     """Return the size of the vocabulary by the parameters alone.
 
     Raises:
         UserError: a tokenizer's file says it.
     """
-    model, options = params("model", "tokenize")
     if model.shape is None:
         return 1  # the configuration says how many rows there are
-    size: int | None = options.for_model(model).tokens
+    size = options.tokens
     if size is None:
         raise UserError("the vocabulary is in the tokenizer: run shardlab tokenize first")
     return size

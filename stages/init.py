@@ -6,8 +6,6 @@ the files of both tools again; params.yaml stays.
 """
 
 import os
-import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -22,7 +20,6 @@ from shardlab.cli import questions
 from shardlab.config.parameters import Parameters
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
-from shardlab.core.files import write_text
 from shardlab.core.link import Link
 from shardlab.core.progress import say
 from shardlab.data.local_files import open_packed
@@ -32,19 +29,8 @@ from shardlab.data.sources import read_documents
 from shardlab.models.build import build_model
 from shardlab.models.settings import Model
 from shardlab.train.settings import Train
-from stages.readme import BEGIN, END
+from stages.folder import make_folder
 from stages.search import Minutes, Ranks
-
-_HERE = Path(__file__).resolve().parent
-_WHEEL = _HERE / "pipeline"
-"""where pyproject.toml puts the files of the pipeline in a wheel"""
-FILES = (
-    *(".dvc/.gitignore", ".dvc/config", ".dvc/plots", ".dvcignore", ".gitignore", "Snakefile"),
-    *("data/inputs/.gitignore", "dvc.yaml", "profiles", "results/tune/.gitignore"),
-    *("user_codecs", "workflow"),
-)
-_CODE = ("csrc", "shardlab", "stages")
-"""links to what is installed, so that jobs import it and both tools see when it changes"""
 
 _SOURCES = {".jsonl": "jsonl", ".json": "json", ".xml": "mediawiki", ".parquet": "huggingface"}
 """of `Data`, by suffix; other files and folders are text"""
@@ -76,15 +62,13 @@ def main(folder: str, **answers: str | None) -> None:
     if params.exists():
         if any(answers.values()):
             raise UserError(f"{params} is there already: change that file, or name another folder")
-        _write_pipeline(target)
+        make_folder(params, target)
         say(f"init: files of the pipeline written again, {params} is as it was")
         return
     if target.exists() and {path.name for path in target.iterdir()} - {".git"}:
         raise UserError(f"{target}: not empty, and no experiment: name a new folder")
     tree, note = _parameters(_completed(answers), start_s)
-    _write_pipeline(target)
-    write_text(target / "README.md", f"# {target.name}\n\n{BEGIN}\n{END}\n")
-    write_text(params, _text(tree))
+    make_folder(_text(tree), target)
     Parameters(params).complete()
     say(f"init: {params}: {note}\ninit: start it with: cd {target} && shardlab run")
 
@@ -211,46 +195,6 @@ def _step(model: Model) -> tuple[float, int]:
         seconds.append(time.process_time() - start_s)
     # the first one allocates
     return min(seconds[1:]), sum(parameter.numel() for parameter in module.parameters())
-
-
-def _write_pipeline(folder: Path) -> None:
-    """Write the files of both tools, links to the installed code, and a git repository.
-
-    Raises:
-        UserError: something else is where a link belongs, or there is no git.
-    """
-    taken = [
-        name for name in _CODE if (folder / name).exists() and not (folder / name).is_symlink()
-    ]
-    if taken or (folder / "Snakefile").is_symlink():
-        raise UserError(f"{folder}: a folder of the repository of shardlab: name another one")
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in FILES:
-        source, target = _source(name), folder / name
-        if source.is_dir():
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(source, target, ignore=ignored, dirs_exist_ok=True)
-        else:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, target)
-    with (folder / ".gitignore").open("a", encoding="utf-8") as file:
-        file.writelines(f"/{name}\n" for name in _CODE)
-    for name in _CODE:
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).symlink_to(_source(name))
-    git = shutil.which("git")
-    if git is None:
-        raise UserError("git is missing: install it, DVC needs it")
-    inside = subprocess.run([git, "-C", folder, "rev-parse"], capture_output=True)
-    if inside.returncode:
-        subprocess.run([git, "init", "--quiet", folder], check=True)
-
-
-def _source(name: str) -> Path:
-    """Return where a file of the pipeline or the code is installed."""
-    if not _WHEEL.is_dir():
-        return _HERE.parent / name
-    return {"shardlab": _HERE.parent, "stages": _HERE}.get(name, _WHEEL / name)
 
 
 def _text(tree: dict[str, Any]) -> str:

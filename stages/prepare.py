@@ -2,19 +2,18 @@
 
 from pathlib import Path
 
-from shardlab.config.parameters import Parameters
 from shardlab.core.files import write_json
 from shardlab.core.progress import say
 from shardlab.data.settings import Data
 from shardlab.data.sources import prepare
 from stages.common import run, source_parameters
+from stages.sections import Sections
 
 
-def main(params: Parameters) -> None:
+def main(params: Sections) -> None:
     """Write data/corpus.json, and data/source.json with source, licence and counts."""
     # the split is made of tokens
-    unsplit = {"validation_share": Data.model_fields["validation_share"].default}
-    data = params("data").model_copy(update=unsplit)
+    data = params("data", Data, *(Data.model_fields.keys() - {"validation_share"}))
     source = prepare(data, Path("data/corpus.json"), Path(".work"))
     write_json("data/source.json", {**source, "parameters": source_parameters(params)})
     if data.source == "tokens":

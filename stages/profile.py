@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from shardlab.config.parameters import Parameters
 from shardlab.core.files import write_text
 from shardlab.core.progress import say
 from shardlab.profiling.breakdown import read_steps, summarize
@@ -10,12 +9,13 @@ from shardlab.profiling.table import write_rows
 from shardlab.results.files import read_failure
 from stages.common import require
 from stages.common import run as run_stage
+from stages.sections import Sections
 
 
-def main(params: Parameters, run: str) -> None:
+def main(params: Sections, run: str) -> None:
     """Write results/profile/RUN/seedS.csv, a row per step and rank, and the means in seedS.json,
     for every seed."""
-    for seed in params("seeds"):
+    for seed in params("seeds", list[int]):
         break_down(Path("results"), run, seed)
 
 

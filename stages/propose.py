@@ -8,18 +8,23 @@ from shardlab.choose.incumbent import hold_best
 from shardlab.choose.judge import judge_of
 from shardlab.choose.proposal import predictor, propose, with_limits
 from shardlab.choose.records import TrialSettings
+from shardlab.choose.settings import Agent
 from shardlab.choose.space import peaks_of
-from shardlab.config.parameters import Parameters
 from shardlab.core.files import read_json
 from shardlab.core.progress import say
+from shardlab.models.settings import Model
 from shardlab.models.sizes import ModelShapes
 from shardlab.predict.results import fitted_runs
+from shardlab.predict.settings import Forecast
 from shardlab.results.calibration_record import Calibration
 from shardlab.results.files import read_results, read_timings
 from shardlab.results.hardware import Hardware
 from shardlab.results.result import only
+from shardlab.results.settings import Timing
 from shardlab.results.timing_result import TimingResult
+from shardlab.train.settings import Train
 from stages.common import refuse_other_tokens, run
+from stages.sections import Sections
 
 RESULTS = "results/results.jsonl"
 ANSWERS = Path("results/answers")
@@ -27,15 +32,17 @@ ANSWERS = Path("results/answers")
 _CALIBRATE = "run shardlab calibrate"
 
 
-def main(params: Parameters, number: str) -> None:
+def main(params: Sections, number: str) -> None:
     """Write proposal.json of the round."""
     refuse_other_tokens(params)
-    agent, here = params.agent_of(number), params(f"rounds.{number}")
-    train, forecast, timings, model = params("train", "forecast", "timings", "model")
+    agent = params(f"rounds.{number}.agent", Agent)
+    search = params(f"rounds.{number}.search", str | None)
+    train, model = params("train", Train), params("model", Model)
+    forecast, timings = params("forecast", Forecast), params("timings", dict[str, Timing])
     timed = only(read_timings(Path("results/timings"), timings), TimingResult)
     records = read_results(RESULTS, "run shardlab collect")
-    first = initial_history(records, timed, agent, train, here.search)
-    history = load_history(here.after, RESULTS, first)
+    first = initial_history(records, timed, agent, train, search)
+    history = load_history(params(f"rounds.{number}.after", str), RESULTS, first)
     detected = Hardware.from_file("results/hardware.json", _CALIBRATE)
     hardware = detected.changed_by(agent.hardware)
     limit_gb = agent.memory_limit_gb or hardware.memory_of_rank_gb(history.workload.world_size)
@@ -60,7 +67,7 @@ def main(params: Parameters, number: str) -> None:
         predict,
         judge_of(agent, ANSWERS),
         timed,
-        TrialSettings.of(train, model, params("seeds")),
+        TrialSettings.of(train, model, params("seeds", list[int])),
         facts,
     )
     proposal = with_limits(proposal, agent, history, timed)

@@ -4,17 +4,17 @@ import os
 import sys
 from pathlib import Path
 
-from shardlab.config.parameters import Parameters
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_text
 from shardlab.core.progress import say
 from stages.common import require, run
+from stages.sections import Sections
 from stages.summary import summarize
 
 BEGIN, END = "<!-- headline:begin -->", "<!-- headline:end -->"
 
 
-def main(params: Parameters) -> None:
+def main(params: Sections) -> None:
     """Update the block between the markers of README.md; write it to results/report/readme.md."""
     path = Path("results/report/headline.md")
     require(path, "report")

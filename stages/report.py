@@ -5,7 +5,6 @@ from pathlib import Path
 import pandas as pd
 
 from shardlab.choose.history import History
-from shardlab.config.parameters import Parameters
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
 from shardlab.core.progress import say
@@ -13,26 +12,31 @@ from shardlab.predict.results import ForecastDocument
 from shardlab.report.aggregate import select
 from shardlab.report.collect import read_losses
 from shardlab.report.evidence import Evidence, found_strategies
+from shardlab.report.settings import Quality
 from shardlab.report.tuned import Tuned
 from shardlab.report.write import write_report
 from shardlab.results.files import read_results, read_timings
 from shardlab.results.result import Failure, only
-from shardlab.results.settings import turns
-from shardlab.results.table import Measured
+from shardlab.results.settings import Timing, turns
+from shardlab.results.table import StrategyResults
 from shardlab.results.timing_result import TimingResult
 from shardlab.results.tune_result import TuneResult
+from shardlab.strategy.document import parse_strategy
+from shardlab.train.settings import Train
+from shardlab.train.tune_settings import Method, Tune
 from stages.common import run
+from stages.sections import Sections
 
 _RESULTS = Path("results")
 _FOLDER = _RESULTS / "report"
 _FORECAST = _RESULTS / "forecast" / "forecast.json"
 
 
-def main(params: Parameters) -> None:
+def main(params: Sections) -> None:
     """Write everything in results/report except readme.md; of runs that crashed their names."""
-    strategies, seeds, timings, rounds = params("strategies", "seeds", "timings", "rounds")
-    baseline, comparison, quality = params("baseline", "comparison", "quality")
-    last = [*rounds][-1]
+    seeds, timings = params("seeds", list[int]), params("timings", dict[str, Timing])
+    baseline, comparison = params("baseline", str), params("comparison", str)
+    last = max(params.plain("rounds"), key=int)
     results, history = "results/results.jsonl", _RESULTS / "rounds" / str(last) / "history.json"
     records = read_results(results, "run shardlab collect")
     steps = read_timings(_RESULTS / "timings", timings)
@@ -42,7 +46,7 @@ def main(params: Parameters) -> None:
     lost |= {run.run: run.detail for run in untimed if run.timing == comparison}
     if baseline in lost:
         raise UserError(f"baseline: run {baseline!r} crashed ({lost[baseline]}): name another run")
-    runs = [run for run in strategies if run not in lost]
+    runs = [run for run in params.plain("strategies") if run not in lost]
     searched = History.from_file(history, f"run shardlab decide {last}")
     found = found_strategies(searched, {*runs, *(run.run for run in timed)})
     evidence = Evidence(
@@ -59,10 +63,10 @@ def main(params: Parameters) -> None:
         timed=timed,
         turns=turns(timings),
         comparison=comparison,
-        quality=quality,
-        tolerance=params.agent_of(last).quality_tolerance,
+        quality=params("quality", Quality),
+        tolerance=params(f"rounds.{last}.agent.quality_tolerance", float),
         predicted=ForecastDocument.from_file(_FORECAST, "run shardlab forecast"),
-        tuned=tuned_of(params, _RESULTS),
+        tuned=_tuned(params),
         crashed=[
             *(f"{crash.run} in training, seed {crash.seed}: {crash.detail}" for crash in crashes),
             *(f"{run.run} in timing {run.timing}: {run.detail}" for run in untimed),
@@ -73,27 +77,25 @@ def main(params: Parameters) -> None:
     say(f"report: {_FOLDER / 'report.html'}")
 
 
-def tuned_of(params: Parameters, results: Path) -> Tuned | None:
-    """Return what was tuned; None where nothing was.
-
-    Args:
-        results: folder with tune/.
-    """
-    tune, methods, seeds, train = params("tune", "methods", "seeds", "train")
+def _tuned(params: Sections) -> Tuned | None:
+    """Return what was tuned; None where nothing was."""
+    tune = params("tune", Tune | None)
     if tune is None:
         return None
+    methods = params("methods", dict[str, Method])
     rows = [
         row
         for name in methods
-        for row in read_results(results / "tune" / f"{name}.jsonl", f"run shardlab tune {name}")
+        for row in read_results(_RESULTS / "tune" / f"{name}.jsonl", f"run shardlab tune {name}")
     ]
-    strategies = params.all_strategies()
-    return Tuned(
-        tune, methods, strategies, train, seeds, params("baseline"), only(rows, TuneResult)
-    )
+    documents = params.plain("strategies") | params.plain("timed_strategies")
+    strategies = {name: parse_strategy(document) for name, document in documents.items()}
+    train = params("train", Train, "accumulation", "betas", "steps", "world_size", "untimed_steps")
+    seeds, baseline = params("seeds", list[int]), params("baseline", str)
+    return Tuned(tune, methods, strategies, train, seeds, baseline, only(rows, TuneResult))
 
 
-def _losses_of(row: Measured) -> dict[int, pd.Series]:
+def _losses_of(row: StrategyResults) -> dict[int, pd.Series]:
     """Return by seed the losses of a strategy that a round has trained."""
     assert row.files is not None, "a round has trained it"
     runs = Path(row.files)

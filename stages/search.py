@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import yaml
 from pydantic import Field
 
 from shardlab import cli
-from shardlab.choose.experiment import result_text, search_parameters, write_folder
+from shardlab.choose.experiment import result_text, search_parameters
 from shardlab.choose.history import History
 from shardlab.comm.emulated_link import Links
 from shardlab.config.experiment import Params
@@ -21,6 +22,7 @@ from shardlab.core.document import validate
 from shardlab.core.link import LOOPBACK, Link
 from shardlab.core.progress import say, stopwatch
 from shardlab.core.types import Name
+from stages.folder import make_folder
 from stages.run import snakemake
 
 # an emulated link has its addresses in a network of 254
@@ -52,7 +54,7 @@ def main(
     if emulated is not None:
         with Links(ranks, emulated):
             pass  # this process may make them
-    write_folder(folder, tree)
+    make_folder(yaml.safe_dump(tree, sort_keys=False), folder, Path())
     history, reason = _search(folder, limit_s)
     print(result_text(history, folder, reason))
     sys.stdout.flush()

@@ -1,8 +1,9 @@
 """Display of a run of Snakemake: a bar on a terminal, a line for each job that ended, and errors.
 
 Everything else is in the logs of the jobs. The Snakefile puts this handler in the place of
-Snakemake's own. It is not a plugin: Snakemake finds plugins only as installed packages, so that
-clones and images would need a second distribution.
+Snakemake's own. It is not a logger plugin: Snakemake looks for plugins before it reads the
+Snakefile, so a copy of this tree would run the plugin of another one, or stop where none is
+installed. A plugin for the terminal would also have to print whatever a dry run prints.
 """
 
 import logging
@@ -13,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from threading import Event, Thread
-from typing import Any
+from typing import Any, Literal
 
 from snakemake.logging import logger
 from snakemake_interface_logger_plugins.common import LogEvent
 from tqdm import tqdm
 
-from stages.summary import DONE, ENTRY, LOGS, job_name
+from stages.summary import DONE, ENTRY, LOGS, job_name, read_log, stage_name
 
 _LINES = 10
 """of the log of a job that failed"""
@@ -41,44 +42,27 @@ _TIMED = "{percentage:3.0f}%|{bar}| {desc} [{elapsed}<{remaining}]"
 
 @dataclass
 class Job:
-    """A job that is about to run."""
+    """Job that is about to run."""
 
     log: Path
     seconds: float | None = None
-    """that it took before, or others of its stage did"""
-    started: float | None = None
-    before: tuple[int, ...] | None = None
-    """state of the log at the start"""
-    ended: bool = False
-    failed: bool = False
-
-    @property
-    def runs(self) -> bool:
-        """True from its start to its end."""
-        return self.started is not None and not self.ended and not self.failed
+    """Duration of its last run, or else the mean of its stage."""
+    state: Literal["waits", "runs", "ended", "failed"] = "waits"
+    started: float = 0.0
+    before: int = 0
+    """Time of the last change of the log, at the start."""
 
     def start(self) -> None:
-        """Remember the time and the state of the log."""
-        self.failed = False  # a former attempt
-        self.started = time.monotonic()
-        self.before = self._state()
+        """Begin to count its seconds."""
+        self.state, self.started, self.before = "runs", time.monotonic(), self.written()
 
     def ran(self) -> float:
         """Return the seconds since the start."""
-        return time.monotonic() - (self.started or 0.0)
+        return time.monotonic() - self.started
 
-    def said(self) -> str:
-        """Return the log, but nothing of a former job, whose log Snakemake removes."""
-        state = self._state()
-        if state in (None, self.before):
-            return ""
-        return self.log.read_text(encoding="utf-8", errors="replace").strip()
-
-    def _state(self) -> tuple[int, ...] | None:
-        if not self.log.exists():
-            return None
-        found = self.log.stat()
-        return found.st_ino, found.st_size, found.st_mtime_ns
+    def written(self) -> int:
+        """Return the time of the last change of the log, in nanoseconds; 0 without one."""
+        return self.log.stat().st_mtime_ns if self.log.exists() else 0
 
 
 class JobLines(logging.Handler):
@@ -144,50 +128,50 @@ class JobLines(logging.Handler):
         super().close()
 
     def _end(self, job: Job) -> None:
-        job.ended = True
-        entries = [text for _, text in ENTRY.findall(job.said())]
-        if entries:  # `snakemake --touch` runs nothing
+        job.state = "ended"
+        if job.written() not in (0, job.before):  # `--touch` runs nothing
+            entries = [text for _, text in ENTRY.findall(read_log(job.log))]
             results = [entry for entry in entries if not DONE.fullmatch(entry)]
             result = results.pop() if results else job_name(job.log)
             for entry in results:
                 if any(word in entry for word in _WARNINGS):
                     _show(entry)
-            ended = sum(each.ended for each in self._jobs.values())
-            place = f"[{ended}/{len(self._jobs)}] " if self._bar.disable else ""
+            place = f"[{len(self._in('ended'))}/{len(self._jobs)}] " if self._bar.disable else ""
             _show(f"{place}{result}, {tqdm.format_interval(job.ran())}")
         self._draw()
 
     def _fail(self, job: Job, record: logging.LogRecord) -> None:
-        """Show the end of the log; Snakemake reports some failures twice.
+        """Show the end of the log, once: Snakemake reports some failures twice.
 
-        Executors such as that of SLURM give a reason, and a log of their own.
+        The executor of SLURM gives a reason, and a log of its own.
         """
-        if job.failed:
+        if job.state == "failed":
             return
-        job.failed = True
+        job.state = "failed"
         reason = getattr(record, "rule_msg", None)
         logs = ", ".join(map(str, getattr(record, "log", None) or [job.log]))
         _show(f"failed: {job_name(job.log)}, {tqdm.format_interval(job.ran())}; log: {logs}")
-        lines = job.said().splitlines()[-_LINES:] or [self._repeated]
-        for line in [*lines, *([str(reason)] if reason else ())]:
+        # Snakemake removes the log of an earlier run before a job begins
+        lines = read_log(job.log).splitlines()[-_LINES:] if job.written() else []
+        for line in [*(lines or [self._repeated]), *([str(reason)] if reason else ())]:
             _show(f"    {line}")
         self._draw()
 
     def _weight(self, job: Job) -> float:
         return job.seconds or 0.0 if self._timed else 1.0
 
+    def _in(self, state: str) -> list[Job]:
+        return [job for job in self._jobs.values() if job.state == state]
+
     def _draw(self) -> None:
-        jobs = self._jobs.values()
-        running = [job for job in jobs if job.runs]
-        self._bar.n = sum(self._weight(job) for job in jobs if job.ended)
+        running, ended, failed = self._in("runs"), self._in("ended"), self._in("failed")
+        self._bar.n = sum(map(self._weight, ended))
         if self._timed:
-            # nearly: one that takes longer than before is not over
+            # a job that takes longer than before has not ended
             self._bar.n += sum(min(job.ran(), 0.95 * self._weight(job)) for job in running)
         names = ", ".join(job_name(job.log) for job in running)
-        ended = sum(job.ended for job in jobs)
-        failed = sum(job.failed for job in jobs)
-        words = f"{ended} of {len(jobs)} jobs" + (f", {failed} failed" if failed else "")
-        self._bar.set_description_str(words + (f", now {names}" if names else ""))
+        text = f"{len(ended)} of {len(self._jobs)} jobs" + f", {len(failed)} failed" * bool(failed)
+        self._bar.set_description_str(text + f", now {names}" * bool(running))
 
     def _tick(self) -> None:
         while not self._over.wait(_TICK_S):
@@ -221,10 +205,10 @@ def _matters(record: logging.LogRecord) -> bool:
 
 def recall(jobs: Iterable[Job]) -> None:
     """Fill in what jobs took before, by their logs."""
-    took: dict[str, dict[Path, float]] = {}
+    stages: dict[str, dict[Path, float]] = {}
     for path in LOGS.rglob("*.log"):
-        if found := DONE.findall(path.read_text(encoding="utf-8", errors="replace")):
-            took.setdefault(job_name(path).partition(" ")[0], {})[path] = float(found[-1])
+        if seconds := DONE.findall(read_log(path)):
+            stages.setdefault(stage_name(path), {})[path] = float(seconds[-1])
     for job in jobs:
-        stage = took.get(job_name(job.log).partition(" ")[0], {})
-        job.seconds = stage.get(job.log, fmean(stage.values()) if stage else None)
+        took = stages.get(stage_name(job.log), {})
+        job.seconds = took.get(job.log, fmean(took.values()) if took else None)

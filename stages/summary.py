@@ -32,7 +32,7 @@ def summarize(tool: int) -> str:
         entries = _entries(path, since)
         crashed += [entry for entry in entries if entry.startswith("crashed: ")]
         if entries and (done := DONE.fullmatch(entries[-1])):
-            seconds[job_name(path).partition(" ")[0]].append(float(done[1]))
+            seconds[stage_name(path)].append(float(done[1]))
     if not seconds:
         return ""
     ends = [f"report: {_REPORT}"] * _REPORT.is_file()
@@ -44,12 +44,22 @@ def job_name(log: Path) -> str:
     return " ".join(log.relative_to(LOGS).with_suffix("").parts)
 
 
+def stage_name(log: Path) -> str:
+    """Return the stage of a log, such as `train`."""
+    return log.relative_to(LOGS).with_suffix("").parts[0]
+
+
 def _entries(path: Path, since: datetime) -> list[str]:
     """Return the first lines of the entries of a log that were written since then."""
     if datetime.fromtimestamp(path.stat().st_mtime) < since:
         return []
-    found = ENTRY.findall(path.read_text(encoding="utf-8", errors="replace"))
-    return [text.strip() for time, text in found if datetime.fromisoformat(time) >= since]
+    entries = ENTRY.findall(read_log(path))
+    return [text.strip() for time, text in entries if datetime.fromisoformat(time) >= since]
+
+
+def read_log(path: Path) -> str:
+    """Return the text of a log, to which programs of any encoding may have written."""
+    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def _table(seconds: Mapping[str, list[float]]) -> list[str]:

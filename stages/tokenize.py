@@ -2,23 +2,24 @@
 
 from pathlib import Path
 
-from shardlab.config.parameters import Parameters
 from shardlab.core.files import read_json, write_json
 from shardlab.core.progress import say
 from shardlab.data.mapped_tokens import map_tokens
+from shardlab.data.settings import Data, Tokenize
 from shardlab.data.statistics import describe_tokens
 from shardlab.data.tokenize import build_tokens
 from shardlab.data.tokens import open_split
 from stages.common import refuse_other_source, require, run, token_parameters
+from stages.sections import Sections
 
 
-def main(params: Parameters) -> None:
+def main(params: Sections) -> None:
     """Write the tokenizer of two files, data/tokens/ and data/statistics.json."""
-    data, model, options = params("data", "model", "tokenize")
+    data, options = params("data", Data), params("tokenize", Tokenize)
     out = Path("data")
     require(out / "corpus.json", "prepare")
     refuse_other_source(params)
-    options, work, parameters = options.for_model(model), Path(".work"), token_parameters(params)
+    work, parameters = Path(".work"), token_parameters(params)
     lengths = None
     if data.source == "tokens":
         files = read_json(out / "source.json")["files"]

@@ -5,23 +5,26 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from shardlab.config.parameters import Parameters
 from shardlab.core.document import validate
 from shardlab.core.errors import RunFailed, UserError
 from shardlab.core.launch_environment import rank_environment
 from shardlab.core.lock import is_job
 from shardlab.core.progress import say
 from shardlab.core.types import Seed
+from shardlab.models.settings import Model
+from shardlab.strategy.document import Strategy
 from shardlab.train.crash import write_crash
 from shardlab.train.plans import RunPlan
 from shardlab.train.run import build_missing_tokens, train_run
+from shardlab.train.settings import Train
 from shardlab.train.utilization import show_placements
 from stages.common import refuse_other_source, refuse_other_tokens
 from stages.common import run as run_stage
+from stages.sections import Sections
 
 
 def main(
-    params: Parameters,
+    params: Sections,
     run: str,
     seed: int = 0,
     max_restarts: int = 0,
@@ -31,13 +34,15 @@ def main(
 
     As a job of Snakemake or DVC, a run whose ranks fail writes them too: metrics.json says why.
     """
-    strategy, train, model = params(f"strategies.{run}", "train", "model")
+    strategy, train = params(f"strategies.{run}", Strategy), params("train", Train)
     if show_placement:
         show_placements(train)
         return
     data = Path("data")
     refuse_other_source(params)
-    plan = RunPlan(run, validate(Seed, seed, "--seed"), strategy, train, model, data)
+    plan = RunPlan(
+        run, validate(Seed, seed, "--seed"), strategy, train, params("model", Model), data
+    )
     if not is_job() and (data / "corpus.json").is_file():
         environment = rank_environment(train.world_size)
         rank = 0 if environment is None else environment.rank
@@ -64,7 +69,7 @@ def main(
         )
 
 
-def _tokenize(params: Parameters) -> None:
+def _tokenize(params: Sections) -> None:
     """Run the stage in a process of its own: this one does not depend on its code.
 
     Both tools make the tokens before they train, and have their own record of them.

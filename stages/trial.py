@@ -18,7 +18,6 @@ from shardlab.choose.decision import train_promising
 from shardlab.choose.race_rule import RaceRule, ruling
 from shardlab.choose.records import Candidate, Proposal, Trial, TrialSettings
 from shardlab.choose.settings import Agent
-from shardlab.config.parameters import Parameters
 from shardlab.core.document import Document, validate
 from shardlab.core.errors import RunFailed, StorageError, UserError
 from shardlab.core.files import atomic, read_json, unfinished, write_json
@@ -36,6 +35,7 @@ from shardlab.train.run import train_run
 from shardlab.train.settings import Train
 from stages.common import refuse_other_source, refuse_other_tokens, run
 from stages.profile import break_down
+from stages.sections import Sections
 from stages.validate import validate_seed
 
 DATA = Path("data")
@@ -103,7 +103,7 @@ class Work:
         race(plan, folder / "race.json", look, proposal.race_limit_s)
 
 
-def main(params: Parameters, number: str, start: str = "", step: str = "") -> None:
+def main(params: Sections, number: str, start: str = "", step: str = "") -> None:
     """Write trial.json of the round, and runs/ with the files of its training runs in the layout
     of results/.
 
@@ -115,10 +115,11 @@ def main(params: Parameters, number: str, start: str = "", step: str = "") -> No
     """
     refuse_other_source(params)
     refuse_other_tokens(params)
-    agent, folder = params.agent_of(number), Path("results/rounds", number)
+    agent, folder = params(f"rounds.{number}.agent", Agent), Path("results/rounds", number)
     path, fix = folder / "proposal.json", f"run shardlab propose {number}"
     proposal = Proposal.from_file(path, fix)
-    train, model, seeds = params("train", "model", "seeds")
+    train, model = params("train", Train), params("model", Model)
+    seeds = params("seeds", list[int])
     if proposal.settings != TrialSettings.of(train, model, seeds):
         raise UserError(f"{path}: of other parameters, as with --set: {fix}")
     work = Work(proposal, agent, train, model)

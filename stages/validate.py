@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from shardlab.config.parameters import Parameters
 from shardlab.core.progress import say
 from shardlab.models.settings import Model
 from shardlab.results.files import read_failure
@@ -11,14 +10,15 @@ from shardlab.train.evaluation import validate_run
 from shardlab.train.settings import Train
 from stages.common import refuse_other_tokens, require
 from stages.common import run as run_stage
+from stages.sections import Sections
 
 
-def main(params: Parameters, run: str) -> None:
+def main(params: Sections, run: str) -> None:
     """Write results/validate/RUN/seedS.json for every seed."""
     refuse_other_tokens(params)
-    train, model, seeds = params("train", "model", "seeds")
-    train = train.only("threads", "placement", "sequence_length")
-    for seed in seeds:
+    train = params("train", Train, "threads", "placement", "sequence_length", "timeout_s")
+    model = params("model", Model)
+    for seed in params("seeds", list[int]):
         validate_seed(Path("results"), run, seed, train, model)
 
 

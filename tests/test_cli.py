@@ -106,8 +106,6 @@ def test_short_flags_are_aliases_of_the_keys_of_params(short, full):
     "arguments, error",
     [
         (["trian"], "shardlab: error: no command 'trian'; did you mean 'train' or 'trial'?"),
-        (["time", "a"], "shardlab: error: time is called timing now: shardlab timing"),
-        (["evaluate"], "shardlab: error: evaluate is called validate now: shardlab validate"),
         (["train", "--run", "a", "b"], "train: error: unrecognized arguments: b; see shardlab t"),
         (["train", "--run", "a", "--seed", "x"], "train: error: argument --seed: invalid int val"),
         (

@@ -15,7 +15,7 @@ from shardlab.choose.probe_answer import STOCK, rank_replicas, replicas_of
 from shardlab.cli import main
 from shardlab.core.errors import UserError
 from shardlab.predict.offers import replica_candidates
-from shardlab.probe import Workload, probe
+from shardlab.probe import ProbeSettings, probe
 from shardlab.strategy.document import parse_strategy
 from tests.ranks import on_ranks
 
@@ -24,7 +24,7 @@ NUMBER = r"([\d.,e+-]+)"
 
 def workload(**changed):
     small = {"model": "tiny", "batch_size": 1, "sequence_length": 8, "vocabulary": 64}
-    return Workload(**{**small, **changed})
+    return ProbeSettings(**{**small, **changed})
 
 
 def printed(group, strategies=None, **changed):

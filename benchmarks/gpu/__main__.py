@@ -24,7 +24,7 @@ from pathlib import Path
 from benchmarks.common import arguments
 from benchmarks.gpu import figures
 from benchmarks.gpu.parts import Part, correct_parts, measure_parts
-from benchmarks.gpu.running import Outcome, run_parts
+from benchmarks.gpu.running import PartOutcome, run_parts
 from shardlab.core.errors import UserError
 from shardlab.core.progress import say
 
@@ -59,9 +59,9 @@ def main() -> int:
     if "measure" in args.parts:
         figures.forget(args.out)
     mode = args.parts[0] if args.parts[0] in modes else "parts"
-    ended: list[Outcome] = []
+    ended: list[PartOutcome] = []
 
-    def show(outcome: Outcome) -> None:
+    def show(outcome: PartOutcome) -> None:
         ended.append(outcome)
         write(args.out, mode, ended)
         line = f"{outcome.verdict} {outcome.name} {outcome.seconds:.0f} s: {outcome.text}"
@@ -105,7 +105,7 @@ def chosen(
     return [part for part in left if not part.name.startswith(tuple(skipped))]
 
 
-def write(folder: Path, mode: str, outcomes: Sequence[Outcome]) -> None:
+def write(folder: Path, mode: str, outcomes: Sequence[PartOutcome]) -> None:
     """Write what parts have said so far, and the output of those that did not pass."""
     rows = [outcome._replace(output="")._asdict() for outcome in outcomes]
     (folder / f"{mode}.json").write_text(json.dumps(rows, indent=1) + "\n")

@@ -18,7 +18,7 @@ _NO_TEST_RAN = re.compile(r"\d+ skipped\b.* in [\d.]+s")
 """last line of pytest, which begins with those that failed or passed where there are some"""
 
 
-class Outcome(NamedTuple):
+class PartOutcome(NamedTuple):
     """End of a part."""
 
     name: str
@@ -48,7 +48,7 @@ class _Process:
             start_new_session=True,
         )
 
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> PartOutcome | None:
         """Return how it ended, or None while it runs."""
         seconds, code = time.monotonic() - self._start, self._process.poll()
         if code is None and seconds < self._limit_s:
@@ -59,7 +59,7 @@ class _Process:
         verdict = "LATE" if code is None else "FAIL" if code else "PASS"
         if verdict == "PASS" and _NO_TEST_RAN.match(told(output)):
             verdict = "SKIP"
-        return Outcome(self._name, verdict, seconds, told(output, verdict), output)
+        return PartOutcome(self._name, verdict, seconds, told(output, verdict), output)
 
     def kill(self) -> None:
         """Kill it, and ranks and compilers that it has left."""
@@ -69,8 +69,8 @@ class _Process:
 
 
 def run_parts(
-    parts: Sequence[Part], seconds: float, at_once: int, show: Callable[[Outcome], None]
-) -> list[Outcome]:
+    parts: Sequence[Part], seconds: float, at_once: int, show: Callable[[PartOutcome], None]
+) -> list[PartOutcome]:
     """Run parts in their order.
 
     Args:
@@ -78,7 +78,7 @@ def run_parts(
         at_once: how many run beside each other, but for those that run alone.
         show: called with each outcome as it comes.
     """
-    end, waiting, outcomes = time.monotonic() + seconds, [*parts], list[Outcome]()
+    end, waiting, outcomes = time.monotonic() + seconds, [*parts], list[PartOutcome]()
     running: list[_Process] = []
     try:
         while running or waiting:
@@ -99,7 +99,7 @@ def run_parts(
     finally:
         for process in running:
             process.kill()
-    return outcomes + [Outcome(part.name, "SKIP", 0.0, "no time was left") for part in waiting]
+    return outcomes + [PartOutcome(part.name, "SKIP", 0.0, "no time was left") for part in waiting]
 
 
 def told(output: str, verdict: str = "") -> str:

@@ -13,7 +13,7 @@ from shardlab.choose.history import History, mean_ratio
 from shardlab.choose.records import Decision, Prediction
 from shardlab.choose.settings import Agent
 from shardlab.results.hardware import Hardware
-from shardlab.results.table import Measured, Workload
+from shardlab.results.table import SearchWorkload, StrategyResults
 from shardlab.results.train_result import TrainResult
 
 _STRATEGIES, _ROUNDS = 6, 4
@@ -92,11 +92,11 @@ def predicted(prediction: Prediction) -> str:
     )
 
 
-def _shown(history: History) -> list[Measured]:
+def _shown(history: History) -> list[StrategyResults]:
     """Return the start, the incumbent and the others with the shortest steps, by hash."""
     load = history.workload
 
-    def order(row: Measured) -> tuple[bool, float, str]:
+    def order(row: StrategyResults) -> tuple[bool, float, str]:
         step = row.step(load)
         needed = row.hash in (history.start, history.incumbent)
         return not needed, math.inf if step is None else step.ratio, row.hash
@@ -106,7 +106,7 @@ def _shown(history: History) -> list[Measured]:
     return sorted(sorted(rows, key=order)[:_STRATEGIES], key=lambda row: row.hash)
 
 
-def _workload(load: Workload) -> str:
+def _workload(load: SearchWorkload) -> str:
     # without the name of the model, which others may have written: a judge would read it
     return (
         f"Workload: {load.parameters} parameters on {load.world_size} ranks; "
@@ -115,7 +115,7 @@ def _workload(load: Workload) -> str:
     )
 
 
-def _strategy(row: Measured, history: History) -> str:
+def _strategy(row: StrategyResults, history: History) -> str:
     facts = []
     failure, step = row.failure(history.workload), row.step(history.workload)
     if failure:

@@ -7,30 +7,23 @@ compress its gradients: what they lose then is known of every engine. Two short 
 engines, on loopback and on the link of the search, are what the forecast is fitted on.
 """
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic_core import to_jsonable_python
 
 from shardlab.choose.history import History
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError, nearest
-from shardlab.core.files import write_text
 from shardlab.core.link import Link
 from shardlab.core.numbers import plural
 from shardlab.models.settings import PRESETS, Model
-from shardlab.results.table import Measured
+from shardlab.results.table import StrategyResults
 from shardlab.strategy.document import Strategy, parse_strategy
 from shardlab.strategy.engine_traits import ENGINES
 
 _REPETITIONS = {"loopback": 20, "link": 10}
-_PIPELINE = (
-    *("Snakefile", "csrc", "profiles", "shardlab", "stages", "user_codecs", "workflow"),
-    ".shardlab.lock",  # two experiments at once would disturb each other's timings
-)
 _PATHS = ("data", "inputs", "model", "tokenize")
 """sections whose values may be paths"""
 _HEADINGS = ("of the start's step", "perplexity", "from", "  strategy")
@@ -104,18 +97,6 @@ def search_parameters(
     }
     found = to_jsonable_python(tree)
     return {key: _absolute(value) if key in _PATHS else value for key, value in found.items()}
-
-
-def write_folder(folder: Path, tree: Mapping[str, Any]) -> None:
-    """Write the parameters of a search, and links to the files of the pipeline in this folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in _PIPELINE:
-        link = folder / name
-        if not link.is_symlink():
-            link.symlink_to(os.path.relpath(name, folder))
-    text, path = yaml.safe_dump(dict(tree), sort_keys=False), folder / "params.yaml"
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
-        write_text(path, text)  # a newer file repeats work
 
 
 def _absolute(value: Any) -> Any:
@@ -192,7 +173,7 @@ def ranking_text(history: History) -> str:
     last.
     """
 
-    def order(row: Measured) -> tuple[bool, float, str]:
+    def order(row: StrategyResults) -> tuple[bool, float, str]:
         step, failure = row.step(history.workload), row.failure(history.workload)
         return failure is not None, step.ratio if step else 0.0, row.hash
 

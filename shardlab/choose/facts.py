@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from shardlab.choose.history import History, Numerics, mean_ratio
-from shardlab.results.table import Measured
+from shardlab.results.table import StrategyResults
 from shardlab.results.timing_result import TimingResult
 from shardlab.results.train_result import TrainResult
 from shardlab.strategy.document import differences
@@ -147,13 +147,13 @@ def _runs_of_incumbent(
     return source, [run]
 
 
-def _same_numerics(history: History) -> Measured:
+def _same_numerics(history: History) -> StrategyResults:
     """Return the incumbent, if it was trained, or what was trained with its codecs and types and
     differs from it least."""
     held = history.held.strategy
     numerics = Numerics.of(held)
 
-    def distance(row: Measured) -> tuple[bool, int, str]:
+    def distance(row: StrategyResults) -> tuple[bool, int, str]:
         other = row.strategy
         return other.engine != held.engine, len(differences(held, other)), row.hash
 

@@ -20,7 +20,7 @@ from shardlab.core.link import LOOPBACK
 from shardlab.results.files import AnyResult
 from shardlab.results.interval import paired_ratio
 from shardlab.results.result import only
-from shardlab.results.table import Measured, Workload, measured
+from shardlab.results.table import SearchWorkload, StrategyResults, measured
 from shardlab.results.timing_result import TimingResult
 from shardlab.results.train_result import TrainResult
 from shardlab.strategy.compression import gradient_words, weight_words
@@ -68,7 +68,7 @@ class Numerics(NamedTuple):
         )
 
 
-class Quality(NamedTuple):
+class PerplexityRatio(NamedTuple):
     """Perplexity of a strategy over that of the start; infinite for what diverged."""
 
     ratio: float
@@ -85,7 +85,7 @@ class History(Document):
 
     search: str = ""
     """its name; empty for the one without a name"""
-    workload: Workload
+    workload: SearchWorkload
     start: str
     """hash of the strategy that the search started from: the reference for steps and quality"""
     incumbent: str
@@ -96,7 +96,7 @@ class History(Document):
     """of all searches"""
 
     @cached_property
-    def measured(self) -> dict[str, Measured]:
+    def measured(self) -> dict[str, StrategyResults]:
         """The table of measurements, by hash of the strategy: steps are over the start's."""
         return measured(self.results, self.start)
 
@@ -116,12 +116,12 @@ class History(Document):
         return races
 
     @property
-    def held(self) -> Measured:
+    def held(self) -> StrategyResults:
         """The incumbent."""
         return self.measured[self.incumbent]
 
     @property
-    def reference(self) -> Measured:
+    def reference(self) -> StrategyResults:
         """The strategy that the search started from."""
         return self.measured[self.start]
 
@@ -132,7 +132,7 @@ class History(Document):
         return [*own][::-1]
 
     @property
-    def tried(self) -> dict[str, Measured]:
+    def tried(self) -> dict[str, StrategyResults]:
         """Strategies that were timed or failed on the link and the ranks of this search."""
         load = self.workload
         return {
@@ -140,7 +140,7 @@ class History(Document):
         }
 
     @property
-    def quality(self) -> Callable[[CanonicalStrategy], Quality | None]:
+    def quality(self) -> Callable[[CanonicalStrategy], PerplexityRatio | None]:
         """A function to the quality of a strategy, which need not have been trained.
 
         Its own runs count before those with the same numerics. Of what was trained with a part of
@@ -154,10 +154,10 @@ class History(Document):
             if row.trained or row.diverged
         ]
 
-        def quality(strategy: CanonicalStrategy) -> Quality | None:
+        def quality(strategy: CanonicalStrategy) -> PerplexityRatio | None:
             wanted, key = Numerics.of(strategy), strategy.hash()
             if wanted == start:
-                return Quality(1.0, "computes what the start computes", lossless=True)
+                return PerplexityRatio(1.0, "computes what the start computes", lossless=True)
             same = [(row, ratio) for numerics, row, ratio in trained if numerics == wanted]
             own = [(row, ratio) for row, ratio in same if row.hash == key]
             if rows := own or same:
@@ -168,12 +168,14 @@ class History(Document):
                 other_replicas = bool(wanted.sync) and load.world_size != load.trained_on
                 if other_replicas:
                     source += f", on {load.trained_on} ranks"
-                return Quality(mean, source, sure=not other_replicas)
+                return PerplexityRatio(mean, source, sure=not other_replicas)
             alike = [(row, ratio) for numerics, row, ratio in trained if wanted.includes(numerics)]
             if not alike:
                 return None
             worst, ratio = max(alike, key=lambda each: each[1])
-            return Quality(ratio, f"its codecs, or a part of them: {worst.source}", sure=False)
+            return PerplexityRatio(
+                ratio, f"its codecs, or a part of them: {worst.source}", sure=False
+            )
 
         return quality
 
@@ -256,7 +258,7 @@ def load_history(path: str, results: str, first: History) -> History:
     return history.model_copy(update=update)
 
 
-def perplexity_ratio(row: Measured, reference: Measured) -> float:
+def perplexity_ratio(row: StrategyResults, reference: StrategyResults) -> float:
     """Return the perplexity of a strategy that was trained over the reference's."""
     return math.inf if row.diverged else mean_ratio(row.trained, reference.trained)
 
@@ -268,13 +270,13 @@ def mean_ratio(runs: Iterable[TrainResult], others: Iterable[TrainResult]) -> fl
     return paired_ratio([first[s] for s in seeds], [second[s] for s in seeds]).ratio
 
 
-def _workload(records: Sequence[TrainResult], agent: Agent, train: Train) -> Workload:
+def _workload(records: Sequence[TrainResult], agent: Agent, train: Train) -> SearchWorkload:
     """Return what the records trained, on the link of the search.
 
     Raises:
         UserError: they are of different workloads.
     """
-    names = [name for name in Workload.model_fields if name in TrainResult.model_fields]
+    names = [name for name in SearchWorkload.model_fields if name in TrainResult.model_fields]
     first, *others = records
     for record in others:
         if any(getattr(record, name) != getattr(first, name) for name in names):
@@ -288,4 +290,4 @@ def _workload(records: Sequence[TrainResult], agent: Agent, train: Train) -> Wor
         "world_size": agent.world_size or first.world_size,
         "trained_on": first.world_size,
     }
-    return Workload(**{name: getattr(first, name) for name in names} | own)
+    return SearchWorkload(**{name: getattr(first, name) for name in names} | own)

@@ -2,17 +2,17 @@
 
 from collections.abc import Mapping
 
-from shardlab.choose.history import History, Quality
+from shardlab.choose.history import History, PerplexityRatio
 from shardlab.choose.rank import Option, rank, simplicity_of
 from shardlab.results.interval import Ratio
-from shardlab.results.table import Measured
+from shardlab.results.table import StrategyResults
 from shardlab.strategy.document import CanonicalStrategy
 
 
 def option_of(
     strategy: CanonicalStrategy,
     step: Ratio | None,
-    quality: Quality | None,
+    quality: PerplexityRatio | None,
     memory: int = 0,
 ) -> Option:
     """Return a strategy that was measured as an option under its hash.
@@ -39,7 +39,7 @@ def option_of(
 
 def best_measured(
     history: History, tolerance: float, limit_bytes: int, peaks: Mapping[str, int]
-) -> Measured:
+) -> StrategyResults:
     """Return what the rule puts first of all that was measured on the link and the ranks of the
     search, and did not fail; the start, where nothing may be used.
 

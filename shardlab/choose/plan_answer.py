@@ -9,7 +9,7 @@ from shardlab.choose.rank import Option, Ranking, rank
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
 from shardlab.core.numbers import number, rough
-from shardlab.predict.planner import USABLE, Job, Outcome, fits_on, outcomes
+from shardlab.predict.planner import USABLE, Outcome, PlannedJob, fits_on, outcomes
 from shardlab.results.interval import Ratio
 
 _TEXT = TextWrapper(width=100, break_on_hyphens=False)
@@ -65,7 +65,9 @@ class Plan(Document):
     still be there as soon as anything without loss"""
 
 
-def make_plan(job: Job, model: str, setup: str, tokens: int, goal: float, price: float) -> Plan:
+def make_plan(
+    job: PlannedJob, model: str, setup: str, tokens: int, goal: float, price: float
+) -> Plan:
     """Predict all strategies and rank them.
 
     Args:
@@ -143,7 +145,7 @@ def _option(outcome: Outcome, planned: Sequence[Outcome]) -> Option:
     )
 
 
-def _what_fits(job: Job, predicted: Iterable[Outcome], model: str) -> str:
+def _what_fits(job: PlannedJob, predicted: Iterable[Outcome], model: str) -> str:
     """Return that nothing fits, and what to type next."""
     least = min(predicted, key=lambda outcome: outcome.device_bytes)
     have, per_node = USABLE * job.device.memory, job.cluster.ranks_per_node

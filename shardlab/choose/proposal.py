@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shardlab.choose.actions import Offer, actions
 from shardlab.choose.evidence import describe
 from shardlab.choose.facts import Facts
-from shardlab.choose.history import History, Quality, reason_to_stop
+from shardlab.choose.history import History, PerplexityRatio, reason_to_stop
 from shardlab.choose.judge import Judge, Question
 from shardlab.choose.rank import MARGIN
 from shardlab.choose.records import (
@@ -255,13 +255,10 @@ def changed(
 
 def by_step(options: Iterable[Feasible], predict: Predict) -> list[Feasible]:
     """Return the options with predictions, the shortest step first; those without one last."""
-    return sorted((each._replace(step=predict(each.strategy)) for each in options), key=_order)
-
-
-def _order(option: Feasible) -> tuple[Any, ...]:
+    predicted = [option._replace(step=predict(option.strategy)) for option in options]
     # of ties first what compresses less, then by hash: the same list in every run
-    weights = option.strategy.weights is not None
-    return seconds(option), weights, option.hash
+    predicted.sort(key=lambda it: (seconds(it), it.strategy.weights is not None, it.hash))
+    return predicted
 
 
 def seconds(option: Feasible) -> float:
@@ -331,7 +328,7 @@ def _is_alike(option: Feasible, best: Feasible) -> bool:
 
 def candidate(
     option: Feasible,
-    quality_of: Callable[[CanonicalStrategy], Quality | None],
+    quality_of: Callable[[CanonicalStrategy], PerplexityRatio | None],
     why: str | None = None,
     roles: Sequence[Role] = (),
     trained: bool = False,

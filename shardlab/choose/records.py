@@ -8,7 +8,7 @@ from shardlab.core.types import Seed
 from shardlab.models.settings import Model
 from shardlab.results.files import AnyResult
 from shardlab.results.result import FailureOutcome
-from shardlab.results.table import StepRatio, Workload
+from shardlab.results.table import SearchWorkload, StepRatio
 from shardlab.results.timing_result import Race
 from shardlab.results.train_result import TrainResult
 from shardlab.strategy.document import CanonicalStrategy
@@ -115,7 +115,7 @@ class Proposal(Document):
     round: int
     settings: TrialSettings
     """with which arms are trained"""
-    workload: Workload
+    workload: SearchWorkload
     incumbent: str
     """hash"""
     evidence: str

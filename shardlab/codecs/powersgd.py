@@ -44,7 +44,7 @@ class _Factors(NamedTuple):
     """float32 []: NaN where a number is not finite on some rank, else 0"""
 
 
-class _Layout(NamedTuple):
+class _MatrixLayout(NamedTuple):
     matrices: list[_Matrix]
     exact: list[slice]
     """parts of a chunk that are sent uncompressed"""
@@ -97,7 +97,7 @@ class PowerSgd(MultiPhaseMethod):
         factors = self._factor(chunks, layout.matrices, exact, unit, wire, key)
         return _assemble(chunks, layout, factors, exact, 0)
 
-    def _layout(self, unit: Unit, chunks: Tensor, wire: Communicator, times: int) -> _Layout:
+    def _layout(self, unit: Unit, chunks: Tensor, wire: Communicator, times: int) -> _MatrixLayout:
         """Decide which blocks are factored.
 
         Args:
@@ -119,8 +119,8 @@ class PowerSgd(MultiPhaseMethod):
             )
         if not matrices:
             wire.uncompressed(f"no matrix that rank {self.rank} makes shorter")
-            return _Layout([], [slice(0, chunks.shape[1])])
-        return _Layout(matrices, exact)
+            return _MatrixLayout([], [slice(0, chunks.shape[1])])
+        return _MatrixLayout(matrices, exact)
 
     def _factor(
         self,
@@ -148,7 +148,8 @@ class PowerSgd(MultiPhaseMethod):
         wire.sum(message)
         wrong = alarm(message)
         rider.copy_(end)
-        lefts = [_orthonormal(left) for left in lefts]
+        # orthonormal rows of the same span, arbitrary where rows are dependent
+        lefts = [torch.linalg.qr(left.double().T).Q.T.float().contiguous() for left in lefts]
 
         own = chunks.new_zeros(self.rank * sum(m.columns for m in matrices))
         summed = own.clone()
@@ -201,12 +202,6 @@ def _thin(message: Tensor, lengths: list[int], rank: int) -> list[Tensor]:
     return [*(each.view(rank, -1) for each in thin), end]
 
 
-def _orthonormal(rows: Tensor) -> Tensor:
-    """Return orthonormal rows of the same span (arbitrary where rows are dependent)."""
-    rows = torch.linalg.qr(rows.double().T).Q.T.float()
-    return rows.contiguous()
-
-
 def _cut(chunks: Tensor, spans: list[slice]) -> Tensor:
     """Copy the given spans of every chunk: [chunks, sum of lengths]."""
     parts = [chunks[:, span] for span in spans]
@@ -215,7 +210,7 @@ def _cut(chunks: Tensor, spans: list[slice]) -> Tensor:
 
 def _assemble(
     chunks: Tensor,
-    layout: _Layout,
+    layout: _MatrixLayout,
     factors: _Factors,
     exact: Tensor,
     index: int,

@@ -43,8 +43,8 @@ def largest(
         found = int(count) if floor else k  # to read a tensor takes longer than to compare
         return values[:found], positions[:found]
     if floor:
-        reached = int(_reaching(x, residual, floor))
-        k = min(k, reached)
+        total = x if residual is None else x + residual
+        k = min(k, int(((total.view(torch.int32) & 0x7FFFFFFF) >= floor).sum()))
     return largest_reference(x, k, residual, kept)
 
 
@@ -155,11 +155,6 @@ def sum_reference(
         at = at.long()
         total[at] = total[at] + some
     out.copy_(total * alpha)
-
-
-def _reaching(x: Tensor, residual: Tensor | None, floor: int) -> Tensor:
-    wanted = x if residual is None else x + residual
-    return ((wanted.view(torch.int32) & 0x7FFFFFFF) >= floor).sum()
 
 
 _LARGEST = kernel(

@@ -19,7 +19,7 @@ from shardlab.codecs.wire import Buffers
 from shardlab.comm.codec_collective import CodecCollective, Route
 from shardlab.comm.collective import add_up
 from shardlab.comm.feedback import ACROSS
-from shardlab.comm.ledger import Kind, Ledger
+from shardlab.comm.ledger import Ledger, MessageKind
 from shardlab.comm.object_collectives import release, subgroup
 from shardlab.core.device import now
 from shardlab.core.errors import UserError
@@ -36,7 +36,7 @@ class AllToAllCollective(CodecCollective):
         self,
         group: dist.ProcessGroup,
         ledger: Ledger,
-        kind: Kind,
+        kind: MessageKind,
         route: Route,
         extra: bool = False,
         audited: bool = True,
@@ -202,7 +202,9 @@ class HierarchicalCollective(CodecCollective):
         UserError: the ranks are not whole nodes.
     """
 
-    def __init__(self, group: dist.ProcessGroup, ledger: Ledger, kind: Kind, route: Route) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, ledger: Ledger, kind: MessageKind, route: Route
+    ) -> None:
         super().__init__(group, ledger, kind, route)
         assert route.between_nodes is not None and ledger.ranks_per_node is not None, "two levels"
         self.ranks_per_node = size = ledger.ranks_per_node

@@ -18,7 +18,6 @@ from shardlab.comm.background import Lanes
 from shardlab.comm.codec_collective import Route
 from shardlab.comm.exchanges import Exchanges
 from shardlab.comm.feedback import ErrorFeedback
-from shardlab.comm.former_arguments import answering_former
 from shardlab.comm.fsdp2_hooks import replica_group
 from shardlab.comm.handle import Handle
 from shardlab.comm.ledger import Ledger
@@ -53,7 +52,6 @@ _D = TypeVar("_D", bound=Document)
 
 
 @without_frames
-@answering_former
 def attach(
     model: nn.Module,
     gradients: str | Mapping[str, Any] | CodecSpec | Compression = "none",

@@ -14,8 +14,8 @@ from shardlab.codecs.base import Block, Codec, Unit
 from shardlab.codecs.multi_phase import Method
 from shardlab.codecs.wire import describe
 from shardlab.comm.collective import Collective, labelled
-from shardlab.comm.feedback import Draws, ErrorFeedback, Layout
-from shardlab.comm.ledger import Kind, Ledger
+from shardlab.comm.feedback import Draws, ErrorFeedback, ResidualLayout
+from shardlab.comm.ledger import Ledger, MessageKind
 from shardlab.comm.uncompressed import uncompressed
 from shardlab.core.errors import UserError
 
@@ -90,7 +90,7 @@ class CodecCollective(Collective):
         self,
         group: dist.ProcessGroup,
         ledger: Ledger,
-        kind: Kind,
+        kind: MessageKind,
         route: Route,
         extra: bool = False,
         audited: bool = True,
@@ -298,7 +298,11 @@ class CodecCollective(Collective):
         self._laid_out.add((unit.name, n))
         if n >= self.route.minimum_size:  # shorter ones have no residual
             size = self.world_size
-            layout = Layout.scattering(unit, size, n // size) if scatter else Layout.whole(size, n)
+            layout = (
+                ResidualLayout.scattering(unit, size, n // size)
+                if scatter
+                else ResidualLayout.whole(size, n)
+            )
             layout = layout._replace(ranks_per_node=self.ranks_per_node)
             feedback.lay_out(unit.name, layout, self.unsent_part)
 

@@ -14,7 +14,7 @@ from torch.profiler import record_function
 
 from shardlab.codecs.base import Unit
 from shardlab.codecs.wire import VERSION, PayloadError
-from shardlab.comm.ledger import Account, Audit, Kind, Ledger, shares_between_nodes
+from shardlab.comm.ledger import Account, Audit, Ledger, MessageKind, shares_between_nodes
 from shardlab.comm.object_collectives import gather_values
 from shardlab.comm.transport import Transport
 from shardlab.core.device import now
@@ -69,7 +69,7 @@ class Collective(ABC):
         self,
         group: dist.ProcessGroup,
         ledger: Ledger,
-        kind: Kind,
+        kind: MessageKind,
         extra: bool = False,
         audited: bool = True,
     ) -> None:

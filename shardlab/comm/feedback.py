@@ -85,7 +85,7 @@ class Draws:
         self._numbers, self._ended = Counter(saved), set()
 
 
-class Layout(NamedTuple):
+class ResidualLayout(NamedTuple):
     """Order of the elements of a unit in a message of a given world size.
 
     `scattered`: as `Unit` defines it, rows over the ranks, block by block;
@@ -100,13 +100,13 @@ class Layout(NamedTuple):
     """of two levels, whose residuals lie in the order of `HierarchicalCollective`; 0 for one"""
 
     @classmethod
-    def scattering(cls, unit: Unit, world_size: int, n: int) -> "Layout":
+    def scattering(cls, unit: Unit, world_size: int, n: int) -> "ResidualLayout":
         """Return the layout of vector[world_size * n], scattered; without blocks one of n rows."""
         blocks = unit.blocks or (Block(unit.name, world_size * n, 1),)
         return cls(world_size, True, tuple((b.rows, b.columns) for b in blocks))
 
     @classmethod
-    def whole(cls, world_size: int, n: int) -> "Layout":
+    def whole(cls, world_size: int, n: int) -> "ResidualLayout":
         """Return the layout of vector[n] that is summed whole."""
         return cls(world_size, False, ((n, 1),))
 
@@ -116,7 +116,7 @@ class Layout(NamedTuple):
         return torch.tensor([*numbers, *(x for shape in self.shapes for x in shape)])
 
     @classmethod
-    def of(cls, tensor: Tensor) -> "Layout":
+    def of(cls, tensor: Tensor) -> "ResidualLayout":
         """Return the layout from its `tensor()`."""
         world_size, scattered, ranks_per_node, *rest = tensor.tolist()
         shapes = tuple(zip(rest[::2], rest[1::2], strict=True))
@@ -179,7 +179,7 @@ class ErrorFeedback:
         """parts whose current residual is of the last step, and the one before is valid"""
         self._has_ended = False
         """whether the next message begins a step"""
-        self._layouts: dict[str, Layout] = {}
+        self._layouts: dict[str, ResidualLayout] = {}
         self._buffers = Buffers()
 
     def encode(
@@ -254,7 +254,7 @@ class ErrorFeedback:
             self._current[part], self._before[part] = self._before[part], self._current[part]
         self._changed.clear()
 
-    def lay_out(self, unit: str, layout: Layout, unsent_part: str = "*") -> None:
+    def lay_out(self, unit: str, layout: ResidualLayout, unsent_part: str = "*") -> None:
         """Record the layout of the residuals of `unit`, for other world sizes.
 
         Args:
@@ -292,7 +292,7 @@ class ErrorFeedback:
         self._changed.clear()
         for name, tensor in state.items():
             if name.startswith(LAYOUT):
-                self._layouts[name.removeprefix(LAYOUT)] = Layout.of(tensor)
+                self._layouts[name.removeprefix(LAYOUT)] = ResidualLayout.of(tensor)
                 continue
             self._new(name, elements(tensor), tensor.device)
             if tensor.dtype == self._current[name].dtype:

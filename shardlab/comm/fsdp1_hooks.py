@@ -26,7 +26,7 @@ from shardlab.core.errors import UserError
 from shardlab.models.names import plain
 
 
-class _State(NamedTuple):
+class _HookState(NamedTuple):
     """State that torch passes to the hook of a unit."""
 
     collective: Collective
@@ -72,7 +72,7 @@ def attach_fsdp1(
             gathers = collectives.weights(module.process_group)
             torch_private.set_gather(handle, partial(_gather, handle, gathers, unit))
         reduction = collectives.gradients(module.process_group)
-        state = _State(reduction, unit, average, gathers)
+        state = _HookState(reduction, unit, average, gathers)
         torch_private.set_hook_state(module, state)
 
     def detach() -> None:
@@ -112,7 +112,7 @@ def _blocks(name: str, unit: FullyShardedDataParallel) -> tuple[Block, ...]:
     return (Block(name, torch_private.flat_numel(flat) - padding, 1),)
 
 
-def _average(state: _State, gradient: Tensor, shard: Tensor | None = None) -> None:
+def _average(state: _HookState, gradient: Tensor, shard: Tensor | None = None) -> None:
     """Average a flat gradient; FSDP1 calls it."""
     collective, unit, between, gathers = state
     if gathers is not None:  # one that stays gathered after forward is not gathered in backward

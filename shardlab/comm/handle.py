@@ -25,7 +25,7 @@ from shardlab.comm.feedback import (
     LAYOUT,
     Draws,
     ErrorFeedback,
-    Layout,
+    ResidualLayout,
     widen,
 )
 from shardlab.comm.ledger import Ledger
@@ -34,7 +34,7 @@ from shardlab.comm.rare_sync import BETWEEN_EXCHANGES, RareSync
 from shardlab.comm.routes import Collectives
 from shardlab.core.errors import UserError
 
-State = dict[str, Tensor]
+StateDict = dict[str, Tensor]
 
 RESIDUALS = "gradients.residual."
 """beginning of the names of residuals in a state, after the rank"""
@@ -105,7 +105,7 @@ class Handle:
         if self._sync is not None:
             self._sync.synchronize()
 
-    def exchanged_state_dict(self) -> State:
+    def exchanged_state_dict(self) -> StateDict:
         """Return the model's state as all replicas know it, at any time: that of the outer
         optimizer. Sharded parameters are DTensors.
 
@@ -150,13 +150,13 @@ class Handle:
         """
         self._detach()
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> StateDict:
         """Return this rank's residuals and counters, to be saved with its checkpoint.
 
         A flat mapping of names to tensors, none of which is written to later. All names begin with
         the rank, because torch.distributed.checkpoint saves what has one name once for all ranks.
         """
-        state: State = {}
+        state: StateDict = {}
         if self.feedback is not None:
             residuals = self.feedback.state_dict()
             state = {RESIDUALS + name: tensor for name, tensor in residuals.items()}
@@ -168,7 +168,7 @@ class Handle:
         rank = dist.get_rank()
         return {f"rank{rank}.{name}": tensor.clone() for name, tensor in state.items()}
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue from `state_dict()` of the same rank, or from `merge_states`.
 
         Raises:
@@ -208,8 +208,8 @@ class Handle:
 
 
 def merge_states(
-    states: Sequence[State], world_size: int, rank: int, ranks_per_node: int | None = None
-) -> State:
+    states: Sequence[StateDict], world_size: int, rank: int, ranks_per_node: int | None = None
+) -> StateDict:
     """Return the state for `rank` of `world_size`, from `Handle.state_dict()` of all old ranks.
 
     Residuals are merged, in float32; counters are the same on all ranks, the outer momentum of
@@ -234,7 +234,7 @@ def merge_states(
         and tensor.numel() == 1
     }
     merged |= outer_state(states, rank)
-    residuals: State = {}
+    residuals: StateDict = {}
     stored = [below(RESIDUALS, state) for state in states]
     if any(name.endswith(REPLICAS) for name in stored[0]):
         raise UserError(
@@ -243,7 +243,7 @@ def merge_states(
         )
     for name, tensor in stored[0].items():
         if name.startswith(LAYOUT):
-            unit, old = name.removeprefix(LAYOUT), Layout.of(tensor)
+            unit, old = name.removeprefix(LAYOUT), ResidualLayout.of(tensor)
             new = _new_layout(unit, old, len(states), world_size, ranks_per_node)
             residuals |= _merge_unit(stored, unit, old, new, rank)
             residuals[name] = new.tensor()
@@ -254,8 +254,8 @@ def merge_states(
 
 
 def _new_layout(
-    unit: str, old: Layout, states: int, world_size: int, ranks_per_node: int | None
-) -> Layout:
+    unit: str, old: ResidualLayout, states: int, world_size: int, ranks_per_node: int | None
+) -> ResidualLayout:
     if old.world_size != states:
         raise UserError(
             f"merge_states: {unit!r} was shared by {old.world_size} ranks, but there are {states} "
@@ -269,7 +269,7 @@ def _new_layout(
     return old._replace(world_size=world_size, ranks_per_node=node)
 
 
-def _part_of(state: State, rank: int) -> State:
+def _part_of(state: StateDict, rank: int) -> StateDict:
     """Return the part of a state that is of `rank`, by names without it."""
     of_rank = below(f"rank{rank}.", state)
     if state and not of_rank:
@@ -280,7 +280,9 @@ def _part_of(state: State, rank: int) -> State:
     return of_rank
 
 
-def _merge_unit(states: Sequence[State], unit: str, old: Layout, new: Layout, rank: int) -> State:
+def _merge_unit(
+    states: Sequence[StateDict], unit: str, old: ResidualLayout, new: ResidualLayout, rank: int
+) -> StateDict:
     """Return the residuals of a unit for `rank` of the new layout.
 
     One level is one node of all ranks, without a second level.
@@ -326,7 +328,7 @@ def _mean(residuals: Sequence[Tensor]) -> Tensor:
     return (total / len(residuals)).float()
 
 
-def _cut(chunks: Sequence[Tensor], old: Layout, new: Layout) -> list[Tensor]:
+def _cut(chunks: Sequence[Tensor], old: ResidualLayout, new: ResidualLayout) -> list[Tensor]:
     return new.chunks_of(old.blocks_of(chunks))
 
 

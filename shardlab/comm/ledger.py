@@ -17,7 +17,7 @@ from torch import Tensor
 from shardlab.comm.transport import Traffic
 from shardlab.core.device import Moment, now, seconds_between
 
-Kind = Literal["gradients", "weights"]
+MessageKind = Literal["gradients", "weights"]
 Times = Literal["encode_s", "decode_s", "extra_collective_s"]
 
 _UNREAD = 1024
@@ -171,7 +171,7 @@ class Audit:
         self.product += float(torch.dot(reduced, exact))
 
 
-Accounts = dict[Kind, Account]
+Accounts = dict[MessageKind, Account]
 
 
 def _new() -> Accounts:
@@ -253,12 +253,12 @@ class Ledger:
         for kind, account in self._of_steps.pop(step, {}).items():
             self._accounts[kind].add(account)
 
-    def sums(self) -> dict[Kind, dict[str, Any]]:
+    def sums(self) -> dict[MessageKind, dict[str, Any]]:
         """Return all counts as plain values."""
         self.wait()
         return {kind: account.sums() for kind, account in self._accounts.items()}
 
-    def load_sums(self, sums: Mapping[Kind, Mapping[str, Any]]) -> None:
+    def load_sums(self, sums: Mapping[MessageKind, Mapping[str, Any]]) -> None:
         """Continue from `sums()`."""
         for kind, values in sums.items():
             uncompressed = Counter(values["uncompressed"])

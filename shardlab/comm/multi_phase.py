@@ -11,7 +11,7 @@ from torch import Tensor
 from shardlab.codecs.base import MessageKey, Unit
 from shardlab.codecs.multi_phase import Communicator, MultiPhaseMethod, alarm
 from shardlab.comm.codec_collective import METHOD, CodecCollective, Route
-from shardlab.comm.ledger import Account, Kind, Ledger, shares_between_nodes
+from shardlab.comm.ledger import Account, Ledger, MessageKind, shares_between_nodes
 from shardlab.core import torch_private
 from shardlab.core.device import now
 
@@ -28,7 +28,9 @@ class MultiPhaseCollective(CodecCollective):
 
     unsent_part = ">0"
 
-    def __init__(self, group: dist.ProcessGroup, ledger: Ledger, kind: Kind, route: Route) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, ledger: Ledger, kind: MessageKind, route: Route
+    ) -> None:
         super().__init__(group, ledger, kind, route)
         assert isinstance(route.method, MultiPhaseMethod), "other codecs have no phases"
         # a copy, since its state belongs to the units of one group
@@ -94,14 +96,14 @@ class MultiPhaseCollective(CodecCollective):
 class GroupCommunicator:
     """`Communicator` over a process group that counts in a ledger what it sends."""
 
-    def __init__(self, group: dist.ProcessGroup, ledger: Ledger, kind: Kind) -> None:
+    def __init__(self, group: dist.ProcessGroup, ledger: Ledger, kind: MessageKind) -> None:
         self.world_size = dist.get_world_size(group)
         self.rank = dist.get_rank(group)
         self._is_first = True
         """whether the next collective is the first one of a message"""
         self._group = group
         self._ledger = ledger
-        self._kind: Kind = kind
+        self._kind: MessageKind = kind
         self._between_nodes = shares_between_nodes(group, ledger.ranks_per_node)
 
     def begin_message(self) -> None:

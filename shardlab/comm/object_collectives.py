@@ -14,7 +14,7 @@ from shardlab.core import torch_private
 from shardlab.core.errors import UserError, lost_rank
 
 Value = TypeVar("Value")
-_Kind = tuple[tuple[int, ...], str, timedelta]
+_GroupKey = tuple[tuple[int, ...], str, timedelta]
 """ranks, backend and timeout"""
 
 
@@ -25,7 +25,7 @@ def device_of(group: dist.ProcessGroup) -> torch.device:
     return torch.device("cuda" if "nccl" in backends else "cpu")
 
 
-_free: WeakKeyDictionary[dist.ProcessGroup, dict[_Kind, list[dist.ProcessGroup]]] = (
+_free: WeakKeyDictionary[dist.ProcessGroup, dict[_GroupKey, list[dist.ProcessGroup]]] = (
     WeakKeyDictionary()
 )
 """groups that were released, in this order, by the default group of their time"""
@@ -37,11 +37,11 @@ def subgroup(
     """Return a group of some ranks of `group` that nobody else uses, by default on its backend,
     with its timeout: one that was released, or a new one."""
     # torch's default timeout is half an hour
-    kind = tuple(ranks), backend or dist.get_backend(group), timeout_of(group)
-    if released := _released().get(kind):
+    key = tuple(ranks), backend or dist.get_backend(group), timeout_of(group)
+    if released := _released().get(key):
         return released.pop(0)
     new: dist.ProcessGroup = dist.new_group(
-        list(ranks), kind[2], kind[1], use_local_synchronization=True
+        list(ranks), key[2], key[1], use_local_synchronization=True
     )
     return new
 
@@ -57,11 +57,11 @@ def release(groups: Iterable[dist.ProcessGroup]) -> None:
         return
     for group in groups:
         ranks = tuple(dist.get_process_group_ranks(group))
-        kind = ranks, dist.get_backend(group), timeout_of(group)
-        _released().setdefault(kind, []).append(group)
+        key = ranks, dist.get_backend(group), timeout_of(group)
+        _released().setdefault(key, []).append(group)
 
 
-def _released() -> dict[_Kind, list[dist.ProcessGroup]]:
+def _released() -> dict[_GroupKey, list[dist.ProcessGroup]]:
     world = dist.group.WORLD
     assert world is not None, "there are groups"
     return _free.setdefault(world, {})

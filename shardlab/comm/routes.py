@@ -12,7 +12,7 @@ from shardlab.comm.all_to_all import AllToAllCollective, HierarchicalCollective
 from shardlab.comm.codec_collective import Route
 from shardlab.comm.collective import Collective, WarmUp
 from shardlab.comm.feedback import Draws, ErrorFeedback
-from shardlab.comm.ledger import Kind, Ledger
+from shardlab.comm.ledger import Ledger, MessageKind
 from shardlab.comm.multi_phase import MultiPhaseCollective
 from shardlab.comm.uncompressed import Native, UncompressedAllToAll
 from shardlab.core.errors import UserError
@@ -55,7 +55,7 @@ def between_replicas(route: Route) -> Route:
 
 
 def make_collective(
-    group: dist.ProcessGroup, ledger: Ledger, kind: Kind, route: Route
+    group: dist.ProcessGroup, ledger: Ledger, kind: MessageKind, route: Route
 ) -> Collective:
     """Return the collective for the messages of `kind` over `group`: of two levels where the route
     has a codec between nodes, except for a part of the ranks, as of a replica, inside a node.
@@ -98,7 +98,7 @@ class Collectives:
         trains_alone: Callable[[], bool] | None = None,
     ) -> None:
         self._ledger = ledger
-        self._routes: dict[str, tuple[Kind, Route]] = {
+        self._routes: dict[str, tuple[MessageKind, Route]] = {
             "gradients": ("gradients", gradients),
             "weights": ("weights", weights),
             "replicas": ("gradients", between_replicas(gradients)),

@@ -9,7 +9,7 @@ from torch import Tensor
 from shardlab.codecs.base import Unit
 from shardlab.codecs.wire import Buffers
 from shardlab.comm.collective import Collective, add_up, labelled
-from shardlab.comm.ledger import Kind, Ledger
+from shardlab.comm.ledger import Ledger, MessageKind
 from shardlab.comm.transport import Traffic
 from shardlab.core import torch_private
 
@@ -116,7 +116,7 @@ class UncompressedAllToAll(Collective):
         self,
         group: dist.ProcessGroup,
         ledger: Ledger,
-        kind: Kind,
+        kind: MessageKind,
         extra: bool = False,
         audited: bool = True,
     ) -> None:
@@ -163,7 +163,7 @@ class UncompressedAllToAll(Collective):
 def uncompressed(
     group: dist.ProcessGroup,
     ledger: Ledger,
-    kind: Kind,
+    kind: MessageKind,
     extra: bool = False,
     audited: bool = True,
 ) -> Collective:

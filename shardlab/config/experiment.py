@@ -40,11 +40,6 @@ class Params(Document):
     for single stages: what is there must be right."""
 
     model_config = ConfigDict(json_schema_extra={"required": [*REQUIRED]})
-    former = {
-        "runs": "remove it: strategies are the runs, and what is only timed is in timed_strategies",
-        "last_round": "remove it: the last of rounds is the last",
-        "policies": "remove it: policies are no longer replayed",
-    }
 
     codecs: Modules = ()
     """modules in the folder user_codecs (`user_codecs.ternary`), or of installed packages, that

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from shardlab.choose.settings import Agent
+from shardlab.config.canonical import canonical
 from shardlab.config.experiment import REQUIRED, Modules, Params
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError, nearest, shorten
@@ -32,9 +33,6 @@ class Parameters:
 
     def __init__(self, path: str | Path = "params.yaml", overrides: Iterable[str] = ()) -> None:
         self._path = path
-        overrides = list(overrides)
-        self.arguments = [f"--params={path}", *(f"--set={each}" for each in overrides)]
-        """of a stage that is to have these parameters"""
         tree = read_tree(path)
         try:
             for override in overrides:
@@ -50,8 +48,7 @@ class Parameters:
     def __call__(self, *keys: str) -> Any:
         """Return sections, or items of them such as `strategies.ddp`: one value, or a list of them.
 
-        A stage names here just the keys that dvc.yaml and the rules declare for it. An absent
-        section has its default.
+        An absent section has its default.
 
         Raises:
             UserError: a key that is absent and has none.
@@ -85,6 +82,17 @@ class Parameters:
             raise UserError("\n".join(map(self._missing, sorted(absent))))
         self("comparison")
         return self._values
+
+    def sections(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return the sections in canonical form, and what is wrong with those that stages may do
+        without, by name: absent ones, and a comparison that is none."""
+        absent = REQUIRED.keys() - self._values.model_fields_set
+        mistakes = {name: self._missing(name) for name in absent}
+        try:
+            self._values.check_comparison()
+        except UserError as error:
+            mistakes.setdefault("comparison", str(error))
+        return canonical(self._values), mistakes
 
     def all_strategies(self) -> dict[str, Strategy]:
         """Return the strategies of the matrix and those for timings alone."""

@@ -3,7 +3,7 @@
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar, overload
+from typing import Any, Self, TypeVar, overload
 
 import pydantic
 from pydantic import (
@@ -34,9 +34,6 @@ class Document(BaseModel):
         frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
     )
 
-    former: ClassVar[dict[str, str]] = {}
-    """keys of earlier versions, with what to write now"""
-
     def __init__(self, /, **values: Any) -> None:
         """Validate the fields.
 
@@ -59,7 +56,10 @@ class Document(BaseModel):
         unknown = [key for key in known if key not in cls.model_fields]
         if not unknown:
             return handler(value)
-        errors = [_error(_unknown(cls, str(key)), (str(key),), value) for key in unknown]
+        errors = [
+            _error(f"unknown key; {nearest(str(key), cls.model_fields)}", (str(key),), value)
+            for key in unknown
+        ]
         try:
             handler({key: known[key] for key in known if key not in unknown})
         except ValidationError as error:
@@ -84,12 +84,6 @@ class Document(BaseModel):
     def to_file(self, path: str | Path) -> None:
         """Write the document as JSON, atomically."""
         write_json(path, self.model_dump(mode="json"), allow_nan=True)
-
-
-def _unknown(document: type[Document], key: str) -> str:
-    now = document.former.get(key)
-    hint = nearest(key, document.model_fields)
-    return f"unknown key; {hint}" if now is None else f"of an earlier version: {now}"
 
 
 def _error(message: str, place: tuple[int | str, ...], value: Any) -> InitErrorDetails:

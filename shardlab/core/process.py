@@ -26,9 +26,9 @@ def die_with_parent(parent: int, sig: int = signal.SIGKILL) -> None:
         os.kill(os.getpid(), sig)
 
 
-def begin_fork(parent: int) -> None:
-    """Begin a forked process that is to end with its parent, without the handlers of that: Ctrl-C
-    and hangups, which reach both, are left to the parent."""
+def begin_child(parent: int) -> None:
+    """Begin a process that is to end with its parent, without the handlers of that: Ctrl-C and
+    hangups, which reach both, are left to the parent."""
     die_with_parent(parent)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -66,13 +66,10 @@ class Batches:
     def _block(self, sample: int) -> int:
         epoch, index = divmod(sample, self.samples_per_epoch)
         if epoch != self._epoch:
-            self._epoch, self._order = epoch, self._permutation(epoch)
+            # raw Philox numbers, which are stable between versions of NumPy, unlike shuffles
+            numbers = np.random.Philox(key=[self._seed, epoch]).random_raw(self.samples_per_epoch)
+            self._epoch, self._order = epoch, np.argsort(numbers, kind="stable")
         return int(self._order[index])
-
-    def _permutation(self, epoch: int) -> np.ndarray:
-        """Sort raw Philox numbers, which are stable between versions of NumPy, unlike shuffles."""
-        numbers = np.random.Philox(key=[self._seed, epoch]).random_raw(self.samples_per_epoch)
-        return np.argsort(numbers, kind="stable")
 
 
 def blocks(split: TokenSplit, sequence_length: int, batch: int) -> Iterator[torch.Tensor]:

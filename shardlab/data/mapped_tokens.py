@@ -11,7 +11,7 @@ from shardlab.core.errors import UserError
 from shardlab.core.files import sha256_of_value
 from shardlab.core.progress import track
 from shardlab.data.settings import Data, Tokenize
-from shardlab.data.token_files import Layout, TokenFile, read_layout, refuse_change, scan
+from shardlab.data.token_files import TokenFile, TokenLayout, read_layout, refuse_change, scan
 from shardlab.data.tokenize import publish
 from shardlab.data.tokenizer import given_tokenizer, number_tokenizer
 from shardlab.data.tokens import Manifest
@@ -19,7 +19,7 @@ from shardlab.data.tokens import Manifest
 
 class _Counted(NamedTuple):
     content: Content
-    layout: Layout
+    layout: TokenLayout
     ends: np.ndarray
 
     def part(self, first: int, last: int) -> TokenFile:

@@ -78,7 +78,7 @@ def _changed(path: Path) -> UserError:
     return UserError(f"{path}: changed since its tokens were counted: {_AGAIN}")
 
 
-class Layout(NamedTuple):
+class TokenLayout(NamedTuple):
     """Place and type of the tokens of a file."""
 
     dtype: str
@@ -158,7 +158,7 @@ def _saved(path: Path, key: str) -> Any:
         raise UserError(f"{path}: not as datasets saves it: save the dataset again") from None
 
 
-def read_layout(path: Path, column: str, vocabulary: int) -> Layout:
+def read_layout(path: Path, column: str, vocabulary: int) -> TokenLayout:
     """Return where the tokens of a file are, by its header, its index or its columns.
 
     Args:
@@ -179,7 +179,7 @@ def read_layout(path: Path, column: str, vocabulary: int) -> Layout:
     return _refuse_halves(path, _plain(path, "uint16" if vocabulary <= 1 << 16 else "uint32"))
 
 
-def scan(path: Path, layout: Layout, vocabulary: int, end: int) -> tuple[int, np.ndarray]:
+def scan(path: Path, layout: TokenLayout, vocabulary: int, end: int) -> tuple[int, np.ndarray]:
     """Read all tokens once; return the largest, and the ends of the documents in tokens.
 
     The end-of-text token stands behind each document, or before each in a file that begins but
@@ -213,7 +213,7 @@ def scan(path: Path, layout: Layout, vocabulary: int, end: int) -> tuple[int, np
     return largest, np.append(ends, before) if open_end else ends
 
 
-def _plain(path: Path, dtype: str) -> Layout:
+def _plain(path: Path, dtype: str) -> TokenLayout:
     size = path.stat().st_size
     head = (*np.fromfile(path, "<i4", 3).tolist(), 0, 0, 0)[:3]
     start = 0
@@ -229,10 +229,10 @@ def _plain(path: Path, dtype: str) -> Layout:
     count, rest = divmod(size - start, np.dtype(dtype).itemsize)
     if rest:
         raise UserError(f"{path}: damaged: {size} bytes are no whole number of {dtype} tokens")
-    return Layout(dtype, [[start, count]] if count else [], None)
+    return TokenLayout(dtype, [[start, count]] if count else [], None)
 
 
-def _refuse_halves(path: Path, layout: Layout) -> Layout:
+def _refuse_halves(path: Path, layout: TokenLayout) -> TokenLayout:
     """Return a layout whose width is a guess, unless it takes the halves of 32 bits for tokens."""
     if layout.dtype == "uint16" and sum(count for _, count in layout.ranges) > 1:
         # the upper halves of small numbers
@@ -245,7 +245,7 @@ def _refuse_halves(path: Path, layout: Layout) -> Layout:
     return layout
 
 
-def _megatron(path: Path, index: Path) -> Layout:
+def _megatron(path: Path, index: Path) -> TokenLayout:
     raw = index.read_bytes()
     head = _MEGATRON.unpack_from(raw) if len(raw) >= _MEGATRON.size else (b"",) * 5
     magic, version, code, sequences, documents = head
@@ -270,16 +270,16 @@ def _megatron(path: Path, index: Path) -> Layout:
         and (np.diff(bounds) >= 0).all()
     ):
         raise _mismatch(path, index)
-    return Layout(dtype, [[0, int(edges[-1])]] if edges[-1] else [], edges[bounds[1:]])
+    return TokenLayout(dtype, [[0, int(edges[-1])]] if edges[-1] else [], edges[bounds[1:]])
 
 
-def _datatrove(path: Path, index: Path) -> Layout:
+def _datatrove(path: Path, index: Path) -> TokenLayout:
     ends, size = np.fromfile(index, "<i8"), path.stat().st_size
     count = int(ends[-1]) if len(ends) else 0
     width = size / count if count else 2 + size
     if width not in (2, 4) or (np.diff(ends, prepend=0) < 0).any():
         raise _mismatch(path, index)
-    return Layout(f"uint{int(8 * width)}", [[0, count]] if count else [], ends)
+    return TokenLayout(f"uint{int(8 * width)}", [[0, count]] if count else [], ends)
 
 
 def _mismatch(path: Path, index: Path) -> UserError:
@@ -288,7 +288,7 @@ def _mismatch(path: Path, index: Path) -> UserError:
     )
 
 
-def _arrow(path: Path, column: str) -> Layout:
+def _arrow(path: Path, column: str) -> TokenLayout:
     """Return the stretches that the record batches hold; a row is a document."""
     try:
         import pyarrow as pa
@@ -317,7 +317,7 @@ def _arrow(path: Path, column: str) -> Layout:
     except (pa.ArrowInvalid, OSError) as error:
         reason = " ".join(str(error).split())[:100]
         raise UserError(f"{path}: not a file that datasets saved ({reason})") from None
-    return Layout(dtype, ranges, np.cumsum(np.concatenate(lengths)))
+    return TokenLayout(dtype, ranges, np.cumsum(np.concatenate(lengths)))
 
 
 def _ids(path: Path, column: str, rows: Any) -> Any:

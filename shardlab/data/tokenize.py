@@ -29,7 +29,7 @@ _BATCH = 1 << 18
 """bytes of text that are encoded at once, and more where a document is longer"""
 
 
-class Piece(NamedTuple):
+class CorpusPiece(NamedTuple):
     """Input of one shard: documents of one split in a byte range of the corpus file."""
 
     name: str
@@ -38,7 +38,7 @@ class Piece(NamedTuple):
     stop: int
 
 
-class Job(NamedTuple):
+class TokenizeJob(NamedTuple):
     """Inputs common to all shards of a run."""
 
     corpus: Path
@@ -74,11 +74,13 @@ def build_tokens(
     digest, size = sha256_of_file(corpus), corpus.stat().st_size
     tokenizer = _tokenizer(corpus, validation_share, options, work)
     edges = [size * i // options.shards for i in range(options.shards + 1)]
-    train_pieces = [Piece(f"train-{i}", False, *ends) for i, ends in enumerate(pairwise(edges))]
-    pieces = [Piece("validation", True, 0, size), *train_pieces]
+    train_pieces = [
+        CorpusPiece(f"train-{i}", False, *ends) for i, ends in enumerate(pairwise(edges))
+    ]
+    pieces = [CorpusPiece("validation", True, 0, size), *train_pieces]
     identity = [_FORMAT, digest, tokenizer.sha256, tokenizer.end_of_text, validation_share, pieces]
     folder = work / "tokenize" / sha256_of_value(identity)[:16]
-    job = Job(
+    job = TokenizeJob(
         corpus,
         validation_share,
         folder / "tokenizer.json",
@@ -131,7 +133,7 @@ def _tokenizer(corpus: Path, share: float, options: Tokenize, work: Path) -> Tex
     return trained
 
 
-def _check_splits(job: Job, validation: int, train: int) -> None:
+def _check_splits(job: TokenizeJob, validation: int, train: int) -> None:
     if not train or not validation:
         split, change = ("training", "lower") if validation else ("validation", "raise")
         raise UserError(
@@ -141,7 +143,7 @@ def _check_splits(job: Job, validation: int, train: int) -> None:
         )
 
 
-def build_shard(job: Job, piece: Piece) -> Shard:
+def build_shard(job: TokenizeJob, piece: CorpusPiece) -> Shard:
     """Write `NAME.bin`, then its receipt `NAME.json`; a shard with a receipt is kept.
 
     The bytes depend on the corpus, the tokenizer and the piece alone.
@@ -155,7 +157,7 @@ def build_shard(job: Job, piece: Piece) -> Shard:
     return shard
 
 
-def _write(job: Job, piece: Piece, path: Path) -> Shard:
+def _write(job: TokenizeJob, piece: CorpusPiece, path: Path) -> Shard:
     tokenizer = load_tokenizer(job.tokenizer, job.end_of_text)
     dtype = np.dtype(job.dtype).newbyteorder("<")
     digest = hashlib.sha256()
@@ -182,7 +184,7 @@ def _write(job: Job, piece: Piece, path: Path) -> Shard:
     )
 
 
-def _batches(job: Job, piece: Piece) -> Iterator[list[Document]]:
+def _batches(job: TokenizeJob, piece: CorpusPiece) -> Iterator[list[Document]]:
     """Yield the documents of a piece, some at a time."""
     batch: list[Document] = []
     size = 0

@@ -2,14 +2,13 @@
 
 import multiprocessing
 import os
-import signal
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 
 from shardlab.core.errors import UserError
-from shardlab.core.process import die_with_parent
+from shardlab.core.process import begin_child
 
 
 def usable_cores() -> int:
@@ -47,8 +46,5 @@ def worker_pool(processes: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _begin(parent: int) -> None:
-    die_with_parent(parent)
-    # Ctrl-C and the end of a terminal reach the parent as well, which then ends its workers
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    begin_child(parent)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core each

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from shardlab.engines.base import Engine, EngineSetup, State, StepOutcome
+from shardlab.engines.base import Engine, EngineSetup, EngineState, StepOutcome
 from shardlab.engines.numerics import (
     clip_coefficient,
     local_parts,
@@ -97,8 +97,8 @@ class AutogradEngine(Engine):
         for name, parameter in self._trained().items():
             yield self.gather(name, self._laid_out(name, parameter.detach()))
 
-    def shards(self) -> State:  # noqa: D102
-        kinds: State = {}
+    def shards(self) -> EngineState:  # noqa: D102
+        kinds: EngineState = {}
         updated = {
             parameter for group in self._optimizer.param_groups for parameter in group["params"]
         }
@@ -109,7 +109,7 @@ class AutogradEngine(Engine):
                 kinds.setdefault(kind, {})[name] = self._laid_out(name, tensor)
         return kinds
 
-    def agreed_shards(self) -> State:  # noqa: D102
+    def agreed_shards(self) -> EngineState:  # noqa: D102
         shards = self.shards()
         if not self._is_rare:
             return shards
@@ -119,14 +119,14 @@ class AutogradEngine(Engine):
         }
         return {**zeros, "parameter": self.replicas()}
 
-    def rank_state(self) -> State:
+    def rank_state(self) -> EngineState:
         """Return also `copy`: the parameters and moments of a copy that trains alone."""
         state = super().rank_state()
         if self._is_rare:
             state["copy"] = {key: local.clone() for key, local in self._of_copy().items()}
         return state
 
-    def load_rank_state(self, state: State) -> None:  # noqa: D102
+    def load_rank_state(self, state: EngineState) -> None:  # noqa: D102
         super().load_rank_state(state)
         saved = state.get("copy")
         if saved is not None:  # of the same ranks; others begin with what all copies agree on

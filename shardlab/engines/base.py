@@ -26,7 +26,7 @@ from shardlab.models.units import uses_fp16
 from shardlab.profiling.labels import BACKWARD, FORWARD
 from shardlab.strategy.document import CanonicalStrategy
 
-State = dict[str, dict[str, Tensor]]
+EngineState = dict[str, dict[str, Tensor]]
 """tensors by what they are, then by name"""
 Fill = Callable[[nn.Module], None]
 """loads the weights of a module's parameters, on the device that computes"""
@@ -150,7 +150,7 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def shards(self) -> State:
+    def shards(self) -> EngineState:
         """Return parameters and the optimizer's state, in the memory that training works on.
 
         What is sharded is a DTensor, the rest is the same on all ranks. Writing to these tensors
@@ -160,7 +160,7 @@ class Engine(ABC):
             `parameter` and, with the same names, `exp_avg`, `exp_avg_sq` and `step` of AdamW.
         """
 
-    def agreed_shards(self) -> State:
+    def agreed_shards(self) -> EngineState:
         """Return what a checkpoint has of `shards()` for any number of ranks: where copies of the
         model train alone, the parameters that they agree on, and moments of zero."""
         return self.shards()
@@ -191,14 +191,14 @@ class Engine(ABC):
             batch: as `step` takes them.
         """
 
-    def rank_state(self) -> State:
+    def rank_state(self) -> EngineState:
         """Return state outside of shards: `communication` of this rank alone, `extra` of all alike.
 
         None of the tensors is written to later.
         """
         return {"communication": self._handle.state_dict(), "extra": self._loss_scale.state_dict()}
 
-    def load_rank_state(self, state: State) -> None:
+    def load_rank_state(self, state: EngineState) -> None:
         """Continue from `rank_state()` of the same rank and strategy."""
         self._handle.load_state_dict(state["communication"])
         self._loss_scale.load_state_dict(state["extra"])

@@ -23,7 +23,7 @@ from shardlab.engines.flat import (
     mesh_copies,
     replica_group,
 )
-from shardlab.engines.manual_schedule import FlatUnit, Schedule
+from shardlab.engines.manual_schedule import FlatUnit, ManualSchedule
 from shardlab.engines.scheduling import ScheduledModule
 from shardlab.models.units import UnitPlan, dtype_of, owned_parameters, plan_units
 
@@ -73,11 +73,11 @@ class FlatSharded(ScheduledModule):
         fill: the weights of `model`, float32 and the same on all ranks.
         plans: its units, in the order of their use; what is left makes up the root.
         mesh: [shards] or [replicas, shards].
-        ahead, reduce_dtype: see `Schedule`.
+        ahead, reduce_dtype: see `ManualSchedule`.
         dtype: that the root computes in.
     """
 
-    schedule: Schedule
+    schedule: ManualSchedule
     """over the attached collectives"""
 
     def __init__(
@@ -127,7 +127,7 @@ class FlatSharded(ScheduledModule):
         average = None if replicas is None else collectives.replicas(replicas)
         root, *others = self.units
         gather, reduce = collectives.weights(self._group), collectives.gradients(self._second)
-        self.schedule = Schedule(root, others, gather, reduce, average, *self._options)
+        self.schedule = ManualSchedule(root, others, gather, reduce, average, *self._options)
 
     def unit_names(self) -> dict[str, list[str]]:
         """Return the names of the parameters of each unit."""

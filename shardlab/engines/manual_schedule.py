@@ -104,7 +104,7 @@ class FlatUnit:
         return [*named_parts(vector, self.shapes).values()]
 
 
-class Schedule(UnitSchedule):
+class ManualSchedule(UnitSchedule):
     """Order of communication of one step, for units that are used one after another.
 
     forward   unit i is gathered while unit i - 1 computes, and freed after its use;
@@ -252,8 +252,5 @@ class Schedule(UnitSchedule):
             unit.gradient.copy_(mean)
         average = self._average_by
         if average is not None:
-            average.all_reduce(unit.gradient, 1 / average.world_size, _of_replicas(unit))
-
-
-def _of_replicas(unit: FlatUnit) -> Unit:
-    return Unit(unit.name + REPLICAS, (Block(unit.name, unit.gradient.numel(), 1),))
+            message = Unit(unit.name + REPLICAS, (Block(unit.name, unit.gradient.numel(), 1),))
+            average.all_reduce(unit.gradient, 1 / average.world_size, message)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from shardlab.comm.object_collectives import run_or_fail_together
 from shardlab.core.errors import UserError
-from shardlab.engines.base import Engine, EngineSetup, State, StepOutcome
+from shardlab.engines.base import Engine, EngineSetup, EngineState, StepOutcome
 from shardlab.engines.flat import laid_out, split_vector
 from shardlab.engines.numerics import clip_coefficient, norm_of, read_together
 from shardlab.engines.slide_groups import make_groups
@@ -22,12 +22,12 @@ from shardlab.engines.slide_memory import (
     FROZEN,
     KINDS,
     GradBuffers,
-    Layout,
     SlideUnit,
+    VectorLayout,
     shared_vectors,
 )
 from shardlab.engines.slide_optimizer import HostOptimizer, update_workers
-from shardlab.engines.slide_schedule import Schedule, SlideModule, refuse_shared
+from shardlab.engines.slide_schedule import SlideModule, SlideSchedule, refuse_shared
 from shardlab.engines.slide_transfers import Copies, GradOffload, Prefetcher
 from shardlab.kernels.adam import Hyper
 from shardlab.models.streamed_layout import kept_gradients, window_slots
@@ -96,7 +96,7 @@ class SlideEngine(Engine):
             update_workers(groups.here, device),
             setup.seed,
         )
-        self._schedule = Schedule(
+        self._schedule = SlideSchedule(
             root,
             others,
             window_slots(strategy, len(others)),
@@ -221,11 +221,11 @@ class SlideEngine(Engine):
         for unit in self.units:
             yield unit.named("parameter") | unit.named(FROZEN)
 
-    def shards(self) -> State:
+    def shards(self) -> EngineState:
         """See `Engine.shards`, for trained parameters; moments in their own type."""
         self.synchronize()
         self._touched = True
-        kinds: State = {
+        kinds: EngineState = {
             kind: {
                 unit.name: laid_out(unit.vectors[kind][unit.shard], unit.count, self.groups.mesh)
                 for unit in self._trained
@@ -234,14 +234,14 @@ class SlideEngine(Engine):
         }
         return kinds | {"step": {unit.name: unit.step for unit in self._trained}}
 
-    def in_host_memory(self) -> State:
+    def in_host_memory(self) -> EngineState:
         """Return whole parameters, moments and `frozen` parameters by name, in shared memory.
 
         All ranks call together. Reading costs the next step nothing; what is written, on any rank,
         counts after `take_in`. `step` is each rank's own, by the names of units.
         """
         self.synchronize()
-        kinds: State = {
+        kinds: EngineState = {
             kind: {name: part for unit in self.units for name, part in unit.named(kind).items()}
             for kind in (*_STATES, FROZEN)
         }
@@ -318,7 +318,7 @@ def _allocate(units: Sequence[SlideUnit], here: dist.ProcessGroup, copies: Copie
     Raises:
         UserError: there is too little.
     """
-    layout: Layout = {}
+    layout: VectorLayout = {}
     for unit in units:
         layout |= unit.layout()
     memory, vectors = shared_vectors(layout, here)

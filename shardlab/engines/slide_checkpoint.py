@@ -17,13 +17,13 @@ from shardlab.comm.object_collectives import gather_values, run_or_fail_together
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic, find_damage, sha256_of_files
-from shardlab.engines.base import State
+from shardlab.engines.base import EngineState
 from shardlab.engines.state_files import load_state, save_state
 
 _MANIFEST, _MODEL = "slide.json", "slide.safetensors"
 
 
-class Manifest(Document):
+class SlideManifest(Document):
     """Contents of slide.json, the last file that is written."""
 
     ranks: int
@@ -31,7 +31,9 @@ class Manifest(Document):
     """SHA-256 of the others, by their names"""
 
 
-def write(folder: Path, state: State, rank_state: State, group: dist.ProcessGroup) -> None:
+def write(
+    folder: Path, state: EngineState, rank_state: EngineState, group: dist.ProcessGroup
+) -> None:
     """Write the folder atomically, or replace one that was written so; all ranks call together.
 
     Args:
@@ -67,7 +69,7 @@ def write(folder: Path, state: State, rank_state: State, group: dist.ProcessGrou
 
         def finish() -> None:
             if rank == 0:
-                Manifest(ranks=world_size, files=files).to_file(temporary / _MANIFEST)
+                SlideManifest(ranks=world_size, files=files).to_file(temporary / _MANIFEST)
             finishing.close()
 
         temporary = Path(gather_values(run_or_fail_together(group, failed, begin), group)[0])
@@ -80,7 +82,7 @@ def write(folder: Path, state: State, rank_state: State, group: dist.ProcessGrou
         run_or_fail_together(group, failed, finish)
 
 
-def read_rank(folder: Path, state: State, rank: int, world_size: int) -> State:
+def read_rank(folder: Path, state: EngineState, rank: int, world_size: int) -> EngineState:
     """Return this rank's own state, of a folder that holds all of a model.
 
     Each rank compares a part of the checksums. Where the number of ranks has changed, the states of
@@ -94,7 +96,7 @@ def read_rank(folder: Path, state: State, rank: int, world_size: int) -> State:
         UserError: it is missing, damaged or of another model, other parameters are frozen, or
             states cannot be merged.
     """
-    manifest = Manifest.from_file(
+    manifest = SlideManifest.from_file(
         folder / _MANIFEST, "name a folder of SlideFSDP.save that all ranks see"
     )
     if damage := find_damage(folder, manifest.files, slice(rank, None, world_size)):
@@ -120,7 +122,7 @@ def read_rank(folder: Path, state: State, rank: int, world_size: int) -> State:
     return merged | {kind: own for kind, own in states[0].items() if kind == "extra"}
 
 
-def fill(folder: Path, state: State) -> None:
+def fill(folder: Path, state: EngineState) -> None:
     """Read into tensors by kind and name."""
     with safe_open(folder / _MODEL, "pt") as file:
         for kind, named in state.items():

@@ -18,7 +18,7 @@ from shardlab.core.document import validate
 from shardlab.core.errors import UserError, warn_script
 from shardlab.core.gpus import RankGpu, refuse_shared, usable_gpu
 from shardlab.engines import slide_checkpoint as checkpoint
-from shardlab.engines.base import Optimization, State
+from shardlab.engines.base import EngineState, Optimization
 from shardlab.engines.build import build_engine
 from shardlab.engines.slide import SlideEngine
 from shardlab.engines.slide_groups import gloo_group
@@ -191,7 +191,7 @@ class SlideFSDP:
         state = engine.in_host_memory() | {"buffer": self._buffers()}
         failed = f"{folder}: cannot be loaded"
 
-        def load_rank() -> State:
+        def load_rank() -> EngineState:
             rank_state = checkpoint.read_rank(folder, state, rank, world_size)
             engine.load_rank_state({**engine.rank_state(), "communication": {}, **rank_state})
             return rank_state
@@ -207,7 +207,7 @@ class SlideFSDP:
         """Return the buffers that a state dict has."""
         return {name: self._model.get_buffer(name) for name in self._persistent}
 
-    def _own_share(self, state: State) -> State:
+    def _own_share(self, state: EngineState) -> EngineState:
         """Return what this rank reads: its part of what a node's ranks share, and all its own."""
         rank, world_size = self._engine.groups.rank, self._engine.groups.world_size
         return {

@@ -21,7 +21,7 @@ from shardlab.engines.flat import named_parts
 from shardlab.engines.slide_groups import RankGroups
 from shardlab.models.streamed_layout import KeptGradients, slot_sizes
 
-Layout = dict[str, tuple[torch.dtype, int]]
+VectorLayout = dict[str, tuple[torch.dtype, int]]
 """type and number of elements of vectors, by name"""
 KINDS = ("exp_avg", "exp_avg_sq")
 """the moments of AdamW"""
@@ -32,7 +32,9 @@ _SHARED = Path("/dev/shm")
 _GIB = 1 << 30
 
 
-def shared_vectors(layout: Layout, group: dist.ProcessGroup) -> tuple[Tensor, dict[str, Tensor]]:
+def shared_vectors(
+    layout: VectorLayout, group: dist.ProcessGroup
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Return zeroed vectors that all ranks of a node map; all call together, with equal arguments.
 
     They lie in a file in /dev/shm, which is unlinked when all ranks have mapped it, so that the
@@ -82,7 +84,7 @@ def shared_vectors(layout: Layout, group: dist.ProcessGroup) -> tuple[Tensor, di
     return memory, {name: memory[at].view(layout[name][0]) for name, at in places.items()}
 
 
-def own_vectors(layout: Layout) -> tuple[Tensor, dict[str, Tensor]]:
+def own_vectors(layout: VectorLayout) -> tuple[Tensor, dict[str, Tensor]]:
     """Return zeroed vectors of this rank alone, as `shared_vectors` does."""
     places, total = _places(layout)
     # named, as programs set another default device
@@ -93,7 +95,7 @@ def own_vectors(layout: Layout) -> tuple[Tensor, dict[str, Tensor]]:
     return memory, {name: memory[at].view(layout[name][0]) for name, at in places.items()}
 
 
-def _places(layout: Layout) -> tuple[dict[str, slice], int]:
+def _places(layout: VectorLayout) -> tuple[dict[str, slice], int]:
     """Return in bytes where vectors lie, each of which begins a page, and the size of all pages."""
     places: dict[str, slice] = {}
     total = 0
@@ -182,7 +184,7 @@ class SlideUnit:
         """Return whether the device computes with a mirror."""
         return self.dtype is not torch.float32
 
-    def layout(self) -> Layout:
+    def layout(self) -> VectorLayout:
         """Return the vectors of host memory."""
         kinds = {"parameter": (torch.float32, self.size)}
         # the last of these two is followed by the frozen part
@@ -296,8 +298,8 @@ class GradBuffers:
     """Host memory for gradients: slots in which they arrive, and vectors that stay for a step.
 
     Where gradients stay as they arrive, each unit has a slot. Else units share a few, in turn, and
-    the root has one more. Units are off-loaded in one order on all ranks (`Schedule` sees to it),
-    added up and applied in that order, so that what a slot waits for never waits for the slot.
+    the root has one more. Units are off-loaded in one order on all ranks (`SlideSchedule` sees to
+    it), added up and applied in that order, so that what a slot waits for never waits for the slot.
 
     Args:
         units: those with a trained part, and the root first.

@@ -20,7 +20,7 @@ from shardlab.engines.slide_transfers import GradOffload, Prefetcher
 from shardlab.models.units import UnitPlan, owned_parameters
 
 
-class Schedule(UnitSchedule):
+class SlideSchedule(UnitSchedule):
     """Order of one step, for units that are used one after another.
 
     forward   a unit is fetched while those before it compute, and freed after its use, for the next
@@ -237,7 +237,7 @@ class SlideModule(ScheduledModule):
         units: the root, then those of `plans`, unbound.
     """
 
-    schedule: Schedule
+    schedule: SlideSchedule
     owner: Callable[[], object]
     """the engine, as long as there is one"""
 

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from shardlab.engines.base import State
+from shardlab.engines.base import EngineState
 
 
 def in_host_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -20,15 +20,15 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
 
 
-def save_state(path: Path, state: State) -> None:
+def save_state(path: Path, state: EngineState) -> None:
     """Write tensors under the keys KIND.NAME."""
     kinds = state.items()
     save_tensors(path, {f"{kind}.{name}": t for kind, named in kinds for name, t in named.items()})
 
 
-def load_state(path: Path) -> State:
+def load_state(path: Path) -> EngineState:
     """Read what `save_state` wrote; kinds without tensors are absent."""
-    state: State = {}
+    state: EngineState = {}
     for key, tensor in load_file(path).items():
         kind, _, name = key.partition(".")
         # as they lie in the file, tensors may begin at odd addresses

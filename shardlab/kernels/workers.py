@@ -100,6 +100,4 @@ def threads_for(n: int) -> int:
     return _pool(threads).handle()
 
 
-@cache
-def _pool(threads: int) -> Workers:
-    return Workers(threads)
+_pool = cache(Workers)

@@ -51,7 +51,8 @@ def block_shapes(model: PreTrainedModel, blocks: list[nn.Module]) -> tuple[Block
     last = len(attention) - 1
     shapes = []
     for n, block in enumerate(blocks):
-        shape = attention[min(n, last)] if _has_attention(block) else BlockShape(window=0)
+        attends = any(_is_attention(name, part) for name, part in block.named_modules() if name)
+        shape = attention[min(n, last)] if attends else BlockShape(window=0)
         networks = [*_feed_forwards(block, config.hidden_size)]
         if not networks:  # their products are spread over modules, as in BERT
             inner = _first(config, _INNER, min(n, last)) or 4 * config.hidden_size
@@ -143,10 +144,6 @@ def _first(config: PretrainedConfig, names: Sequence[str], layer: int) -> int:
         if value:
             return int(value)
     return 0
-
-
-def _has_attention(block: nn.Module) -> bool:
-    return any(_is_attention(name, part) for name, part in block.named_modules() if name)
 
 
 def _is_attention(name: str, part: nn.Module) -> bool:

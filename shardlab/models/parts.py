@@ -54,14 +54,11 @@ def transformer_blocks(model: nn.Module) -> list[nn.Module]:
         raise UserError(
             f"model: {type(model).__name__} has no list of blocks to wrap: use wrap: root"
         )
-    return list(max(lists, key=_size).children())
+    largest = max(lists, key=lambda blocks: sum(p.numel() for p in blocks.parameters()))
+    return list(largest.children())
 
 
 def _is_list(module: nn.Module) -> bool:
     if isinstance(module, nn.Sequential):
         return len({type(child) for child in module}) == 1
     return isinstance(module, nn.ModuleList)
-
-
-def _size(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())

@@ -1,9 +1,9 @@
 """Parameters of the model."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Protocol, Self
+from typing import Annotated, Literal, NamedTuple, Protocol, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from shardlab.core.document import Document
 from shardlab.core.files import state_of
@@ -50,27 +50,13 @@ PRESETS = {
     "9x704": Shape(9, 704, 11),
     "20x1024": Shape(20, 1024, 16),
 }
-_FORMER = {"10m": "4x176", "18m": "6x256", "62m": "8x576", "90m": "9x704", "300m": "20x1024"}
-"""presets by names that said the size with GPT-2's own vocabulary"""
-
-
-def _preset(name: Any) -> Any:
-    if name in _FORMER:
-        raise ValueError(
-            f"presets are named by layers x width, since their size depends on the vocabulary: "
-            f"write {_FORMER[name]}"
-        )
-    return name
 
 
 class Model(Document):
     """Model to train: a GPT-2 of any shape with random weights, or any causal language model of
     Hugging Face; without dropout."""
 
-    preset: Annotated[
-        Literal["tiny", "small", "4x176", "6x256", "8x576", "9x704", "20x1024"] | None,
-        BeforeValidator(_preset),
-    ] = None
+    preset: Literal["tiny", "small", "4x176", "6x256", "8x576", "9x704", "20x1024"] | None = None
     """shape by its name: tiny is 2x96 (layers x width), small 4x128"""
     layers: int | None = Field(None, ge=1, le=1000)
     """transformer blocks; null: as the preset"""

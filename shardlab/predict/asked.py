@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from shardlab.core.errors import UserError
-from shardlab.predict.offers import Candidate
+from shardlab.predict.offers import NamedStrategy
 from shardlab.predict.planner import CODE_BYTES
 from shardlab.predict.step import unsupported
 from shardlab.strategy.codec_options import CodecSpec
@@ -37,7 +37,7 @@ def admitted(
     return taken, lines
 
 
-def asked_candidate(name: str, strategy: Strategy, dtype: str) -> Candidate:
+def asked_candidate(name: str, strategy: Strategy, dtype: str) -> NamedStrategy:
     """Return a strategy as a candidate of a plan, which chooses what the document leaves open.
 
     Args:
@@ -45,7 +45,7 @@ def asked_candidate(name: str, strategy: Strategy, dtype: str) -> Candidate:
     """
     document = strategy.model_dump(mode="json", exclude_unset=True)
     lossy = changes_training(strategy.canonical())
-    return Candidate(name, {**document, "param_dtype": dtype}, lossy)
+    return NamedStrategy(name, {**document, "param_dtype": dtype}, lossy)
 
 
 def changes_training(strategy: CanonicalStrategy) -> bool:

@@ -57,13 +57,13 @@ def codings(strategy: CanonicalStrategy, machine: Machine) -> tuple[Levels, Codi
     reduced = 4 if strategy.reduce_dtype == "fp32" else 2
 
     def coding(codec: CodecSpec) -> Coding:
-        kind = codec_text(codec), gradients.error_feedback
+        key = codec_text(codec), gradients.error_feedback
         uncompressed = Coding(None, gradients.route == "native", gradients.minimum_size, reduced)
         if codec.name == "none":
             return uncompressed
         if codec.multi_phase:
-            return uncompressed._replace(phased=machine.phased[kind])
-        return uncompressed._replace(codec=machine.codecs[kind], summable=codec.summable)
+            return uncompressed._replace(phased=machine.phased[key])
+        return uncompressed._replace(codec=machine.codecs[key], summable=codec.summable)
 
     other = gradients.between_nodes
     between = None if other is None else coding(other)

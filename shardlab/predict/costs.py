@@ -176,7 +176,7 @@ def _codec(elements: float, coding: Coding) -> CodecLines | None:
     return None if elements < coding.minimum_size else coding.codec
 
 
-class Measured(Costs):
+class MeasuredCosts(Costs):
     """The machine of a calibration, with gloo: its ranks share its cores.
 
     Args:

@@ -7,9 +7,9 @@ from scipy.optimize import brentq
 
 from shardlab.core.document import Document
 from shardlab.predict.clusters import preset
-from shardlab.predict.costs import Measured, OnCluster
+from shardlab.predict.costs import MeasuredCosts, OnCluster
 from shardlab.predict.machine import CodecLines
-from shardlab.predict.model import Case, Model, case_of
+from shardlab.predict.model import Case, PerformanceModel, case_of
 from shardlab.predict.step import Work, step_seconds
 from shardlab.results.timing_result import TimingResult
 from shardlab.strategy.codec_table import codec_text
@@ -52,7 +52,10 @@ class Point(Document):
 
 
 def extrapolate(
-    runs: Iterable[TimingResult], model: Model, links: Sequence[str], ranks: Sequence[int]
+    runs: Iterable[TimingResult],
+    model: PerformanceModel,
+    links: Sequence[str],
+    ranks: Sequence[int],
 ) -> list[Point]:
     """Predict every run on every cluster preset with every number of ranks that its codec allows.
 
@@ -88,7 +91,7 @@ def _most_ranks(strategy: CanonicalStrategy) -> float:
     return min(codec.most_ranks or math.inf for codec in codecs)
 
 
-def with_own_cores(case: Case, model: Model) -> Work:
+def with_own_cores(case: Case, model: PerformanceModel) -> Work:
     """Return the work of a step whose ranks have cores of their own."""
     compute = model.compute[min(model.compute)]
     return model.work(*case)._replace(compute=compute, wait_s=0.0)
@@ -124,13 +127,15 @@ def exposed_rate(codec: CodecLines, elements: float, ranks: int) -> float:
     return max(8 * saved / cost, 0.0)
 
 
-def break_even(runs: Iterable[TimingResult], model: Model, ranks: int = 2) -> list[BreakEven]:
+def break_even(
+    runs: Iterable[TimingResult], model: PerformanceModel, ranks: int = 2
+) -> list[BreakEven]:
     """Return the break-even rates of every compressing run, for ranks with cores of their own."""
     rates = (_break_even(run, model, ranks) for run in runs)
     return [rate for rate in rates if rate is not None]
 
 
-def _break_even(run: TimingResult, model: Model, ranks: int) -> BreakEven | None:
+def _break_even(run: TimingResult, model: PerformanceModel, ranks: int) -> BreakEven | None:
     case = case_of(run)
     strategy, work = case.strategy, with_own_cores(case, model)
     lines = work.gradients.inside.codec or work.weights.codec
@@ -141,7 +146,9 @@ def _break_even(run: TimingResult, model: Model, ranks: int) -> BreakEven | None
     uncompressed = with_own_cores(case._replace(strategy=_without_codecs(strategy)), model)
 
     def gain(log_rate: float) -> float:
-        costs = Measured(model.machine, ranks, cores=ranks, bits_per_second=round(10**log_rate))
+        costs = MeasuredCosts(
+            model.machine, ranks, cores=ranks, bits_per_second=round(10**log_rate)
+        )
         costs.rank = costs.rank._replace(bucket_s=0.0)  # which emulated links alone have
         return step_seconds(uncompressed, costs) - step_seconds(work, costs)
 

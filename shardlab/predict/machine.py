@@ -22,7 +22,7 @@ from shardlab.results.calibration_record import (
     Transfer,
 )
 
-Kind = tuple[str, bool]
+CodecKey = tuple[str, bool]
 """codec text, and whether error feedback wraps it"""
 
 
@@ -84,10 +84,10 @@ class Machine(NamedTuple):
 
     transport: Mapping[Operation, Line]
     """CPU seconds of a rank for each of its W - 1 peers, over the bytes per peer"""
-    codecs: Mapping[Kind, CodecLines]
+    codecs: Mapping[CodecKey, CodecLines]
     memory: Mapping[MemoryOperation, Line]
     """seconds over bytes"""
-    phased: Mapping[Kind, Mapping[PhasedOperation, PhasedLines]] = MappingProxyType({})
+    phased: Mapping[CodecKey, Mapping[PhasedOperation, PhasedLines]] = MappingProxyType({})
     """multi-phase methods"""
 
 
@@ -97,10 +97,10 @@ def fit_machine(calibration: Calibration) -> Machine:
     Raises:
         UserError: it lacks an operation.
     """
-    codecs: dict[Kind, list[CodecCost]] = {}
+    codecs: dict[CodecKey, list[CodecCost]] = {}
     for codec in calibration.codecs:
         codecs.setdefault((codec.codec, codec.error_feedback), []).append(codec)
-    phased: dict[Kind, dict[PhasedOperation, list[PhasedCost]]] = {}
+    phased: dict[CodecKey, dict[PhasedOperation, list[PhasedCost]]] = {}
     for cost in calibration.phased:
         ways = phased.setdefault((cost.codec, cost.error_feedback), {})
         ways.setdefault(cost.operation, []).append(cost)

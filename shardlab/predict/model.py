@@ -15,7 +15,7 @@ from scipy.special import stdtrit
 
 from shardlab.core.errors import UserError
 from shardlab.predict.coding import codings, outer_coding
-from shardlab.predict.costs import Costs, Measured
+from shardlab.predict.costs import Costs, MeasuredCosts
 from shardlab.predict.machine import Line, Machine
 from shardlab.predict.step import OUTER_COPIES, Compute, Work, step_seconds, unsupported
 from shardlab.results.calibration_record import UPDATE_BYTES, memory_operations
@@ -55,7 +55,7 @@ class Workload(NamedTuple):
 
 
 class Case(NamedTuple):
-    """One prediction to make: the arguments of `Model.predict`."""
+    """One prediction to make: the arguments of `PerformanceModel.predict`."""
 
     strategy: CanonicalStrategy
     units: Sequence[UnitSize]
@@ -95,7 +95,7 @@ class Estimate(NamedTuple):
     high: float
 
 
-class Model(NamedTuple):
+class PerformanceModel(NamedTuple):
     """All fitted parameters of the performance model."""
 
     machine: Machine
@@ -166,7 +166,7 @@ class Model(NamedTuple):
 
     def costs(self, workload: Workload) -> Costs:
         """Return the communication and memory costs for the ranks and the link of a workload."""
-        return Measured(
+        return MeasuredCosts(
             self.machine,
             workload.world_size,
             self.cores / workload.threads,
@@ -192,7 +192,7 @@ def unpredictable(strategy: CanonicalStrategy, machine: Machine) -> str | None:
     return None
 
 
-def fit_model(machine: Machine, known: Sequence[TimingResult]) -> Model:
+def fit_model(machine: Machine, known: Sequence[TimingResult]) -> PerformanceModel:
     """Fit the model on known runs, among them runs without communication.
 
     By least squares of absolute errors, not of relative ones: waits of some milliseconds are as
@@ -222,9 +222,9 @@ def fit_model(machine: Machine, known: Sequence[TimingResult]) -> Model:
         raise UserError("forecast.timings: those of the runs have no steps without communication")
     compute = {busy: Compute(*map(fmean, zip(*c, strict=True))) for busy, c in by_cores.items()}
     engines = [*dict.fromkeys(strategy_of(run).engine for run in runs)]
-    model = Model(machine, cores, compute, dict.fromkeys(engines, 0.0), 0.0)
+    model = PerformanceModel(machine, cores, compute, dict.fromkeys(engines, 0.0), 0.0)
 
-    def with_overheads(values: Sequence[float]) -> Model:
+    def with_overheads(values: Sequence[float]) -> PerformanceModel:
         *launches, wait = map(float, values)
         return model._replace(launch_s=dict(zip(engines, launches, strict=True)), wait_s=wait)
 
@@ -243,7 +243,7 @@ def fit_model(machine: Machine, known: Sequence[TimingResult]) -> Model:
     return model._replace(half_width=_half_width(model, runs))
 
 
-def _half_width(model: Model, runs: Sequence[TimingResult]) -> float:
+def _half_width(model: PerformanceModel, runs: Sequence[TimingResult]) -> float:
     """Return half the 95 % interval of relative errors.
 
     From what the model misses of the runs that it was fitted on, by Student's t with as many

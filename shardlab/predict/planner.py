@@ -16,8 +16,8 @@ from shardlab.predict.clusters import Cluster
 from shardlab.predict.coding import codings, outer_coding
 from shardlab.predict.costs import OnCluster
 from shardlab.predict.devices import Device, Efficiency, between_rate
-from shardlab.predict.machine import CodecLines, Kind, Line, Machine
-from shardlab.predict.offers import Candidate, candidates
+from shardlab.predict.machine import CodecKey, CodecLines, Line, Machine
+from shardlab.predict.offers import NamedStrategy, candidates
 from shardlab.predict.step import OUTER_COPIES, Compute, Work, step_seconds
 from shardlab.results.calibration_record import UPDATE_BYTES
 from shardlab.results.result import UnitSize
@@ -54,8 +54,8 @@ class Shapes(Protocol):
         """Return what the strategy gathers or reduces together."""
 
 
-class Job(NamedTuple):
-    """A model, the work of each device, and equal nodes of devices."""
+class PlannedJob(NamedTuple):
+    """Job to plan: a model, the work of each device, and equal nodes of devices."""
 
     shapes: Shapes
     parameters: int
@@ -75,7 +75,7 @@ class Job(NamedTuple):
     """of a node; infinite: unknown"""
     rare_host_bytes: float = math.inf
     """more of a node's than this few have"""
-    asked: tuple[Candidate, ...] = ()
+    asked: tuple[NamedStrategy, ...] = ()
     """strategies of the user, on all devices"""
 
     @property
@@ -83,7 +83,7 @@ class Job(NamedTuple):
         """Number of devices."""
         return self.nodes * self.cluster.ranks_per_node
 
-    def alone(self, per_node: int) -> "Job":
+    def alone(self, per_node: int) -> "PlannedJob":
         """Return the same on so many devices of one node."""
         # the node has its memory to itself, however few of its devices compute
         host = self.cluster.memory * self.cluster.ranks_per_node / per_node
@@ -139,7 +139,7 @@ class Outcome(Document):
         return self.states + self.activations + self.window
 
 
-def outcomes(job: Job, tokens: int, lossy: bool = True) -> list[Outcome]:
+def outcomes(job: PlannedJob, tokens: int, lossy: bool = True) -> list[Outcome]:
     """Return what each strategy for the job needs and how long it takes.
 
     Args:
@@ -150,17 +150,17 @@ def outcomes(job: Job, tokens: int, lossy: bool = True) -> list[Outcome]:
     return [outcome(job, each, tokens) for each in considered if lossy or not each.lossy]
 
 
-def fits_on(job: Job) -> bool:
+def fits_on(job: PlannedJob) -> bool:
     """Return whether a strategy that does not change training fits."""
     lossless = (each for each in _candidates(job) if not each.lossy)
     return any(fits(job, variant) for each in lossless for variant in _variants(job, each))
 
 
-def _candidates(job: Job) -> list[Candidate]:
+def _candidates(job: PlannedJob) -> list[NamedStrategy]:
     return candidates(job.nodes, job.cluster.ranks_per_node, feedback=job.dtype != "fp16")
 
 
-def outcome(job: Job, candidate: Candidate, tokens: int) -> Outcome:
+def outcome(job: PlannedJob, candidate: NamedStrategy, tokens: int) -> Outcome:
     """Return the fastest variant of a strategy that fits, or the smallest where none does.
 
     Args:
@@ -197,7 +197,7 @@ def outcome(job: Job, candidate: Candidate, tokens: int) -> Outcome:
     )
 
 
-def _variants(job: Job, candidate: Candidate) -> Iterator[CanonicalStrategy]:
+def _variants(job: PlannedJob, candidate: NamedStrategy) -> Iterator[CanonicalStrategy]:
     """Iterate over checkpointing and micro-batches, those that change least first."""
     modes = (job.checkpointing,) if job.checkpointing else ("none", "selective", "full")
     for count in (n for n in range(1, job.batch + 1) if job.batch % n == 0):
@@ -209,13 +209,13 @@ def _variants(job: Job, candidate: Candidate) -> Iterator[CanonicalStrategy]:
             yield strategy
 
 
-def _preference(job: Job, strategy: CanonicalStrategy) -> tuple[bool, float]:
+def _preference(job: PlannedJob, strategy: CanonicalStrategy) -> tuple[bool, float]:
     if fits(job, strategy):
         return False, float(f"{step_s(job, strategy):.3g}")  # equal ones in their order
     return True, sum(memory(job, strategy)[0].values())
 
 
-def memory(job: Job, strategy: CanonicalStrategy) -> tuple[dict[str, int], int]:
+def memory(job: PlannedJob, strategy: CanonicalStrategy) -> tuple[dict[str, int], int]:
     """Return the bytes of a device by category, and those of a node's host memory."""
     streamed = strategy.traits.residency == "streamed"
     # the ranks of a node share streamed states
@@ -225,14 +225,14 @@ def memory(job: Job, strategy: CanonicalStrategy) -> tuple[dict[str, int], int]:
     return device_memory(strategy, sizes, ranks, job.on_gpu), host
 
 
-def fits(job: Job, strategy: CanonicalStrategy) -> bool:
+def fits(job: PlannedJob, strategy: CanonicalStrategy) -> bool:
     """Return whether device and host have the memory that a strategy needs."""
     device, host = memory(job, strategy)
     return sum(device.values()) <= USABLE * job.device.memory and host <= job.host_bytes
 
 
 def step_s(
-    job: Job,
+    job: PlannedJob,
     strategy: CanonicalStrategy,
     share: float | None = None,
     codec_share: float | None = None,
@@ -247,13 +247,13 @@ def step_s(
     return step_seconds(work, OnCluster(job.cluster, job.world_size, streams=job.on_gpu))
 
 
-def compute_s(job: Job, strategy: CanonicalStrategy) -> float:
+def compute_s(job: PlannedJob, strategy: CanonicalStrategy) -> float:
     """Return the seconds that a step computes, recomputation and optimizer included."""
     work = _work(job, strategy, codec_share=math.inf)._replace(outer=None)
     return step_seconds(work, OnCluster(job.cluster.unlimited(), job.world_size, streams=True))
 
 
-def link_rates(job: Job, strategy: CanonicalStrategy) -> dict[str, float | None]:
+def link_rates(job: PlannedJob, strategy: CanonicalStrategy) -> dict[str, float | None]:
     """Return the lowest rate of a node's link, in bits per second, at which devices compute for
     each share of the step, by the share in percent; None where no rate is enough."""
     computing, per_node = compute_s(job, strategy), job.cluster.ranks_per_node
@@ -281,7 +281,7 @@ def _middle(ends: tuple[float, float]) -> float:
 
 
 def _work(
-    job: Job,
+    job: PlannedJob,
     strategy: CanonicalStrategy,
     share: float | None = None,
     codec_share: float | None = None,
@@ -316,7 +316,7 @@ def _work(
 def _codecs(strategy: CanonicalStrategy, rate: float) -> Machine:
     """Return a machine that moves each byte of the codecs of a strategy once."""
     gradients, weights, sync = strategy.gradients, strategy.weights, strategy.sync
-    used: dict[Kind, CodecLines] = {}
+    used: dict[CodecKey, CodecLines] = {}
 
     def add(codec: CodecSpec | None, feedback: bool = False) -> None:
         if codec is None or codec.name == "none":

@@ -9,7 +9,7 @@ import pandas as pd
 from shardlab.core.document import Document
 from shardlab.core.files import atomic
 from shardlab.predict.clusters import preset
-from shardlab.predict.costs import Measured
+from shardlab.predict.costs import MeasuredCosts
 from shardlab.predict.extrapolation import (
     ASSUMPTIONS,
     BreakEven,
@@ -18,7 +18,7 @@ from shardlab.predict.extrapolation import (
     extrapolate,
 )
 from shardlab.predict.machine import Machine, fit_machine, lower_quartile
-from shardlab.predict.model import Model, case_of, fit_model, strategy_of
+from shardlab.predict.model import PerformanceModel, case_of, fit_model, strategy_of
 from shardlab.predict.settings import Forecast
 from shardlab.predict.step import section_seconds
 from shardlab.results.calibration_record import Calibration, Operation
@@ -155,7 +155,9 @@ def predict(
     )
 
 
-def check(runs: Iterable[TimingResult], known: Iterable[TimingResult], model: Model) -> list[Check]:
+def check(
+    runs: Iterable[TimingResult], known: Iterable[TimingResult], model: PerformanceModel
+) -> list[Check]:
     """Predict runs that the model supports, in their order; those it was not fitted on validate
     it."""
     seen = {(run.timing, run.run) for run in known}
@@ -199,7 +201,7 @@ def operation_fits(calibration: Calibration, machine: Machine) -> list[Operation
     fits = []
     for transfer in calibration.transfers:
         cores = float(calibration.host["cores"])
-        costs = Measured(machine, transfer.world_size, cores)
+        costs = MeasuredCosts(machine, transfer.world_size, cores)
         phase = costs.transfer(transfer.operation, transfer.nbytes)
         fitted = section_seconds([(phase,)], costs.rank)
         measured = lower_quartile(transfer.seconds)

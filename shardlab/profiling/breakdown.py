@@ -304,7 +304,7 @@ def _phases(
     """
     waiting: dict[int, list[Intervals]] = {rank: [EMPTY] for rank in ranks}
     transfer: dict[int, list[Intervals]] = {rank: [EMPTY] for rank in ranks}
-    kinds: dict[_Kind, dict[int, EventTable]] = defaultdict(dict)
+    kinds: dict[_CollectiveKey, dict[int, EventTable]] = defaultdict(dict)
     for rank, trace in ranks.items():
         for kind, of_kind in _by_kind(rank, trace, sorted(ranks)).items():
             kinds[kind][rank] = of_kind
@@ -332,7 +332,7 @@ def _phases(
 
 
 def _left_early(
-    kind: "_Kind", of_ranks: Mapping[int, EventTable], last: NDArray[np.float64]
+    kind: "_CollectiveKey", of_ranks: Mapping[int, EventTable], last: NDArray[np.float64]
 ) -> float:
     """Return for how long ranks left collectives before the last one began them, beyond what
     clocks may differ by.
@@ -351,7 +351,7 @@ def _left_early(
     return float(np.sum(np.maximum(0, last - np.min(left, axis=0)) - _APART * lasting))
 
 
-class _Kind(NamedTuple):
+class _CollectiveKey(NamedTuple):
     """Collectives that are matched in their order."""
 
     step: int
@@ -362,7 +362,7 @@ class _Kind(NamedTuple):
     """number of ranks that take part; 0: unknown"""
 
 
-def _by_kind(rank: int, trace: Trace, ranks: Sequence[int]) -> dict[_Kind, EventTable]:
+def _by_kind(rank: int, trace: Trace, ranks: Sequence[int]) -> dict[_CollectiveKey, EventTable]:
     """Return the collectives of a rank that began in a step.
 
     Args:
@@ -377,15 +377,17 @@ def _by_kind(rank: int, trace: Trace, ranks: Sequence[int]) -> dict[_Kind, Event
     return groups(sent, (_kind(rank, *column, ranks) for column in columns))
 
 
-def _kind(rank: int, step: int, name: str, unit: str, group: Group, ranks: Sequence[int]) -> _Kind:
+def _kind(
+    rank: int, step: int, name: str, unit: str, group: Group, ranks: Sequence[int]
+) -> _CollectiveKey:
     """Return with which collectives one is matched."""
     library, _, operation = name.rpartition(":")
     if operation not in ("send", "recv"):
-        return _Kind(step, name, unit, group, group.size)
+        return _CollectiveKey(step, name, unit, group, group.size)
     pair = group.ranks if group.size else tuple(ranks)
     if len(pair) == 2 and rank in pair:
         sender = rank if operation == "send" else sum(pair) - rank
-        return _Kind(step, f"{library}:from {sender}", unit, group, 2)
+        return _CollectiveKey(step, f"{library}:from {sender}", unit, group, 2)
     # of more ranks nothing says to which of them it goes: only what all do at once is matched
     size = -1 if group.size else 0
-    return _Kind(step, name, unit, group, size)
+    return _CollectiveKey(step, name, unit, group, size)

@@ -18,14 +18,14 @@ from shardlab.profiling.unlabelled import infer
 
 
 @dataclass(frozen=True)
-class Job:
+class JobBreakdown:
     """Steps of all ranks, and what was inferred or is unknown of them."""
 
     steps: list[StepTimes]
     notes: list[str]
 
 
-def break_down(paths: Sequence[str | Path]) -> Job:
+def break_down(paths: Sequence[str | Path]) -> JobBreakdown:
     """Break every step of every rank down.
 
     Args:
@@ -52,7 +52,7 @@ def break_down(paths: Sequence[str | Path]) -> Job:
         raise UserError(f"{parts[0].path}: no step: trace at least one step of the training")
     ranks = {part.rank for part in parts}
     steps.sort(key=lambda step: step.rank)
-    return Job(steps, [f"{_names(of, ranks)}: {note}" for note, of in notes.items()])
+    return JobBreakdown(steps, [f"{_names(of, ranks)}: {note}" for note, of in notes.items()])
 
 
 class _Part(NamedTuple):

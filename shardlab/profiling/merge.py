@@ -29,7 +29,9 @@ def merge_traces(paths: Sequence[str | Path], output: str | Path) -> None:
     first = 0
     for path in paths:
         header, events = load_trace(path)
-        pids = sorted({event["pid"] for event in events if _is_of_process(event)})
+        # of timed events: metadata is also of process ids that are words, and of other processes
+        timed = (event.get("pid") for event in events if event["ph"] != "M")
+        pids = sorted({pid for pid in timed if isinstance(pid, int)})
         # a process id that is unique in the job for every process (or device) of a rank
         processes.append({pid: first + i for i, pid in enumerate(pids)})
         headers.append(header)
@@ -48,15 +50,6 @@ def merge_traces(paths: Sequence[str | Path], output: str | Path) -> None:
     }
     with atomic(output) as temporary:
         write_trace(temporary, header, _events(paths, bases, processes))
-
-
-def _is_of_process(event: Event) -> bool:
-    """Return whether an event belongs to a numbered process with timed events.
-
-    The profiler also writes metadata under process ids that are words, and of processes without
-    other events.
-    """
-    return event["ph"] != "M" and isinstance(event.get("pid"), int)
 
 
 def _events(

@@ -11,7 +11,7 @@ from pathlib import Path
 from shardlab.core.errors import shorten
 from shardlab.core.files import atomic
 from shardlab.profiling.breakdown import StepTimes, mean_known, means_by_kind
-from shardlab.profiling.job import Job
+from shardlab.profiling.job import JobBreakdown
 
 _PARTS = ["compute", "exposed comm", "exposed copy", "idle"]
 _TIMES = ["comm", "comm skew", "copy", "forward", "backward", "update", "optimizer"]
@@ -52,38 +52,38 @@ def write_rows(path: Path, steps: Sequence[StepTimes]) -> None:
         table.writerows(rows)
 
 
-def render(job: Job) -> Iterator[str]:
+def render(breakdown: JobBreakdown) -> Iterator[str]:
     """Yield the lines of the breakdown: means over the steps of each rank, milliseconds.
 
     Nothing in them but printable characters, whatever a trace says.
     """
     yield _CAPTION
-    for i, rows in enumerate(_tables(job)):
+    for i, rows in enumerate(_tables(breakdown)):
         if i:
             yield ""
         yield from _aligned(rows)
-    if job.notes:
+    if breakdown.notes:
         yield ""
-    for note in job.notes:
+    for note in breakdown.notes:
         yield shorten(note)
 
 
-def page(job: Job) -> str:
+def page(breakdown: JobBreakdown) -> str:
     """Return the breakdown as one HTML page, whose heading is the conclusion; every text of a trace
     is escaped."""
     return _PAGE.format(
-        title=escape(conclude(job)),
+        title=escape(conclude(breakdown)),
         caption=_CAPTION,
-        tables="\n".join(map(_html, _tables(job))),
-        notes="".join(f"<li>{escape(shorten(note))}" for note in job.notes),
+        tables="\n".join(map(_html, _tables(breakdown))),
+        notes="".join(f"<li>{escape(shorten(note))}" for note in breakdown.notes),
     )
 
 
-def conclude(job: Job) -> str:
+def conclude(breakdown: JobBreakdown) -> str:
     """Return in a sentence which share of a step is exposed communication, and the largest speedup
     that hiding all of it can give."""
     step, comm, exposed = (
-        sum(getattr(step, name) for step in job.steps)
+        sum(getattr(step, name) for step in breakdown.steps)
         for name in ("step_ms", "comm_ms", "exposed_comm_ms")
     )
     if not comm:
@@ -94,13 +94,13 @@ def conclude(job: Job) -> str:
             f"Communication is hidden: {100 * comm / step:.0f} % of the step, none of it exposed."
         )
     gain = f"; hiding it all gives at most {1 / (1 - share):.2f} {_FACTOR}" if share < 1 else ""
-    most = f"{100 * share:.0f} % of the step is exposed communication, mostly {_most(job)}"
+    most = f"{100 * share:.0f} % of the step is exposed communication, mostly {_most(breakdown)}"
     return f"{most}{gain}"
 
 
-def _most(job: Job) -> str:
+def _most(breakdown: JobBreakdown) -> str:
     """Return the fewest operations with more than half of the exposed communication."""
-    times = means_by_kind(step.exposed_comm_ms_by_op for step in job.steps)
+    times = means_by_kind(step.exposed_comm_ms_by_op for step in breakdown.steps)
     names, known = [], 0.0
     for name in sorted(times, key=lambda name: -times[name]):
         names.append(shorten(name.rpartition(":")[2]))
@@ -110,10 +110,12 @@ def _most(job: Job) -> str:
     return " and ".join(names)
 
 
-def _tables(job: Job) -> Iterator[_Rows]:
-    yield _of_ranks(job)
+def _tables(breakdown: JobBreakdown) -> Iterator[_Rows]:
+    headings = ["rank", "steps", "step", *(f"{part}, %" for part in _PARTS), *_TIMES, "overlap, %"]
+    ranks = sorted({step.rank for step in breakdown.steps})
+    yield [headings, *(_of_rank([s for s in breakdown.steps if s.rank == rank]) for rank in ranks)]
     everything, exposed = (
-        means_by_kind(getattr(step, name) for step in job.steps) for name in _COMMUNICATION
+        means_by_kind(getattr(step, name) for step in breakdown.steps) for name in _COMMUNICATION
     )
     if everything:
         lines = [
@@ -121,14 +123,8 @@ def _tables(job: Job) -> Iterator[_Rows]:
             for kind, mean in everything.items()
         ]
         yield [["communication", "ms", "exposed"], *lines]
-    if copies := means_by_kind(step.copy_ms_by_kind for step in job.steps):
+    if copies := means_by_kind(step.copy_ms_by_kind for step in breakdown.steps):
         yield [["copies", "ms"], *([shorten(kind), _text(mean)] for kind, mean in copies.items())]
-
-
-def _of_ranks(job: Job) -> _Rows:
-    headings = ["rank", "steps", "step", *(f"{part}, %" for part in _PARTS), *_TIMES, "overlap, %"]
-    ranks = sorted({step.rank for step in job.steps})
-    return [headings, *(_of_rank([s for s in job.steps if s.rank == rank]) for rank in ranks)]
 
 
 def _of_rank(steps: Sequence[StepTimes]) -> list[str]:

@@ -60,15 +60,11 @@ def infer(trace: Trace) -> tuple[Trace, list[str]]:
             )
         whole = {number: step for number, step in steps.items() if number in whole}
     updates = merge(np.concatenate([EMPTY, *trace.clues.optimizer.values()]))
-    updated = sum(len(intersection(updates, step)) > 0 for step in _host(trace, whole).values())
+    on_cpu = trace.host_steps or whole
+    updated = sum(len(intersection(updates, on_cpu[number])) > 0 for number in whole)
     if 0 < updated < len(whole):
         notes.append(f"optimizer: in {updated} of {len(whole)} steps: the mean over these alone")
     return replace(trace, steps=whole), [*notes, *_missing(trace)]
-
-
-def _host(trace: Trace, steps: Steps) -> Steps:
-    on_cpu = trace.host_steps or steps
-    return {number: on_cpu[number] for number in steps}
 
 
 def _whole(trace: Trace, steps: Steps) -> Steps:

@@ -42,7 +42,8 @@ def _line(kind: str, name: str, rows: list[Row]) -> str:
         missed = [*_misses(row, name)]
         key = f"not met in {' and '.join(missed)} by" if missed else "met by"
         sides.setdefault(key, []).append(f"{row['run']} ({_figures(row, name)})")
-    return f"{kind}: {'; '.join(f'{side} {_listed(runs)}' for side, runs in sides.items())}."
+    listed = [f"{side} {', '.join(names) or 'none'}" for side, names in sides.items()]
+    return f"{kind}: {'; '.join(listed)}."
 
 
 def _misses(row: Row, name: str) -> Iterator[str]:
@@ -57,7 +58,3 @@ def _figures(row: Row, name: str) -> str:
     rise = 100 * (row["ppl_ratio_high"] - 1)
     ends = f"up to {signed(rise, 1, ' %')}" if math.isfinite(rise) else "no interval"
     return f"{figure(row[name])} times, {row['divergence'] or ends}"
-
-
-def _listed(runs: list[str]) -> str:
-    return ", ".join(runs) or "none"

@@ -16,8 +16,8 @@ from shardlab.results.files import read_failure
 from shardlab.results.result import Breakdown, Failure
 from shardlab.results.timing_result import TimingResult, scaling_efficiency
 from shardlab.results.train_result import (
-    Estimate,
     Joined,
+    MemoryEstimate,
     Metrics,
     TrainResult,
     Validation,
@@ -27,7 +27,7 @@ from shardlab.results.train_result import (
 _FIX_TRAINING = "run shardlab train --run {run} --seed {seed}"
 
 
-def read_estimates(path: Path, runs: Sequence[str]) -> dict[str, Estimate]:
+def read_estimates(path: Path, runs: Sequence[str]) -> dict[str, MemoryEstimate]:
     """Return the memory estimate of each run.
 
     Raises:
@@ -39,7 +39,7 @@ def read_estimates(path: Path, runs: Sequence[str]) -> dict[str, Estimate]:
         if run not in estimates:
             raise UserError(f"{path}: has no run {run!r}: {fix}")
     try:
-        return {run: validate(Estimate, estimates[run], str(path)) for run in runs}
+        return {run: validate(MemoryEstimate, estimates[run], str(path)) for run in runs}
     except UserError as error:
         raise UserError(f"{error}: {fix}") from None
 
@@ -79,7 +79,7 @@ def join_record(
     *,
     params_hash: str,
     timed: Sequence[TimingResult],
-    estimate: Estimate,
+    estimate: MemoryEstimate,
 ) -> TrainResult | Failure:
     """Return the record of one run and seed, or its crash.
 

@@ -26,10 +26,6 @@ def _step(row: Row) -> str:
     return " ".join([spread("step_ms")(row), *marks])
 
 
-def _step_ratio(row: Row) -> str:
-    return "1 (baseline)" if row["is_baseline"] else interval("step_ratio")(row)
-
-
 def _of_bound(row: Row) -> str:
     mean, high, low = (100 / ratio for ratio in estimate(row, "bound_ratio"))
     return figure(mean) if low == high else within(mean, low, high, 1)
@@ -73,7 +69,7 @@ STEP = Column("step", "ms", _step, _OF_STEP)
 STEP_RATIO = Column(
     "step / baseline",
     "",
-    _step_ratio,
+    lambda row: "1 (baseline)" if row["is_baseline"] else interval("step_ratio")(row),
     "step time over that of the baseline: geometric mean of the ratios of steps of the same "
     "repetition of one timing, with its 95 % confidence interval (Student's t on the logarithms)",
 )

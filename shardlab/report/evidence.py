@@ -17,7 +17,7 @@ from shardlab.report.settings import Quality
 from shardlab.report.tables import ONE_DEVICE, Column, Section, Table, make_table
 from shardlab.report.timings import ALIKE, crossovers, timing_table
 from shardlab.report.tuned import Tuned
-from shardlab.results.table import Measured
+from shardlab.results.table import StrategyResults
 from shardlab.results.timing_result import NO_COMMUNICATION, TimingResult
 from shardlab.results.train_result import TrainResult
 
@@ -35,7 +35,7 @@ def last_decisions(history: History, runs: Collection[str]) -> dict[str, Decisio
     }
 
 
-def found_strategies(history: History, runs: Collection[str]) -> dict[str, Measured]:
+def found_strategies(history: History, runs: Collection[str]) -> dict[str, StrategyResults]:
     """Return by name what searches hold within the memory limit and a round has trained.
 
     Args:
@@ -87,7 +87,7 @@ class Evidence:
         return {*self.runs, *(run.run for run in self.timed)}
 
     @cached_property
-    def found(self) -> dict[str, Measured]:
+    def found(self) -> dict[str, StrategyResults]:
         """Strategies that `found_strategies` returns."""
         return found_strategies(self.history, self.names)
 

@@ -6,8 +6,10 @@ and in plots/, and the meanings of its columns in the section Definitions.
 """
 
 import math
+import re
 from base64 import b64encode
 from collections.abc import Sequence
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,6 @@ from shardlab.core.files import atomic, write_json, write_json_lines, write_text
 from shardlab.report.aggregate import loss_curves, seed_warning
 from shardlab.report.answer import Answer, answer
 from shardlab.report.evidence import Builder, Evidence
-from shardlab.report.inline import inline
 from shardlab.report.markdown import escape
 from shardlab.report.plots import save
 from shardlab.report.sections import appendix, runs
@@ -49,6 +50,8 @@ SECTIONS: tuple[Builder, ...] = (
 )
 """in the order of the page"""
 
+_COLOURS = {"#000000": "currentColor", "#ffffff": "var(--page)", "#e3e3e3": "var(--line)"}
+"""of plots, with those of the page: text and baseline, background, grid"""
 _TITLE = "Sharding and communication compression compared"
 _SUMMARY = [
     "step_ms",
@@ -89,7 +92,8 @@ def write_report(evidence: Evidence, folder: Path, builders: Sequence[Builder] =
     write_json_lines(folder / "comparison.jsonl", comparison_rows(evidence.compared))
     write_json(folder / "summary.json", summary(evidence))
     write_text(folder / "headline.md", headline_markdown(evidence, found))
-    write_text(folder / "tables.md", _markdown(found, sections))
+    parts = [f"# {_TITLE}", _answer_markdown(found), *(s.markdown() for s in sections)]
+    write_text(folder / "tables.md", "\n\n".join(parts) + "\n")
     write_text(folder / "report.html", _page(evidence, found, sections, folder / "plots/svg"))
 
 
@@ -147,11 +151,6 @@ def _write_csv(table: pd.DataFrame, path: Path) -> None:
         table.to_csv(temporary, index=False, float_format="%.10g", lineterminator="\n")
 
 
-def _markdown(found: Answer, sections: Sequence[Section]) -> str:
-    parts = [f"# {_TITLE}", _answer_markdown(found)]
-    return "\n\n".join([*parts, *(section.markdown() for section in sections)]) + "\n"
-
-
 def _answer_markdown(found: Answer) -> str:
     lines = [f"- {escape(line)}" for line in (*found.lines, *found.reasons)]
     return "\n\n".join([*map(escape, found.warnings), "\n".join(lines)])
@@ -168,9 +167,7 @@ def _page(evidence: Evidence, found: Answer, sections: Sequence[Section], plots:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["inline"] = lambda name: inline(
-        (plots / f"{name}.svg").read_text(encoding="utf-8"), name
-    )
+    environment.filters["inline"] = partial(_inline, plots)
     script, _, _ = templates.get_source(environment, "report.js")
     return environment.get_template("report.html.j2").render(
         title=_TITLE,
@@ -182,3 +179,19 @@ def _page(evidence: Evidence, found: Answer, sections: Sequence[Section], plots:
         # no other script runs, whatever a text of a model or a corpus holds
         digest=b64encode(sha256(script.encode()).digest()).decode(),
     )
+
+
+def _inline(plots: Path, name: str) -> str:
+    """Return a plot, whose texts matplotlib escapes, as an element that takes the page's colours.
+
+    Identifiers begin with `name`, since all plots share the page. Artists of a run, `run:NAME`, and
+    its name in the legend, `legend:NAME`, have data attributes instead: the page can hide a run.
+    """
+    svg = (plots / f"{name}.svg").read_text(encoding="utf-8")
+    svg = svg[max(svg.find("<svg"), 0) :]
+    svg = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r' id="(run|legend):', r' data-\1="', svg)
+    svg = re.sub(r'( id="|url\(#|href="#)', rf"\1{name}-", svg)
+    for colour, themed in _COLOURS.items():
+        svg = svg.replace(colour, themed)
+    return svg

@@ -19,8 +19,6 @@ def _names_or_word(value: Any) -> Any:
 class Repetitions(Document):
     """Interleaved steps of several strategies in the same processes, to be compared in pairs."""
 
-    former = {"rounds": "write repetitions"}
-
     runs: Annotated[
         Annotated[tuple[Name, ...], AS_TUPLE, Field(min_length=1)] | Literal["matrix", "all"],
         BeforeValidator(_names_or_word),

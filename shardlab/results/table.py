@@ -19,7 +19,7 @@ _WIDEST = 4.0
 """ratio of the ends of an interval from which on it says nothing"""
 
 
-class Workload(Document):
+class SearchWorkload(Document):
     """Workload that every strategy of one search trains."""
 
     model: str
@@ -61,7 +61,7 @@ class StepRatio(Document):
 
 
 @dataclass(frozen=True)
-class Measured:
+class StrategyResults:
     """Row of the table: all that was measured of one strategy."""
 
     strategy: CanonicalStrategy
@@ -93,19 +93,19 @@ class Measured:
         """Whether a race or a training run of it diverged."""
         return any(failure.outcome == "diverged" for failure in self.failures)
 
-    def peak(self, load: Workload) -> int | None:
+    def peak(self, load: SearchWorkload) -> int | None:
         """Return the peak of a rank in its training runs, bytes; None where there are none, or not
         on as many ranks as the search has."""
         if load.world_size != load.trained_on:
             return None
         return max((run.memory_peak_bytes for run in self.trained), default=None)
 
-    def step(self, load: Workload) -> StepRatio | None:
+    def step(self, load: SearchWorkload) -> StepRatio | None:
         """Return the latest steps on the link and the ranks of a search."""
         steps = [step for step in self.steps if _is_on(step, load)]
         return steps[-1] if steps else None
 
-    def failure(self, load: Workload) -> Failure | None:
+    def failure(self, load: SearchWorkload) -> Failure | None:
         """Return the latest failure that counts there: who diverged did so on every link, and who
         failed in the training of a round would fail in that of another."""
         failures = [
@@ -118,7 +118,7 @@ class Measured:
         return failures[-1] if failures else None
 
 
-def _is_on(result: StepRatio | Failure, load: Workload) -> bool:
+def _is_on(result: StepRatio | Failure, load: SearchWorkload) -> bool:
     return (result.link, result.world_size) == (load.link, load.world_size)
 
 
@@ -164,7 +164,7 @@ def ratio_to(
     return ratios
 
 
-def measured(results: Sequence[Result], reference: str) -> dict[str, Measured]:
+def measured(results: Sequence[Result], reference: str) -> dict[str, StrategyResults]:
     """Return the table of measurements by hash of the strategy, in the order of the results.
 
     Two names of one meaning are one strategy: the first one's runs count. A timing counts where it
@@ -173,7 +173,7 @@ def measured(results: Sequence[Result], reference: str) -> dict[str, Measured]:
     Args:
         reference: hash of the strategy that steps are compared with.
     """
-    rows: dict[str, Measured] = {}
+    rows: dict[str, StrategyResults] = {}
     steps = {
         (result.source, result.strategy_hash): ratio
         for result, ratio in ratio_to(only(results, TimingResult), reference)
@@ -183,7 +183,7 @@ def measured(results: Sequence[Result], reference: str) -> dict[str, Measured]:
         if (kind == "train" and key in rows) or (kind == "timing" and step is None):
             continue
         strategy = parse_strategy(group[0].strategy, f"strategy of {source}").canonical()
-        row = rows.get(key, Measured(strategy, key, source))
+        row = rows.get(key, StrategyResults(strategy, key, source))
         trained, failures = _outcomes(group)
         rows[key] = replace(
             row,

@@ -66,7 +66,7 @@ class Training(Document):
     compression_ratio: float
     collective_ms: float | None
     """milliseconds per step with at least one collective running, waits for other ranks included;
-    on a device by its own events. None in records of earlier versions, on devices"""
+    on a device by its own events; None where no step has it"""
     effective_bandwidth_raw: float | None
     """bytes_raw over collective_ms, bytes per second; None where nothing was sent"""
     effective_bandwidth_wire: float | None
@@ -132,7 +132,7 @@ class Validation(Document):
     """why another figure is null"""
 
 
-class Estimate(Document):
+class MemoryEstimate(Document):
     """Estimated peak memory of a rank in a training step, in closed form."""
 
     bytes_by_category: dict[str, int]

@@ -117,17 +117,12 @@ def split_text(text: str) -> dict[str, Any]:
         if not equals:
             raise UserError(f"codec option {option!r} is not key=value")
         try:
-            parsed[key] = _value(literal)
+            # YAML 1.1 reads a number with an exponent as text unless it has a point and a sign
+            is_number = _EXPONENT.fullmatch(literal.strip())
+            parsed[key] = float(literal) if is_number else yaml.safe_load(literal)
         except (yaml.YAMLError, RecursionError, ValueError):  # ValueError: the 40th of a month
             raise UserError(f"codec option {option!r}: its value is not YAML") from None
     return parsed
-
-
-def _value(literal: str) -> Any:
-    # YAML 1.1 reads a number with an exponent as text unless it has a point and a sign
-    if _EXPONENT.fullmatch(literal.strip()):
-        return float(literal)
-    return yaml.safe_load(literal)
 
 
 def codec_text(codec: CodecSpec) -> str:

@@ -10,7 +10,7 @@ from shardlab.core.numbers import plural
 from shardlab.strategy.codec_options import CodecSpec, NoneSpec
 from shardlab.strategy.codec_table import AnyCodec, codec_text
 
-Route = Literal["native", "exchange"]
+RouteName = Literal["native", "exchange"]
 
 
 def left_out(
@@ -40,9 +40,6 @@ def left_out(
     return f"{text} sends at most {share} of the {what} in {plural(messages, occasion)}: {fix}"
 
 
-_FORMER = {"name": "a codec by mapping is the value of `codec`"}
-
-
 def changed_settings(document: Document, default: Document, *always: str) -> dict[str, Any]:
     """Return as plain data the settings that are not the default, and `always`; codecs as text."""
     plain = document.model_dump(mode="json")
@@ -56,11 +53,9 @@ def changed_settings(document: Document, default: Document, *always: str) -> dic
 class Compression(Document):
     """Compression of the gradients."""
 
-    former = _FORMER
-
     codec: AnyCodec = NoneSpec()
     """of the messages: a name with options, or a mapping"""
-    route: Route | None = None
+    route: RouteName | None = None
     """native: the process group's own collective, for `none` alone; exchange: all-to-all of
     payloads, decoded and summed by the owner. Default: native for `none`, exchange for others."""
     error_feedback: bool = False
@@ -117,7 +112,7 @@ class Compression(Document):
         """Return whether nothing is compressed, neither inside a node nor between nodes."""
         return self.codec.name == "none" and self.between_nodes is None
 
-    def canonical(self, default_route: Route | None = None) -> "CanonicalCompression":
+    def canonical(self, default_route: RouteName | None = None) -> "CanonicalCompression":
         """Write defaults out and reset options that change nothing.
 
         Args:
@@ -134,7 +129,7 @@ class Compression(Document):
 class CanonicalCompression(Compression):
     """Canonical form of the compression of gradients."""
 
-    route: Route
+    route: RouteName
 
     def written(self) -> dict[str, Any]:
         """Return this as plain data, with the codec and without defaults."""
@@ -155,8 +150,6 @@ WeightCodec = Annotated[AnyCodec, AfterValidator(_for_weights)]
 
 class WeightCompression(Document):
     """Compression of the parameters when they are gathered."""
-
-    former = _FORMER
 
     codec: WeightCodec = NoneSpec()
     """of the messages: a name with options, or a mapping"""

@@ -86,11 +86,6 @@ Overrides = Annotated[tuple[Override, ...], AS_TUPLE]
 class Settings(Document):
     """Everything that can be tuned, setting by setting; `Strategy` validates combinations."""
 
-    former = {
-        "moments": "remove it: moments stay in memory",
-        "reduce_every_micro_batch": "remove it: the last micro-batch reduces the gradients of all",
-    }
-
     engine: EngineName = "fsdp2"
     """what wraps the model and computes a step"""
     sharding: Literal["full_shard", "shard_grad_op", "no_shard", "hybrid_shard"] | None = None

@@ -89,7 +89,7 @@ _AFTERWARDS = {"checkpoint", "timeout_s", "audit_steps", "profiled_steps"}
 """values of `train` that do not affect the steps of the run"""
 
 
-class Manifest(Document):
+class CheckpointManifest(Document):
     """Contents of checkpoint.json, which is written last."""
 
     format: Literal["full", "sharded"]
@@ -109,7 +109,7 @@ class Manifest(Document):
     """SHA-256 of every file, by its path in the checkpoint"""
 
     @classmethod
-    def of(cls, plan: RunPlan, format: Literal["full", "sharded"]) -> "Manifest":
+    def of(cls, plan: RunPlan, format: Literal["full", "sharded"]) -> "CheckpointManifest":
         """Return the manifest of a run before its first step, without files."""
         return cls(
             format=format,
@@ -125,7 +125,7 @@ class Manifest(Document):
         )
 
     @classmethod
-    def read(cls, path: Path) -> "Manifest":
+    def read(cls, path: Path) -> "CheckpointManifest":
         """Read the manifest of the checkpoint at `path`.
 
         Raises:
@@ -137,7 +137,7 @@ class Manifest(Document):
         """Write checkpoint.json."""
         self.to_file(folder / _FILE)
 
-    def refuse_other(self, run: "Manifest", path: Path, elastic: bool) -> None:
+    def refuse_other(self, run: "CheckpointManifest", path: Path, elastic: bool) -> None:
         """Check that `run` can resume from this checkpoint, which is at `path`.
 
         Args:
@@ -180,7 +180,7 @@ def damage_in(path: Path, share: slice = slice(None)) -> str | None:
         share: of the files, so that ranks can divide them.
     """
     try:
-        damage = find_damage(path, Manifest.read(path).files, share)
+        damage = find_damage(path, CheckpointManifest.read(path).files, share)
     except UserError as error:
         return str(error).removesuffix(f": remove {path}")
     return None if damage is None else f"{path / damage[0]}: {damage[1]}"

@@ -31,7 +31,7 @@ from shardlab.comm.object_collectives import gather_values, run_or_fail_together
 from shardlab.core.errors import UserError
 from shardlab.core.files import sha256_of_files, writing
 from shardlab.core.progress import say
-from shardlab.engines.base import Engine, State
+from shardlab.engines.base import Engine, EngineState
 from shardlab.engines.state_files import (
     in_host_memory,
     load_state,
@@ -40,7 +40,7 @@ from shardlab.engines.state_files import (
     save_tensors,
     set_random_state,
 )
-from shardlab.train.checkpoint_folder import Folder, Manifest, damage_in
+from shardlab.train.checkpoint_folder import CheckpointManifest, Folder, damage_in
 from shardlab.train.loop import Loop, StepEvent
 from shardlab.train.plans import RunPlan
 from shardlab.train.settings import Checkpoint
@@ -94,7 +94,7 @@ class Checkpoints:
         if step is None:
             return []
         path = self._folder.path(step)
-        manifest = Manifest.read(path)
+        manifest = CheckpointManifest.read(path)
 
         def refuse_other() -> None:
             if self._is_chief:
@@ -157,7 +157,7 @@ class Checkpoints:
         step: int,
         sample: int,
         write_tensors: Callable[[Path], None],
-        state: State,
+        state: EngineState,
         values: str,
     ) -> None:
         folder = self._folder.unfinished(step)
@@ -181,9 +181,9 @@ class Checkpoints:
             dist.barrier(self._group)
 
     @cached_property
-    def _manifest(self) -> Manifest:
+    def _manifest(self) -> CheckpointManifest:
         """Manifest of this run before its first step."""
-        return Manifest.of(self._plan, self._options.format)
+        return CheckpointManifest.of(self._plan, self._options.format)
 
     def _last_whole(self) -> int | None:
         """Return the step of the last checkpoint without damage.
@@ -206,7 +206,7 @@ class Checkpoints:
                 say(f"{damage}: continues from the checkpoint before it")
         return None
 
-    def _load_rank(self, path: Path, manifest: Manifest) -> list[StepEvent]:
+    def _load_rank(self, path: Path, manifest: CheckpointManifest) -> list[StepEvent]:
         """Load the state of this rank, or merge those of another number of ranks."""
         same_strategy = manifest.strategy.hash() == self._plan.strategy.hash()
         count = manifest.train.world_size
@@ -238,20 +238,20 @@ def _rank_file(folder: Path, rank: int) -> Path:
 
 def _read_rank(
     folder: Path, rank: int
-) -> tuple[State, list[dict[str, Any]], dict[Any, dict[str, Any]]]:
+) -> tuple[EngineState, list[dict[str, Any]], dict[Any, dict[str, Any]]]:
     """Return state, events and ledger sums of one rank."""
     file = _rank_file(folder, rank)
     values = json.loads(file.with_suffix(".json").read_text())
-    state: State = {"communication": {}, "extra": {}, **load_state(file)}
+    state: EngineState = {"communication": {}, "extra": {}, **load_state(file)}
     return state, values["events"], values["ledger"]
 
 
-def gather_full(engine: Engine, writer: bool) -> State:
+def gather_full(engine: Engine, writer: bool) -> EngineState:
     """Gather the parameters and moments of all ranks on the writer.
 
     The others hold one whole entry of `Engine.agreed_shards()` at a time, and return nothing.
     """
-    whole: State = {}
+    whole: EngineState = {}
     for kind, tensors in engine.agreed_shards().items():
         for entry, tensor in tensors.items():
             parts = engine.gather(entry, tensor)
@@ -260,7 +260,7 @@ def gather_full(engine: Engine, writer: bool) -> State:
     return whole
 
 
-def write_full(whole: State, folder: Path) -> None:
+def write_full(whole: EngineState, folder: Path) -> None:
     """Write the result of `gather_full` into the folder of a checkpoint."""
     moments = {kind: tensors for kind, tensors in whole.items() if kind != "parameter"}
     save_tensors(folder / _MODEL, whole["parameter"])
@@ -300,7 +300,7 @@ def _of_shape(file: Any, name: str, shape: torch.Size, folder: Path) -> torch.Te
     return tensor
 
 
-def write_sharded(shards: State, group: dist.ProcessGroup, folder: Path) -> None:
+def write_sharded(shards: EngineState, group: dist.ProcessGroup, folder: Path) -> None:
     """Write the shards of all ranks into the folder of a checkpoint; replicated tensors once.
 
     Args:
@@ -310,7 +310,7 @@ def write_sharded(shards: State, group: dist.ProcessGroup, folder: Path) -> None
     dcp.save(dict(shards), storage_writer=storage, process_group=group)
 
 
-def load_sharded(folder: Path, shards: State) -> None:
+def load_sharded(folder: Path, shards: EngineState) -> None:
     """Fill `shards` in place, without communication.
 
     Raises:

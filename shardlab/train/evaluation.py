@@ -78,7 +78,7 @@ _BATCH = 32
 """sequences per forward pass; it changes no result"""
 
 
-class Quality(NamedTuple):
+class Evaluation(NamedTuple):
     """Quality of a model's predictions of a text."""
 
     loss: float
@@ -98,7 +98,7 @@ class Quality(NamedTuple):
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, split: TokenSplit, sequence_length: int, batch: int) -> Quality:
+def evaluate(model: nn.Module, split: TokenSplit, sequence_length: int, batch: int) -> Evaluation:
     """Return the quality over every token of `split` but its first.
 
     The context of a token is its own window of `sequence_length` tokens.
@@ -117,7 +117,7 @@ def evaluate(model: nn.Module, split: TokenSplit, sequence_length: int, batch: i
         nats += float(F.cross_entropy(logits.flatten(0, 1), targets, reduction="sum"))
         tokens += targets.numel()
     size = None if split.altered else split.text_bytes
-    return Quality(nats / tokens, tokens, size and nats / (math.log(2) * size))
+    return Evaluation(nats / tokens, tokens, size and nats / (math.log(2) * size))
 
 
 def _refuse_looking_ahead(model: nn.Module, tokens: Tensor) -> None:
@@ -140,12 +140,12 @@ def _refuse_looking_ahead(model: nn.Module, tokens: Tensor) -> None:
         )
 
 
-def _why(quality: Quality, which: str = "") -> str | None:
+def _why(evaluation: Evaluation, which: str = "") -> str | None:
     """Return why figures of a model are not finite; None if they are."""
-    if not math.isfinite(quality.loss):
+    if not math.isfinite(evaluation.loss):
         return f"{which}validation loss is not finite"
-    if not math.isfinite(quality.perplexity):
-        return f"{which}perplexity is infinite: the exponential of {quality.loss:.4g} nats"
+    if not math.isfinite(evaluation.perplexity):
+        return f"{which}perplexity is infinite: the exponential of {evaluation.loss:.4g} nats"
     return None
 
 

@@ -27,9 +27,9 @@ from shardlab.core.cpu_affinity import CpuAffinity
 from shardlab.core.errors import RunFailed, UserError
 from shardlab.core.files import temporary
 from shardlab.core.launch_environment import RankEnvironment, rank_environment
-from shardlab.core.process import begin_fork, die_with_parent
+from shardlab.core.process import begin_child, die_with_parent
 from shardlab.core.progress import say
-from shardlab.train.rank import Job, Worker, failure_of
+from shardlab.train.rank import LaunchConfig, Worker, failure_of
 
 __all__ = ["RunFailed", "Worker", "launch", "launch_together"]
 
@@ -71,10 +71,12 @@ def launch(
     """
     if max_restarts < 0:
         raise UserError(f"--max-restarts {max_restarts}: expected 0 or more")
-    job = Job(worker, world_size, threads, timedelta(seconds=timeout_s), links, placement)
+    config = LaunchConfig(
+        worker, world_size, threads, timedelta(seconds=timeout_s), links, placement
+    )
     environment = rank_environment(world_size)
     if environment is None:
-        _launch_local(job, limit_s, max_restarts)
+        _launch_local(config, limit_s, max_restarts)
         return
     if links is not None:
         raise UserError(
@@ -82,7 +84,7 @@ def launch(
         )
     if max_restarts:
         raise UserError("--max-restarts: give it to torchrun, which restarts the ranks it started")
-    _be_rank(job, environment, limit_s)
+    _be_rank(config, environment, limit_s)
 
 
 def launch_together(commands: Mapping[str, Callable[[], None]]) -> None:
@@ -98,16 +100,16 @@ def launch_together(commands: Mapping[str, Callable[[], None]]) -> None:
     _run_forked(commands, math.inf)
 
 
-def _launch_local(job: Job, limit_s: float | None, max_restarts: int) -> None:
+def _launch_local(config: LaunchConfig, limit_s: float | None, max_restarts: int) -> None:
     """Fork all ranks, again after a failure that may be transient."""
     deadline = math.inf if limit_s is None else time.monotonic() + limit_s
     for restart in range(1, max_restarts + 2):
         try:
             with temporary("shardlab-ranks") as folder:
                 store = folder / "store"
-                ranks = range(job.world_size)
+                ranks = range(config.world_size)
                 _run_forked(
-                    {f"rank {n}": partial(job.run_forked, n, store) for n in ranks}, deadline
+                    {f"rank {n}": partial(config.run_forked, n, store) for n in ranks}, deadline
                 )
             return
         except TimeoutError:
@@ -145,7 +147,7 @@ def _run_forked(works: Mapping[str, Callable[[], None]], deadline: float) -> Non
 
 def _begin(name: str, work: Callable[[], None], reports: Connection, parent: int) -> None:
     """Do a work in its process, which ends with its parent; report an error."""
-    begin_fork(parent)
+    begin_child(parent)
     try:
         work()
     except BaseException as error:
@@ -213,7 +215,7 @@ def _read_failure(
     return RunFailed("memory" if killed else "crash", summary, summary)
 
 
-def _be_rank(job: Job, environment: RankEnvironment, limit_s: float | None) -> None:
+def _be_rank(config: LaunchConfig, environment: RankEnvironment, limit_s: float | None) -> None:
     """Run the rank of this process."""
     die_with_parent(os.getppid())  # torchrun's agent may be killed without ending its processes
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # or the agent would wait for the interpreter
@@ -222,10 +224,10 @@ def _be_rank(job: Job, environment: RankEnvironment, limit_s: float | None) -> N
         signal.setitimer(signal.ITIMER_REAL, limit_s)
     os.environ["LOCAL_RANK"] = str(environment.local_rank)
     os.environ["LOCAL_WORLD_SIZE"] = str(environment.local_world_size)
-    store = _connect(environment, job.timeout)
+    store = _connect(environment, config.timeout)
     try:
         # torchrun's agent reads what `record` writes
-        record(job.run)(environment.rank, store)
+        record(config.run)(environment.rank, store)
     except BaseException as error:
         raise failure_of(error, f"rank {environment.rank}") from None
     finally:

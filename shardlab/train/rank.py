@@ -52,7 +52,7 @@ _POLL_S = 0.02
 
 
 @dataclass(frozen=True)
-class Job:
+class LaunchConfig:
     """Settings that all ranks of a run share."""
 
     worker: Worker

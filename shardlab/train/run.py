@@ -44,7 +44,7 @@ from shardlab.train.outputs import (
     write_traces,
 )
 from shardlab.train.plans import RunPlan
-from shardlab.train.summary import Measured, describe, merge_events, summarize, with_rates
+from shardlab.train.summary import RankMeasurements, describe, merge_events, summarize, with_rates
 from shardlab.train.utilization import MemoryMeter, placements, product_flops_per_s
 
 
@@ -137,7 +137,7 @@ def _train(
     audit = _audited(engine, loop, train.audit_steps)
     trace = traced_steps(loop, train.profiled_steps, plan.strategy.sync)
 
-    mine = Measured(
+    mine = RankMeasurements(
         events=[asdict(event) for event in events],
         ledger=ledger,
         audit=audit,
@@ -148,7 +148,7 @@ def _train(
         loss_scaled=built.loss_scaled,
         cpu_times=cpu_times,
     )
-    ranks = [Measured(**values) for values in gather_values(asdict(mine), group)]
+    ranks = [RankMeasurements(**values) for values in gather_values(asdict(mine), group)]
     traces = gather_values(trace, group)
     if is_chief:
         setting = describe(plan, dataset, built.parameters, link.kind, placement)
@@ -171,7 +171,7 @@ def _write(
     folder: Path,
     logs: Path | None,
     setting: dict[str, Any],
-    ranks: Sequence[Measured],
+    ranks: Sequence[RankMeasurements],
     traces: list[bytes],
 ) -> None:
     events = merge_events([rank.events for rank in ranks])

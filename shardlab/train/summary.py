@@ -26,7 +26,7 @@ _MEANS = "collective_ms", "interface_bytes", "interface_bytes_inside"
 
 
 @dataclass(frozen=True)
-class Measured:
+class RankMeasurements:
     """Measurements of one rank; plain values, so that they can be gathered."""
 
     events: list[Event]
@@ -98,7 +98,9 @@ def _paused(plan: RunPlan, events: Sequence[Event]) -> list[bool]:
     return pauses([event["step_ms"] for event in events])
 
 
-def summarize(plan: RunPlan, events: Sequence[Event], ranks: Sequence[Measured]) -> dict[str, Any]:
+def summarize(
+    plan: RunPlan, events: Sequence[Event], ranks: Sequence[RankMeasurements]
+) -> dict[str, Any]:
     """Return the `Training` part of a record."""
     # a run that diverged in its untimed steps has no others
     timed = events[plan.train.untimed_steps :] or events

@@ -34,8 +34,8 @@ from shardlab.results.result import only
 from shardlab.results.settings import turns
 from shardlab.results.timing_result import TimingResult
 from shardlab.results.train_result import TrainResult
-from stages.report import tuned_of
 from tests.evidence_factory import make_evidence
+from tests.tuned_factory import committed
 
 Answer = dict[str, Any]
 """Answers to a question, as JSON."""
@@ -136,14 +136,9 @@ def judged() -> Answer:
 
 def islands() -> Answer:
     """What reaches one loss first on each link?"""
-    folder = Path("experiments/islands/results")
-    params = Parameters("params/islands.yaml")
-    timings = params("timings")
-    timed = only(read_timings(folder / "timings", timings), TimingResult)
-    tuned, answers = tuned_of(params, folder), {}
-    assert tuned is not None, "the experiment has methods"
+    (tuned, timed, turns), answers = committed(), {}
     ways = [way for way in ways_of(tuned) if way.curve.steps]
-    for comparison in compare_links(timed, turns(timings), tuned):
+    for comparison in compare_links(timed, turns, tuned):
         best, link = comparison.order[0], comparison.link
         gains = comparison.gains().items()
         answers[link.name] = {

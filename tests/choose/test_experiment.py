@@ -11,7 +11,6 @@ from shardlab.choose.experiment import (
     ranking_text,
     result_text,
     search_parameters,
-    write_folder,
 )
 from shardlab.choose.judge import choose_by_rules
 from shardlab.config.experiment import Params
@@ -55,9 +54,9 @@ def test_parameters_of_a_search_are_valid_and_complete(tmp_path, ranks, rate, st
     path = tmp_path / "params.yaml"
     path.write_text(yaml.safe_dump(tree, sort_keys=False))
     link = Link(rate=rate) if rate else None
-    folder = tmp_path / "searches/mine"
-    write_folder(folder, search_parameters(sections(path), link, ranks, 4))
-    values = sections(folder / "params.yaml")
+    searched = search_parameters(sections(path), link, ranks, 4)
+    path.write_text(yaml.safe_dump(searched, sort_keys=False))
+    values = sections(path)
     agent, timings, train = values["agent"], values["timings"], values["train"]
     assert (agent.start, agent.link, train.link) == (name, link, None)
     assert {timing.world_size for timing in timings.values()} == {train.world_size} == {ranks}
@@ -81,21 +80,6 @@ def test_models_are_presets_or_folders(tmp_path, monkeypatch):
     Path("my/model").mkdir(parents=True)
     own = sections(TREE, ["model={'config': 'my/model'}"])
     assert search_parameters(own, *SLOW)["model"]["config"] == str(tmp_path / "my/model")
-
-
-def test_the_folder_has_the_files_of_the_pipeline_and_changes_only_when_parameters_do(
-    tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    Path("Snakefile").write_text("a pipeline")
-    folder = Path("searches/mine")
-    write_folder(folder, {"seeds": [0]})
-    assert (folder / "Snakefile").read_text() == "a pipeline"
-    written_at = (folder / "params.yaml").stat().st_mtime_ns
-    write_folder(folder, {"seeds": [0]})
-    assert (folder / "params.yaml").stat().st_mtime_ns == written_at
-    write_folder(folder, {"seeds": [1]})
-    assert yaml.safe_load((folder / "params.yaml").read_text()) == {"seeds": [1]}
 
 
 def test_the_ranking_holds_all_that_was_raced_the_fastest_first():

@@ -9,9 +9,10 @@ import yaml
 from shardlab.choose.decision import conclude
 from shardlab.choose.history import History
 from shardlab.choose.records import Proposal, Trial, TrialSettings
-from shardlab.config.parameters import Parameters
+from shardlab.choose.settings import Agent
 from shardlab.core.errors import StorageError, UserError
 from shardlab.core.files import write_json
+from shardlab.models.settings import Model
 from shardlab.profiling.job import break_down
 from shardlab.report.collect import read_losses
 from shardlab.results.files import write_results
@@ -22,7 +23,9 @@ from shardlab.results.train_result import TrainResult
 from shardlab.train.chat import Conversation, Sampling
 from shardlab.train.launch import RunFailed
 from shardlab.train.plans import RunPlan, TimingPlan
+from shardlab.train.settings import Train
 from stages import decide, propose, trial
+from stages.sections import Sections
 from tests.choose.chat_server import listed, says, serving
 from tests.choose.machine import Machine
 from tests.choose.searches import AGENT, DDP, FSDP2, INT4_KEPT, KEPT, begin, proposal_of, trial_of
@@ -79,8 +82,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: Path) -> Path
 
 
 @pytest.fixture
-def params(project: Path, monkeypatch: pytest.MonkeyPatch) -> Parameters:
-    """Parameters of the project, whose races and training runs a made machine does."""
+def params(project: Path, monkeypatch: pytest.MonkeyPatch) -> Sections:
+    """Sections of the project, whose races and training runs a made machine does."""
     machine = Machine(rate="100mbit", noise=0.02)
 
     def race(plan: TimingPlan, output: Path, look: object, limit_s: float) -> None:
@@ -92,21 +95,25 @@ def params(project: Path, monkeypatch: pytest.MonkeyPatch) -> Parameters:
     monkeypatch.setattr(trial, "race", race)
     monkeypatch.setattr(trial, "train_run", lambda *_, **__: None)
     monkeypatch.setattr(trial, "evaluated", lambda plan, _: trial_run(plan.strategy, plan.seed))
-    return Parameters()
+    return Sections()
 
 
 def read(kind: Any, number: str, name: str) -> Any:
     return kind.from_file(f"results/rounds/{number}/{name}.json", "make it again")
 
 
-def write_proposal(params: Parameters, proposal: Proposal) -> None:
+def settings_of(params: Sections) -> tuple[Train, Model, list[int]]:
+    return params("train", Train), params("model", Model), params("seeds", list[int])
+
+
+def write_proposal(params: Sections, proposal: Proposal) -> None:
     """Write the proposal of a round as the stage does, with the parameters of its training runs."""
-    settings = TrialSettings.of(*params("train", "model", "seeds"))
+    settings = TrialSettings.of(*settings_of(params))
     path = f"results/rounds/{proposal.round}/proposal.json"
     proposal.model_copy(update={"settings": settings}).to_file(path)
 
 
-def run_round(params: Parameters, number: str) -> tuple[Proposal, History]:
+def run_round(params: Sections, number: str) -> tuple[Proposal, History]:
     for stage in (propose, trial, decide):
         stage.main(params, number)
     return read(Proposal, number, "proposal"), read(History, number, "history")
@@ -124,7 +131,7 @@ def test_two_rounds_build_on_each_other_and_repeat_to_the_byte(params, capsys):
         (run.run, run.seed) for number in "12" for run in read(Trial, number, "trial").results
     ]
     assert len(trained) == len({*trained}) and after.held.trained and last.held.trained
-    assert second.settings == TrialSettings.of(*params("train", "model", "seeds"))
+    assert second.settings == TrialSettings.of(*settings_of(params))
     assert [decision.round for decision in last.rounds] == [1, 2]
     assert [*last.races] == ["round-1", "round-2"]
     path = Path("results/rounds/2/proposal.json")
@@ -136,13 +143,13 @@ def test_two_rounds_build_on_each_other_and_repeat_to_the_byte(params, capsys):
 def test_a_language_models_answers_are_stored_and_a_dead_one_leaves_the_choice_to_rules(params):
     with serving(lambda request, n: (200, says(min(listed(request))))) as server:
         asked = ["agent.judge=http", f"agent.endpoint={server.url}", "agent.model=a-model"]
-        propose.main(Parameters(overrides=asked), "1")
+        propose.main(Sections(overrides=asked), "1")
         first = read(Proposal, "1", "proposal")
     assert (first.verdict.judge, len(first.verdict.prompts)) == ("http: a-model", 2)
-    propose.main(Parameters(overrides=asked), "1")  # without the server
+    propose.main(Sections(overrides=asked), "1")  # without the server
     assert read(Proposal, "1", "proposal") == first
     dead = ["agent.judge=http", "agent.endpoint=http://api..example/v1", "agent.model=another"]
-    propose.main(Parameters(overrides=dead), "1")
+    propose.main(Sections(overrides=dead), "1")
     verdict = read(Proposal, "1", "proposal").verdict
     assert verdict.judge == "rules"
     assert verdict.reason.startswith("http: another gave no usable answer (agent.endpoint: ")
@@ -151,7 +158,7 @@ def test_a_language_models_answers_are_stored_and_a_dead_one_leaves_the_choice_t
 @pytest.mark.long
 def test_memory_is_that_of_the_hardware_detected_or_given(params):
     def limit_of(*overrides: str) -> int:
-        propose.main(Parameters(overrides=["agent.memory_limit_gb=null", *overrides]), "1")
+        propose.main(Sections(overrides=["agent.memory_limit_gb=null", *overrides]), "1")
         return read(Proposal, "1", "proposal").memory_limit_bytes
 
     gpus = (
@@ -212,14 +219,14 @@ def test_what_may_be_held_is_trained_the_fastest_first_until_one_is_tolerated(
 def test_a_trial_of_other_parameters_than_its_proposals_is_refused(params):
     propose.main(params, "1")
     with pytest.raises(UserError, match=r"proposal\.json: of other parameters, as with --set: run"):
-        trial.main(Parameters(overrides=["train.steps=20"]), "1")
-    trial.main(Parameters(overrides=["train.timeout_s=20"]), "1")  # which changes no result
+        trial.main(Sections(overrides=["train.steps=20"]), "1")
+    trial.main(Sections(overrides=["train.timeout_s=20"]), "1")  # which changes no result
 
 
 def test_training_that_fails_is_data_but_a_full_disk_is_not(params):
     proposal = proposal_of(begin(["fsdp2"]), INT4_KEPT)
-    train, model = params("train", "model")
-    work, runs = trial.Work(proposal, params.agent_of("1"), train, model), Path("runs")
+    train, model, _ = settings_of(params)
+    work, runs = trial.Work(proposal, params("rounds.1.agent", Agent), train, model), Path("runs")
 
     def failing(error: Exception) -> Any:
         def do(step: trial.Step) -> None:
@@ -259,7 +266,7 @@ def test_a_round_on_real_ranks_races_and_decides(project, monkeypatch, start):
     history = begin(["fsdp2", "ddp"], agent=AGENT)
     write_results("results/results.jsonl", make_records(["fsdp2", "ddp"], seeds=2))
     own = ["agent.searches.three={world_size: 3}", "rounds.1.search=three"]
-    real = Parameters(overrides=["agent.link=null", "agent.repetitions=10", *own])
+    real = Sections(overrides=["agent.link=null", "agent.repetitions=10", *own])
     write_proposal(real, proposal_of(history, DDP))
     trial.main(real, "1", start=start)
     decide.main(real, "1")
@@ -276,7 +283,7 @@ def test_what_a_round_trained_on_real_ranks_is_kept_and_can_be_opened(project, m
     proposal = proposal_of(begin(["fsdp2"]), KEPT)
     race = trial_of(proposal, **{f"_{KEPT.hash()}": 0.5}).race
     monkeypatch.setattr(trial, "race", lambda plan, output, *_: race.to_file(output))
-    short = Parameters(overrides=["train.steps=6", "seeds=[1]", "train.link=null"])
+    short = Sections(overrides=["train.steps=6", "seeds=[1]", "train.link=null"])
     write_proposal(short, proposal)
     trial.main(short, "1")
     (record,) = results = read(Trial, "1", "trial").results

@@ -11,7 +11,7 @@ import shardlab
 from shardlab.codecs.base import Block, Unit
 from shardlab.codecs.registry import make_codec
 from shardlab.comm.codec_collective import Route
-from shardlab.comm.feedback import ErrorFeedback, Layout
+from shardlab.comm.feedback import ErrorFeedback, ResidualLayout
 from shardlab.comm.handle import merge_states
 from shardlab.comm.ledger import Ledger
 from shardlab.comm.routes import make_collective
@@ -39,9 +39,9 @@ def merge(states, world_size, rank, ranks_per_node=None):
 
 def whole_vectors(world_size: int, scattered: bool) -> list[dict[str, torch.Tensor]]:
     """Residuals of multi-phase methods, which send whole vectors."""
-    layout = Layout.scattering(UNIT, world_size, 0)
+    layout = ResidualLayout.scattering(UNIT, world_size, 0)
     if not scattered:
-        layout = Layout.whole(world_size, WHOLE)
+        layout = ResidualLayout.whole(world_size, WHOLE)
     states = []
     for rank in range(world_size):
         feedback = ErrorFeedback()
@@ -59,7 +59,7 @@ def test_merged_residuals_of_whole_vectors_owe_the_same_mean(new):
     bucket = merge(whole_vectors(3, False), new, 0)["block.0*"]
     torch.testing.assert_close(bucket, torch.arange(WHOLE) * 2.0)
     merged = merge(whole_vectors(3, True), new, 0)
-    blocks = Layout.of(merged["layout:block.0"]).blocks_of(merged["block.0*"].chunk(new))
+    blocks = ResidualLayout.of(merged["layout:block.0"]).blocks_of(merged["block.0*"].chunk(new))
     exact = sum(whole(gradients(rank, 0, UNIT), 1) for rank in range(3)) / 3
     torch.testing.assert_close(torch.cat([block.flatten() for block in blocks]), exact)
 
@@ -73,12 +73,12 @@ def test_states_that_cannot_be_merged_are_refused():
     with pytest.raises(UserError, match=r"nothing of rank 0.*merge_states"):
         merge_states([{"rank1.gradients.residual.a*": torch.ones(1)}], 2, 0)
     feedback = ErrorFeedback()
-    feedback.lay_out("root", Layout.whole(2, 8))
-    feedback.lay_out("root@replicas", Layout.whole(2, 4))
+    feedback.lay_out("root", ResidualLayout.whole(2, 8))
+    feedback.lay_out("root@replicas", ResidualLayout.whole(2, 4))
     with pytest.raises(UserError, match="fit the same mesh alone: continue with it, or remove"):
         merge([feedback.state_dict()] * 4, 2, 0)
     feedback = ErrorFeedback()
-    feedback.lay_out("root", Layout.whole(4, 8)._replace(ranks_per_node=2))
+    feedback.lay_out("root", ResidualLayout.whole(4, 8)._replace(ranks_per_node=2))
     with pytest.raises(UserError, match="3 ranks are not whole nodes of 2: give ranks_per_node"):
         merge([feedback.state_dict()] * 4, 3, 0)
 
@@ -106,7 +106,7 @@ def bucket_of(rank, step):
 def mean(collective, group, blocks, bucket):
     """The mean over ranks of a unit that is scattered and of a bucket, as one vector."""
     size = collective.world_size
-    layout = Layout.scattering(UNIT, size, 0)
+    layout = ResidualLayout.scattering(UNIT, size, 0)
     vector = torch.cat(layout.chunks_of(blocks))
     shard = vector.new_empty(vector.numel() // size)
     collective.reduce_scatter(shard, vector, 1 / size, UNIT)

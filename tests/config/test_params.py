@@ -233,18 +233,16 @@ def test_timings_are_read_where_no_strategy_is_known(tmp_path: Path) -> None:
         (
             {
                 "agents": {},
-                "policies": {},
                 "train": {"stepz": 5, "batch_size": 0, "link": "fast"},
                 "timings": {"a": {"rounds": 3}},
             },
             [
                 "agents: unknown key; did you mean 'agent'?",
-                "policies: of an earlier version: remove it: policies are no longer replayed",
                 "train.stepz: unknown key; did you mean 'steps'?",
                 "train.batch_size: input should be greater than or equal to 1 (found 0)",
                 "train.link.rate: link rate 'fast': write a number and its unit, such as 100mbit "
                 "or 1gbit",
-                "timings.a.rounds: of an earlier version: write repetitions",
+                "timings.a.rounds: unknown key; did you mean 'runs'?",
             ],
         ),
         (

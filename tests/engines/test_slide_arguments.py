@@ -46,11 +46,6 @@ def test_a_strategy_or_a_number_without_meaning_is_refused_in_one_line(settings,
     assert str(refusal.value).startswith("SlideFSDP") and "\n" not in str(refusal.value)
 
 
-def test_the_settings_of_earlier_versions_say_what_to_write_now():
-    with pytest.raises(UserError, match=r"SlideConfig .* write shardlab\.SlideFSDP\(model, \{"):
-        shardlab.SlideConfig(window=2, learning_rate=1e-3)
-
-
 @on_ranks(1)
 def test_a_codec_that_drops_what_it_does_not_send_warns() -> None:
     with pytest.warns(UserWarning, match="SlideFSDP: topk.* drops what it does not send"):

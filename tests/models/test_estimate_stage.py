@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig
 
-from shardlab.config.parameters import Parameters
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
 from stages import estimate, prepare, tokenize
+from stages.sections import Sections
 
 ROOT = Path(__file__).parents[2]
 SLIDE = "strategies.slide={engine: slide}"
@@ -24,7 +24,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def printed(capsys: pytest.CaptureFixture[str], *overrides: str) -> dict[str, dict[str, str]]:
     """Cells by run and column."""
-    estimate.main(Parameters(overrides=overrides))
+    estimate.main(Sections(overrides=overrides))
     header, *lines = capsys.readouterr().out.splitlines()
     rows = {}
     for line in lines:
@@ -38,8 +38,8 @@ def test_memory_is_printed_by_category_and_written_where_there_are_tokens(
 ) -> None:
     before = printed(capsys, SLIDE)
     assert not (folder / "results").exists()
-    prepare.main(Parameters())
-    tokenize.main(Parameters())
+    prepare.main(Sections())
+    tokenize.main(Sections())
     assert printed(capsys, SLIDE) == before
     written = read_json("results/memory.json")
     assert before.keys() == written.keys() == {"fsdp2", "fsdp2-int8", "slide"}

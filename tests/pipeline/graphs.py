@@ -99,10 +99,10 @@ def _read_dvc() -> list[dict[str, Any]]:
 
     from shardlab.config.parameters import Parameters
     from stages.code import code_keys
-    from stages.params import canonical
+    from stages.params import parameter_keys
 
-    params = Parameters()
-    trees = {_CODE: code_keys(params), _PARAMETERS: canonical(params)}
+    values = Parameters().complete()
+    trees = {_CODE: code_keys(values), _PARAMETERS: parameter_keys(values)}
     jobs = []
     with Repo() as repo:
         for stage in repo.index.stages:

@@ -14,7 +14,7 @@ PROGRAM = """
 import json
 from shardlab.config.parameters import Parameters
 from stages.code import code_keys
-print(json.dumps(code_keys(Parameters())))
+print(json.dumps(code_keys(Parameters().complete())))
 """
 RUNS = """
 codecs: [user_codecs.ternary]

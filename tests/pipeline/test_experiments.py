@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from shardlab.core.errors import UserError
+from stages.folder import make_folder
 from tests.pipeline.test_docs import DOCUMENTS
 from tests.pipeline.workspace import ROOT, copy_project, run
 
-PUBLISHED = ("codecs", "fsdp", "judge")
+PUBLISHED = ("codecs", "fsdp", "islands", "judge")
 SMALL = [
     "README.md",
     "results/answers/0123abcd.json",
@@ -19,6 +21,7 @@ SMALL = [
     "results/results.jsonl",
     "results/rounds/1/trial.json",
     "results/timings/two-ranks.jsonl",
+    "results/tune/stock.jsonl",
 ]
 LEFT_OUT = [
     ".dvc/config",
@@ -55,6 +58,40 @@ def test_a_published_experiment_is_linked_and_names_its_parameters(name: str) ->
         assert (ROOT / "experiments" / name / link).resolve().exists(), link
 
 
+def test_a_folder_shares_the_pipeline_and_changes_only_when_parameters_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("Snakefile").write_text("a pipeline")
+    folder = Path("experiments/mine")
+    path = folder / "params.yaml"
+    make_folder("seeds: [0]", folder, Path())
+    assert (folder / "Snakefile").read_text() == "a pipeline"
+    assert (folder / ".dvc/config").read_text().endswith(" dir = ../../../.dvc/cache\n")
+    written_at = path.stat().st_mtime_ns
+    make_folder("seeds: [0]", folder, Path())
+    assert path.stat().st_mtime_ns == written_at
+    make_folder("seeds: [1]", folder, Path())
+    assert path.read_text() == "seeds: [1]"
+
+
+def test_a_folder_is_of_one_file_of_parameters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder, one, other = Path("experiments/one"), Path("params/one.yaml"), Path("one.yaml")
+    Path("params").mkdir()
+    for path in (one, other):
+        path.write_text("seeds: [0]")
+    make_folder(one, folder, Path())
+    assert (folder / "params.yaml").readlink() == Path("../../params/one.yaml")
+    with pytest.raises(UserError, match=r"experiments/one is of .*/params/one\.yaml: rename one\."):
+        make_folder(other, folder, Path())
+    one.rename("params/renamed.yaml")
+    make_folder(other, folder, Path())
+    assert (folder / "params.yaml").samefile(other)
+
+
 @pytest.mark.long
 def test_a_clone_goes_on_in_the_folder_of_committed_results(tmp_path: Path) -> None:
     """Links are not committed: `make` writes them, and leaves the page as it is."""
@@ -67,7 +104,8 @@ def test_a_clone_goes_on_in_the_folder_of_committed_results(tmp_path: Path) -> N
     (root / "params").mkdir()
     (root / "params.yaml").rename(root / "params/quick.yaml")
     for _ in range(2):
-        run(root, "make", "experiments/quick", "PARAMS=params/quick.yaml")
+        # -o: the environment is there
+        run(root, "make", "-o", ".venv/.project", "experiments/quick", "PARAMS=params/quick.yaml")
     assert (folder / "README.md").read_text() == page
     run(folder, "snakemake", "--cores", "1", "--", "data/corpus.json")
     assert (folder / "data/corpus.json").exists()

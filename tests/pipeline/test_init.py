@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardlab.config.parameters import Parameters
-from stages.init import FILES
+from stages.folder import FILES
 from tests.commands import typed
 from tests.pipeline.workspace import ROOT
 

@@ -7,7 +7,9 @@ import pytest
 
 from shardlab.config.parameters import Parameters
 from shardlab.core.errors import UserError
-from stages.inputs import content_of, main, read_contents
+from stages.inputs import content_of, main
+from stages.params import read_contents
+from stages.sections import Sections
 from tests.pipeline.graphs import pending
 from tests.pipeline.workspace import ROOT, copy_project, run, set_params
 
@@ -21,20 +23,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "text"
 
 
-def parameters(inputs: dict[str, str], *overrides: str) -> Parameters:
-    return Parameters(ROOT / "params.yaml", [f"inputs={inputs}", *overrides])
+MINE = {"mine": "text"}
 
 
 def test_content_is_of_names_and_bytes_and_not_of_times(folder: Path) -> None:
-    params = parameters({"mine": "text"})
-    main(params, "mine")
-    before = content_of(params, "mine")
+    main(Sections(ROOT / "params.yaml", [f"inputs={MINE}"]), "mine")
+    before = content_of(MINE, "mine")
     os.utime(folder / "a.txt", (1, 1))
-    assert content_of(params, "mine").sha256 == before.sha256
+    assert content_of(MINE, "mine").sha256 == before.sha256
     (folder / "a.txt").rename(folder / "c.txt")
-    renamed = content_of(params, "mine")
+    renamed = content_of(MINE, "mine")
     (folder / "c.txt").write_text("two")
-    assert len({each.sha256 for each in (before, renamed, content_of(params, "mine"))}) == 3
+    assert len({each.sha256 for each in (before, renamed, content_of(MINE, "mine"))}) == 3
 
 
 @pytest.mark.parametrize(("path", "message"), [("no", "no: no such file"), (".", ".: an empty f")])
@@ -43,7 +43,7 @@ def test_nothing_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=f"^inputs.mine: {message}"):
-        content_of(parameters({"mine": path}), "mine")
+        content_of({"mine": path}, "mine")
 
 
 @pytest.mark.parametrize(
@@ -59,12 +59,12 @@ def test_paths_that_no_input_holds_are_refused(
     folder: Path, key: str, value: str, name: str
 ) -> None:
     def contents(path: str, **inputs: str) -> dict[str, str | None]:
-        given = ["tokenize={}", f"{key}={value.replace('PATH', path)}"]
-        return read_contents(parameters(inputs, *given))
+        given = [f"inputs={inputs}", "tokenize={}", f"{key}={value.replace('PATH', path)}"]
+        return read_contents(Parameters(ROOT / "params.yaml", given).complete())
 
     # the nearest input, and no other parameter
     found = contents("text/part", mine="text", near="text/part")
-    near = content_of(parameters({"near": "text/part"}), "near").sha256
+    near = content_of({"near": "text/part"}, "near").sha256
     assert {key for key, sha256 in found.items() if sha256 == near} >= {name}
     assert contents("organisation/name-on-the-hub")[name] is None
     with pytest.raises(UserError, match=rf"^{key}\.\w+: text/part is none of inputs, "):

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from shardlab.config.parameters import Parameters
 from shardlab.core.errors import UserError
 from stages import estimate, prepare, propose, timing, tokenize, train, trial, validate
+from stages.sections import Sections
 from tests.pipeline.workspace import ROOT, copy_project, run, set_params, stage_outputs
 
 
@@ -135,12 +135,12 @@ def test_data_of_other_parameters_are_refused(
     shutil.copy(ROOT / "params/quick.yaml", tmp_path / "params.yaml")
     monkeypatch.chdir(tmp_path)
     fewer = "data.documents=120"
-    prepare.main(Parameters(overrides=[fewer]))
+    prepare.main(Sections(overrides=[fewer]))
     for stage in (tokenize.main, partial(train.main, run="fsdp2"), partial(trial.main, number="1")):
         with pytest.raises(UserError, match=r"source\.json: made with data\.documents 120"):
-            stage(Parameters())
-    tokenize.main(Parameters(overrides=[fewer]))
-    smaller = Parameters(overrides=[fewer, "tokenize.vocabulary=300"])
+            stage(Sections())
+    tokenize.main(Sections(overrides=[fewer]))
+    smaller = Sections(overrides=[fewer, "tokenize.vocabulary=300"])
     for stage in (
         partial(train.main, run="fsdp2"),
         partial(timing.main, name="two-ranks"),

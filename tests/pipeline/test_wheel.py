@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stages.init import FILES
+from stages.folder import FILES
 from tests.pipeline.workspace import ROOT, copy_parts
 
 PARTS = [".dvc/.gitignore", ".dvc/config", ".dvc/plots", ".dvcignore", ".gitignore", "LICENSE"]

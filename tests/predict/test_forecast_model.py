@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from shardlab.core.errors import UserError
-from shardlab.predict.costs import Measured
+from shardlab.predict.costs import MeasuredCosts
 from shardlab.predict.extrapolation import (
     break_even,
     exposed_rate,
@@ -193,7 +193,7 @@ def test_step_times_are_equal_at_the_break_even_rate(model):
     assert [rate.run for rate in rates] == ["fsdp2-int8", "manual-int8"]
     for rate, pair in zip(rates, zip(coded, bare, strict=True), strict=True):
         assert rate.step is not None
-        costs = Measured(model.machine, 2, 2, round(rate.step))
+        costs = MeasuredCosts(model.machine, 2, 2, round(rate.step))
         costs.rank = costs.rank._replace(bucket_s=0.0)
         with_codec, without = (
             step_seconds(with_own_cores(case_of(run), model), costs) for run in pair

@@ -3,7 +3,6 @@ import csv
 import pytest
 
 from shardlab.codecs.registry import make_codec
-from shardlab.config.parameters import Parameters
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
 from shardlab.predict.calibrate import SIZES, calibrate
@@ -16,6 +15,7 @@ from shardlab.results.files import write_results
 from shardlab.strategy.document import parse_strategy
 from stages import calibrate as calibrate_stage
 from stages import forecast
+from stages.sections import Sections
 from tests.predict.timing_factory import INT8, made_calibration, made_timings
 
 RUNS = ["ddp", "fsdp2", "fsdp2-int8", "manual", "manual-int8"]
@@ -54,7 +54,7 @@ def test_a_forecast_warns_of_disturbed_timings_and_of_other_machines(timed, caps
         if run.timing == "slow"
     ]
     write_results("results/timings/slow.jsonl", elsewhere)
-    forecast.main(Parameters())
+    forecast.main(Sections())
     found = ForecastDocument.from_file(timed / "results/forecast/forecast.json", "")
     other, *disturbed = found.warnings
     assert "torch 2.13.0+cpu, timings slow of " in other and "torch 2.12.0: measure" in other
@@ -69,7 +69,7 @@ def test_timings_with_other_micro_batches_are_left_out_by_name(timed):
     runs = [run for run in made_timings() if run.timing == "slow"]
     more = [run.model_copy(update={"accumulation": 4}) for run in runs]
     write_results("results/timings/slow.jsonl", more)
-    forecast.main(Parameters(overrides=["forecast.timings=[one-rank, two-ranks]"]))
+    forecast.main(Sections(overrides=["forecast.timings=[one-rank, two-ranks]"]))
     found = ForecastDocument.from_file(timed / "results/forecast/forecast.json", "")
     assert "slow" not in {check.timing for check in found.checks}
     assert found.left_out["timing slow"] == (
@@ -80,7 +80,7 @@ def test_timings_with_other_micro_batches_are_left_out_by_name(timed):
 def test_forecast_stage_writes_all_files_the_same_each_time(timed):
     folder, files = timed / "results/forecast", []
     for _ in range(2):
-        forecast.main(Parameters())
+        forecast.main(Sections())
         files.append({path.name: path.read_bytes() for path in folder.iterdir()})
     assert files[0] == files[1]
     found = ForecastDocument.from_file(folder / "forecast.json", "")
@@ -104,7 +104,7 @@ def test_a_missing_or_invalid_file_names_its_stage(timed, file, text, complaint)
     if text is not None:
         path.write_text(text)
     with pytest.raises(UserError, match=complaint):
-        forecast.main(Parameters())
+        forecast.main(Sections())
 
 
 def test_calibration_measures_operations_codecs_and_memory_on_real_ranks(
@@ -177,4 +177,4 @@ def test_calibration_without_several_ranks_is_refused(timed):
     params = {"timings": alone, "forecast": known, "strategies": strategies, "train": {}}
     write_json("params.yaml", params)
     with pytest.raises(UserError, match=r"forecast\.timings: none of them has several ranks"):
-        calibrate_stage.main(Parameters())
+        calibrate_stage.main(Sections())

@@ -17,10 +17,10 @@ from shardlab.predict.devices import (
     efficiency,
     inside_rate,
 )
-from shardlab.predict.offers import Candidate, candidates
+from shardlab.predict.offers import NamedStrategy, candidates
 from shardlab.predict.planner import (
     UTILISATIONS,
-    Job,
+    PlannedJob,
     compute_s,
     fits,
     link_rates,
@@ -36,11 +36,11 @@ from shardlab.train.settings import Train
 TOKENS = 4 * 512
 
 
-def made_job(model: str = "gpt2", nodes: int = 2, per_node: int = 4, **changes: Any) -> Job:
+def made_job(model: str = "gpt2", nodes: int = 2, per_node: int = 4, **changes: Any) -> PlannedJob:
     decoder, device = read_decoder(model), DEVICES["a100-80g"]
     assert decoder is not None
     link = cluster_of(device, per_node, INSIDE["nvlink3"][0], 10e9)
-    job = Job(
+    job = PlannedJob(
         shapes=DecoderShapes(decoder, Train(batch_size=4, sequence_length=512)),
         parameters=decoder.parameters,
         flops=decoder.flops_per_token(512) * TOKENS,
@@ -158,10 +158,10 @@ def test_compression_pays_on_a_slow_link_and_rare_exchanges_more():
 
 def test_what_does_not_fit_is_checkpointed_and_then_split():
     job = made_job("llama-3-8b", 2, 8)
-    roomy = outcome(job, Candidate("fsdp2", {"engine": "fsdp2"}), TOKENS)
+    roomy = outcome(job, NamedStrategy("fsdp2", {"engine": "fsdp2"}), TOKENS)
     assert (roomy.checkpointing, roomy.micro_batches, roomy.fits) == ("none", 1, True)
     tight = job._replace(device=job.device._replace(memory=22e9))
-    found = outcome(tight, Candidate("fsdp2", {"engine": "fsdp2"}), TOKENS)
+    found = outcome(tight, NamedStrategy("fsdp2", {"engine": "fsdp2"}), TOKENS)
     assert found.fits and (found.checkpointing, found.micro_batches) != ("none", 1)
     none = job._replace(device=job.device._replace(memory=1e9))
     assert not any(each.fits for each in outcomes(none, TOKENS))

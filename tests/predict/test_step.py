@@ -12,7 +12,7 @@ from shardlab.models.build import build_model
 from shardlab.models.settings import Model
 from shardlab.models.units import unit_sizes
 from shardlab.predict.coding import codings, outer_coding
-from shardlab.predict.costs import FRAMING, Costs, Measured, Phase, Rank
+from shardlab.predict.costs import FRAMING, Costs, MeasuredCosts, Phase, Rank
 from shardlab.predict.machine import CodecLines, Line, PhasedLines
 from shardlab.predict.model import case_of, unpredictable
 from shardlab.predict.step import Compute, Work, section_seconds, step_seconds
@@ -226,18 +226,18 @@ def test_fsdp2_with_prefetch_matches_its_formula(gather_s):
 def test_steps_grow_with_slower_links_more_ranks_and_more_bytes(name):
     work = work_of(name)
     links = [
-        step_seconds(work, Measured(MACHINE, 2, 2, rate))
+        step_seconds(work, MeasuredCosts(MACHINE, 2, 2, rate))
         for rate in (10**10, 10**9, 3 * 10**8, 10**8, 10**7)
     ]
     assert links == sorted(links) and links[0] < links[-1]
     waiting = work._replace(launch_s=1e-4, wait_s=2e-3)
     for rate in (None, 10**8):
-        ranks = [step_seconds(waiting, Measured(MACHINE, n, 2, rate)) for n in (1, 2, 4, 8)]
+        ranks = [step_seconds(waiting, MeasuredCosts(MACHINE, n, 2, rate)) for n in (1, 2, 4, 8)]
         assert ranks == sorted(ranks)
     sizes = [
         step_seconds(
             work._replace(units=tuple(n * factor for n in work.units)),
-            Measured(MACHINE, 2, 2, 10**8),
+            MeasuredCosts(MACHINE, 2, 2, 10**8),
         )
         for factor in (1, 2, 5)
     ]
@@ -249,14 +249,14 @@ def test_steps_grow_with_slower_links_more_ranks_and_more_bytes(name):
 def test_a_step_is_at_least_its_computation_and_at_least_its_bytes(name, rate):
     work, counted = work_of(name), Counted(0.0)
     step_seconds(work, counted)
-    seconds = step_seconds(work, Measured(MACHINE, 2, 2, rate))
+    seconds = step_seconds(work, MeasuredCosts(MACHINE, 2, 2, rate))
     assert seconds >= COMPUTE.forward + COMPUTE.backward
     if not name.startswith("slide"):
         assert seconds >= 0.98 * 8 * sum(counted.sent) / rate - 0.03  # a bucket passes at once
 
 
 def test_ranks_of_a_node_share_its_link_and_use_loopback_among_themselves():
-    costs = Measured(MACHINE, 4, 4, 10**8, delay_s=0.5, ranks_per_node=2)
+    costs = MeasuredCosts(MACHINE, 4, 4, 10**8, delay_s=0.5, ranks_per_node=2)
     inside, across = costs.inside, costs.across
     assert (inside.world_size, across.world_size) == (2, 2)
     for operation in ("gather", "exchange", "all_reduce", "reduce_scatter"):
@@ -279,7 +279,7 @@ def test_ranks_wait_before_each_collective_as_long_as_they_share_a_core():
     waits = []
     for ranks in (2, 4, 8):
         bare, waiting = (
-            step_seconds(work_of("fsdp2")._replace(wait_s=s), Measured(MACHINE, ranks, 2))
+            step_seconds(work_of("fsdp2")._replace(wait_s=s), MeasuredCosts(MACHINE, ranks, 2))
             for s in (0, 2e-3)
         )
         waits.append(waiting - bare)

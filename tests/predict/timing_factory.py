@@ -3,9 +3,9 @@
 from typing import Any
 
 from shardlab.core.link import bits_per_second
-from shardlab.predict.costs import Measured
+from shardlab.predict.costs import MeasuredCosts
 from shardlab.predict.machine import CodecLines, Line, Machine
-from shardlab.predict.model import Model, case_of, workload_of
+from shardlab.predict.model import PerformanceModel, case_of, workload_of
 from shardlab.predict.step import Compute, section_seconds
 from shardlab.results.calibration_record import (
     Calibration,
@@ -54,7 +54,7 @@ MACHINE = Machine(
     memory={name: Line(1e-6 * number, 1e-10 * number) for number, name in enumerate(MEMORY, 1)},
 )
 _ALONE = Compute(6.9e-3, 13.8e-3, 2.3e-3)
-MODEL = Model(
+MODEL = PerformanceModel(
     machine=MACHINE,
     cores=2.0,
     compute={1: _ALONE, 2: _ALONE.scaled(1.15)},
@@ -101,7 +101,7 @@ def made_run(
     return made.model_copy(update={"step_ms": [1e3 * seconds] * 5})
 
 
-def predicted(model: Model, run: TimingResult) -> float:
+def predicted(model: PerformanceModel, run: TimingResult) -> float:
     """Seconds of a step of a run."""
     return model.predict(*case_of(run))
 
@@ -121,7 +121,7 @@ def made_timings() -> list[TimingResult]:
 
 def made_calibration(machine: Machine = MACHINE) -> Calibration:
     """Operations of two ranks, codecs, and memory, of a machine."""
-    costs = Measured(machine, 2, 2)
+    costs = MeasuredCosts(machine, 2, 2)
     transfers = [
         Transfer(
             operation=operation,

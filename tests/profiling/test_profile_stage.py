@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from shardlab.config.parameters import Parameters
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json
 from shardlab.profiling.merge import merge_traces
 from shardlab.results.result import Breakdown
 from stages.profile import main
+from stages.sections import Sections
 from tests.trace_factory import WORKER, event, label, step, write_rank
 
 
@@ -18,7 +18,7 @@ from tests.trace_factory import WORKER, event, label, step, write_rank
 def params(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tmp_path.joinpath("params.yaml").write_text("seeds: [3]\n")
-    return Parameters("params.yaml")
+    return Sections("params.yaml")
 
 
 def test_rows_hold_every_step_of_every_rank_and_the_breakdown_their_means(params, tmp_path):

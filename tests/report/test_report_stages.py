@@ -4,18 +4,20 @@ from pathlib import Path
 
 import pytest
 
-from shardlab.config.parameters import Parameters
 from shardlab.core.errors import RunFailed, UserError
 from shardlab.core.files import write_json, write_json_lines
+from shardlab.models.settings import Model
 from shardlab.report import write
 from shardlab.results.files import read_results, write_results
 from shardlab.results.result import Breakdown, Failure
 from shardlab.results.timing_result import NO_COMMUNICATION
 from shardlab.results.train_result import Joined, TrainResult, Validation
-from shardlab.strategy.document import parse_strategy
+from shardlab.strategy.document import Strategy, parse_strategy
 from shardlab.train.crash import write_crash
 from shardlab.train.plans import RunPlan
+from shardlab.train.settings import Train
 from stages import collect, profile, report
+from stages.sections import Sections
 from tests.evidence_factory import make_forecast
 from tests.record_factory import (
     STRATEGIES,
@@ -44,9 +46,14 @@ FOLDERS = {"profile": Breakdown, "validate": Validation}
 ESTIMATE = {"bytes_by_category": {"parameters": 3, "activations": 4}}
 
 
+def plan_of(run, seed):
+    params = Sections()
+    strategy = params(f"strategies.{run}", Strategy)
+    return RunPlan(run, seed, strategy, params("train", Train), params("model", Model))
+
+
 def _write_parts(record):
-    params = Parameters()
-    plan = RunPlan(record.run, record.seed, *params(f"strategies.{record.run}", "train", "model"))
+    plan = plan_of(record.run, record.seed)
     record = record.model_copy(update={"params_hash": plan.params_hash()})
     values = record.model_dump(mode="json", exclude={"schema_version", *Joined.model_fields})
     for folder, kind in FOLDERS.items():
@@ -80,7 +87,7 @@ def test_collect_joins_the_parts_and_what_was_estimated_and_timed(measured):
     # the machine slept in one step, which is no time of the training
     path = measured / "results/train/ddp/seed0/events.jsonl"
     path.write_text(path.read_text().replace("50.0", "12050.0", 1))
-    collect.main(Parameters())
+    collect.main(Sections())
     records = read_results("results/results.jsonl", "collect")
     joined = {*Joined.model_fields, "params_hash"}
     made = [make_record(run, seed).model_dump(exclude=joined) for run in RUNS for seed in SEEDS]
@@ -113,7 +120,7 @@ def test_collect_refuses_missing_and_invalid_files(measured, path, content, erro
     if content is not None:
         file.write_text(content)
     with pytest.raises(UserError) as caught:
-        collect.main(Parameters())
+        collect.main(Sections())
     message = str(caught.value)
     assert message.startswith(f"results/{path}")
     assert error in message
@@ -124,7 +131,7 @@ def test_collect_refuses_missing_and_invalid_files(measured, path, content, erro
 @pytest.fixture
 def collected(measured):
     """A project that has everything a report needs."""
-    collect.main(Parameters())
+    collect.main(Sections())
     make_forecast(RUNS).to_file("results/forecast/forecast.json")
     history = make_history(make_records(RUNS))
     history.to_file("results/rounds/1/history.json")
@@ -135,12 +142,12 @@ def collected(measured):
 
 def test_collect_refuses_results_of_other_parameters(measured):
     with pytest.raises(UserError, match=r"ddp/seed0/metrics.json: of other parameters, as with"):
-        collect.main(Parameters(overrides=["train.steps=20"]))
-    collect.main(Parameters(overrides=["train.timeout_s=20"]))  # which changes no result
+        collect.main(Sections(overrides=["train.steps=20"]))
+    collect.main(Sections(overrides=["train.timeout_s=20"]))  # which changes no result
 
 
 def test_report_is_written_from_files(undrawn, collected):
-    report.main(Parameters())
+    report.main(Sections())
     text = (collected / "results/report/report.html").read_text()
     assert "CC BY-SA 4.0" in text
     assert "Fewer than 3 seeds (2)" in text
@@ -151,8 +158,7 @@ FAILURE = RunFailed("crash", "rank 1: Traceback ...", "rank 1: ArithmeticError: 
 
 
 def crash_of(run, seed, failure=FAILURE):
-    params = Parameters()
-    plan = RunPlan(run, seed, *params(f"strategies.{run}", "train", "model"))
+    plan = plan_of(run, seed)
     folder = Path(f"results/train/{run}/seed{seed}")
     return write_crash(plan, folder, failure, f"logs/train/{run}/{seed}.log")
 
@@ -163,8 +169,8 @@ def test_a_run_that_crashed_is_named_on_top_and_the_others_are_reported(undrawn,
     assert (collected / "results/train/ddp/seed3/final_model/model.safetensors").stat().st_size == 0
     for seed in SEEDS[:1]:
         crash_of("ddp", seed, RunFailed("memory", "", "rank 0 was killed by signal 9"))
-    profile.main(Parameters(), "ddp")
-    collect.main(Parameters())
+    profile.main(Sections(), "ddp")
+    collect.main(Sections())
     lines = read_results("results/results.jsonl", "collect")
     assert [(line.run, line.seed, isinstance(line, Failure)) for line in lines] == [
         *(("ddp", seed, True) for seed in SEEDS),
@@ -173,7 +179,7 @@ def test_a_run_that_crashed_is_named_on_top_and_the_others_are_reported(undrawn,
     assert [line.outcome for line in lines[:2]] == ["memory", "crash"]
     with (collected / "results/results.csv").open(newline="") as file:
         assert {row["run"] for row in csv.DictReader(file)} == {"fsdp2"}
-    report.main(Parameters())
+    report.main(Sections())
     folder = collected / "results/report"
     named = "ddp in training, seed 3: rank 1: ArithmeticError: wrong on purpose (log: logs/train/"
     first, table = (folder / "headline.md").read_text().split("\n\n", 1)
@@ -181,7 +187,7 @@ def test_a_run_that_crashed_is_named_on_top_and_the_others_are_reported(undrawn,
     assert "ddp" not in table.replace("fsdp2", "")
     assert named in (folder / "report.html").read_text()
     with pytest.raises(UserError, match=r"baseline: run 'ddp' crashed \(rank 1: .*name another"):
-        report.main(Parameters(overrides=["baseline=ddp"]))
+        report.main(Sections(overrides=["baseline=ddp"]))
 
 
 def test_a_run_that_a_timing_left_out_is_named_and_not_compared(undrawn, collected):
@@ -192,7 +198,7 @@ def test_a_run_that_a_timing_left_out_is_named_and_not_compared(undrawn, collect
         **{"kind": "timing", "timing": "slow", "run": "ddp"},
     )
     write_results("results/timings/slow.jsonl", [*TIMED[1:], lost])
-    report.main(Parameters())
+    report.main(Sections())
     headline = (collected / "results/report/headline.md").read_text()
     assert "left out: ddp in timing slow: rank 1: ArithmeticError: wrong." in headline
     lines = (collected / "results/report/comparison.jsonl").read_text().splitlines()
@@ -200,7 +206,7 @@ def test_a_run_that_a_timing_left_out_is_named_and_not_compared(undrawn, collect
     other = lost.model_copy(update={"run": "manual"})
     write_results("results/timings/slow.jsonl", [*TIMED, other])
     with pytest.raises(UserError, match=r"slow\.jsonl: has other runs than timings\.slow"):
-        report.main(Parameters())
+        report.main(Sections())
 
 
 def test_a_run_that_somebody_ended_has_no_record(collected):
@@ -215,7 +221,7 @@ def test_report_is_limited_to_the_runs_of_the_parameters(undrawn, collected):
     ddp, fsdp2 = ({run: {"engine": run}} for run in RUNS)
     only = {"strategies": fsdp2, "timed_strategies": ddp, "seeds": [3]}
     write_json("params.yaml", {**PARAMS, **only})
-    report.main(Parameters())
+    report.main(Sections())
     lines = (collected / "results/report/comparison.jsonl").read_text().splitlines()
     assert [json.loads(line)["run"] for line in lines] == ["fsdp2"]
 
@@ -241,8 +247,7 @@ def test_what_a_search_found_is_shown_beside_the_runs(monkeypatch, collected):
     monkeypatch.setattr(
         write, "save", lambda figure, path, kind: drawn.update({path.stem: figure}) or path.touch()
     )
-    monkeypatch.setattr(write, "inline", lambda text, name: text)
-    report.main(Parameters())
+    report.main(Sections())
     with Path("results/report/loss.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     losses = [float(row["loss"]) for row in rows if row["run"] == "found-by-search"]
@@ -259,7 +264,7 @@ def test_what_a_search_found_is_shown_beside_the_runs(monkeypatch, collected):
     assert [json.loads(line)["run"] for line in compared] == RUNS
     Path(folder, "seed3/events.jsonl").unlink()
     with pytest.raises(UserError, match=rf"^{folder}/.*: no such file: run shardlab trial 1$"):
-        report.main(Parameters())
+        report.main(Sections())
 
 
 def test_what_a_search_found_has_another_name_than_a_run(undrawn, collected):
@@ -269,7 +274,7 @@ def test_what_a_search_found_has_another_name_than_a_run(undrawn, collected):
     own = {**PARAMS["timings"], "other": {"runs": ["found-by-search"]}}
     write_json("params.yaml", {**PARAMS, "timed_strategies": named, "timings": own})
     write_results("results/timings/other.jsonl", [timed, make_timed("other", NO_COMMUNICATION)])
-    report.main(Parameters())
+    report.main(Sections())
     with Path("results/report/loss.csv").open(newline="") as file:
         runs = {row["run"] for row in csv.DictReader(file)}
     assert runs == {*RUNS, "found-by-search-again"}
@@ -290,14 +295,14 @@ def test_what_a_search_found_has_another_name_than_a_run(undrawn, collected):
 def test_report_names_the_stage_of_a_missing_or_damaged_file(collected, path, fix):
     (collected / path).write_text("[1")
     with pytest.raises(UserError, match=f"{path}.*: run shardlab {fix}"):
-        report.main(Parameters())
+        report.main(Sections())
     (collected / path).unlink()
     with pytest.raises(UserError, match=f"{path}: no such file: run shardlab {fix}"):
-        report.main(Parameters())
+        report.main(Sections())
     assert not (collected / "results/report").exists()
 
 
 def test_report_refuses_the_runs_of_another_timing(collected):
     write_json_lines("results/timings/slow.jsonl", [TIMED[0].model_dump(mode="json")])
     with pytest.raises(UserError, match=r"other runs than timings\.slow: run shardlab timing slow"):
-        report.main(Parameters())
+        report.main(Sections())

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from shardlab.results.interval import paired_ratio
-from shardlab.results.table import Workload, measured, ratio_to
+from shardlab.results.table import SearchWorkload, measured, ratio_to
 from shardlab.results.timing_result import NO_COMMUNICATION, TimingResult
 from shardlab.strategy.document import parse_strategy
 from tests.record_factory import STRATEGIES, in_round, make_failure, make_record, trial_run
@@ -13,7 +13,7 @@ from tests.timed_run_factory import make_timed
 
 DDP, FSDP2 = (parse_strategy(STRATEGIES[run]) for run in ("ddp", "fsdp2"))
 KEPT = parse_strategy({"reshard_after_forward": False})
-LOAD = Workload(
+LOAD = SearchWorkload(
     model="tiny",
     parameters=1_312_000,
     world_size=2,

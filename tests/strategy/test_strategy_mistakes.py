@@ -89,8 +89,7 @@ NAMES = [f"'{name}'" for name in ENGINES]
         ),
         (
             {"weights": {"name": "int8"}},
-            "strategy.weights.name: of an earlier version: a codec by mapping is the value of "
-            "`codec`",
+            "strategy.weights.name: unknown key; valid: codec, minimum_size",
         ),
         (
             {"engine": "slide", "compile": True},

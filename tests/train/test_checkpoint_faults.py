@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from shardlab.core.errors import UserError
 from shardlab.models.settings import Model
-from shardlab.train.checkpoint_folder import Folder, Manifest, damage_in
+from shardlab.train.checkpoint_folder import CheckpointManifest, Folder, damage_in
 from tests.ranks import on_ranks, run_ranks
 from tests.train.checkpointed import FORMATS, Run, plan_of, strategy_of
 
@@ -124,7 +124,10 @@ def test_a_checkpoint_of_another_experiment_is_refused(data, saved, tmp_path):
     for allowed in (plan, other):
         assert resumed_step(allowed, root, elastic=True) == 2
     path = root / "step-00000002"
-    done, ends = Manifest.read(path), Manifest.of(plan_of(data, INT4_FSDP2, steps=2), "full")
+    done, ends = (
+        CheckpointManifest.read(path),
+        CheckpointManifest.of(plan_of(data, INT4_FSDP2, steps=2), "full"),
+    )
     with pytest.raises(UserError, match=r": 3 steps are done, train.steps is 2: set it to 3 or"):
         done.model_copy(update={"step": 3}).refuse_other(ends, path, elastic=True)
     for saved_as in ("full", "sharded"):

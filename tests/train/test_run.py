@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from shardlab.config.parameters import Parameters
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json_lines, write_json
 from shardlab.core.ranges import format_ranges
@@ -24,6 +23,7 @@ from shardlab.train.plans import RunPlan
 from shardlab.train.run import train_run
 from shardlab.train.settings import Train
 from stages import validate
+from stages.sections import Sections
 from tests.families import config_of
 from tests.measured_run import measure
 
@@ -186,7 +186,7 @@ def test_a_damaged_final_model_is_one_line(data, measured, tmp_path, monkeypatch
     params = {"train": TRAIN.model_dump(mode="json"), "seeds": [1]}
     write_json("params.yaml", params | {"model": {"preset": "tiny"}})
     with pytest.raises(UserError, match=r"final_model: not a model: .*: train the run again"):
-        validate.main(Parameters(), "a-run")
+        validate.main(Sections(), "a-run")
     assert not (tmp_path / "results/validate").exists()
 
 

@@ -10,7 +10,7 @@ from shardlab.models.settings import Model
 from shardlab.strategy.document import parse_strategy
 from shardlab.train.plans import RunPlan
 from shardlab.train.settings import Train
-from shardlab.train.summary import Measured, merge_events, summarize
+from shardlab.train.summary import RankMeasurements, merge_events, summarize
 
 STEPS, UNTIMED = 6, 2
 PLAN = RunPlan(
@@ -50,8 +50,8 @@ TIMES = {
 EVENTS = [event(step) for step in range(STEPS)]
 
 
-def rank(events, ledger=None, **changes) -> Measured:
-    return Measured(
+def rank(events, ledger=None, **changes) -> RankMeasurements:
+    return RankMeasurements(
         **{
             "events": events,
             "ledger": (ledger or Ledger()).summary(),

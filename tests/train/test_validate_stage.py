@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from shardlab.config.parameters import Parameters
 from shardlab.core.files import write_json
 from shardlab.results.train_result import Validation
 from stages import validate
+from stages.sections import Sections
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,5 +40,5 @@ def test_perplexity_before_and_after_is_said(
     monkeypatch.setattr(validate, "refuse_other_tokens", lambda params: None)
     monkeypatch.setattr(validate, "validate_run", lambda model, output, *_: found.to_file(output))
     overrides = [f"model={model}", "tokenize={vocabulary: null}"]
-    validate.main(Parameters(overrides=overrides), "fsdp2")
+    validate.main(Sections(overrides=overrides), "fsdp2")
     assert capsys.readouterr().err == f"validate fsdp2 seed 0: {said}\n"

@@ -11,12 +11,12 @@ from shardlab.config.parameters import Parameters
 from shardlab.core.errors import UserError
 from stages.code import code_keys
 from stages.inputs import content_of
-from stages.params import canonical
+from stages.params import parameter_keys
 
 # SystemExit: Snakemake shows its own exceptions with the place in this file, which is not the mistake
 try:
-    PARAMETERS = Parameters("params.yaml")
-    VALUES = canonical(PARAMETERS)
+    PARAMETERS = Parameters("params.yaml").complete()
+    VALUES = parameter_keys(PARAMETERS)
     # digests of the code that each stage imports, as in data/code.yaml
     CODE = code_keys(PARAMETERS)
 except UserError as error:

@@ -5,7 +5,7 @@ rule inputs:
         "logs/inputs/{input}.log",
     params:
         path=lambda wildcards: config["inputs"][wildcards.input],
-        content=lambda wildcards: content_of(PARAMETERS, wildcards.input).sha256,
+        content=lambda wildcards: content_of(config["inputs"], wildcards.input).sha256,
     shell:
         "exec python -m stages.inputs {wildcards.input:q} &>> {log:q}"
 

@@ -23,18 +23,14 @@ def show_announcement():
             jobs[job.jobid] = Job(Path(job.log[0]))
     recall(jobs.values())
     seconds = [job.seconds for job in jobs.values()]
-    print(*announcement(PARAMETERS.complete(), kinds, seconds), sep="\n", file=sys.stderr)
+    print(*announcement(PARAMETERS, kinds, seconds), sep="\n", file=sys.stderr)
     if SHOWN:
         SHOWN.begin(jobs)
 
 
+# after a failure Snakemake closes the handler
 onsuccess:
     if SHOWN:
         SHOWN.close()
     if lines := summarize(os.getpid()):
         print(f"\n{lines}\n", file=sys.stderr)
-
-
-onerror:
-    if SHOWN:
-        SHOWN.close()

@@ -113,7 +113,7 @@ rule timing:
         **placed(most_ranks),
         timing=1,
     params:
-        code=code("timing", "machine"),
+        code=code("timing.{timing}", "machine"),
         parameters=parameters(
             "timings.{timing}",
             "model",

@@ -5,15 +5,10 @@ from shardlab.predict.results import ForecastDocument
 from shardlab.report.columns import LINK, RANKS
 from shardlab.report.evidence import Evidence
 from shardlab.report.plots import forecast_plot
-from shardlab.report.tables import RUN, Column, Figure, Row, Section, make_table
+from shardlab.report.tables import RUN, Column, Figure, Section, make_table
 from shardlab.results.timing_result import NO_COMMUNICATION
 
 _MEDIAN_GOAL, _WORST_GOAL = 0.08, 0.20
-
-
-def _predicted(row: Row) -> str:
-    return within(row["predicted_ms"], row["low_ms"], row["high_ms"], 1)
-
 
 CHECKS = [
     RUN,
@@ -22,7 +17,7 @@ CHECKS = [
     Column(
         "predicted step",
         "ms",
-        _predicted,
+        lambda row: within(row["predicted_ms"], row["low_ms"], row["high_ms"], 1),
         "step time that the model predicts, with its 95 % prediction interval",
     ),
     Column(
