@@ -179,7 +179,7 @@ def _split(path: Path) -> dict[str, Any]:
 
 def _step(model: Model) -> tuple[float, int]:
     """Return the CPU seconds of a training step on one thread, and the number of parameters."""
-    train, vocabulary = Train(), Tokenize().for_model(model).vocabulary
+    train, vocabulary = Train(), Tokenize().for_model(model.pretrained).vocabulary
     assert vocabulary is not None, "of a preset"
     torch.set_num_threads(train.threads)
     module = build_model(model, vocabulary, train.sequence_length, 0, seed=0).whole()

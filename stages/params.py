@@ -64,7 +64,7 @@ def read_contents(values: Params) -> dict[str, str | None]:
         UserError: a parameter names a file or folder that is no input, nor in one.
     """
     data, model = values.data, values.model
-    tokenizer = values.tokenize.for_model(model).tokenizer
+    tokenizer = values.tokenize.for_model(model.pretrained).tokenizer
     given = None if tokenizer in ("train", "gpt2") else tokenizer
     paths = {
         "corpus": ("data.path", data.path),

@@ -66,7 +66,7 @@ def main(params: Sections) -> None:
         quality=params("quality", Quality),
         tolerance=params(f"rounds.{last}.agent.quality_tolerance", float),
         predicted=ForecastDocument.from_file(_FORECAST, "run shardlab forecast"),
-        tuned=_tuned(params),
+        tuned=tuned_of(params, _RESULTS),
         crashed=[
             *(f"{crash.run} in training, seed {crash.seed}: {crash.detail}" for crash in crashes),
             *(f"{run.run} in timing {run.timing}: {run.detail}" for run in untimed),
@@ -77,8 +77,12 @@ def main(params: Sections) -> None:
     say(f"report: {_FOLDER / 'report.html'}")
 
 
-def _tuned(params: Sections) -> Tuned | None:
-    """Return what was tuned; None where nothing was."""
+def tuned_of(params: Sections, results: Path) -> Tuned | None:
+    """Return what was tuned; None where nothing was.
+
+    Args:
+        results: folder with tune/.
+    """
     tune = params("tune", Tune | None)
     if tune is None:
         return None
@@ -86,7 +90,7 @@ def _tuned(params: Sections) -> Tuned | None:
     rows = [
         row
         for name in methods
-        for row in read_results(_RESULTS / "tune" / f"{name}.jsonl", f"run shardlab tune {name}")
+        for row in read_results(results / "tune" / f"{name}.jsonl", f"run shardlab tune {name}")
     ]
     documents = params.plain("strategies") | params.plain("timed_strategies")
     strategies = {name: parse_strategy(document) for name, document in documents.items()}

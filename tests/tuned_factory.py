@@ -1,14 +1,9 @@
 """Tuned methods made for tests: no run produced these losses, no timing these steps."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from shardlab.config.parameters import Parameters
 from shardlab.report.tuned import Tuned
-from shardlab.results.files import read_results, read_timings
-from shardlab.results.result import only
-from shardlab.results.settings import turns
 from shardlab.results.timing_result import NO_COMMUNICATION, TimingResult
 from shardlab.results.tune_result import TuneResult
 from shardlab.strategy.document import Strategy, parse_strategy
@@ -108,20 +103,3 @@ def make_steps(
             facts["strategy_hash"] = strategy.hash()
         runs.append(make_timed(link, run, **facts))
     return runs
-
-
-def committed() -> tuple[Tuned, list[TimingResult], dict[str, str]]:
-    """What was tuned in experiments/islands, its timings, and their turns; read from the current
-    folder."""
-    results, params = Path("experiments/islands/results"), Parameters("params/islands.yaml")
-    timings, methods = params("timings"), params("methods")
-    rows = [
-        row
-        for name in methods
-        for row in read_results(results / f"tune/{name}.jsonl", "restore it")
-    ]
-    tune, train, seeds, baseline = params("tune", "train", "seeds", "baseline")
-    strategies = params.all_strategies()
-    tuned = Tuned(tune, methods, strategies, train, seeds, baseline, only(rows, TuneResult))
-    timed = only(read_timings(results / "timings", timings), TimingResult)
-    return tuned, timed, turns(timings)

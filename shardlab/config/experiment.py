@@ -140,7 +140,7 @@ class Params(Document):
         yield from self._in_tune()
         yield from self._in_timings()
         yield from self._in_links()
-        yield from _said(self.tokenize.for_model, self.model)
+        yield from _said(self.tokenize.for_model, self.model.pretrained)
         yield from self._in_tokens()
         if len(set(self.seeds)) < len(self.seeds):
             yield "seeds: a seed is named twice"

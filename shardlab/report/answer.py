@@ -19,9 +19,8 @@ from shardlab.report.timings import location
 from shardlab.report.verdict import Choice, LinkVerdict, verdicts
 from shardlab.results.interval import Ratio
 from shardlab.strategy.document import CanonicalStrategy, parse_strategy
+from shardlab.strategy.sync import ENOUGH_EXCHANGES
 
-_ENOUGH = 30
-"""synchronisations of parameters: with fewer an outer optimizer with momentum has not settled"""
 _BRACKETS = (
     "Brackets of times are of the repetitions of one timing, or from the least to the largest end "
     "of several: another run of this experiment may lie outside. Repetitions of timings of other "
@@ -106,9 +105,9 @@ def _rare_synchronisation(evidence: Evidence) -> Iterator[str]:
     searched = (row.trained for row in evidence.history.measured.values())
     records = [*evidence.records, *chain.from_iterable(searched)]
     syncs = [(record, parse_strategy(record.strategy).sync) for record in records]
-    counts = [(record.steps - sync.warmup_steps) // sync.every for record, sync in syncs if sync]
-    most, longest = max(counts, default=_ENOUGH), max(record.steps for record in records)
-    if most < _ENOUGH:
+    counts = [sync.exchanges(record.steps) for record, sync in syncs if sync]
+    most, longest = max(counts, default=ENOUGH_EXCHANGES), max(record.steps for record in records)
+    if most < ENOUGH_EXCHANGES:
         yield (
             f"Too few parameter synchronisations ({most} in {plural(longest, 'step')}) to judge "
             "`sync`: experiments/islands of shardlab's repository compares it in longer runs."

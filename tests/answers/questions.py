@@ -31,11 +31,12 @@ from shardlab.report.timings import location
 from shardlab.report.verdict import Choice, verdicts
 from shardlab.results.files import read_results, read_timings
 from shardlab.results.result import only
-from shardlab.results.settings import turns
+from shardlab.results.settings import Timing, turns
 from shardlab.results.timing_result import TimingResult
 from shardlab.results.train_result import TrainResult
+from stages.report import tuned_of
+from stages.sections import Sections
 from tests.evidence_factory import make_evidence
-from tests.tuned_factory import committed
 
 Answer = dict[str, Any]
 """Answers to a question, as JSON."""
@@ -136,9 +137,14 @@ def judged() -> Answer:
 
 def islands() -> Answer:
     """What reaches one loss first on each link?"""
-    (tuned, timed, turns), answers = committed(), {}
+    folder = Path("experiments/islands/results")
+    params = Sections("params/islands.yaml")
+    timings = params("timings", dict[str, Timing])
+    timed = only(read_timings(folder / "timings", timings), TimingResult)
+    tuned, answers = tuned_of(params, folder), {}
+    assert tuned is not None, "the experiment has methods"
     ways = [way for way in ways_of(tuned) if way.curve.steps]
-    for comparison in compare_links(timed, turns, tuned):
+    for comparison in compare_links(timed, turns(timings), tuned):
         best, link = comparison.order[0], comparison.link
         gains = comparison.gains().items()
         answers[link.name] = {

@@ -170,13 +170,23 @@ def test_rare_exchanges_have_a_quality_of_their_own(other):
     history = begin()
     assert history.quality(rare.canonical()) is None
     if other:
-        history = history.with_results(trained(rare, 1.01))
+        history = history.with_results(trained(rare, 1.01, steps=30 * 8))
         assert history.quality(canonical(**RARE | other)) is None
         found = history.quality(canonical(engine="manual", sharding="no_shard", sync={"every": 8}))
         assert (found.ratio, found.sure) == (pytest.approx(1.01), True)
         # half as many copies see twice as many samples each
         four = history.workload.model_copy(update={"world_size": 4})
         assert not history.model_copy(update={"workload": four}).quality(rare.canonical()).sure
+
+
+def test_the_quality_after_few_synchronisations_holds_for_no_longer_run():
+    rare = parse_strategy(RARE)
+    found = {
+        steps: begin().with_results(trained(rare, 1.01, steps=steps)).quality(rare.canonical())
+        for steps in (239, 240)
+    }
+    assert [quality.sure for quality in found.values()] == [False, True]
+    assert found[239].source.endswith(", after 29 synchronisations")
 
 
 def test_a_run_that_diverged_has_infinite_perplexity_and_cannot_be_the_start():

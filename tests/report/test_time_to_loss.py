@@ -1,6 +1,7 @@
 """Time to one loss: steps from losses, times from timings, and what competes with what."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,13 +19,18 @@ from shardlab.report.sections.time_to_loss import (
 )
 from shardlab.report.tuned import Tuned, length_at
 from shardlab.report.write import headline_markdown
+from shardlab.results.files import read_timings
 from shardlab.results.interval import paired_ratio
+from shardlab.results.result import only
+from shardlab.results.settings import Timing, turns
 from shardlab.results.timing_result import NO_COMMUNICATION, TimingResult
+from stages.report import tuned_of
+from stages.sections import Sections
 from tests.commands import ROOT
 from tests.evidence_factory import make_evidence
 from tests.record_factory import make_records
 from tests.timed_run_factory import make_timed
-from tests.tuned_factory import EQUAL, METHODS, committed, make_rows, make_steps, make_tuned
+from tests.tuned_factory import EQUAL, METHODS, make_rows, make_steps, make_tuned
 
 DDP, BF16, INT4, ALONE = [200.0, 220.0], [150.0, 165.0], [120.0, 132.0], [160.0, 176.0]
 STEPS = {"ddp": DDP, "ddp-bf16": BF16, "ddp-int4": INT4, "rare": [130.0, 143.0], "alone": ALONE}
@@ -263,8 +269,12 @@ def test_no_committed_gain_over_one_device_exceeds_the_number_of_devices(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(ROOT)
-    tuned, timed, turns = committed()
-    compared = compare_links(timed, turns, tuned)
+    params, results = Sections("params/islands.yaml"), Path("experiments/islands/results")
+    timings = params("timings", dict[str, Timing])
+    timed = only(read_timings(results / "timings", timings), TimingResult)
+    tuned = tuned_of(params, results)
+    assert tuned is not None and tuned.reached
+    compared = compare_links(timed, turns(timings), tuned)
     assert len(compared) == 5
     for comparison in compared:
         assert all(gain.ratio <= 2 for gain in comparison.over_one_device().values())
