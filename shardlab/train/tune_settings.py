@@ -77,9 +77,10 @@ class Method(Document):
     """seeds, the first of which tunes; null: those of the experiment"""
 
     @property
-    def is_restricted(self) -> bool:
-        """Whether it was tuned over less than the others, so that it is no rival of theirs."""
-        return any((self.micro_batches, self.learning_rates, self.lengths is not None))
+    def restrictions(self) -> list[str]:
+        """Names of the settings by which it is tuned over less than the others."""
+        names = ("learning_rates", "micro_batches", "lengths")
+        return [name for name in names if getattr(self, name) is not None]
 
     def ranks(self, train: Train) -> int:
         """Return the number of ranks."""
