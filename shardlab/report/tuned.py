@@ -21,8 +21,6 @@ from shardlab.train.settings import Train
 from shardlab.train.tune_settings import Method, Tune
 
 _T = TypeVar("_T")
-_RESTRICTING = ("learning_rates", "micro_batches", "lengths")
-"""settings of a method that leave something of `tune` out"""
 
 
 class Length(NamedTuple):
@@ -199,7 +197,7 @@ class Curve:
         """Names of the settings by which it was tuned over less than others, so that it does not
         compete with them. Micro-batches that another method of the same strategy has are no less.
         """
-        names = [name for name in _RESTRICTING if getattr(self.method, name) is not None]
+        names = self.method.restrictions
         if "micro_batches" in names and self._tuned.has_all_numbers(self.strategy, self.ranks):
             names.remove("micro_batches")
         return names

@@ -76,6 +76,12 @@ class Method(Document):
     seeds: Annotated[tuple[Seed, ...], AS_TUPLE, Field(min_length=1)] | None = None
     """seeds, the first of which tunes; null: those of the experiment"""
 
+    @property
+    def restrictions(self) -> list[str]:
+        """Names of the settings by which it is tuned over less than the others."""
+        names = ("learning_rates", "micro_batches", "lengths")
+        return [name for name in names if getattr(self, name) is not None]
+
     def ranks(self, train: Train) -> int:
         """Return the number of ranks."""
         return self.world_size or train.world_size

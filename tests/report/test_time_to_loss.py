@@ -1,6 +1,7 @@
 """Time to one loss: steps from losses, times from timings, and what competes with what."""
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from shardlab.report.sections.time_to_loss import (
     use_table,
 )
 from shardlab.report.tuned import Tuned, length_at
-from shardlab.report.write import headline_markdown
+from shardlab.report.write import headline_markdown, write_report
 from shardlab.results.files import read_timings
 from shardlab.results.interval import paired_ratio
 from shardlab.results.result import only
@@ -251,6 +252,14 @@ def test_the_page_says_what_to_use_on_links_whose_time_to_the_loss_is_known() ->
     assert not any("at 100 Mbit/s" in line for line in lines)
     assert any(line.startswith("4 ranks") for line in lines)
     assert "| 100mbit | ddp-int4/2 |" in headline_markdown(evidence, answer(evidence))
+
+
+def test_the_section_is_the_first_of_the_page_with_its_plots(tmp_path: Path) -> None:
+    write_report(make(make_tuned(*ALL)), tmp_path)
+    tables = (tmp_path / "tables.md").read_text()
+    assert re.findall("^## (.*)", tables, re.MULTILINE)[0] == "Time to one loss"
+    assert {"gain.svg", "bytes.svg"} < {path.name for path in (tmp_path / "plots/svg").iterdir()}
+    assert "ddp-int4/2" in (tmp_path / "report.html").read_text()
 
 
 def test_what_was_not_timed_has_no_time_and_is_named() -> None:
