@@ -23,7 +23,7 @@ from shardlab.results.result import only
 from shardlab.results.settings import Timing
 from shardlab.results.timing_result import TimingResult
 from shardlab.train.settings import Train
-from stages.common import refuse_other_tokens, run
+from stages.common import refuse_other_tokens
 from stages.sections import Sections
 
 RESULTS = "results/results.jsonl"
@@ -74,7 +74,3 @@ def main(params: Sections, number: str) -> None:
     proposal.to_file(Path("results/rounds", number, "proposal.json"))
     predicted = "" if proposal.space is None else f"{proposal.space.predicted} predicted; "
     say(f"propose {number}: {predicted}{proposal.verdict.judge}: {proposal.verdict.reason}")
-
-
-if __name__ == "__main__":
-    run("propose", main)

@@ -19,7 +19,6 @@ from shardlab.results.result import Failure, only
 from shardlab.results.settings import Timing, turns
 from shardlab.results.table import StrategyResults
 from shardlab.results.timing_result import TimingResult
-from stages.common import run
 from stages.sections import Sections
 
 _RESULTS = Path("results")
@@ -80,7 +79,3 @@ def _losses_of(row: StrategyResults) -> dict[int, pd.Series]:
         record.seed: read_losses(runs, record.run, record.seed, fix)["loss"]
         for record in row.trained
     }
-
-
-if __name__ == "__main__":
-    run("report", main)

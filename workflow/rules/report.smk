@@ -43,7 +43,7 @@ rule report:
             "strategies", "seeds", "baseline", "timings", "comparison", "quality", "rounds"
         ),
     shell:
-        "exec python -m stages.report &>> {log:q}"
+        "exec python -m shardlab report &>> {log:q}"
 
 
 rule readme:
@@ -56,4 +56,4 @@ rule readme:
     params:
         code=code("readme"),
     shell:
-        "exec python -m stages.readme &>> {log:q}"
+        "exec python -m shardlab readme &>> {log:q}"
