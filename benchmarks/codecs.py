@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.common import DATA, WORK, arguments, best_times, on_ranks, publish, text_table
-from benchmarks.gradients import UNIT, Gradients, load_gradients
+from benchmarks.gradients import UNIT, RecordedGradients, load_gradients
 from shardlab.codecs.base import Codec, MessageKey, Unit
 from shardlab.codecs.registry import make_method
 from shardlab.codecs.wire import Buffers
@@ -89,14 +89,16 @@ def main() -> None:
     )
 
 
-def error_cells(spec: str, gradients: Gradients) -> list[str]:
+def error_cells(spec: str, gradients: RecordedGradients) -> list[str]:
     """Return bits per element, the error at each of `WORLD_SIZES`, and extra collectives."""
     results = [on_ranks(size, partial(reduction, spec, gradients))[0] for size in WORLD_SIZES]
     errors = [_number(result["error"]) for result in results]
     return [f"{results[0]['bits']:.3f}", *errors, f"{results[0]['extra']:.0f}"]
 
 
-def reduction(spec: str, gradients: Gradients, group: dist.ProcessGroup) -> dict[str, float]:
+def reduction(
+    spec: str, gradients: RecordedGradients, group: dist.ProcessGroup
+) -> dict[str, float]:
     """Reduce and scatter a mean over ranks; return its error, bits per element and collectives.
 
     Another one comes before it, of other batches: methods with a state have one then.

@@ -50,7 +50,7 @@ UNIT = Unit(
 """blocks of a row of `ranks`"""
 
 
-class Gradients(NamedTuple):
+class RecordedGradients(NamedTuple):
     """Recorded gradients, float32."""
 
     before: Tensor
@@ -61,7 +61,7 @@ class Gradients(NamedTuple):
     """[16 Mi]: of one batch, of all matrices"""
 
 
-def load_gradients(data: Path, work: Path) -> Gradients:
+def load_gradients(data: Path, work: Path) -> RecordedGradients:
     """Return the gradients of a file in `work`, computed from the tokens in `data` if absent.
 
     A child process computes it: this one stays free of threads, so that it can fork ranks.
@@ -78,7 +78,7 @@ def load_gradients(data: Path, work: Path) -> Gradients:
         say(f"benchmarks: making {path} ({_RECIPE})")
         split = open_split(data / "tokens", "train")
         on_ranks(1, lambda _: _record(split, path), threads=os.cpu_count() or 1)
-    return Gradients(**load_file(path))
+    return RecordedGradients(**load_file(path))
 
 
 def _record(split: TokenSplit, path: Path) -> None:

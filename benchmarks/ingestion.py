@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.usage import HEADINGS, fastest_usage, print_usage
-from shardlab.data.corpus_file import Document, read_corpus, write_corpus
+from shardlab.data.corpus_file import CorpusDocument, read_corpus, write_corpus
 from shardlab.data.tokenizer import given_tokenizer
 
 _BATCH = 1000
@@ -55,7 +55,7 @@ def main() -> None:
     publish(__doc__, args.out / "ingestion.md", table)
 
 
-def repeated(path: Path, size: float) -> Iterator[Document]:
+def repeated(path: Path, size: float) -> Iterator[CorpusDocument]:
     """Yield the documents again and again with other titles, until they have `size` bytes."""
     written = 0
     for turn in count():

@@ -250,6 +250,12 @@ STAGES = {
     "validate": Command(
         "measure perplexity and bits per byte of a trained run", "fsdp2-int8", _RUN, log=("run",)
     ),
+    "tune": Command(
+        "tune a method, and train it until it reaches a loss",
+        "stock",
+        _one("method", "its name"),
+        log=("method",),
+    ),
     "timing": Command(
         "time the interleaved steps of a timing",
         "two-ranks",

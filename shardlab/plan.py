@@ -16,7 +16,8 @@ from shardlab.core.errors import UserError, nearest
 from shardlab.core.link import bits_per_second
 from shardlab.core.numbers import number
 from shardlab.core.progress import say
-from shardlab.models.settings import GPT2_VOCABULARY, PRESETS, Model, Vocabulary
+from shardlab.core.types import Vocabulary
+from shardlab.models.settings import GPT2_VOCABULARY, PRESETS, Model
 from shardlab.models.shapes import PUBLISHED, DecoderShapes, read_decoder
 from shardlab.predict.asked import admitted, asked_candidate, unplanned
 from shardlab.predict.devices import (
@@ -33,7 +34,7 @@ from shardlab.strategy.document import Strategy
 from shardlab.train.settings import Train
 
 
-class _Facts(NamedTuple):
+class _ModelSizes(NamedTuple):
     """Sizes of a model that a plan depends on."""
 
     shapes: Shapes
@@ -41,7 +42,7 @@ class _Facts(NamedTuple):
     flops_per_token: float
 
 
-def _facts(options: Namespace) -> _Facts:
+def _model_sizes(options: Namespace) -> _ModelSizes:
     """Read the model.
 
     Raises:
@@ -65,10 +66,10 @@ def _facts(options: Namespace) -> _Facts:
         flops = decoder.flops_per_token(length)
     except OverflowError:
         raise UserError(f"MODEL {name!r} has sizes that no number holds") from None
-    return _facts_of(name, shapes, decoder.parameters, flops)
+    return _sizes_of(name, shapes, decoder.parameters, flops)
 
 
-def _of_transformers(name: str, train: Train) -> _Facts:
+def _of_transformers(name: str, train: Train) -> _ModelSizes:
     try:
         # the extra `hf`, which a plan of a known type does without
         from shardlab.models.blocks import unplanned as unplanned_blocks
@@ -94,13 +95,13 @@ def _of_transformers(name: str, train: Train) -> _Facts:
     if reason := unplanned_blocks(model):
         raise UserError(f"MODEL {name!r} {reason}: not planned")
     shapes = ModelShapes(model, train, on_gpu=True)
-    return _facts_of(name, shapes, built.parameters, flops_per_token(model, seq))
+    return _sizes_of(name, shapes, built.parameters, flops_per_token(model, seq))
 
 
-def _facts_of(name: str, shapes: Shapes, parameters: int, flops: float) -> _Facts:
+def _sizes_of(name: str, shapes: Shapes, parameters: int, flops: float) -> _ModelSizes:
     if parameters <= 0:
         raise UserError(f"MODEL {name!r} has no parameters")
-    return _Facts(shapes, parameters, flops)
+    return _ModelSizes(shapes, parameters, flops)
 
 
 def _device(options: Namespace) -> Device:
@@ -151,7 +152,7 @@ def _inside(options: Namespace, device: Device, per_node: int) -> tuple[float, s
     return inside_rate(name, device), name
 
 
-def _job(options: Namespace, facts: _Facts) -> tuple[PlannedJob, str]:
+def _job(options: Namespace, sizes: _ModelSizes) -> tuple[PlannedJob, str]:
     """Return what is to be predicted, and its description."""
     _check_used(options)
     device = _device(options)
@@ -163,7 +164,7 @@ def _job(options: Namespace, facts: _Facts) -> tuple[PlannedJob, str]:
         raise UserError("--nodes: several nodes need --link, such as --link 10gbit")
     inside, name = _inside(options, device, per_node)
     bits = bits_per_second(options.link) if nodes > 1 else 1e15
-    share = efficiency(options.device, dtype, facts.parameters)
+    share = efficiency(options.device, dtype, sizes.parameters)
     if options.efficiency:
         low, high = sorted(options.efficiency)
         if low < 1 or high > 100:
@@ -172,9 +173,9 @@ def _job(options: Namespace, facts: _Facts) -> tuple[PlannedJob, str]:
     known = options.host_memory < float("inf")
     rare = float("inf") if known else RARE_HOST * per_node * device.memory
     job = PlannedJob(
-        shapes=facts.shapes,
-        parameters=facts.parameters,
-        flops=facts.flops_per_token * options.batch_size * options.sequence_length,
+        shapes=sizes.shapes,
+        parameters=sizes.parameters,
+        flops=sizes.flops_per_token * options.batch_size * options.sequence_length,
         batch=options.batch_size,
         dtype=dtype,
         device=device,
@@ -187,7 +188,7 @@ def _job(options: Namespace, facts: _Facts) -> tuple[PlannedJob, str]:
         rare_host_bytes=rare,
         asked=_asked(options, dtype),
     )
-    return job, _setup(options, facts, job, name, inside)
+    return job, _setup(options, sizes, job, name, inside)
 
 
 def _asked(options: Namespace, dtype: str) -> tuple[NamedStrategy, ...]:
@@ -204,12 +205,14 @@ def _asked(options: Namespace, dtype: str) -> tuple[NamedStrategy, ...]:
     return tuple(asked_candidate(name, strategy, dtype) for name, strategy in taken.items())
 
 
-def _setup(options: Namespace, facts: _Facts, job: PlannedJob, name: str, inside: float) -> str:
+def _setup(
+    options: Namespace, sizes: _ModelSizes, job: PlannedJob, name: str, inside: float
+) -> str:
     (nodes, per_node), share = options.nodes, job.efficiency
     tokens = f"{options.batch_size} x {options.sequence_length} tokens per device and step"
     text = (
-        f"{options.model}: {number(facts.parameters)} parameters, "
-        f"{number(facts.flops_per_token)} FLOPs per token; {tokens}; "
+        f"{options.model}: {number(sizes.parameters)} parameters, "
+        f"{number(sizes.flops_per_token)} FLOPs per token; {tokens}; "
         f"{nodes} x {per_node} {options.device}, {job.dtype} "
         f"at {100 * share.low:.0f} to {100 * share.high:.0f} % of its peak ({share.basis})"
     )
@@ -228,7 +231,7 @@ def main(**arguments: Any) -> None:
         UserError: they fit neither each other nor the model, or nothing fits the devices.
     """
     options = Namespace(**arguments)
-    job, setup = _job(options, _facts(options))
+    job, setup = _job(options, _model_sizes(options))
     tokens = options.batch_size * options.sequence_length
     plan = make_plan(job, options.model, setup, tokens, options.tokens, options.price or 0.0)
     print(plan.model_dump_json(indent=2) if options.json else "\n".join(lines(plan)))

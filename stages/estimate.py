@@ -17,6 +17,7 @@ from shardlab.data.tokens import MANIFEST, read_manifest
 from shardlab.models.build import build_model
 from shardlab.models.memory import Categories, closed_form, host_memory
 from shardlab.models.settings import Model
+from shardlab.models.shapes import vocabulary_of
 from shardlab.models.sizes import sizes_of
 from shardlab.results.train_result import MemoryEstimate
 from shardlab.strategy.document import Strategy
@@ -69,7 +70,7 @@ def _vocabulary(model: Model, options: Tokenize) -> int:
     """
     if model.shape is None:
         return 1  # the configuration says how many rows there are
-    size = options.tokens
+    size = vocabulary_of(options)
     if size is None:
         raise UserError("the vocabulary is in the tokenizer: run shardlab tokenize first")
     return size

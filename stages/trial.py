@@ -86,13 +86,14 @@ class Work:
         return RunPlan(arm.hash, seed, arm.strategy, self.train, self.model, DATA)
 
     def _race(self, folder: Path) -> None:
-        proposal, agent, rule = self.proposal, self.agent, RaceRule.of(self.agent)
+        proposal, agent = self.proposal, self.agent
+        rule = RaceRule.of(agent.budget, proposal.repetitions)
         arms = {arm.hash: arm.strategy for arm in proposal.arms}
         timing = Timing(
             runs=tuple(arms),
             world_size=agent.world_size or self.train.world_size,
             link=agent.link or self.train.link,
-            repetitions=agent.repetitions,
+            repetitions=rule.repetitions,
         )
         name = f"round-{proposal.round}"
         plan = TimingPlan(name, timing, {**arms}, self.train, self.model, DATA, kind="race")

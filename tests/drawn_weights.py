@@ -9,13 +9,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from shardlab.models.build import BuiltModel, build_model
-from shardlab.models.weights import Weights
+from shardlab.models.weights import WeightSource
 
 
-class DrawnWeights(Weights):
+class DrawnWeights(WeightSource):
     """Copies of what another source has given once."""
 
-    def __init__(self, model: PreTrainedModel, source: Weights) -> None:
+    def __init__(self, model: PreTrainedModel, source: WeightSource) -> None:
         super().__init__(model)
         self._drawn = source.values(self._names)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 import shardlab
 from shardlab.codecs.grouped import GroupedCodec
 from shardlab.codecs.scales import head_bytes, read_scales, scale_words, widened
-from shardlab.strategy.codec_options import Group
+from shardlab.strategy.codec_options import GroupSize
 
 
 class TernarySpec(shardlab.CodecSpec):
@@ -22,7 +22,7 @@ class TernarySpec(shardlab.CodecSpec):
     examples = ("ternary", "ternary:group=64")
 
     name: Literal["ternary"] = "ternary"
-    group: Group = 128
+    group: GroupSize = 128
     """elements that share one scale"""
 
 

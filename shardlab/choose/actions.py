@@ -22,6 +22,7 @@ from shardlab.strategy.document import (
     parse_strategy,
 )
 from shardlab.strategy.engine_traits import accepts_codec
+from shardlab.strategy.sync import ENOUGH_EXCHANGES
 
 _BITS = {"none": 32, "bf16": 16, "int8": 8, "fp8": 8, "int4": 4, "efsign": 1, "onebit": 1}
 """of an element, by codec: one step coarser is the next lower number that the space has"""
@@ -32,16 +33,16 @@ class Offer(NamedTuple):
     """Codecs, layers and rounds that actions may use."""
 
     space: Space
-    """of `sync` only what the training runs can show"""
+    """of `sync` only what the training runs are long enough for"""
     layers: int
     """transformer blocks of the model"""
-    longest_round: int
-    """most steps until a synchronisation of parameters that the training runs still show"""
+    steps: int
+    """of the training runs; 0 where they have other replicas, and show no `sync`"""
 
 
-Part = dict[str, Any]
+ChangedSetting = dict[str, Any]
 """one setting with its new value"""
-Change = Callable[[CanonicalStrategy, Offer], Part | None]
+Change = Callable[[CanonicalStrategy, Offer], ChangedSetting | None]
 """returns the changed setting of a strategy, or None where there is nothing to change"""
 
 
@@ -102,7 +103,7 @@ def _has(strategy: CanonicalStrategy, setting: str) -> bool:
 
 
 def _ahead(step: int) -> Change:
-    def change(held: CanonicalStrategy, offer: Offer) -> Part | None:
+    def change(held: CanonicalStrategy, offer: Offer) -> ChangedSetting | None:
         count = (held.prefetch or 0) + step
         most = min(offer.layers, held.traits.max_prefetch or offer.layers)
         return {"prefetch": count} if _has(held, "prefetch") and 0 <= count <= most else None
@@ -111,13 +112,13 @@ def _ahead(step: int) -> Change:
 
 
 def _reshard(value: bool) -> Change:
-    def change(held: CanonicalStrategy, offer: Offer) -> Part | None:
+    def change(held: CanonicalStrategy, offer: Offer) -> ChangedSetting | None:
         return {"reshard_after_forward": value} if held.reshard_after_forward is not value else None
 
     return change
 
 
-def _last_layers(held: CanonicalStrategy, offer: Offer) -> Part | None:
+def _last_layers(held: CanonicalStrategy, offer: Offer) -> ChangedSetting | None:
     layers = [*range(offer.layers // 2, offer.layers)]
     # with one layer to a unit; the last one may stay gathered anyway
     possible = held.traits.unit_overrides and not held.overrides and held.wrap_size is None
@@ -127,7 +128,7 @@ def _last_layers(held: CanonicalStrategy, offer: Offer) -> Part | None:
 
 
 def _window(step: int) -> Change:
-    def change(held: CanonicalStrategy, offer: Offer) -> Part | None:
+    def change(held: CanonicalStrategy, offer: Offer) -> ChangedSetting | None:
         if held.window is None:
             return None
         count = held.window + step
@@ -136,7 +137,7 @@ def _window(step: int) -> Change:
     return change
 
 
-def _merge(held: CanonicalStrategy, offer: Offer) -> Part | None:
+def _merge(held: CanonicalStrategy, offer: Offer) -> ChangedSetting | None:
     if held.bucket_mb is not None:
         larger = [size for size in _BUCKETS_MB if size > held.bucket_mb]
         return {"bucket_mb": larger[0]} if larger else None
@@ -145,7 +146,7 @@ def _merge(held: CanonicalStrategy, offer: Offer) -> Part | None:
     return {"wrap_size": size} if possible else None
 
 
-def _split(held: CanonicalStrategy, offer: Offer) -> Part | None:
+def _split(held: CanonicalStrategy, offer: Offer) -> ChangedSetting | None:
     if held.bucket_mb is not None:
         smaller = [size for size in _BUCKETS_MB if size < held.bucket_mb]
         return {"bucket_mb": smaller[-1]} if smaller else None
@@ -153,18 +154,18 @@ def _split(held: CanonicalStrategy, offer: Offer) -> Part | None:
     return {"wrap_size": (held.wrap_size or 1) // 2} if possible else None
 
 
-def _exchange(held: CanonicalStrategy, offer: Offer) -> Part | None:
+def _exchange(held: CanonicalStrategy, offer: Offer) -> ChangedSetting | None:
     native = held.gradients.plain() and held.gradients.route == "native" and held.sync is None
     return {"gradients": {"route": "exchange"}} if native else None
 
 
-def _narrow_reduction(held: CanonicalStrategy, offer: Offer) -> Part | None:
+def _narrow_reduction(held: CanonicalStrategy, offer: Offer) -> ChangedSetting | None:
     possible = _has(held, "reduce_dtype") and held.gradients.plain() and held.sync is None
     return {"reduce_dtype": "bf16"} if possible else None
 
 
 def _gradients(coarser: bool) -> Change:
-    def change(held: CanonicalStrategy, offer: Offer) -> Part | None:
+    def change(held: CanonicalStrategy, offer: Offer) -> ChangedSetting | None:
         now = held.gradients
         if held.sync is not None or now.between_nodes is not None:
             return None
@@ -186,7 +187,7 @@ def _gradients(coarser: bool) -> Change:
 
 
 def _weights(coarser: bool) -> Change:
-    def change(held: CanonicalStrategy, offer: Offer) -> Part | None:
+    def change(held: CanonicalStrategy, offer: Offer) -> ChangedSetting | None:
         if held.sync is not None or not _has(held, "weights"):
             return None
         offered = {spec.name: spec.model_dump(mode="json") for spec in offer.space.weights}
@@ -211,7 +212,7 @@ def _next(now: str, offered: Sequence[str], coarser: bool) -> str | None:
 
 
 def _feedback(value: bool) -> Change:
-    def change(held: CanonicalStrategy, offer: Offer) -> Part | None:
+    def change(held: CanonicalStrategy, offer: Offer) -> ChangedSetting | None:
         if held.gradients.plain() or held.gradients.error_feedback is value:
             return None
         kept = held.gradients.model_dump(mode="json", exclude={"residual", "decay"})
@@ -220,7 +221,7 @@ def _feedback(value: bool) -> Change:
     return change
 
 
-def _begin_sync(held: CanonicalStrategy, offer: Offer) -> Part | None:
+def _begin_sync(held: CanonicalStrategy, offer: Offer) -> ChangedSetting | None:
     plain = held.gradients.plain() and held.weights is None
     if held.sync is not None or not _has(held, "sync") or not plain or not offer.space.sync:
         return None
@@ -228,13 +229,12 @@ def _begin_sync(held: CanonicalStrategy, offer: Offer) -> Part | None:
 
 
 def _every(factor: float) -> Change:
-    def change(held: CanonicalStrategy, offer: Offer) -> Part | None:
+    def change(held: CanonicalStrategy, offer: Offer) -> ChangedSetting | None:
         if held.sync is None:
             return None
-        every = int(held.sync.every * factor)
-        kept = held.sync.model_dump(mode="json")
-        longest = offer.longest_round - held.sync.warmup_steps
-        return {"sync": kept | {"every": every}} if 1 <= every <= longest else None
+        changed = held.sync.model_copy(update={"every": int(held.sync.every * factor)})
+        possible = changed.every >= 1 and changed.exchanges(offer.steps) >= ENOUGH_EXCHANGES
+        return {"sync": changed.model_dump(mode="json")} if possible else None
 
     return change
 
@@ -242,7 +242,7 @@ def _every(factor: float) -> Change:
 def _recompute(step: int) -> Change:
     order = ("none", "selective", "full")
 
-    def change(held: CanonicalStrategy, offer: Offer) -> Part | None:
+    def change(held: CanonicalStrategy, offer: Offer) -> ChangedSetting | None:
         place = order.index(held.activation_checkpointing) + step
         return {"activation_checkpointing": order[place]} if 0 <= place < len(order) else None
 

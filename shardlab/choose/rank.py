@@ -197,7 +197,7 @@ def rank(
     why = {o.name: _objection(o, tolerance, memory, by_loss) for o in everything}
     usable = [option for option in everything if not why[option.name]]
     beaten = [option for option in alone if not why[option.name]]
-    rule = _Rule(cached, beaten, in_use)
+    rule = _Order(cached, beaten, in_use)
     order = rule.in_order(usable)
     lossless = [option for option in order if option.lossless]
     best = min(lossless, key=rule.mean, default=None)
@@ -252,7 +252,7 @@ _CRITERIA = (
 )
 
 
-class _Rule:
+class _Order:
     """Order of options by what is shown, and then by what is preferable."""
 
     def __init__(

@@ -1,9 +1,9 @@
 """Space of the search: every legal strategy on a grid of settings that fits in memory.
 
 Settings have a few values each, whose product is validated as any strategy is; what an engine
-lacks, cannot do or does alike drops out. `sync` is not combined with codecs of gradients
-or weights. To recompute activations or to split a batch only saves memory and takes time, so of
-these the first that fits is taken.
+lacks, cannot do or does alike drops out. `sync` is not combined with codecs of gradients or
+weights, and is only there where the training runs are long enough for it. To recompute activations
+or to split a batch only saves memory and takes time, so of these the first that fits is taken.
 """
 
 from collections import Counter
@@ -19,12 +19,13 @@ from shardlab.predict.model import Estimate
 from shardlab.predict.settings import Space
 from shardlab.strategy.document import CanonicalStrategy, parse_strategy
 from shardlab.strategy.engine_traits import ENGINES, EngineName, EngineTraits, accepts_codec
+from shardlab.strategy.sync import ENOUGH_EXCHANGES
 from shardlab.strategy.validation import check_fits
 
 if TYPE_CHECKING:  # it needs torch, which a stage that passes one has
     from shardlab.models.sizes import ModelShapes
 
-Part = dict[str, Any]
+PartialStrategy = dict[str, Any]
 """some settings of a strategy"""
 
 _BUCKETS_MB = (1.0, 5.0, 25.0, 100.0)
@@ -118,7 +119,24 @@ def feasible(
             count["beyond_memory"] += 1
 
 
-def documents(space: Space, layers: int, world_size: int) -> Iterator[Part]:
+def settled(space: Space, steps: int) -> tuple[Space, str]:
+    """Return the space without `sync` that training runs are too short for, and that in words;
+    empty where they are long enough for all of it.
+
+    Args:
+        steps: of the training runs; 0 where they show nothing of `sync`.
+    """
+    short = [sync for sync in space.sync if sync.exchanges(steps) < ENOUGH_EXCHANGES]
+    kept = (*(sync for sync in space.sync if sync not in short),)
+    counts = [f" ({sync.exchanges(steps)})" if steps else "" for sync in short]
+    named = ", ".join(f"every={sync.every}{n}" for sync, n in zip(short, counts, strict=True))
+    reason = f"training runs of {steps} steps synchronise fewer than {ENOUGH_EXCHANGES} times"
+    if not steps:
+        reason = "the training runs have other ranks than the search"
+    return space.model_copy(update={"sync": kept}), named and f"sync {named}: {reason}"
+
+
+def documents(space: Space, layers: int, world_size: int) -> Iterator[PartialStrategy]:
     """Return every combination but for frugality, legal or not, as plain data.
 
     Args:
@@ -142,7 +160,7 @@ def documents(space: Space, layers: int, world_size: int) -> Iterator[Part]:
             yield {"engine": engine} | units | mesh | motion | coded | dtype
 
 
-def frugality(samples: int) -> list[Part]:
+def frugality(samples: int) -> list[PartialStrategy]:
     """Return the levels of what saves activation memory at the cost of time, cheapest first.
 
     Args:
@@ -153,7 +171,7 @@ def frugality(samples: int) -> list[Part]:
     return [*modes, *(modes[-1] | {"accumulation": count} for count in counts)]
 
 
-def _units(traits: EngineTraits, layers: int) -> list[Part]:
+def _units(traits: EngineTraits, layers: int) -> list[PartialStrategy]:
     """Return the units: blocks by powers of two, and the whole model; or the sizes of buckets."""
     if "wrap" not in traits.settings:
         return [{"bucket_mb": size} for size in _BUCKETS_MB]
@@ -162,7 +180,7 @@ def _units(traits: EngineTraits, layers: int) -> list[Part]:
     return [*(blocks if traits.multi_block_units else blocks[:1]), {"wrap": "root"}]
 
 
-def _meshes(traits: EngineTraits, world_size: int) -> list[Part]:
+def _meshes(traits: EngineTraits, world_size: int) -> list[PartialStrategy]:
     if "sharding" not in traits.settings:
         return [{}]
     copies = [count for count in range(2, world_size) if world_size % count == 0]
@@ -170,7 +188,7 @@ def _meshes(traits: EngineTraits, world_size: int) -> list[Part]:
     return [{}, {"sharding": "no_shard"}, *hybrid]
 
 
-def _motion(traits: EngineTraits, layers: int) -> list[Part]:
+def _motion(traits: EngineTraits, layers: int) -> list[PartialStrategy]:
     """Return when parameters are gathered or transferred, and where gradients are reduced."""
     if traits.residency == "streamed":
         return [
@@ -183,7 +201,9 @@ def _motion(traits: EngineTraits, layers: int) -> list[Part]:
         ]
     if "prefetch" not in traits.settings:
         return [{}]
-    resharding: list[Part] = [{"reshard_after_forward": value} for value in (True, False)]
+    resharding: list[PartialStrategy] = [
+        {"reshard_after_forward": value} for value in (True, False)
+    ]
     # between both: the half of the layers with which backward begins, unless they stay anyway
     last = [*range(layers // 2, layers)]
     if traits.unit_overrides and layers > 1 and len(last) > traits.last_unit_stays:
@@ -193,9 +213,11 @@ def _motion(traits: EngineTraits, layers: int) -> list[Part]:
     return [{}, *(a | b for a, b in product(resharding, ahead))]
 
 
-def _gradients(engine: EngineName, space: Space) -> list[Part]:
-    plain: list[Part] = [{"gradients": {"route": route}} for route in ("native", "exchange")]
-    narrow: list[Part] = [{"reduce_dtype": "bf16"}]
+def _gradients(engine: EngineName, space: Space) -> list[PartialStrategy]:
+    plain: list[PartialStrategy] = [
+        {"gradients": {"route": route}} for route in ("native", "exchange")
+    ]
+    narrow: list[PartialStrategy] = [{"reduce_dtype": "bf16"}]
     coded = [
         {"gradients": gradients.model_dump(mode="json")}
         for gradients in space.gradients
@@ -204,12 +226,12 @@ def _gradients(engine: EngineName, space: Space) -> list[Part]:
     return [*plain, *(narrow if "reduce_dtype" in ENGINES[engine].settings else []), *coded]
 
 
-def _weights(traits: EngineTraits, space: Space) -> list[Part]:
+def _weights(traits: EngineTraits, space: Space) -> list[PartialStrategy]:
     coded = space.weights if "weights" in traits.settings else ()
     return [{}, *({"weights": {"codec": codec.model_dump(mode="json")}} for codec in coded)]
 
 
-def _rare(traits: EngineTraits, space: Space) -> list[Part]:
+def _rare(traits: EngineTraits, space: Space) -> list[PartialStrategy]:
     """Return the synchronisations of replicas, whose gradients are not compressed, too."""
     rare = space.sync if "sync" in traits.settings else ()
     return [{"sync": sync.model_dump(mode="json")} for sync in rare]

@@ -55,7 +55,7 @@ class MessageKey(NamedTuple):
         return self._replace(rank=-1)
 
 
-class Content(NamedTuple):
+class PayloadContent(NamedTuple):
     """Parts of a payload of n elements."""
 
     elements: int
@@ -107,7 +107,7 @@ class Codec(ABC):
         """Return the bytes of the payload of n elements; the largest possible if `variable`."""
 
     @abstractmethod
-    def content(self, n: int, payload: Tensor) -> Content:
+    def content(self, n: int, payload: Tensor) -> PayloadContent:
         """Return the parts of `payload`, which encodes n elements."""
 
     @abstractmethod

@@ -21,7 +21,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from shardlab.codecs.base import Content, FusedCodec, MessageKey, key_words
+from shardlab.codecs.base import FusedCodec, MessageKey, PayloadContent, key_words
 from shardlab.kernels import native
 from shardlab.kernels.compiled import compiled_on_gpus, constant
 from shardlab.kernels.operators import kernel
@@ -77,8 +77,8 @@ class GroupedCodec(FusedCodec):
         rest = n % self.group
         return n // self.group * self.group * self.bits // 8 + -(-rest * self.bits // 8)
 
-    def content(self, n: int, payload: Tensor) -> Content:  # noqa: D102
-        return Content(n, 0, self.head_bytes * -(-n // self.group))
+    def content(self, n: int, payload: Tensor) -> PayloadContent:  # noqa: D102
+        return PayloadContent(n, 0, self.head_bytes * -(-n // self.group))
 
     def write(  # noqa: D102
         self,

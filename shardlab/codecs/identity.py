@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from shardlab.codecs.base import Codec, Content, MessageKey
+from shardlab.codecs.base import Codec, MessageKey, PayloadContent
 
 
 class Identity(Codec):
@@ -19,8 +19,8 @@ class Identity(Codec):
     def payload_bytes(self, n: int) -> int:  # noqa: D102
         return 4 * n
 
-    def content(self, n: int, payload: Tensor) -> Content:  # noqa: D102
-        return Content(n, 0, 0)
+    def content(self, n: int, payload: Tensor) -> PayloadContent:  # noqa: D102
+        return PayloadContent(n, 0, 0)
 
     def encode(
         self, vector: Tensor, key: MessageKey | None = None, out: Tensor | None = None

@@ -14,7 +14,7 @@ For k = 0 there are no bytes. Neither the host of a device nor a receiver has to
 """
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,8 +24,7 @@ from shardlab.kernels import native
 from shardlab.kernels.compiled import compiled_on_gpus
 from shardlab.kernels.operators import kernel
 from shardlab.kernels.workers import threads_for
-
-Coding = Literal["smaller", "elias_fano", "bitmap"]
+from shardlab.strategy.codec_options import Indices
 
 
 class Split(NamedTuple):
@@ -46,7 +45,7 @@ class Split(NamedTuple):
         return self.lower + self.upper
 
     @staticmethod
-    def of(n: int, k: int, coding: Coding) -> "Split":
+    def of(n: int, k: int, coding: Indices) -> "Split":
         """Return the sizes for 0 <= k <= n."""
         if not k:
             return Split(0, 0, 0, 0)
@@ -57,13 +56,13 @@ class Split(NamedTuple):
         return bitmap if coding == "bitmap" or shorter else split
 
 
-def most_bytes(n: int, k: int, coding: Coding) -> int:
+def most_bytes(n: int, k: int, coding: Indices) -> int:
     """Return a size that suffices for at most k of n positions."""
     # bits grow with k, but each of both streams is rounded up to a byte
     return Split.of(n, k, coding).size + 1
 
 
-def encode(positions: Tensor, n: int, coding: Coding, out: Tensor) -> None:
+def encode(positions: Tensor, n: int, coding: Indices, out: Tensor) -> None:
     """Write the positions.
 
     Args:
@@ -79,7 +78,7 @@ def encode(positions: Tensor, n: int, coding: Coding, out: Tensor) -> None:
         encode_reference(positions, list(split), out)
 
 
-def decode(coded: Sequence[Tensor], n: int, counts: Sequence[int], coding: Coding) -> list[Tensor]:
+def decode(coded: Sequence[Tensor], n: int, counts: Sequence[int], coding: Indices) -> list[Tensor]:
     """Return the positions, int32, in each of the given uint8 vectors.
 
     Raises:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shardlab.codecs.base import Content, FusedCodec, MessageKey, key_words
+from shardlab.codecs.base import FusedCodec, MessageKey, PayloadContent, key_words
 from shardlab.codecs.selection import keep, scatter_add, scatter_sum
 from shardlab.codecs.sparse import VALUE_CODECS, decoded_values
 from shardlab.kernels.compiled import compiled_on_gpus
@@ -43,9 +43,9 @@ class RandomK(FusedCodec):
     def payload_bytes(self, n: int) -> int:  # noqa: D102
         return self.values.payload_bytes(self._kept(n))
 
-    def content(self, n: int, payload: Tensor) -> Content:  # noqa: D102
+    def content(self, n: int, payload: Tensor) -> PayloadContent:  # noqa: D102
         k = self._kept(n)
-        return Content(k, 0, self.values.content(k, payload).metadata_bytes)
+        return PayloadContent(k, 0, self.values.content(k, payload).metadata_bytes)
 
     def write(  # noqa: D102
         self,

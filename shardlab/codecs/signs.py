@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from shardlab.codecs.base import Content, FusedCodec, MessageKey
+from shardlab.codecs.base import FusedCodec, MessageKey, PayloadContent
 from shardlab.codecs.grouped import GroupedCodec, pack, unpack
 from shardlab.codecs.scales import NOT_FINITE, head_bytes, read_scales, widened
 from shardlab.kernels import native
@@ -123,8 +123,8 @@ class Sign(FusedCodec):
     def payload_bytes(self, n: int) -> int:  # noqa: D102
         return _MAGNITUDE_BYTES + (n + 7) // 8
 
-    def content(self, n: int, payload: Tensor) -> Content:  # noqa: D102
-        return Content(n, 0, _MAGNITUDE_BYTES)
+    def content(self, n: int, payload: Tensor) -> PayloadContent:  # noqa: D102
+        return PayloadContent(n, 0, _MAGNITUDE_BYTES)
 
     def write(  # noqa: D102
         self,

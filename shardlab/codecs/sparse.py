@@ -9,10 +9,11 @@ from torch import Tensor
 
 from shardlab.codecs import positions as coding
 from shardlab.codecs import selection
-from shardlab.codecs.base import Codec, Content, FusedCodec, MessageKey
+from shardlab.codecs.base import Codec, FusedCodec, MessageKey, PayloadContent
 from shardlab.codecs.floats import BFloat16, Float16
 from shardlab.codecs.identity import Identity
 from shardlab.codecs.integers import Int4, Int8
+from shardlab.strategy.codec_options import Indices
 
 VALUE_CODECS: dict[str, Callable[[], Codec]] = {
     "fp32": Identity,
@@ -51,9 +52,9 @@ class Sparse(FusedCodec):
     """magnitude that an element must reach, as a bit pattern"""
     _count_bytes = 0
 
-    def __init__(self, values: str, indices: coding.Coding) -> None:
+    def __init__(self, values: str, indices: Indices) -> None:
         self.values = VALUE_CODECS[values]()
-        self.indices: coding.Coding = indices
+        self.indices: Indices = indices
         self.variable = self._count_bytes > 0
 
     @abstractmethod
@@ -68,12 +69,12 @@ class Sparse(FusedCodec):
             return size + coding.most_bytes(n, k, self.indices)
         return size + coding.Split.of(n, k, self.indices).size
 
-    def content(self, n: int, payload: Tensor) -> Content:  # noqa: D102
+    def content(self, n: int, payload: Tensor) -> PayloadContent:  # noqa: D102
         k = self._count(payload, n)
         size = self.values.payload_bytes(k)
         metadata = self.values.content(k, payload[self._count_bytes :][:size]).metadata_bytes
         index_bytes = payload.numel() - self._count_bytes - size
-        return Content(k, index_bytes, self._count_bytes + metadata)
+        return PayloadContent(k, index_bytes, self._count_bytes + metadata)
 
     def write(  # noqa: D102
         self,
@@ -177,7 +178,7 @@ class TopK(Sparse):
     name = "topk"
 
     def __init__(
-        self, density: float = 0.01, values: str = "fp32", indices: coding.Coding = "smaller"
+        self, density: float = 0.01, values: str = "fp32", indices: Indices = "smaller"
     ) -> None:
         super().__init__(values, indices)
         self.density = density
@@ -209,7 +210,7 @@ class Threshold(Sparse):
         threshold: float,
         cap: float = 0.05,
         values: str = "fp32",
-        indices: coding.Coding = "smaller",
+        indices: Indices = "smaller",
     ) -> None:
         super().__init__(values, indices)
         self.threshold = threshold

@@ -279,9 +279,9 @@ class CodecCollective(Collective):
     def _has_excluded(self, unit: Unit) -> bool:
         return any(block.name in self.route.excluded for block in unit.blocks)
 
-    def _parts(self, unit: Unit, chunks: int) -> list["_Part"]:
+    def _parts(self, unit: Unit, chunks: int) -> list["_MessageBlocks"]:
         """Return the excluded blocks and the others as separate messages."""
-        parts = [_Part(True, unit.name), _Part(False, unit.name)]
+        parts = [_MessageBlocks(True, unit.name), _MessageBlocks(False, unit.name)]
         start = 0
         for block, width in zip(unit.blocks, unit.chunk_sizes(chunks), strict=True):
             part = parts[0] if block.name in self.route.excluded else parts[1]
@@ -328,7 +328,7 @@ def _reduce_by(
         collective.all_reduce(vector, scale, unit)
 
 
-class _Part:
+class _MessageBlocks:
     """Blocks of a unit that are sent as one message.
 
     Args:

@@ -29,10 +29,10 @@ _UNUSED = (
     "of fully_shard (torch 2.13 or newer)"
 )
 
-_Method = TypeVar("_Method", bound=Callable[..., Any])
+_Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
-def labelled(method: _Method) -> _Method:
+def labelled(method: _Call) -> _Call:
     """Label the method in profiles with the name of its unit, the last argument.
 
     A backward pass inside of `torch.autocast` calls it, too, and products of codecs are in float32.
@@ -45,7 +45,7 @@ def labelled(method: _Method) -> _Method:
         with record_function(COMMUNICATION + unit.name), exact:
             return method(*args)
 
-    return cast(_Method, call)
+    return cast(_Call, call)
 
 
 class Collective(ABC):

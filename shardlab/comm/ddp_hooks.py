@@ -35,7 +35,7 @@ from shardlab.core.device import accelerator_of
 from shardlab.core.errors import UserError
 from shardlab.models.names import parameter_names
 
-_Future = torch.futures.Future[Tensor]
+_TensorFuture = torch.futures.Future[Tensor]
 
 
 def attach_ddp(model: DistributedDataParallel, collectives: Collectives) -> Callable[[], None]:
@@ -102,7 +102,7 @@ class _OwnBuffers:
         return _OwnBuffers, ()
 
 
-class _Message(NamedTuple):
+class _UnitMessage(NamedTuple):
     unit: Unit
     parameters: tuple[int, ...]
     """by `id`"""
@@ -113,7 +113,7 @@ class _Bucket(NamedTuple):
 
     parameters: frozenset[int]
     buffer: Tensor
-    averaged: _Future
+    averaged: _TensorFuture
 
 
 class _MessageResult(NamedTuple):
@@ -135,7 +135,7 @@ class _BucketHook:
         self._names = {key: known[0] for key, known in parameter_names(model.module).items()}
         self._order = {key: index for index, key in enumerate(_backwards(model.module))}
         self._limits = _limits(model)
-        self._messages: list[_Message] = []
+        self._messages: list[_UnitMessage] = []
         """known from the end of the first pass, which has seen every parameter"""
         self._parameters: list[Tensor] = []
         self._ready: dict[int, Tensor] = {}
@@ -154,7 +154,7 @@ class _BucketHook:
         """Average as DDP itself does, since torch cannot remove a hook."""
         self._collective = self._native
 
-    def average(self, state: object, bucket: dist.GradBucket) -> _Future:
+    def average(self, state: object, bucket: dist.GradBucket) -> _TensorFuture:
         """Start the average of a bucket that is ready; DDP calls it.
 
         Raises:
@@ -163,7 +163,7 @@ class _BucketHook:
         """
         self._check_join()
         if isinstance(self._collective, WarmUp) and self._collective.is_over():
-            ended: _Future = (
+            ended: _TensorFuture = (
                 self._accelerator.future() if self._accelerator else (torch.futures.Future())
             )
             ended.set_result(bucket.buffer())
@@ -201,7 +201,7 @@ class _BucketHook:
             self._stream.wait_event(launched)
             yield
 
-    def _receive(self, bucket: dist.GradBucket) -> _Future:
+    def _receive(self, bucket: dist.GradBucket) -> _TensorFuture:
         """Note the gradients of a bucket, and send what messages are complete."""
         if bucket.index() == 0:
             # a new pass; the last one may have failed and left gradients behind
@@ -221,12 +221,12 @@ class _BucketHook:
         self._send()
         return averaged
 
-    def _order_messages(self) -> list[_Message]:
+    def _order_messages(self) -> list[_UnitMessage]:
         backwards = sorted(self._parameters, key=lambda p: self._order[id(p)])
         buckets = torch_private.assign_buckets(backwards, self._limits)
         messages = [[backwards[index] for index in bucket] for bucket in buckets]
         return [
-            _Message(
+            _UnitMessage(
                 Unit(f"bucket{number}", _parameter_blocks(parameters, self._names)),
                 tuple(map(id, parameters)),
             )

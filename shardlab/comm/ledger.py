@@ -18,7 +18,7 @@ from shardlab.comm.transport import Traffic
 from shardlab.core.device import Moment, now, seconds_between
 
 MessageKind = Literal["gradients", "weights"]
-Times = Literal["encode_s", "decode_s", "extra_collective_s"]
+TimeName = Literal["encode_s", "decode_s", "extra_collective_s"]
 
 _UNREAD = 1024
 """additions on a GPU that are kept, as times as pairs of events"""
@@ -107,7 +107,7 @@ class Account:
         self.bytes_wire += nbytes
         self.bytes_between_nodes += share * nbytes
 
-    def add_time(self, what: Times, begin: Moment, device: torch.device, sign: int = 1) -> None:
+    def add_time(self, what: TimeName, begin: Moment, device: torch.device, sign: int = 1) -> None:
         """Add the time since `begin`, on a GPU that of the current stream's work."""
         if isinstance(begin, float):
             setattr(self, what, getattr(self, what) + sign * (perf_counter() - begin))

@@ -39,7 +39,7 @@ _TAG = 0x51AB
 _Future = torch.futures.Future[object]
 
 
-class Operation(NamedTuple):
+class IssuedOperation(NamedTuple):
     """Operation that was issued."""
 
     device: torch.device
@@ -125,7 +125,7 @@ class Traffic:
 
     def begin(
         self, nbytes: float, device: torch.device, group: dist.ProcessGroup
-    ) -> Operation | None:
+    ) -> IssuedOperation | None:
         """Note the start of an operation; None if it has no bytes.
 
         Args:
@@ -144,9 +144,11 @@ class Traffic:
                 self._under_way += 1
         link = self.throttle
         carried = link.carry(nbytes) if link is not None and link.connects(group) else None
-        return Operation(device, carried, begin)
+        return IssuedOperation(device, carried, begin)
 
-    def end(self, operation: Operation | None, failed: bool = False, late: bool = False) -> None:
+    def end(
+        self, operation: IssuedOperation | None, failed: bool = False, late: bool = False
+    ) -> None:
         """Note the end of an operation, when the emulated link has carried its bytes.
 
         Args:
@@ -211,13 +213,13 @@ class Traffic:
         """Thread that waits for the link: gloo's own threads are needed for other operations."""
         return Background("link")
 
-    def _end_late(self, operation: Operation, done: _Future, later: _Future) -> None:
+    def _end_late(self, operation: IssuedOperation, done: _Future, later: _Future) -> None:
         try:
             later.set_result(self._ended(operation, done))
         except RuntimeError as error:
             later.set_exception(error)
 
-    def _ended(self, operation: Operation | None, done: _Future) -> object:
+    def _ended(self, operation: IssuedOperation | None, done: _Future) -> object:
         self.end(operation)
         return done.value()
 

@@ -14,7 +14,7 @@ from shardlab.core.files import atomic
 _LINE = b'{"id": %b, "title": %b, "text": %b}'
 
 
-class Document(NamedTuple):
+class CorpusDocument(NamedTuple):
     """One document of a corpus."""
 
     id: str
@@ -39,7 +39,7 @@ class Document(NamedTuple):
         return title + bool(title) + len(self.text.encode())
 
 
-def write_corpus(path: Path, documents: Iterable[Document]) -> dict[str, int]:
+def write_corpus(path: Path, documents: Iterable[CorpusDocument]) -> dict[str, int]:
     """Write all documents, or leave `path` as it is.
 
     Returns:
@@ -57,7 +57,7 @@ def write_corpus(path: Path, documents: Iterable[Document]) -> dict[str, int]:
     return {"documents": count, "bytes": size}
 
 
-def read_corpus(path: Path, start: int = 0, stop: int | None = None) -> Iterator[Document]:
+def read_corpus(path: Path, start: int = 0, stop: int | None = None) -> Iterator[CorpusDocument]:
     """Yield the documents whose lines begin between bytes `start` and `stop`, in constant memory.
 
     Raises:
@@ -67,19 +67,19 @@ def read_corpus(path: Path, start: int = 0, stop: int | None = None) -> Iterator
         raise UserError(f"{path}: there is none; make it: shardlab prepare")
     with path.open("rb") as file:
         if file.readline() != b"[\n":
-            raise _damaged(path, 0, "it does not begin as stages.prepare writes it")
+            raise _damaged(path, 0, "it does not begin as shardlab prepare writes it")
         if start > file.tell():
             file.seek(start - 1)  # a line that begins at `start` follows a line end
             file.readline()
         try:
-            for record in ijson.items(_Array(file, stop), "item"):
-                yield Document(**record)
+            for record in ijson.items(_JsonArray(file, stop), "item"):
+                yield CorpusDocument(**record)
         except (ijson.JSONError, UnicodeDecodeError, TypeError):
             reason = "what is before it is no array of documents"
             raise _damaged(path, file.tell(), reason) from None
 
 
-class _Array:
+class _JsonArray:
     """Lines of the file from where it stands up to the byte `stop`, as an array for ijson."""
 
     def __init__(self, file: BinaryIO, stop: int | None) -> None:

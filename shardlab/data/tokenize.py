@@ -13,7 +13,7 @@ import numpy as np
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic, sha256_of_file, sha256_of_value, write_text
 from shardlab.core.progress import say, track
-from shardlab.data.corpus_file import Document, read_corpus
+from shardlab.data.corpus_file import CorpusDocument, read_corpus
 from shardlab.data.settings import Tokenize
 from shardlab.data.tokenizer import (
     TextTokenizer,
@@ -184,9 +184,9 @@ def _write(job: TokenizeJob, piece: CorpusPiece, path: Path) -> Shard:
     )
 
 
-def _batches(job: TokenizeJob, piece: CorpusPiece) -> Iterator[list[Document]]:
+def _batches(job: TokenizeJob, piece: CorpusPiece) -> Iterator[list[CorpusDocument]]:
     """Yield the documents of a piece, some at a time."""
-    batch: list[Document] = []
+    batch: list[CorpusDocument] = []
     size = 0
     for document in read_corpus(job.corpus, piece.start, piece.stop):
         if is_validation(document.split_key, job.validation_share) == piece.validation:
@@ -199,7 +199,9 @@ def _batches(job: TokenizeJob, piece: CorpusPiece) -> Iterator[list[Document]]:
         yield batch
 
 
-def _ids(tokenizer: TextTokenizer, batch: list[Document], encoded: list[list[int]]) -> list[int]:
+def _ids(
+    tokenizer: TextTokenizer, batch: list[CorpusDocument], encoded: list[list[int]]
+) -> list[int]:
     """Return the tokens of documents, with the end token after each; where the tokenizer itself
     puts it before or after a text, there is no second one."""
     end = tokenizer.end_of_text_id

@@ -32,18 +32,18 @@ Fill = Callable[[nn.Module], None]
 """loads the weights of a module's parameters, on the device that computes"""
 
 
-_Finite = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Optimization(Document):
     """AdamW (Loshchilov and Hutter 2019) with clipped gradients, by default as language models are
     commonly trained."""
 
-    weight_decay: _Finite = 0.1
+    weight_decay: _NonNegative = 0.1
     clip: float | None = Field(1.0, gt=0)
     """largest global gradient norm, or None"""
     betas: Betas = (0.9, 0.95)
-    eps: _Finite = 1e-8
+    eps: _NonNegative = 1e-8
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from shardlab.core.device import accelerator_of
 from shardlab.core.errors import UserError
 from shardlab.engines.base import Engine, EngineSetup, Fill, Optimization
 from shardlab.models.units import prepare, uses_fp16
-from shardlab.models.weights import Weights
+from shardlab.models.weights import WeightSource
 from shardlab.strategy.document import CanonicalStrategy, Strategy
 from shardlab.strategy.validation import check_fits
 
@@ -24,7 +24,7 @@ def build_engine(
     optimization: Optimization,
     group: dist.ProcessGroup,
     seed: int = 0,
-    weights: Weights | None = None,
+    weights: WeightSource | None = None,
     device: torch.device = _CPU,
     throttle: LinkThrottle | None = None,
 ) -> Engine:
@@ -73,7 +73,7 @@ def _check_device(strategy: CanonicalStrategy, device: torch.device) -> None:
         )
 
 
-def _filling(model: nn.Module, weights: Weights | None, device: torch.device) -> Fill:
+def _filling(model: nn.Module, weights: WeightSource | None, device: torch.device) -> Fill:
     # wrapping changes the names
     names = {module: name for name, module in model.named_modules()}
 

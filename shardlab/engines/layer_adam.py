@@ -14,7 +14,7 @@ from shardlab.core.torch_private import local_shape_and_offset
 from shardlab.kernels.adam import MOMENT_DTYPES, PARAMETER_DTYPES, Hyper, adam_
 from shardlab.kernels.workers import Workers
 
-Group = dict[str, Any]
+ParamGroup = dict[str, Any]
 """an entry of `Optimizer.param_groups`"""
 
 _WORTH_THREADS = 1 << 15
@@ -270,7 +270,7 @@ def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _check_settings(group: Group) -> None:
+def _check_settings(group: ParamGroup) -> None:
     """Refuse a group whose settings are out of range, or none of a group."""
     if group.get("amsgrad"):  # of a group, or of a state of torch
         raise UserError("LayerAdam: amsgrad is not computed here: use torch.optim.AdamW for it")
@@ -302,7 +302,7 @@ def _check_parameter(parameter: Tensor) -> None:
 
 
 def _check_state(
-    state_dict: dict[str, Any], groups: Sequence[Group], moments: Iterable[str]
+    state_dict: dict[str, Any], groups: Sequence[ParamGroup], moments: Iterable[str]
 ) -> None:
     """Refuse the state of another kind of optimizer, or of other groups or parameters."""
     saved = state_dict["param_groups"]

@@ -33,7 +33,7 @@ from shardlab.kernels.adam import Hyper
 from shardlab.models.streamed_layout import kept_gradients, window_slots
 from shardlab.models.units import UnitPlan, dtype_of, owned_parameters, plan_units, uses_fp16
 
-Result = TypeVar("Result")
+_T = TypeVar("_T")
 
 _STATES = ("parameter", *KINDS)
 
@@ -152,7 +152,7 @@ class SlideEngine(Engine):
             self._begin(learning_rate)
         self._schedule.first, self._schedule.last = number == 0, number == count - 1
 
-    def compute(self, call: Callable[[], Result]) -> Result:
+    def compute(self, call: Callable[[], _T]) -> _T:
         """Run forward and backward of one micro-batch by a call; off-load its gradients.
 
         A call that fails before its backward pass has changed nothing and may be made again, but

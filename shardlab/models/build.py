@@ -20,7 +20,7 @@ from shardlab.core.errors import UserError
 from shardlab.models.checkpoint_weights import CheckpointWeights
 from shardlab.models.random_weights import RandomWeights
 from shardlab.models.settings import Model, Shape
-from shardlab.models.weights import Weights
+from shardlab.models.weights import WeightSource
 
 
 def shape_config(shape: Shape, vocabulary: int, positions: int, end_of_text: int) -> GPT2Config:
@@ -57,7 +57,7 @@ class BuiltModel(NamedTuple):
 
     module: PreTrainedModel
     """on the meta device"""
-    weights: Weights
+    weights: WeightSource
     """initial weights, the same on every rank"""
 
     @property

@@ -23,7 +23,7 @@ from transformers.utils.hub import cached_file
 
 from shardlab.core.errors import UserError
 from shardlab.models.random_weights import RandomWeights
-from shardlab.models.weights import Weights
+from shardlab.models.weights import WeightSource
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _SCALE = re.compile(r"scale|scb$|absmax|quant|qzeros|zero_point", re.IGNORECASE)
@@ -44,7 +44,7 @@ class _Stored(NamedTuple):
     """names in the checkpoint, by the pattern of the converter that they match"""
 
 
-class CheckpointWeights(Weights):
+class CheckpointWeights(WeightSource):
     """Weights from the safetensors files of a folder, or of a name on the Hugging Face hub.
 
     Names and shapes are fitted to the model by the rules of its family, as `from_pretrained` does

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from shardlab.core.errors import UserError
-from shardlab.models.weights import Weights
+from shardlab.models.weights import WeightSource
 
 
-class RandomWeights(Weights):
+class RandomWeights(WeightSource):
     """Random weights as the family of the model draws them, by its `_init_weights` (transformers).
 
     The direct tensors of a module are drawn separately, from a random stream seeded by (seed, name

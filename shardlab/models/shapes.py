@@ -10,11 +10,17 @@ from typing import Any, NamedTuple
 
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
+from shardlab.data.settings import Tokenize
 from shardlab.models.block_shape import BlockShape
 from shardlab.models.memory import Sizes, UnitShape
 from shardlab.models.settings import GPT2_VOCABULARY, PRESETS, StepSize
 from shardlab.results.result import UnitSize
 from shardlab.strategy.document import CanonicalStrategy
+
+
+def vocabulary_of(options: Tokenize) -> int | None:
+    """Return the size of the vocabulary; None where a file of a tokenizer says it."""
+    return GPT2_VOCABULARY if options.tokenizer == "gpt2" else options.vocabulary
 
 
 def gpt2_config(layers: int, width: int, heads: int, **others: Any) -> dict[str, Any]:
@@ -156,11 +162,11 @@ def decoder_of(config: Mapping[str, Any], where: str) -> Decoder | None:
     return make[kind](config, size)
 
 
-Size = Callable[..., int]
+SizeOf = Callable[..., int]
 """value of a key, or its default"""
 
 
-def _gpt2(config: Mapping[str, Any], size: Size) -> Decoder:
+def _gpt2(config: Mapping[str, Any], size: SizeOf) -> Decoder:
     width, vocabulary = size("n_embd"), size("vocab_size")
     inner, tied = size("n_inner", 4 * width), config.get("tie_word_embeddings", True)
     attention = *_linear(width, 3 * width), *_linear(width, width)
@@ -176,7 +182,7 @@ def _gpt2(config: Mapping[str, Any], size: Size) -> Decoder:
     )
 
 
-def _llama(config: Mapping[str, Any], size: Size) -> Decoder:
+def _llama(config: Mapping[str, Any], size: SizeOf) -> Decoder:
     kind, width, heads = config["model_type"], size("hidden_size"), size("num_attention_heads")
     inner, vocabulary = size("intermediate_size"), size("vocab_size")
     head = size("head_dim", 128 if kind == "qwen3" else max(width // heads, 1))
@@ -209,7 +215,7 @@ def _linear(inputs: int, outputs: int, bias: bool = True) -> list[int]:
     return [inputs * outputs, outputs] if bias else [inputs * outputs]
 
 
-def _window(config: Mapping[str, Any], size: Size, layer: int) -> int | None:
+def _window(config: Mapping[str, Any], size: SizeOf, layer: int) -> int | None:
     """Return how many tokens a query sees, by the defaults of each type; None: all."""
     kind, types = config["model_type"], config.get("layer_types")
     if kind == "llama" or config.get("sliding_window", 0) is None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # engines of scripts that do without it name this contract
     from transformers import PreTrainedModel
 
 
-class Weights(ABC):
+class WeightSource(ABC):
     """Source of the initial value of every parameter and buffer of one model.
 
     Laws:

@@ -100,7 +100,7 @@ SIZES = [1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22]
 """bytes of the whole vector"""
 _REPETITIONS = 12
 
-Rows = dict[str, list[dict[str, Any]]]
+RowsByField = dict[str, list[dict[str, Any]]]
 """rows of a calibration, by its field"""
 
 
@@ -132,7 +132,7 @@ def calibrate(
         RunFailed: a rank failed.
     """
     meter = CpuMeter()  # the ranks are children of this process
-    rows: Rows = {}
+    rows: RowsByField = {}
     for ranks in world_sizes:
         with temporary("shardlab-calibration") as folder:
             path = Path(folder, "rows.json")

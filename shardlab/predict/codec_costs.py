@@ -35,7 +35,7 @@ ELEMENTS = [1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20]
 _VECTORS = [4 * n for n in ELEMENTS]
 """elements of the float32 vectors that memory operations move"""
 
-Name = TypeVar("Name", bound=str)
+_K = TypeVar("_K", bound=str)
 
 
 def codecs_of(strategies: Iterable[Strategy], space: Space) -> list[tuple[str, bool]]:
@@ -148,10 +148,10 @@ def memory_times(
 
 
 def interleave(
-    calls: Mapping[Name, Callable[[], object]], repetitions: int, group: dist.ProcessGroup
-) -> dict[Name, list[float]]:
+    calls: Mapping[_K, Callable[[], object]], repetitions: int, group: dist.ProcessGroup
+) -> dict[_K, list[float]]:
     """Return the seconds of this rank in each repetition, after one that allocates and connects."""
-    times: dict[Name, list[float]] = {name: [] for name in calls}
+    times: dict[_K, list[float]] = {name: [] for name in calls}
     for number in range(repetitions + 1):
         order = list(calls)
         random.Random(number).shuffle(order)  # the same order on all ranks: collectives match

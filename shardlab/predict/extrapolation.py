@@ -10,7 +10,7 @@ from shardlab.predict.clusters import preset
 from shardlab.predict.costs import MeasuredCosts, OnCluster
 from shardlab.predict.machine import CodecLines
 from shardlab.predict.model import Case, PerformanceModel, case_of
-from shardlab.predict.step import Work, step_seconds
+from shardlab.predict.step import StepWork, step_seconds
 from shardlab.results.timing_result import TimingResult
 from shardlab.strategy.codec_table import codec_text
 from shardlab.strategy.document import CanonicalStrategy, parse_strategy
@@ -91,7 +91,7 @@ def _most_ranks(strategy: CanonicalStrategy) -> float:
     return min(codec.most_ranks or math.inf for codec in codecs)
 
 
-def with_own_cores(case: Case, model: PerformanceModel) -> Work:
+def with_own_cores(case: Case, model: PerformanceModel) -> StepWork:
     """Return the work of a step whose ranks have cores of their own."""
     compute = model.compute[min(model.compute)]
     return model.work(*case)._replace(compute=compute, wait_s=0.0)

@@ -17,7 +17,7 @@ from shardlab.core.errors import UserError
 from shardlab.predict.coding import codings, outer_coding
 from shardlab.predict.costs import Costs, MeasuredCosts
 from shardlab.predict.machine import Line, Machine
-from shardlab.predict.step import OUTER_COPIES, Compute, Work, step_seconds, unsupported
+from shardlab.predict.step import OUTER_COPIES, Compute, StepWork, step_seconds, unsupported
 from shardlab.results.calibration_record import UPDATE_BYTES, memory_operations
 from shardlab.results.result import LinkEmulation, UnitSize
 from shardlab.results.timing_result import NO_COMMUNICATION, TimingResult
@@ -133,13 +133,13 @@ class PerformanceModel(NamedTuple):
 
     def work(
         self, strategy: CanonicalStrategy, units: Sequence[UnitSize], workload: Workload
-    ) -> Work:
+    ) -> StepWork:
         """Return the work of one step of a strategy that has no obstacle."""
         gradients, weights = codings(strategy, self.machine)
         update_s = 0.0
         if strategy.traits.residency == "streamed":
             update_s = self.machine.memory["update"].at(UPDATE_BYTES * workload.parameters)
-        return Work(
+        return StepWork(
             strategy,
             tuple(unit.elements for unit in units),
             strategy.accumulation or workload.accumulation,

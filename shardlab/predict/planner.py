@@ -18,7 +18,7 @@ from shardlab.predict.costs import OnCluster
 from shardlab.predict.devices import Device, Efficiency, between_rate
 from shardlab.predict.machine import CodecKey, CodecLines, Line, Machine
 from shardlab.predict.offers import NamedStrategy, candidates
-from shardlab.predict.step import OUTER_COPIES, Compute, Work, step_seconds
+from shardlab.predict.step import OUTER_COPIES, Compute, StepWork, step_seconds
 from shardlab.results.calibration_record import UPDATE_BYTES
 from shardlab.results.result import UnitSize
 from shardlab.strategy.codec_options import CodecSpec
@@ -285,7 +285,7 @@ def _work(
     strategy: CanonicalStrategy,
     share: float | None = None,
     codec_share: float | None = None,
-) -> Work:
+) -> StepWork:
     """Return the work of a step; without shares that of the middle of their ranges."""
     strategy = strategy.after_warmup()
     share = share or _middle((job.efficiency.low, job.efficiency.high))
@@ -296,7 +296,7 @@ def _work(
     streamed = strategy.traits.residency == "streamed"
     gradients, weights = codings(strategy, machine)
     copied = 2 * DTYPE_BYTES["fp32"] / job.device.bandwidth
-    return Work(
+    return StepWork(
         strategy,
         tuple(unit.elements for unit in job.shapes.units(strategy)),
         strategy.accumulation or 1,

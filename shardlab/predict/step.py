@@ -48,7 +48,7 @@ class Compute(NamedTuple):
         return Compute(*(factor * seconds for seconds in self))
 
 
-class Work(NamedTuple):
+class StepWork(NamedTuple):
     """Everything that a step has to compute, communicate and update."""
 
     strategy: CanonicalStrategy
@@ -125,7 +125,7 @@ def unsupported(strategy: CanonicalStrategy) -> str | None:
     return None
 
 
-def step_seconds(work: Work, costs: Costs) -> float:
+def step_seconds(work: StepWork, costs: Costs) -> float:
     """Return the seconds of one step in steady state; with rare exchanges the mean of a round."""
     sections = _SECTIONS[work.strategy.traits.residency](work, costs)
     wait = work.wait_s * costs.ranks_per_core
@@ -138,7 +138,7 @@ def step_seconds(work: Work, costs: Costs) -> float:
 
 
 def _exchange_seconds(
-    work: Work, coding: Coding, costs: Costs, step: Phase, step_s: float
+    work: StepWork, coding: Coding, costs: Costs, step: Phase, step_s: float
 ) -> float:
     """Return what the exchanges of all fragments add to a step, on average.
 
@@ -193,7 +193,7 @@ def _lane_seconds(lane: Phases, rank: Rank, wait: float) -> float:
     return seconds
 
 
-def _replicated(work: Work, costs: Costs) -> Sections:
+def _replicated(work: StepWork, costs: Costs) -> Sections:
     """Return the step of ddp: buckets are reduced concurrently with backward, except for the last
     one; a codec runs on the training thread. Copies that train alone reduce nothing."""
     if work.outer is not None:
@@ -210,7 +210,7 @@ def _replicated(work: Work, costs: Costs) -> Sections:
     return [[(*computed, *backward, *concurrent)], end]
 
 
-def _sharded(work: Work, costs: Costs) -> Sections:
+def _sharded(work: StepWork, costs: Costs) -> Sections:
     """Return the step of fsdp1, fsdp2 or manual: units are gathered for use; their gradients are
     reduce-scattered among the ranks of a copy of the model, then averaged over the copies."""
     strategy, traits, units = work.strategy, work.strategy.traits, range(1, len(work.units))
@@ -267,7 +267,7 @@ def _sharded(work: Work, costs: Costs) -> Sections:
 
 
 def _passes(
-    work: Work,
+    work: StepWork,
     arrivals: Sequence[Phases],
     again: Sequence[Phases],
     reductions: Sequence[Phases],
@@ -298,7 +298,7 @@ def _passes(
     return [[first], forward, [(*root, *first_again)], backward, [end]]
 
 
-def _streamed(work: Work, costs: Costs) -> Sections:
+def _streamed(work: StepWork, costs: Costs) -> Sections:
     """Return the step of slide, whose units slide through a window; gradients are summed in host
     memory.
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from shardlab.core.errors import UserError
 from shardlab.profiling.intervals import merge, times_of
 from shardlab.profiling.labels import BACKWARD, FORWARD, LINK, unit_of
-from shardlab.profiling.trace_file import Event, load_trace, refusing
+from shardlab.profiling.trace_file import TraceEvent, load_trace, refusing
 
 EventTable = NDArray[np.void]
 """of dtype EVENT"""
@@ -194,7 +194,7 @@ def read_events(path: str | Path) -> Events:
         alone = int(job.get("rank", -1))  # -1: of a group that was not initialized
         numbered, alone = bool(of_process) or alone >= 0, max(alone, 0)
 
-        def rank_of(event: Event) -> Any:
+        def rank_of(event: TraceEvent) -> Any:
             return of_process.get(event.get("pid", -1)) if of_process else alone
 
         process = "" if of_process else f"{header.get('host_name')} {_process(path, events)}"
@@ -241,7 +241,7 @@ def list_unread(unread: Mapping[str, int]) -> str:
     return f"{sum(unread.values())} timed events of unknown categories or times ({names})"
 
 
-def _unread(events: Iterable[Event]) -> dict[str, int]:
+def _unread(events: Iterable[TraceEvent]) -> dict[str, int]:
     unread: Counter[str] = Counter()
     for event in events:
         name = str(event.get("cat", "none"))
@@ -254,13 +254,13 @@ def _unread(events: Iterable[Event]) -> dict[str, int]:
     return dict(unread)
 
 
-def _lost_time(event: Event) -> bool:
+def _lost_time(event: TraceEvent) -> bool:
     """Return whether the profiler wrote 0 for both start and duration, as it does of late events
     that it could not place."""
     return event["ph"] == "X" and float(event["ts"]) == float(event["dur"]) == 0
 
 
-def _process(path: str | Path, events: Iterable[Event]) -> str:
+def _process(path: str | Path, events: Iterable[TraceEvent]) -> str:
     """Return the number of the process that ran the operators; refuse the ranks of a job in one
     file that another tool has written.
 
@@ -291,7 +291,7 @@ def _refuse_joined_traces(path: str | Path, table: EventTable) -> None:
 
 
 def _rows(
-    events: Iterable[Event], rank_of: Callable[[Event], Any], first: float
+    events: Iterable[TraceEvent], rank_of: Callable[[TraceEvent], Any], first: float
 ) -> Iterator[tuple[Any, ...]]:
     for event in events:
         category = _CATEGORIES.get(str(event.get("cat", "")).lower())
@@ -322,7 +322,7 @@ def _group(args: Mapping[str, Any]) -> Group:
 
 
 def _threads(
-    events: Iterable[Event], rank_of: Callable[[Event], Any]
+    events: Iterable[TraceEvent], rank_of: Callable[[TraceEvent], Any]
 ) -> Iterator[tuple[tuple[Any, str], str]]:
     for event in events:
         if event["ph"] == "M" and event["name"] == "thread_name":

@@ -55,7 +55,7 @@ def break_down(paths: Sequence[str | Path]) -> JobBreakdown:
     return JobBreakdown(steps, [f"{_names(of, ranks)}: {note}" for note, of in notes.items()])
 
 
-class _Part(NamedTuple):
+class _RankTrace(NamedTuple):
     """Trace of a rank in a file."""
 
     number: int
@@ -91,9 +91,9 @@ def _world_size(files: Mapping[Path, Events]) -> int:
     return max(sizes, default=0)
 
 
-def _parts(files: Mapping[Path, Events]) -> list[_Part]:
+def _parts(files: Mapping[Path, Events]) -> list[_RankTrace]:
     """Return the traces by rank; of a rank, those that say so first, each in order of time."""
-    parts: list[_Part] = []
+    parts: list[_RankTrace] = []
     for path, events in files.items():
         with refusing(path):
             for number, table in groups(events.table, events.table["rank"].tolist()).items():
@@ -101,13 +101,13 @@ def _parts(files: Mapping[Path, Events]) -> list[_Part]:
                 start, end = zero + table["start"].min(), zero + table["end"].max()
                 names = frozenset(table["name"][table["role"] == "step"])
                 identity = number, events.numbered, events.process
-                parts.append(_Part(*identity, start, end, table, names, path))
+                parts.append(_RankTrace(*identity, start, end, table, names, path))
     return sorted(parts, key=lambda part: (part.number, not part.numbered, part.start_us))
 
 
-def _distinct(parts: Sequence[_Part]) -> list[_Part]:
+def _distinct(parts: Sequence[_RankTrace]) -> list[_RankTrace]:
     """Return the first of the traces with the same events, which names the others."""
-    distinct: list[_Part] = []
+    distinct: list[_RankTrace] = []
     for part in parts:
         for place, other in enumerate(distinct):
             at_once = (part.number, part.start_us) == (other.number, other.start_us)
@@ -119,7 +119,7 @@ def _distinct(parts: Sequence[_Part]) -> list[_Part]:
     return distinct
 
 
-def _placed(parts: Sequence[_Part], named: Collection[Path]) -> list[_Part]:
+def _placed(parts: Sequence[_RankTrace], named: Collection[Path]) -> list[_RankTrace]:
     """Give each trace its rank and its cycle.
 
     What the process of a rank traced later is another cycle of it. Any other trace is that of
@@ -129,9 +129,9 @@ def _placed(parts: Sequence[_Part], named: Collection[Path]) -> list[_Part]:
         named: paths of the user, who means them.
     """
     numbers = {part.number for part in parts}
-    placed: list[_Part] = []
+    placed: list[_RankTrace] = []
     for number, of_number in groupby(parts, key=lambda part: part.number):
-        last: dict[int, _Part] = {}
+        last: dict[int, _RankTrace] = {}
         for part in of_number:
             rank = next((rank for rank, before in last.items() if _continues(part, before)), None)
             if rank is None and last:
@@ -147,14 +147,14 @@ def _placed(parts: Sequence[_Part], named: Collection[Path]) -> list[_Part]:
     return placed
 
 
-def _continues(part: _Part, before: _Part) -> bool:
+def _continues(part: _RankTrace, before: _RankTrace) -> bool:
     """Return whether a rank traced `part` after `before`: steps without labels may be equal ones,
     so that then the trace must say its rank."""
     later = part.process == before.process and part.start_us >= before.end_us
     return later and not part.steps & before.steps and bool(part.steps or part.numbered)
 
 
-def _refuse_second(part: _Part, first: _Part, named: Collection[Path]) -> None:
+def _refuse_second(part: _RankTrace, first: _RankTrace, named: Collection[Path]) -> None:
     """Refuse a second trace of a rank unless it may be that of another one."""
     if part.numbered:
         raise UserError(
@@ -170,7 +170,7 @@ def _refuse_second(part: _Part, first: _Part, named: Collection[Path]) -> None:
 
 
 def _of_cycle(
-    parts: Sequence[_Part],
+    parts: Sequence[_RankTrace],
     files: Mapping[Path, Events],
     size: int,
     notes: dict[str, list[int]],

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic
-from shardlab.profiling.trace_file import Event, load_trace, write_trace
+from shardlab.profiling.trace_file import TraceEvent, load_trace, write_trace
 
 _FLOWS = ("s", "t", "f")
 
@@ -54,7 +54,7 @@ def merge_traces(paths: Sequence[str | Path], output: str | Path) -> None:
 
 def _events(
     paths: Sequence[str | Path], bases: Sequence[int], processes: Sequence[dict[int, int]]
-) -> Iterator[Event]:
+) -> Iterator[TraceEvent]:
     for rank, (path, base, pids) in enumerate(zip(paths, bases, processes, strict=True)):
         later = (base - min(bases)) / 1000
         for event in load_trace(path).events:
@@ -62,7 +62,9 @@ def _events(
                 yield _moved(event, rank, len(paths), pids, later)
 
 
-def _moved(event: Event, rank: int, ranks: int, pids: dict[int, int], later: float) -> Event:
+def _moved(
+    event: TraceEvent, rank: int, ranks: int, pids: dict[int, int], later: float
+) -> TraceEvent:
     """Return `event` with its process renumbered and its time shifted by `later` us."""
     event["pid"] = pids[event["pid"]]
     if "ts" in event:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from shardlab.core.errors import UserError
 
-Event = dict[str, Any]
+TraceEvent = dict[str, Any]
 _GZIP = b"\x1f\x8b"
 _HEAD, _EVENTS = 1 << 20, re.compile(rb'"(traceEvents|deviceProperties|ph)"\s*:')
 """bytes in which one of these keys shows that a file is a trace"""
@@ -27,7 +27,7 @@ class TraceFile(NamedTuple):
 
     header: dict[str, Any]
     """top-level values except the events"""
-    events: list[Event]
+    events: list[TraceEvent]
     """in the order of the file"""
 
 
@@ -66,7 +66,7 @@ def is_trace(path: Path) -> bool:
         return True  # reading all of it says what is wrong
 
 
-def write_trace(path: Path, header: Mapping[str, Any], events: Iterable[Event]) -> None:
+def write_trace(path: Path, header: Mapping[str, Any], events: Iterable[TraceEvent]) -> None:
     """Write one compressed JSON object: the header first, then one line per event; null for what is
     no finite number, which JSON has no word for."""
     encoder = json.JSONEncoder(separators=(",", ":"), allow_nan=False)

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from shardlab.core.document import Document
 
-Group = Annotated[int, Field(ge=8, le=4096, multiple_of=8)]
+GroupSize = Annotated[int, Field(ge=8, le=4096, multiple_of=8)]
 Density = Annotated[float, Field(gt=0, le=1)]
 Rounding = Literal["nearest", "stochastic"]
 Values = Literal["fp32", "fp16", "bf16", "int8", "int4"]
@@ -94,7 +94,7 @@ class Fp8Spec(CodecSpec):
     name: Literal["fp8"] = "fp8"
     format: Literal["e4m3", "e5m2"] = "e4m3"
     """bits of exponent and mantissa"""
-    group: Group = 128
+    group: GroupSize = 128
     """elements that share one scale"""
 
 
@@ -105,7 +105,7 @@ class Int8Spec(CodecSpec):
     examples = ("int8:group=8", "int8:group=128", "int8:rounding=stochastic")
 
     name: Literal["int8"] = "int8"
-    group: Group = 128
+    group: GroupSize = 128
     """elements that share one scale"""
     rounding: Rounding = "nearest"
     """nearest, or stochastic, which is unbiased"""
@@ -118,7 +118,7 @@ class Int4Spec(CodecSpec):
     examples = ("int4:group=8", "int4:group=128", "int4:rounding=stochastic", "int4:levels=nf4")
 
     name: Literal["int4"] = "int4"
-    group: Group = 128
+    group: GroupSize = 128
     """elements that share one scale"""
     rounding: Rounding = "nearest"
     """nearest, or stochastic, which is unbiased"""
@@ -139,7 +139,7 @@ class Dynamic8Spec(CodecSpec):
     examples = ("dynamic8",)
 
     name: Literal["dynamic8"] = "dynamic8"
-    group: Group = 256
+    group: GroupSize = 256
     """elements that share one scale"""
 
 
@@ -152,7 +152,7 @@ class QsgdSpec(CodecSpec):
     name: Literal["qsgd"] = "qsgd"
     levels: int = Field(127, ge=1, le=127)
     """levels above zero: codes of 2 bits for 1, of 4 up to 7, of 8 above"""
-    group: Group = 128
+    group: GroupSize = 128
     """elements that share one norm"""
 
 
@@ -184,7 +184,7 @@ class EfSignSpec(CodecSpec):
     one_bit = True
 
     name: Literal["efsign"] = "efsign"
-    group: Group = 512
+    group: GroupSize = 512
     """elements that share one magnitude"""
 
 
@@ -196,7 +196,7 @@ class OneBitSpec(CodecSpec):
     one_bit = True
 
     name: Literal["onebit"] = "onebit"
-    group: Group = 512
+    group: GroupSize = 512
     """elements that share two means"""
 
 
@@ -359,5 +359,5 @@ class SharedInt8Spec(CodecSpec):
     most_ranks = 127
 
     name: Literal["int8-shared"] = "int8-shared"
-    group: Group = 128
+    group: GroupSize = 128
     """elements that share one scale"""

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks.codecs import SPECS, reduction, relative_error, scattered
-from benchmarks.gradients import UNIT, Gradients
+from benchmarks.gradients import UNIT, RecordedGradients
 from benchmarks.rivals import RIVALS
 from shardlab.codecs.base import Block, Unit
 from shardlab.codecs.registry import make_method
@@ -41,6 +41,6 @@ def test_error_without_magnitude_is_that_of_the_scaled_sum():
 def test_a_reduction_has_the_bits_and_the_error_of_its_codec(group, spec, bits, largest):
     n = sum(block.rows * block.columns for block in UNIT.blocks)
     ranks = torch.randn(2, n, generator=torch.Generator().manual_seed(0))
-    figures = reduction(spec, Gradients(ranks, ranks, ranks[0]), group)
+    figures = reduction(spec, RecordedGradients(ranks, ranks, ranks[0]), group)
     assert figures["bits"] == bits
     assert figures["error"] < largest

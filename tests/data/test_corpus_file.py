@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardlab.core.errors import UserError
-from shardlab.data.corpus_file import Document, read_corpus, write_corpus
+from shardlab.data.corpus_file import CorpusDocument, read_corpus, write_corpus
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
-DOCUMENTS = st.lists(st.builds(Document, TEXT, TEXT, TEXT), min_size=1, max_size=10)
+DOCUMENTS = st.lists(st.builds(CorpusDocument, TEXT, TEXT, TEXT), min_size=1, max_size=10)
 
 
 @pytest.fixture(scope="module")

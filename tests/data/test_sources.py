@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shardlab.config.parameters import Parameters
 from shardlab.core.errors import UserError
-from shardlab.data.corpus_file import Document, read_corpus
+from shardlab.data.corpus_file import CorpusDocument, read_corpus
 from shardlab.data.local_files import read_text
 from shardlab.data.source_records import LARGEST, Tally
 from shardlab.data.sources import generate, prepare
@@ -54,7 +54,7 @@ def read(tmp_path, source, path, **options):
 
 
 def untitled(texts):
-    return [Document(str(number), "", text) for number, text in texts]
+    return [CorpusDocument(str(number), "", text) for number, text in texts]
 
 
 def parquet(path, **columns):
@@ -125,7 +125,11 @@ def test_fields_that_nobody_asked_for_refuse_no_text(tmp_path):
         '{"id": 1.5, "title": ["x"], "text": "b", "score": -Infinity}',
         '{"id": {}, "title": " ", "text": "c"}',
     ]
-    expected = [Document("7", "7", "a"), Document("1.5", "", "b"), Document("3", "", "c")]
+    expected = [
+        CorpusDocument("7", "7", "a"),
+        CorpusDocument("1.5", "", "b"),
+        CorpusDocument("3", "", "c"),
+    ]
     (tmp_path / "in").write_text("\n".join(lines))
     assert read(tmp_path, "jsonl", tmp_path / "in")[0] == expected
     with pytest.raises(UserError, match="line 2: title is not text"):
@@ -202,7 +206,7 @@ def test_columns_titles_and_rows_of_parquet(tmp_path):
     assert summary["bad_records"]["first"] == ["record 4: larger than 16 MiB"]
     options["title_column"] = "headline"
     documents, summary = read(tmp_path, "huggingface", path, **options)
-    assert documents == [Document("1", "A", "a")]
+    assert documents == [CorpusDocument("1", "A", "a")]
     assert summary["bad_records"]["first"][0] == "record 2: no headline"
     assert summary["bad_records"]["kinds"]["empty headline"] == 1
     with pytest.raises(UserError, match=r"no column 'body' \(it has content, headline\); set data"):
@@ -224,7 +228,7 @@ def test_a_folder_of_texts_is_read_in_order_without_hidden_files(tmp_path):
         (folder / name).write_text("no document")
     documents, summary = read(tmp_path, "text", folder)
     expected = [("a.md:1", "first"), ("z.txt:1", "last"), ("b/d.txt.gz:1", "packed")]
-    assert documents == [Document(name, "", text) for name, text in expected]
+    assert documents == [CorpusDocument(name, "", text) for name, text in expected]
     assert summary["left_out"] == {"empty text": 1}
     (folder / "0.txt").write_text("a new file changes no other id")
     assert read(tmp_path, "text", folder)[0][1:] == documents
@@ -236,7 +240,7 @@ def test_texts_that_are_too_large_or_not_utf8_are_bad_records(tmp_path):
     path.write_bytes(b"\xef\xbb\xbfone\r\r\n" + large + b"\n\n\xff\n\ntwo")
     options = {"separator": "\n\n", "bad_records": "skip"}
     documents, summary = read(tmp_path, "text", path, **options)
-    assert documents == [Document("1", "", "one"), Document("4", "", "two")]
+    assert documents == [CorpusDocument("1", "", "one"), CorpusDocument("4", "", "two")]
     assert summary["bad_records"]["first"] == [
         "document 2: larger than 16 MiB, or data.separator does not fit",
         "document 3: not UTF-8, or half of a surrogate pair in the text",

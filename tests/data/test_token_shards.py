@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from shardlab.core.errors import UserError
-from shardlab.data.corpus_file import Document, read_corpus, write_corpus
+from shardlab.data.corpus_file import CorpusDocument, read_corpus, write_corpus
 from shardlab.data.settings import Tokenize
 from shardlab.data.sources import generate
 from shardlab.data.statistics import describe_tokens
@@ -22,7 +22,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 def built(tmp_path_factory):
     """A folder with corpus, tokenizer and three training shards; one document forges an end."""
     folder = tmp_path_factory.mktemp("built")
-    forged = Document("f", "forged", "one<|endoftext|>two " * 3)
+    forged = CorpusDocument("f", "forged", "one<|endoftext|>two " * 3)
     write_corpus(folder / "corpus.json", [forged, *generate(150)])
     options = Tokenize(tokenizer="train", vocabulary=400, shards=3)
     build_tokens(folder / "corpus.json", SHARE, options, folder / ".work", folder)
@@ -87,7 +87,7 @@ def test_large_vocabulary_uses_uint32(built, tmp_path):
     big.add_tokens([f"<{i}>" for i in range(70_000)])
     big.save(str(tmp_path / "tokenizer.json"))
     options = Tokenize(tokenizer=str(tmp_path), vocabulary=None, shards=1)
-    write_corpus(tmp_path / "corpus.json", [*generate(20), Document("x", "t", "<69999>")])
+    write_corpus(tmp_path / "corpus.json", [*generate(20), CorpusDocument("x", "t", "<69999>")])
     build_tokens(tmp_path / "corpus.json", SHARE, options, tmp_path / ".work", tmp_path)
     assert read_manifest(tmp_path / "tokens").dtype == "uint32"
     splits = [open_split(tmp_path / "tokens", name) for name in ("train", "validation")]
@@ -103,7 +103,7 @@ def test_the_end_stands_once_between_documents_and_lost_text_is_counted(tmp_path
     inner.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "end", "unk_token": "?"}')
     texts = ["a gnu", "a emu", "gnu"] * 30
-    corpus = [Document(str(number), "", text) for number, text in enumerate(texts)]
+    corpus = [CorpusDocument(str(number), "", text) for number, text in enumerate(texts)]
     write_corpus(tmp_path / "corpus.json", corpus)
     options = Tokenize(tokenizer=str(tmp_path), vocabulary=None, shards=1)
     build_tokens(tmp_path / "corpus.json", SHARE, options, tmp_path / ".work", tmp_path)

@@ -15,7 +15,7 @@ from shardlab.predict.coding import codings, outer_coding
 from shardlab.predict.costs import FRAMING, Costs, MeasuredCosts, Phase, Rank
 from shardlab.predict.machine import CodecLines, Line, PhasedLines
 from shardlab.predict.model import case_of, unpredictable
-from shardlab.predict.step import Compute, Work, section_seconds, step_seconds
+from shardlab.predict.step import Compute, StepWork, section_seconds, step_seconds
 from shardlab.strategy.document import parse_strategy
 from shardlab.strategy.engine_traits import ENGINES
 from tests.predict.timing_factory import INT8, MACHINE, MODEL, STRATEGIES, made_run
@@ -48,7 +48,7 @@ class Counted(Costs):
         return Counted(self.seconds, ranks, self.sent)
 
 
-def work_of(run: str, compute: Compute = COMPUTE, **changes: Any) -> Work:
+def work_of(run: str, compute: Compute = COMPUTE, **changes: Any) -> StepWork:
     work = MODEL.work(*case_of(made_run("two-ranks", run)))
     return work._replace(compute=compute, launch_s=0.0, wait_s=0.0, update_s=0.0, **changes)
 
@@ -139,7 +139,7 @@ def test_predicted_traffic_matches_the_ledger_of_the_engine(name, world_size):
     gradients, weights = codings(strategy, machine)
     outer = outer_coding(strategy, machine)
     costs = Counted(0.0, world_size)
-    work = Work(strategy, units, 1, COMPUTE, 0.0, 0.0, gradients, weights, outer=outer)
+    work = StepWork(strategy, units, 1, COMPUTE, 0.0, 0.0, gradients, weights, outer=outer)
     step_seconds(work, costs)
     # neither the norm nor what ranks compare before an exchange is in the ledger
     compared = 8.0 * (strategy.copies(world_size) - 1)

@@ -24,6 +24,43 @@ rule train:
         "exec {resources.start} python -m shardlab train --run {wildcards.run:q} --seed {wildcards.seed:q} &>> {log:q}"
 
 
+rule tune:
+    input:
+        DATASET,
+    output:
+        # runs of the former file that are the same are taken over
+        update("results/tune/{method}.jsonl"),
+    log:
+        "logs/tune/{method}.log",
+    priority: 1
+    threads: lambda wildcards: threads_of(tuned(wildcards))
+    resources:
+        **placed(tuned),
+    params:
+        code=code("tune.{method}"),
+        parameters=parameters(
+            "methods.{method}",
+            "tune",
+            "model",
+            "contents.model",
+            "seeds",
+            *SAMPLES,
+            "train.betas",
+            "train.clip",
+            "train.decay",
+            "train.deterministic",
+            "train.learning_rate",
+            "train.placement",
+            "train.steps",
+            "train.threads",
+            "train.warmup_steps",
+            "train.weight_decay",
+            "train.world_size",
+        ),
+    shell:
+        "exec {resources.start} python -m shardlab tune {wildcards.method:q} &>> {log:q}"
+
+
 rule profile:
     input:
         every_seed("results/train/{run}/seed{seed}/metrics.json"),
