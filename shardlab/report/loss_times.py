@@ -54,7 +54,7 @@ def ways_of(tuned: Tuned) -> list[Way]:
     """Return all ways: each strategy of each method, and one device with the micro-batches of a
     method that changes no training, which has the same samples in each step."""
     named: list[tuple[str, Curve, Strategy, int]] = []
-    for curve in tuned.curves:
+    for curve in tuned.listed:
         if not changes_training(curve.strategy.canonical()):
             named.append((ONE_DEVICE, curve, curve.strategy, 1))
         for name in curve.method.strategies if curve.ranks > 1 else ():

@@ -72,6 +72,11 @@ class Tuned:
         ]
 
     @cached_property
+    def listed(self) -> "list[Curve]":
+        """The curves, those that compete first."""
+        return sorted(self.curves, key=lambda curve: bool(curve.less))
+
+    @cached_property
     def stock(self) -> "Curve | None":
         """The method of the baseline, on the ranks and with the micro-batches of `train`."""
         ranks = self.train.world_size

@@ -76,11 +76,6 @@ class Method(Document):
     seeds: Annotated[tuple[Seed, ...], AS_TUPLE, Field(min_length=1)] | None = None
     """seeds, the first of which tunes; null: those of the experiment"""
 
-    @property
-    def is_restricted(self) -> bool:
-        """Whether it was tuned over less than the others, so that it is no rival of theirs."""
-        return any((self.micro_batches, self.learning_rates, self.lengths is not None))
-
     def ranks(self, train: Train) -> int:
         """Return the number of ranks."""
         return self.world_size or train.world_size

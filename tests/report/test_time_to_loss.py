@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from shardlab.config.parameters import Parameters
 from shardlab.core.numbers import ABSENT
 from shardlab.report.answer import answer
 from shardlab.report.evidence import Evidence
@@ -23,9 +22,10 @@ from shardlab.report.write import headline_markdown
 from shardlab.results.files import read_timings
 from shardlab.results.interval import paired_ratio
 from shardlab.results.result import only
-from shardlab.results.settings import turns
+from shardlab.results.settings import Timing, turns
 from shardlab.results.timing_result import NO_COMMUNICATION, TimingResult
 from stages.report import tuned_of
+from stages.sections import Sections
 from tests.commands import ROOT
 from tests.evidence_factory import make_evidence
 from tests.record_factory import make_records
@@ -269,8 +269,8 @@ def test_no_committed_gain_over_one_device_exceeds_the_number_of_devices(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(ROOT)
-    params, results = Parameters("params/islands.yaml"), Path("experiments/islands/results")
-    timings = params("timings")
+    params, results = Sections("params/islands.yaml"), Path("experiments/islands/results")
+    timings = params("timings", dict[str, Timing])
     timed = only(read_timings(results / "timings", timings), TimingResult)
     tuned = tuned_of(params, results)
     assert tuned is not None and tuned.reached

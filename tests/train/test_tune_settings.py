@@ -40,7 +40,6 @@ def test_the_search_begins_at_the_rate_of_train_or_the_nearest_that_a_method_has
     tune, train = parameters()("tune", "train")
     methods = Method(strategies=("ddp",)), Method(strategies=("ddp",), learning_rates=(0.003, 0.03))
     assert [method.first_rate(tune, train) for method in methods] == [0.01, 0.03]
-    assert [method.is_restricted for method in methods] == [False, True]
 
 
 def test_numbers_that_are_keys_may_be_text_as_in_json() -> None:

@@ -152,7 +152,7 @@ def _unknown(ways: list[Way], links: list[LinkTimes]) -> Iterator[str]:
 
 def tuning_table(tuned: Tuned) -> Table:
     """Return what each method was tuned over, its losses by steps, and its steps to the loss."""
-    rows = [_tuning(curve, tuned) for curve in tuned.curves]
+    rows = [_tuning(curve, tuned) for curve in tuned.listed]
     headings = (
         *("method", "learning rates tried", "betas tried", "tries", "best", "left open", "seeds"),
         *("validation loss by steps", "steps to the loss", "perplexity after equal tokens"),
@@ -203,7 +203,7 @@ def lengths_table(tuned: Tuned) -> Table:
     if stock is None:
         return make_table(_BY_LENGTH, ["method"], [])
     lengths = sorted(stock.losses(stock.first_seed))
-    for curve in tuned.curves:
+    for curve in tuned.listed:
         over = [curve.perplexity_over(stock, steps) for steps in lengths]
         if curve is not stock and any(over):
             rows.append([f"{curve.name}/{curve.micro_batches}", *map(_ratio, over)])
