@@ -14,7 +14,7 @@ from tests.pipeline.workspace import run, set_params, speaking, wait_for
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 RUN = Path("results/train/fsdp2/seed0")
-TRAIN = ("python", "-m", "stages.train", "--run", "fsdp2")
+TRAIN = ("python", "-m", "shardlab", "train", "--run", "fsdp2")
 
 
 class Stage(NamedTuple):
