@@ -38,6 +38,7 @@ rule all:
         DATASET,
         every_run(rules.train.output),
         expand([*rules.profile.output, *rules.validate.output], run=config["strategies"]),
+        expand(rules.tune.output, method=config["methods"]),
         expand(rules.timing.output, timing=config["timings"]),
         rules.calibrate.output,
         rules.estimate.output,

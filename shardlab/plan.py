@@ -16,7 +16,8 @@ from shardlab.core.errors import UserError, nearest
 from shardlab.core.link import bits_per_second
 from shardlab.core.numbers import number
 from shardlab.core.progress import say
-from shardlab.models.settings import GPT2_VOCABULARY, PRESETS, Model, Vocabulary
+from shardlab.core.types import Vocabulary
+from shardlab.models.settings import GPT2_VOCABULARY, PRESETS, Model
 from shardlab.models.shapes import PUBLISHED, DecoderShapes, read_decoder
 from shardlab.predict.asked import admitted, asked_candidate, unplanned
 from shardlab.predict.devices import (

@@ -36,9 +36,9 @@ from shardlab.core.document import Document, validate
 from shardlab.core.errors import UserError
 from shardlab.core.host import describe_host
 from shardlab.core.launch_environment import started_ranks
-from shardlab.core.types import BatchSize, SequenceLength
+from shardlab.core.types import BatchSize, SequenceLength, Vocabulary
 from shardlab.kernels import native
-from shardlab.models.settings import GPT2_VOCABULARY, PRESETS, Model, Vocabulary
+from shardlab.models.settings import GPT2_VOCABULARY, PRESETS, Model
 from shardlab.predict.asked import admitted, sent_by_replicas, unprobed
 from shardlab.predict.codec_costs import interleave
 from shardlab.predict.offers import replica_candidates

@@ -30,7 +30,8 @@ STAGES = (
     *("prepare", "tokenize", "profile", "validate", "calibrate", "forecast", "estimate"),
     *("collect", "propose", "trial", "decide", "report", "readme"),
 )
-"""stages with one key; `train` has one for each run, `timing` one for each timing"""
+"""stages with one key; `train` has one for each run, `tune` for each method, `timing` for each
+timing"""
 _COMPARED_BY_VALUE = ("shardlab.cli", "shardlab.config")
 """these hand over arguments and parameters, which are keys"""
 _PROCESS = ("shardlab", "stages")
@@ -46,8 +47,8 @@ _SETTINGS = ("settings.py", "strategy/compression.py", "strategy/sync.py")
 
 
 def code_keys(values: Params) -> dict[str, Any]:
-    """Return the key of each stage, of `train` by run and of `timing` by name, and `machine` for
-    stages that measure it."""
+    """Return the key of each stage, of `train` by run, of `tune` and `timing` by name, and
+    `machine` for stages that measure it."""
     graph, users = _graph(), values.codecs
     named = values.all_strategies()
     used = [*named.values(), values.forecast.space]
@@ -60,6 +61,10 @@ def code_keys(values: Params) -> dict[str, Any]:
     keys["train"] = {
         run: _digest(graph, "train", [strategy], users)
         for run, strategy in values.strategies.items()
+    }
+    keys["tune"] = {
+        name: _digest(graph, "tune", [named[method.strategies[0]]], users)
+        for name, method in values.methods.items()
     }
     keys["timing"] = {}
     for name, whole in values.timings.items():

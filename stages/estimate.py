@@ -17,12 +17,13 @@ from shardlab.data.tokens import MANIFEST, read_manifest
 from shardlab.models.build import build_model
 from shardlab.models.memory import Categories, closed_form, host_memory
 from shardlab.models.settings import Model
+from shardlab.models.shapes import vocabulary_of
 from shardlab.models.sizes import sizes_of
 from shardlab.results.train_result import MemoryEstimate
 from shardlab.strategy.document import Strategy
 from shardlab.train.settings import Train
 from shardlab.train.step_space import free_bytes
-from stages.common import SAMPLES, refuse_other_tokens, run
+from stages.common import SAMPLES, refuse_other_tokens
 from stages.sections import Sections
 
 _CPU = torch.device("cpu")
@@ -69,7 +70,7 @@ def _vocabulary(model: Model, options: Tokenize) -> int:
     """
     if model.shape is None:
         return 1  # the configuration says how many rows there are
-    size = options.tokens
+    size = vocabulary_of(options)
     if size is None:
         raise UserError("the vocabulary is in the tokenizer: run shardlab tokenize first")
     return size
@@ -86,7 +87,3 @@ def _row(device: Categories, host: Categories, ranks: int) -> dict[str, str]:
     cells = device | {"device": needed, "host": beside}
     fits = "yes" if needed <= on_device and beside <= free else "no"
     return {name: f"{size / 1e6:,.1f}" for name, size in cells.items()} | {"fits": fits}
-
-
-if __name__ == "__main__":
-    run("estimate", main)

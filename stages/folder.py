@@ -14,7 +14,12 @@ _WHEEL = _HERE / "pipeline"
 """where pyproject.toml puts the files of the pipeline in a wheel"""
 _CODE = ("csrc", "shardlab", "stages")
 _DAG = (".dvc/plots", ".dvcignore", "Snakefile", "dvc.yaml", "profiles", "user_codecs", "workflow")
-FILES = (*_DAG, ".dvc/.gitignore", ".dvc/config", ".gitignore", "data/inputs/.gitignore")
+_FOLDERS = ("data/inputs", "results/tune")
+"""that stages depend on, also where they are empty"""
+FILES = (
+    *(*_DAG, ".dvc/.gitignore", ".dvc/config", ".gitignore"),
+    *(f"{folder}/.gitignore" for folder in _FOLDERS),
+)
 """of which a folder that stands alone has copies"""
 
 
@@ -38,7 +43,8 @@ def make_folder(params: str | Path, target: Path, root: Path | None = None) -> N
     else:
         for name in (*_CODE, *_DAG, ".shardlab.lock"):
             _link(target / name, os.path.relpath(root / name, (target / name).parent))
-        (target / "data/inputs").mkdir(parents=True, exist_ok=True)
+        for folder in _FOLDERS:
+            (target / folder).mkdir(parents=True, exist_ok=True)
         cache = f"[cache]\n    dir = {os.path.relpath(root / '.dvc/cache', target / '.dvc')}\n"
         core = "[core]\n    analytics = false\n    no_scm = true\n"
         write_text(target / ".dvc/config", core + cache)

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 import yaml
 
-from shardlab import cli
 from shardlab.cli import questions
 from shardlab.config.parameters import Parameters
 from shardlab.core.document import validate
@@ -128,6 +127,7 @@ def _parameters(answers: dict[str, str], start_s: float) -> tuple[dict[str, Any]
         timed["interleaved"] = {f"one-rank-{name}": single}
     tree = {
         "inputs": inputs,
+        "methods": {},
         "data": data,
         "model": model,
         "train": {"world_size": ranks, "steps": steps},
@@ -178,7 +178,7 @@ def _split(path: Path) -> dict[str, Any]:
 
 def _step(model: Model) -> tuple[float, int]:
     """Return the CPU seconds of a training step on one thread, and the number of parameters."""
-    train, vocabulary = Train(), Tokenize().for_model(model).vocabulary
+    train, vocabulary = Train(), Tokenize().for_model(model.pretrained).vocabulary
     assert vocabulary is not None, "of a preset"
     torch.set_num_threads(train.threads)
     module = build_model(model, vocabulary, train.sequence_length, 0, seed=0).whole()
@@ -223,7 +223,3 @@ _Dumper.add_representer(str, _write_text)
 def _flow(value: Any) -> str:
     text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, sort_keys=False, width=1000)
     return str(text).partition("\n")[0]
-
-
-if __name__ == "__main__":
-    cli.main(["init", *sys.argv[1:]])

@@ -2,8 +2,8 @@
 
 Both tools compare single keys of these files. In data/params.yaml every default is written out,
 strategies are in canonical form, and names stand for nothing else: a timing holds the hashes of its
-strategies, a round the settings of its search. So another spelling of the same repeats nothing.
-Stages read params.yaml in the same form: `stages.sections`.
+strategies, a method that of the one that it trains, a round the settings of its search. So another
+spelling of the same repeats nothing. Stages read params.yaml in the same form: `stages.sections`.
 """
 
 from collections.abc import Mapping
@@ -21,14 +21,13 @@ from shardlab.core.progress import say
 from shardlab.results.settings import Timing, each_timing
 from shardlab.strategy.document import Strategy
 from stages.code import code_keys
-from stages.common import run
 from stages.inputs import FOLDER, content_of
 from stages.sections import Sections
 
 
 def parameter_keys(values: Params) -> dict[str, Any]:
-    """Return what stages depend on: the sections that they read, the hashes of what they time, and
-    the content of the files that parameters name.
+    """Return what stages depend on: the sections that they read, the hashes of what they time and
+    tune, and the content of the files that parameters name.
 
     Raises:
         UserError: the parameters name a path that is no input.
@@ -37,6 +36,8 @@ def parameter_keys(values: Params) -> dict[str, Any]:
     strategies = values.all_strategies()
     for name, timing in values.timings.items():
         tree["timings"][name]["strategies"] = _hashes(timing, name, strategies)
+    for name, method in values.methods.items():
+        tree["methods"][name]["strategy"] = strategies[method.strategies[0]].hash()
     timings = each_timing(values.timings)
     runs = {run for timing in timings.values() for run in timing.runs}
     # ranks and codecs whose operations calibrate times
@@ -62,7 +63,7 @@ def read_contents(values: Params) -> dict[str, str | None]:
         UserError: a parameter names a file or folder that is no input, nor in one.
     """
     data, model = values.data, values.model
-    tokenizer = values.tokenize.for_model(model).tokenizer
+    tokenizer = values.tokenize.for_model(model.pretrained).tokenizer
     given = None if tokenizer in ("train", "gpt2") else tokenizer
     paths = {
         "corpus": ("data.path", data.path),
@@ -108,7 +109,3 @@ def main(params: Sections) -> None:
             if left_out := sent and sent.left_out(steps):
                 say(f"params: warning: {name}: {left_out}")
     say("params: params.yaml is valid")
-
-
-if __name__ == "__main__":
-    run("params", main)

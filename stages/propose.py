@@ -6,7 +6,8 @@ from shardlab.choose.evidence import data_facts, machine_facts
 from shardlab.choose.history import initial_history, load_history
 from shardlab.choose.incumbent import hold_best
 from shardlab.choose.judge import judge_of
-from shardlab.choose.proposal import predictor, propose, with_limits
+from shardlab.choose.limits import with_limits
+from shardlab.choose.proposal import predictor, propose
 from shardlab.choose.records import TrialSettings
 from shardlab.choose.settings import Agent
 from shardlab.choose.space import peaks_of
@@ -23,7 +24,7 @@ from shardlab.results.result import only
 from shardlab.results.settings import Timing
 from shardlab.results.timing_result import TimingResult
 from shardlab.train.settings import Train
-from stages.common import refuse_other_tokens, run
+from stages.common import refuse_other_tokens
 from stages.sections import Sections
 
 RESULTS = "results/results.jsonl"
@@ -73,8 +74,6 @@ def main(params: Sections, number: str) -> None:
     proposal = with_limits(proposal, agent, history, timed)
     proposal.to_file(Path("results/rounds", number, "proposal.json"))
     predicted = "" if proposal.space is None else f"{proposal.space.predicted} predicted; "
+    if proposal.space is not None and proposal.space.too_short:
+        say(f"propose {number}: not proposed: {proposal.space.too_short}")
     say(f"propose {number}: {predicted}{proposal.verdict.judge}: {proposal.verdict.reason}")
-
-
-if __name__ == "__main__":
-    run("propose", main)

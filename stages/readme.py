@@ -7,17 +7,11 @@ from pathlib import Path
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_text
 from shardlab.core.progress import say
-from stages.common import require, run
+from stages.common import require
 from stages.sections import Sections
 from stages.summary import summarize
 
-
-def markers(name: str) -> tuple[str, str]:
-    """Return the lines before and after a block."""
-    return f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-
-
-BEGIN, END = markers("headline")
+BEGIN, END = "<!-- headline:begin -->", "<!-- headline:end -->"
 
 
 def main(params: Sections) -> None:
@@ -32,42 +26,37 @@ def main(params: Sections) -> None:
     say("readme: the headline table in README.md is up to date")
 
 
-def block(text: str, name: str = "headline") -> str:
-    """Return a text between the markers of a block.
+def block(text: str) -> str:
+    """Return a text between the markers.
 
     Raises:
         UserError: the text holds a marker itself.
     """
-    begin, end = markers(name)
-    if begin in text or end in text:
-        raise UserError(f"{name}: holds a marker of the README's block: write the report again")
-    return f"{begin}\n{text.strip()}\n{end}"
+    if BEGIN in text or END in text:
+        raise UserError("headline: holds a marker of the README's block: write the report again")
+    return f"{BEGIN}\n{text.strip()}\n{END}"
 
 
-def replace_block(path: Path, content: str, name: str = "headline") -> None:
-    """Replace the block between the markers of a text file; the rest stays byte for byte.
+def replace_block(path: Path, content: str) -> None:
+    """Replace what is between the markers of a text file; the rest stays byte for byte.
 
     A file that already holds it is not written.
 
     Raises:
         UserError: no such file, or its markers are not there exactly once and in order.
     """
-    new, (begin, end) = block(content, name), markers(name)
+    new = block(content)
     try:
         # bytes, because reading as text would change the line endings
         text = path.read_bytes().decode()
     except FileNotFoundError:
-        raise UserError(f"{path}: no such file: add it, with {begin} and {end} in it") from None
-    first, last = text.find(begin), text.find(end)
-    if text.count(begin) != 1 or text.count(end) != 1 or last < first:
+        raise UserError(f"{path}: no such file: add it, with {BEGIN} and {END} in it") from None
+    first, last = text.find(BEGIN), text.find(END)
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or last < first:
         raise UserError(
-            f"{path}: expected {begin} and, below it, {end}, each once: "
-            f"add the two lines where the {name} belongs"
+            f"{path}: expected {BEGIN} and, below it, {END}, each once: "
+            "add the two lines where the headline belongs"
         )
-    changed = text[:first] + new + text[last + len(end) :]
+    changed = text[:first] + new + text[last + len(END) :]
     if changed != text:
         write_text(path, changed)
-
-
-if __name__ == "__main__":
-    run("readme", main)

@@ -13,13 +13,17 @@ from shardlab.report.aggregate import select
 from shardlab.report.collect import read_losses
 from shardlab.report.evidence import Evidence, found_strategies
 from shardlab.report.settings import Quality
+from shardlab.report.tuned import Tuned
 from shardlab.report.write import write_report
 from shardlab.results.files import read_results, read_timings
 from shardlab.results.result import Failure, only
 from shardlab.results.settings import Timing, turns
 from shardlab.results.table import StrategyResults
 from shardlab.results.timing_result import TimingResult
-from stages.common import run
+from shardlab.results.tune_result import TuneResult
+from shardlab.strategy.document import parse_strategy
+from shardlab.train.settings import Train
+from shardlab.train.tune_settings import Method, Tune
 from stages.sections import Sections
 
 _RESULTS = Path("results")
@@ -61,6 +65,7 @@ def main(params: Sections) -> None:
         quality=params("quality", Quality),
         tolerance=params(f"rounds.{last}.agent.quality_tolerance", float),
         predicted=ForecastDocument.from_file(_FORECAST, "run shardlab forecast"),
+        tuned=tuned_of(params, _RESULTS),
         crashed=[
             *(f"{crash.run} in training, seed {crash.seed}: {crash.detail}" for crash in crashes),
             *(f"{run.run} in timing {run.timing}: {run.detail}" for run in untimed),
@@ -69,6 +74,28 @@ def main(params: Sections) -> None:
     )
     write_report(evidence, _FOLDER)
     say(f"report: {_FOLDER / 'report.html'}")
+
+
+def tuned_of(params: Sections, results: Path) -> Tuned | None:
+    """Return what was tuned; None where nothing was.
+
+    Args:
+        results: folder with tune/.
+    """
+    tune = params("tune", Tune | None)
+    if tune is None:
+        return None
+    methods = params("methods", dict[str, Method])
+    rows = [
+        row
+        for name in methods
+        for row in read_results(results / "tune" / f"{name}.jsonl", f"run shardlab tune {name}")
+    ]
+    documents = params.plain("strategies") | params.plain("timed_strategies")
+    strategies = {name: parse_strategy(document) for name, document in documents.items()}
+    train = params("train", Train, "accumulation", "betas", "steps", "world_size", "untimed_steps")
+    seeds, baseline = params("seeds", list[int]), params("baseline", str)
+    return Tuned(tune, methods, strategies, train, seeds, baseline, only(rows, TuneResult))
 
 
 def _losses_of(row: StrategyResults) -> dict[int, pd.Series]:
@@ -80,7 +107,3 @@ def _losses_of(row: StrategyResults) -> dict[int, pd.Series]:
         record.seed: read_losses(runs, record.run, record.seed, fix)["loss"]
         for record in row.trained
     }
-
-
-if __name__ == "__main__":
-    run("report", main)

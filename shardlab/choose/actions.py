@@ -22,6 +22,7 @@ from shardlab.strategy.document import (
     parse_strategy,
 )
 from shardlab.strategy.engine_traits import accepts_codec
+from shardlab.strategy.sync import ENOUGH_EXCHANGES
 
 _BITS = {"none": 32, "bf16": 16, "int8": 8, "fp8": 8, "int4": 4, "efsign": 1, "onebit": 1}
 """of an element, by codec: one step coarser is the next lower number that the space has"""
@@ -32,11 +33,11 @@ class Offer(NamedTuple):
     """Codecs, layers and rounds that actions may use."""
 
     space: Space
-    """of `sync` only what the training runs can show"""
+    """of `sync` only what the training runs are long enough for"""
     layers: int
     """transformer blocks of the model"""
-    longest_round: int
-    """most steps until a synchronisation of parameters that the training runs still show"""
+    steps: int
+    """of the training runs; 0 where they have other replicas, and show no `sync`"""
 
 
 ChangedSetting = dict[str, Any]
@@ -231,10 +232,9 @@ def _every(factor: float) -> Change:
     def change(held: CanonicalStrategy, offer: Offer) -> ChangedSetting | None:
         if held.sync is None:
             return None
-        every = int(held.sync.every * factor)
-        kept = held.sync.model_dump(mode="json")
-        longest = offer.longest_round - held.sync.warmup_steps
-        return {"sync": kept | {"every": every}} if 1 <= every <= longest else None
+        changed = held.sync.model_copy(update={"every": int(held.sync.every * factor)})
+        possible = changed.every >= 1 and changed.exchanges(offer.steps) >= ENOUGH_EXCHANGES
+        return {"sync": changed.model_dump(mode="json")} if possible else None
 
     return change
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from shardlab.choose.history import History, Numerics, mean_ratio
+from shardlab.choose.history import History, Numerics, PerplexityRatio, mean_ratio
 from shardlab.choose.incumbent import best_measured, option_of
 from shardlab.choose.race_rule import RaceRule, Standing, intervals, standings
-from shardlab.choose.rank import Ranking, rank
+from shardlab.choose.rank import Ranking, is_tolerated, rank
 from shardlab.choose.records import (
     Candidate,
     Comparison,
@@ -39,9 +39,9 @@ Measure = Callable[[Candidate, int, float], TrainResult | Failure]
 """trains one seed of an arm: (arm, seed, seconds left), of which none may be left"""
 
 
-def _standings(race: Race, agent: Agent) -> dict[str, Standing]:
+def _standings(race: Race, proposal: Proposal, agent: Agent) -> dict[str, Standing]:
     times = {run.run: run.step_ms for run in race.runs if run.run != NO_COMMUNICATION}
-    return standings(times, race.incumbent, RaceRule.of(agent))
+    return standings(times, race.incumbent, RaceRule.of(agent.budget, proposal.repetitions))
 
 
 def train_promising(
@@ -53,7 +53,7 @@ def train_promising(
     Challengers may replace it that are faster, and all where it does not fit in memory.
     """
     arms = {arm.hash: arm for arm in proposal.arms}
-    known = _standings(race, agent)
+    known = _standings(race, proposal, agent)
     promising = [key for key, state in known.items() if state.faster or not proposal.fits]
     results: list[TrainResult | Failure] = []
     for key in sorted(promising, key=lambda key: (float(known[key].ratio), key)):
@@ -63,7 +63,8 @@ def train_promising(
         results += runs
         trained = only(runs, TrainResult)
         complete = len(trained) == len(runs) and trained[-1].divergence is None
-        if complete and mean_ratio(trained, proposal.reference) <= 1 + agent.quality_tolerance:
+        quality = PerplexityRatio(mean_ratio(trained, proposal.reference), "its own")
+        if complete and is_tolerated(quality.perplexity, agent.quality_tolerance):
             break
     return results
 
@@ -190,7 +191,8 @@ def _decide(
 def _ranking(history: History, proposal: Proposal, race: Race, agent: Agent) -> Ranking:
     """Rank the incumbent and the challengers that ended the race and did not fail in training, by
     the intervals of the race. Races do not time one device."""
-    rule, limit = RaceRule.of(agent), proposal.memory_limit_bytes
+    rule = RaceRule.of(agent.budget, proposal.repetitions)
+    limit = proposal.memory_limit_bytes
     times = {run.run: run.step_ms for run in race.runs if run.run != NO_COMMUNICATION}
 
     def over(one: Hashable, other: Hashable) -> Ratio:
@@ -225,7 +227,7 @@ def _compare(
     history: History, proposal: Proposal, race: Race, agent: Agent, ranking: Ranking
 ) -> list[Comparison]:
     """Return the challengers of a race, each with all that speaks against holding it."""
-    load, known, compared = proposal.workload, _standings(race, agent), []
+    load, known, compared = proposal.workload, _standings(race, proposal, agent), []
     usable = {ranked.option.name for ranked in ranking.order}
     apart = {ranked.option.name: ranked.reason for ranked in ranking.apart}
     for arm in proposal.arms:

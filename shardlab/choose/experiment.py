@@ -89,6 +89,8 @@ def search_parameters(
         "timings": timings,
         "comparison": "loopback",
         "quality": {},
+        "tune": None,
+        "methods": {},
         "forecast": dict(tree["forecast"]) | {"timings": [*timings], "runs": [*plain]},
         "agent": dict(agent) | searched | {"budget_minutes": None},
         "rounds": {str(number): {"after": path} for number, path in enumerate(before, 1)},

@@ -138,6 +138,7 @@ def _runs_of_incumbent(
         (source, run)
         for source, run in (*((f"its timing {run.timing}", run) for run in timed), *raced)
         if (run.strategy_hash, run.world_size) == (history.incumbent, load.world_size)
+        and run.accumulation == load.accumulation
     ]
     on_link = [(source, run) for source, run in measured if run.link == load.link]
     if not measured:

@@ -17,14 +17,16 @@ from shardlab.choose.settings import Agent
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError, nearest
 from shardlab.core.link import LOOPBACK
+from shardlab.core.numbers import plural
 from shardlab.results.files import AnyResult
-from shardlab.results.interval import paired_ratio
+from shardlab.results.interval import Ratio, paired_ratio
 from shardlab.results.result import only
 from shardlab.results.table import SearchWorkload, StrategyResults, measured
 from shardlab.results.timing_result import TimingResult
 from shardlab.results.train_result import TrainResult
 from shardlab.strategy.compression import gradient_words, weight_words
 from shardlab.strategy.document import CanonicalStrategy
+from shardlab.strategy.sync import ENOUGH_EXCHANGES
 from shardlab.train.settings import Train
 
 
@@ -75,9 +77,14 @@ class PerplexityRatio(NamedTuple):
     source: str
     sure: bool = True
     """of the same numerics; otherwise its codecs saw other vectors, or were not all there, or other
-    numbers of replicas trained apart"""
+    numbers of replicas trained apart, or synchronised less than `ENOUGH_EXCHANGES` times"""
     lossless: bool = False
     """whether it computes what the start computes"""
+
+    @property
+    def perplexity(self) -> Ratio:
+        """The ratio without an interval over seeds, of which a search trains few."""
+        return Ratio(self.ratio, self.ratio, self.ratio)
 
 
 class History(Document):
@@ -164,11 +171,16 @@ class History(Document):
                 mean = math.prod(ratio for _, ratio in rows) ** (1 / len(rows))
                 sources = ", ".join(row.source for row, _ in rows)
                 source = f"{'its own' if own else 'the same numerics'}: {sources}"
-                # of more replicas that train apart each sees fewer samples
-                other_replicas = bool(wanted.sync) and load.world_size != load.trained_on
-                if other_replicas:
-                    source += f", on {load.trained_on} ranks"
-                return PerplexityRatio(mean, source, sure=not other_replicas)
+                doubt = ""
+                if strategy.sync is not None:
+                    steps = min((run.steps for row, _ in rows for run in row.trained), default=0)
+                    exchanges = strategy.sync.exchanges(steps)
+                    if exchanges < ENOUGH_EXCHANGES:
+                        doubt = f", after {plural(exchanges, 'synchronisation')}"
+                    # of more replicas that train apart each sees fewer samples
+                    if load.world_size != load.trained_on:
+                        doubt += f", on {load.trained_on} ranks"
+                return PerplexityRatio(mean, source + doubt, sure=not doubt)
             alike = [(row, ratio) for numerics, row, ratio in trained if wanted.includes(numerics)]
             if not alike:
                 return None
@@ -209,7 +221,7 @@ def initial_history(
 
     Args:
         records: of the matrix.
-        timed: of all timings.
+        timed: of all timings; those with other micro-batches than the records do not count.
         agent: settings of the search.
         search: its name, where it has one.
 
@@ -230,12 +242,13 @@ def initial_history(
         raise UserError(
             f"agent.start: run {agent.start!r} failed ({failures[0].detail}): name another run"
         )
+    load = _workload(only(records, TrainResult), agent, train)
     return History(
         search=search or "",
-        workload=_workload(only(records, TrainResult), agent, train),
+        workload=load,
         start=start,
         incumbent=start,
-        results=[*records, *timed],
+        results=[*records, *(run for run in timed if run.accumulation == load.accumulation)],
     )
 
 

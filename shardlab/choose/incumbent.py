@@ -25,12 +25,11 @@ def option_of(
         quality: counts where it is sure.
         memory: peak of a rank, bytes.
     """
-    ratio = quality.ratio if quality is not None and quality.sure else None
     return Option(
         strategy.hash(),
         step,
         lossless=quality is not None and quality.lossless,
-        perplexity=None if ratio is None else Ratio(ratio, ratio, ratio),
+        perplexity=quality.perplexity if quality is not None and quality.sure else None,
         memory=memory,
         simplicity=simplicity_of(strategy),
         label=strategy.label(),

@@ -148,4 +148,4 @@ LEGEND = """
 of step: share of synchronisation without overlap; backward may hide some of it
 gain: samples per second over those of one replica, as fast as while all compute
 even: it changes training, and pays where it needs fewer than so many times the samples to a loss
-Quality is not judged here: experiments/islands/islands.md has steps to one loss of two replicas."""
+Quality is not judged here: experiments/islands/README.md has times to one loss of two replicas."""

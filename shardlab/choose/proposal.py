@@ -9,8 +9,6 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
-from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardlab.choose.actions import Offer, actions
@@ -18,7 +16,7 @@ from shardlab.choose.evidence import describe
 from shardlab.choose.facts import Facts
 from shardlab.choose.history import History, PerplexityRatio, reason_to_stop
 from shardlab.choose.judge import Judge, Question
-from shardlab.choose.rank import MARGIN
+from shardlab.choose.rank import MARGIN, is_tolerated
 from shardlab.choose.records import (
     Candidate,
     Narrowing,
@@ -29,7 +27,7 @@ from shardlab.choose.records import (
     Verdict,
 )
 from shardlab.choose.settings import Agent
-from shardlab.choose.space import Feasible, Peak, feasible, peak_of, peaks_of
+from shardlab.choose.space import Feasible, Peak, feasible, peak_of, peaks_of, settled
 from shardlab.core.errors import UserError
 from shardlab.core.link import Link
 from shardlab.predict.machine import fit_machine
@@ -38,14 +36,10 @@ from shardlab.predict.settings import Space
 from shardlab.results.calibration_record import Calibration
 from shardlab.results.timing_result import TimingResult
 from shardlab.strategy.document import CanonicalStrategy
-from shardlab.strategy.sync import repetition_steps
 from shardlab.strategy.validation import check_fits
 
 if TYPE_CHECKING:  # it needs torch, which a stage that passes one has
     from shardlab.models.sizes import ModelShapes
-
-_LEAST_S = 300.0
-"""limit of a trial of short steps, most of which is to build engines and to write traces"""
 
 Predict = Callable[[CanonicalStrategy], Estimate | str]
 """predicts the seconds of a step on ranks and link of the search, or says why it cannot"""
@@ -135,19 +129,21 @@ def propose(
     narrowed, shortlist = None, Shortlist([], [], 0)
     if stop is None:
         count = Counter(strategies=0, beyond_memory=0, spared=0)
-        space = _trainable(space, history)
+        steps = _steps_of_replicas(history)
+        space, too_short = settled(space, steps)
         if agent.candidates == "action":
             share = peaks[history.incumbent] / limit_bytes
             measured = Facts.of(history, timed, held_ms, share, agent.quality_tolerance)
-            legal = changed(history, measured, space, shapes, peak, limit_bytes, count)
+            offer = Offer(space, shapes.layers, steps)
+            legal = changed(history, measured, offer, shapes, peak, limit_bytes, count)
         else:
             legal = feasible(space, shapes, history.workload.world_size, peak, limit_bytes, count)
         ranked = by_step(legal, predict)
         shortlist = shorten(ranked, history, agent.quality_tolerance, agent.max_candidates)
         unpredicted = Counter(each.step for each in ranked if isinstance(each.step, str))
         predicted = len(ranked) - unpredicted.total()
-        known = {"known": shortlist.known, "unpredicted": dict(unpredicted), "predicted": predicted}
-        narrowed = Narrowing.model_validate({**count, **known})
+        figures = {"unpredicted": dict(unpredicted), "predicted": predicted, "too_short": too_short}
+        narrowed = Narrowing.model_validate({**count, "known": shortlist.known, **figures})
         if not shortlist.options:
             what = "action has a fact for it and" if agent.candidates == "action" else "strategy"
             stop = f"no {what} is legal, new, tolerated and fits in memory"
@@ -181,49 +177,22 @@ def propose(
             for key, (arm, roles) in arms.items()
         ],
         reference=[*history.start_results.trained],
+        repetitions=agent.repetitions,
     )
 
 
-def with_limits(
-    proposal: Proposal, agent: Agent, history: History, timed: Iterable[TimingResult]
-) -> Proposal:
-    """Return the proposal with the maximum durations of its trial: as set, or enough for
-    all repetitions of the race and for four times the training of the start.
-
-    Args:
-        timed: all timings, whose steps on the link of the search count before predictions.
-    """
-    if agent.trial_timeout_s is not None:
-        own = agent.trial_timeout_s
-        return proposal.model_copy(update={"race_limit_s": own, "training_limit_s": own})
-    load = proposal.workload
-    here = load.link, load.world_size
-    runs = chain(timed, *history.races.values())
-    known = {r.strategy_hash: fmean(r.step_ms) for r in runs if (r.link, r.world_size) == here}
-    steps = [known.get(arm.hash, arm.prediction.step_ms) for arm in proposal.arms]
-    longest = max((step for step in steps if step is not None), default=0.0)
-    *rounds, alone = repetition_steps([*(arm.strategy.sync for arm in proposal.arms), None])
-    arms_ms = [n * (longest if ms is None else ms) for ms, n in zip(steps, rounds, strict=True)]
-    # steps without communication take no longer; no look comes in the second half of a limit
-    race_s = 2 * agent.repetitions * (sum(arms_ms) + alone * longest) / 1e3
-    start_s = sum(run.steps * run.step_ms_mean for run in proposal.reference) / 1e3
-    limits = {"race_limit_s": race_s, "training_limit_s": 4 * start_s}
-    return proposal.model_copy(update={key: max(s, _LEAST_S) for key, s in limits.items()})
-
-
-def _trainable(space: Space, history: History) -> Space:
-    """Return the space without `sync` whose quality the training runs could not show: that begins
-    after their last step, or is between more or fewer replicas than theirs."""
-    load, steps = history.workload, min(run.steps for run in history.start_results.trained)
+def _steps_of_replicas(history: History) -> int:
+    """Return the steps of the training runs; 0 where those have more or fewer replicas than the
+    search, so that they show nothing of `sync`."""
+    load = history.workload
     same = load.world_size == load.trained_on
-    kept = [each for each in space.sync if same and each.every + each.warmup_steps <= steps]
-    return space.model_copy(update={"sync": (*kept,)})
+    return min(run.steps for run in history.start_results.trained) if same else 0
 
 
 def changed(
     history: History,
     facts: Facts,
-    space: Space,
+    offer: Offer,
     shapes: "ModelShapes",
     peak: Peak,
     limit_bytes: int,
@@ -234,12 +203,9 @@ def changed(
     Args:
         count: how many `strategies` are legal, and how many are `beyond_memory`.
     """
-    load, steps = history.workload, min(run.steps for run in history.start_results.trained)
-    longest_round = steps if load.world_size == load.trained_on else 0
-    offer = Offer(space, shapes.layers, longest_round)
     for strategy, action in actions(history.incumbent_results.strategy, facts, offer):
         try:
-            check_fits(strategy, load.world_size, shapes.samples)
+            check_fits(strategy, history.workload.world_size, shapes.samples)
             memory = peak(strategy)
         except UserError:
             continue  # it does not fit the model
@@ -292,7 +258,7 @@ def shorten(
     known, tried, quality_of = 0, history.tried, history.quality
     for option in ranked:
         quality = quality_of(option.strategy)
-        if option.hash in tried or (quality and not quality.ratio <= 1 + tolerance):
+        if option.hash in tried or (quality and not is_tolerated(quality.perplexity, tolerance)):
             known += 1
         elif quality is None or isinstance(option.step, str):
             unknown.append(option)

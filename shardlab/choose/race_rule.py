@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 # not scipy.stats, whose import takes half a second
 from scipy.special import stdtrit
 
-from shardlab.choose.settings import Agent
 from shardlab.results.timing_result import BLOCK, Ruling
 
 SEARCH_ERROR = 0.05
@@ -49,9 +48,13 @@ class RaceRule(NamedTuple):
     """at most"""
 
     @classmethod
-    def of(cls, agent: Agent) -> "RaceRule":
-        """Return the rule of each race, such that its error holds over the whole search."""
-        return cls(SEARCH_ERROR / (_LARGEST_RACE * agent.budget), agent.repetitions)
+    def of(cls, budget: int, repetitions: int) -> "RaceRule":
+        """Return the rule of each race, such that its error holds over the whole search.
+
+        Args:
+            budget: races of the search at most.
+        """
+        return cls(SEARCH_ERROR / (_LARGEST_RACE * budget), repetitions)
 
     @property
     def looks(self) -> list[int]:

@@ -82,6 +82,8 @@ class Narrowing(Document):
     unpredicted: dict[str, int]
     """by reason"""
     predicted: int
+    too_short: str = ""
+    """synchronisations of parameters that are not proposed, and why"""
 
 
 class Verdict(Document):
@@ -132,6 +134,8 @@ class Proposal(Document):
     """of the race, the incumbent first; empty where nothing was chosen"""
     reference: list[TrainResult]
     """of the start, with which those of an arm are compared"""
+    repetitions: int
+    """of the race at most"""
     race_limit_s: float = 300.0
     """maximum duration of the race"""
     training_limit_s: float = 300.0

@@ -55,11 +55,13 @@ class Agent(Document):
     hardware: Hardware = Hardware()
     """what is given in place of what calibrate detected: for the memory limit and the judge"""
     trial_timeout_s: Seconds | None = None
-    """maximum duration of a race, and of the training runs of one strategy; null: at least 300 s,
-    enough for all repetitions by the steps that were measured on the link or are predicted, and
-    four times the training of the start"""
+    """maximum duration of a race, whose repetitions take half of it, and of the training runs of
+    one strategy; null: at least 300 s, twice the repetitions by the steps that were measured on
+    the link or are predicted, and four times the training of the start"""
     repetitions: int = Field(120, ge=10)
-    """maximum number of interleaved steps of a race"""
+    """maximum number of interleaved steps of a race, or rounds between synchronisations; fewer, but
+    at least 20, where these would take longer than the training of the start with all seeds, and
+    longer than two minutes"""
     budget: Count = 8
     """maximum number of trials in all rounds together"""
     budget_minutes: Seconds | None = None

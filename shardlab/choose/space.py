@@ -1,9 +1,9 @@
 """Space of the search: every legal strategy on a grid of settings that fits in memory.
 
 Settings have a few values each, whose product is validated as any strategy is; what an engine
-lacks, cannot do or does alike drops out. `sync` is not combined with codecs of gradients
-or weights. To recompute activations or to split a batch only saves memory and takes time, so of
-these the first that fits is taken.
+lacks, cannot do or does alike drops out. `sync` is not combined with codecs of gradients or
+weights, and is only there where the training runs are long enough for it. To recompute activations
+or to split a batch only saves memory and takes time, so of these the first that fits is taken.
 """
 
 from collections import Counter
@@ -19,6 +19,7 @@ from shardlab.predict.model import Estimate
 from shardlab.predict.settings import Space
 from shardlab.strategy.document import CanonicalStrategy, parse_strategy
 from shardlab.strategy.engine_traits import ENGINES, EngineName, EngineTraits, accepts_codec
+from shardlab.strategy.sync import ENOUGH_EXCHANGES
 from shardlab.strategy.validation import check_fits
 
 if TYPE_CHECKING:  # it needs torch, which a stage that passes one has
@@ -116,6 +117,23 @@ def feasible(
                 yield Feasible(strategy, key, memory)
                 break
             count["beyond_memory"] += 1
+
+
+def settled(space: Space, steps: int) -> tuple[Space, str]:
+    """Return the space without `sync` that training runs are too short for, and that in words;
+    empty where they are long enough for all of it.
+
+    Args:
+        steps: of the training runs; 0 where they show nothing of `sync`.
+    """
+    short = [sync for sync in space.sync if sync.exchanges(steps) < ENOUGH_EXCHANGES]
+    kept = (*(sync for sync in space.sync if sync not in short),)
+    counts = [f" ({sync.exchanges(steps)})" if steps else "" for sync in short]
+    named = ", ".join(f"every={sync.every}{n}" for sync, n in zip(short, counts, strict=True))
+    reason = f"training runs of {steps} steps synchronise fewer than {ENOUGH_EXCHANGES} times"
+    if not steps:
+        reason = "the training runs have other ranks than the search"
+    return space.model_copy(update={"sync": kept}), named and f"sync {named}: {reason}"
 
 
 def documents(space: Space, layers: int, world_size: int) -> Iterator[PartialStrategy]:

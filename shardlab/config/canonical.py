@@ -11,7 +11,7 @@ def canonical(values: Params) -> dict[str, Any]:
     """Return all sections with every default written out, strategies in canonical form, and the
     tokenizer that null stands for; a round holds the settings of its search."""
     tree = {name: _plain(getattr(values, name)) for name in Params.model_fields}
-    tree["tokenize"] = _plain(values.tokenize.for_model(values.model))
+    tree["tokenize"] = _plain(values.tokenize.for_model(values.model.pretrained))
     for number, plan in values.rounds.items():
         tree["rounds"][number]["agent"] = _plain(values.agent.of(plan))
     return tree

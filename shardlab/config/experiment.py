@@ -18,6 +18,7 @@ from shardlab.results.settings import Repetitions, Timing, each_timing
 from shardlab.strategy.document import Strategy
 from shardlab.strategy.validation import check_fits
 from shardlab.train.settings import Train
+from shardlab.train.tune_settings import Method, Tune
 
 Round = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*$")]
 Modules = Annotated[tuple[str, ...], AS_TUPLE]
@@ -35,8 +36,8 @@ have a default"""
 
 class Params(Document):
     """Top level of `params.yaml`. Only what DVC interpolates has to be there: strategies, seeds,
-    timings, rounds, baseline, and inputs. A file may also hold a part of the parameters, for single
-    stages: what is there must be right."""
+    timings, rounds, baseline, inputs and methods. A file may also hold a part of the parameters,
+    for single stages: what is there must be right."""
 
     model_config = ConfigDict(json_schema_extra={"required": [*REQUIRED]})
 
@@ -64,6 +65,10 @@ class Params(Document):
     """timing whose step times the report compares, of all runs of the matrix, with the ranks and
     the link of `train`; by default the first by name that is so. The training runs themselves are
     minutes apart, in which a machine drifts by more than strategies differ"""
+    tune: Tune | None = None
+    """settings that are searched for every method; null: nothing is tuned"""
+    methods: dict[Name, Method] = {}
+    """ways to train, by name, of which the report says which reaches one loss first"""
     forecast: Forecast = Forecast()
     quality: Quality = Quality()
     agent: Agent = Agent()
@@ -116,6 +121,7 @@ class Params(Document):
             for name, timing in each_timing(timings).items()
             if {*self.strategies} <= {*timing.runs}
             and (timing.world_size, timing.link) == (train.world_size, train.link)
+            and timing.accumulation in (None, train.accumulation)
         ]
 
     def check_references(self) -> None:
@@ -130,9 +136,11 @@ class Params(Document):
     def _mistakes(self) -> Iterator[str]:
         if self.strategies:
             yield from self._in_strategies()
+            yield from self._in_methods()
+        yield from self._in_tune()
         yield from self._in_timings()
         yield from self._in_links()
-        yield from _said(self.tokenize.for_model, self.model)
+        yield from _said(self.tokenize.for_model, self.model.pretrained)
         yield from self._in_tokens()
         if len(set(self.seeds)) < len(self.seeds):
             yield "seeds: a seed is named twice"
@@ -178,6 +186,12 @@ class Params(Document):
             yield from _unknown("comparison", self.comparison, keys, "timing")
         for i, name in enumerate(self.forecast.timings if keys else ()):
             yield from _unknown(f"forecast.timings.{i}", name, keys, "timing")
+            fitted = each_timing(self.timings).get(name)
+            if fitted and fitted.accumulation not in (None, self.train.accumulation):
+                yield (
+                    f"forecast.timings.{i}: {name!r} has {fitted.accumulation} micro-batches per "
+                    f"step, train {self.train.accumulation}: name a timing that has as many"
+                )
 
     def _in_links(self) -> Iterator[str]:
         train, agent = self.train, self.agent
@@ -199,19 +213,67 @@ class Params(Document):
             elif run not in strategies:
                 yield from _unknown(f"{key}.runs.{i}", run, strategies, "strategy")
             else:
-                yield from self._unfit(f"{key}.runs.{i}", strategies[run], timing.world_size)
-
-    def _unfit(self, key: str, strategy: Strategy, world_size: int) -> Iterator[str]:
-        samples = self.train.batch_size * self.train.accumulation
-        yield from (f"{key}: {why}" for why in _said(check_fits, strategy, world_size, samples))
-        if strategy.sync is not None:
-            sync, steps = strategy.sync, self.train.steps
-            first = sync.every + sync.warmup_steps
-            if first > steps:
-                yield (
-                    f"{key}.sync: the first exchange is after step {first} of {steps}: lower every "
-                    "or warmup_steps, or raise train.steps"
+                yield from self._unfit(
+                    f"{key}.runs.{i}", strategies[run], timing.world_size, timing.accumulation
                 )
+
+    def _in_tune(self) -> Iterator[str]:
+        tune, train = self.tune, self.train
+        if tune is None:
+            if self.methods:
+                yield "methods: tune says what they are to reach: add it, or write methods: {}"
+            return
+        if not self.methods:
+            yield "tune: nothing to tune: add methods, such as {stock: {strategies: [ddp]}}"
+        rates, betas = tune.grid(train)
+        if train.learning_rate not in rates:
+            yield f"tune.learning_rates: add that of train, {train.learning_rate:g}, to begin there"
+        if train.betas not in betas:
+            yield f"tune.betas: add those of train, {[*train.betas]}, to begin there"
+        for number in tune.micro_batches:
+            if tune.first_steps(number, train) < 2:
+                yield f"tune.micro_batches.{number}: the steps of train are too few: remove it"
+        for name, method in self.methods.items():
+            key, ranks = f"methods.{name}", method.ranks(train)
+            for i, number in enumerate(method.micro_batches or ()):
+                if number not in tune.micro_batches:
+                    yield f"{key}.micro_batches.{i}: {number} is none of tune.micro_batches"
+                elif number % ranks:
+                    yield f"{key}.micro_batches.{i}: {ranks} ranks do not divide {number}"
+            if not method.numbers(tune, train):
+                yield f"{key}: {ranks} ranks divide none of tune.micro_batches: add {{{ranks}: 1}}"
+            for i, rate in enumerate(method.learning_rates or ()):
+                if rate not in rates:
+                    yield f"{key}.learning_rates.{i}: {rate:g} is none of tune.learning_rates"
+            if len({*(method.seeds or ())}) < len(method.seeds or ()):
+                yield f"{key}.seeds: a seed is named twice"
+
+    def _in_methods(self) -> Iterator[str]:
+        strategies = self.all_strategies()
+        for name, method in self.methods.items():
+            for i, run in enumerate(method.strategies):
+                key = f"methods.{name}.strategies.{i}"
+                if run in method.strategies[:i]:
+                    yield f"{key}: {run!r} is named twice"
+                elif run not in strategies:
+                    yield from _unknown(key, run, strategies, "strategy")
+                else:
+                    yield from [*self._unfit_method(key, method, strategies[run])][:1]
+
+    def _unfit_method(self, key: str, method: Method, strategy: Strategy) -> Iterator[str]:
+        tune, train, ranks = self.tune, self.train, method.ranks(self.train)
+        if tune is None:
+            return
+        for number in {*method.numbers(tune, train)} & {*tune.micro_batches}:
+            samples, steps = train.batch_size * number // ranks, tune.first_steps(number, train)
+            yield from _unfit(key, strategy, ranks, samples, steps)
+
+    def _unfit(
+        self, key: str, strategy: Strategy, world_size: int, accumulation: int | None = None
+    ) -> Iterator[str]:
+        train = self.train
+        samples = train.batch_size * (accumulation or train.accumulation)
+        yield from _unfit(key, strategy, world_size, samples, train.steps)
 
     def check_comparison(self) -> None:
         """Check that the comparison has the runs of the matrix, on the ranks and link of `train`.
@@ -227,7 +289,8 @@ class Params(Document):
             what = f"timing {self.comparison!r}" if self.comparison else "a timing"
             raise UserError(
                 f"comparison: {what} has to time all runs of the matrix, with the "
-                f"{self.train.world_size} ranks and the link ({link}) of train: change timings"
+                f"{self.train.world_size} ranks, the link ({link}) and the accumulation of train: "
+                "change timings"
             )
 
     def _in_rounds(self) -> Iterator[str]:
@@ -249,6 +312,20 @@ class Params(Document):
 def _unknown(key: str, name: str, valid: Collection[str], kind: str) -> Iterator[str]:
     if name not in valid:
         yield f"{key}: {name!r} is no {kind}; {nearest(name, valid)}"
+
+
+def _unfit(
+    key: str, strategy: Strategy, world_size: int, samples: int, steps: int
+) -> Iterator[str]:
+    yield from (f"{key}: {why}" for why in _said(check_fits, strategy, world_size, samples))
+    if strategy.sync is not None:
+        sync = strategy.sync
+        first = sync.every + sync.warmup_steps
+        if first > steps:
+            yield (
+                f"{key}.sync: the first exchange is after step {first} of {steps}: lower every "
+                "or warmup_steps, or raise train.steps"
+            )
 
 
 def _said(check: Callable[..., object], *arguments: object) -> Iterator[str]:

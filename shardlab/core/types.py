@@ -22,3 +22,5 @@ Betas = Annotated[tuple[_Beta, _Beta], AS_TUPLE]
 """decay of the first and of the second moment of AdamW, per step"""
 Seconds = Annotated[float, Field(gt=0, le=10**7)]
 """waiting times: four months; clocks of libraries overflow far above"""
+Vocabulary = Annotated[int, Field(ge=1, le=2**31)]
+"""number of tokens that a model knows"""

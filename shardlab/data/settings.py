@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
-from shardlab.models.settings import GPT2_VOCABULARY, Model, Vocabulary
+from shardlab.core.types import Vocabulary
 
 _OPTIONS = {
     "split": ("huggingface", "tokens"),
@@ -115,23 +115,22 @@ class Tokenize(Document):
             raise ValueError(f"vocabulary: a trained tokenizer has at least {_BYTES} tokens")
         return self
 
-    @property
-    def tokens(self) -> int | None:
-        """Size of the vocabulary; None where a file of a tokenizer says it."""
-        return GPT2_VOCABULARY if self.tokenizer == "gpt2" else self.vocabulary
-
-    def for_model(self, model: Model) -> Self:
+    def for_model(self, pretrained: str | None) -> Self:
         """Return the options with the tokenizer and the vocabulary size that null stands for.
+
+        Args:
+            pretrained: `model.pretrained`.
 
         Raises:
             UserError: a vocabulary size for the tokenizer of a pretrained model.
         """
         if self.end_of_text is not None:
             return self
-        own = model.pretrained
-        if own in ("train", "gpt2") and Path(own).is_dir():
-            own = f"./{own}"  # the folder, in place of what the word means for a tokenizer
-        tokenizer = self.tokenizer or own or "train"
+        if pretrained in ("train", "gpt2") and Path(pretrained).is_dir():
+            pretrained = (
+                f"./{pretrained}"  # the folder, in place of what the word means for a tokenizer
+            )
+        tokenizer = self.tokenizer or pretrained or "train"
         if tokenizer == "train":
             size = self.vocabulary or _VOCABULARY
             return self.model_copy(update={"tokenizer": tokenizer, "vocabulary": size})

@@ -1,7 +1,7 @@
 """Parameters of the model."""
 
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Protocol, Self
+from typing import Literal, NamedTuple, Protocol, Self
 
 from pydantic import Field, model_validator
 
@@ -9,8 +9,6 @@ from shardlab.core.document import Document
 from shardlab.core.files import state_of
 
 GPT2_VOCABULARY = 50257
-Vocabulary = Annotated[int, Field(ge=1, le=2**31)]
-"""number of tokens that a model knows"""
 
 
 class StepSize(Protocol):

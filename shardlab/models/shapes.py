@@ -10,11 +10,17 @@ from typing import Any, NamedTuple
 
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
+from shardlab.data.settings import Tokenize
 from shardlab.models.block_shape import BlockShape
 from shardlab.models.memory import Sizes, UnitShape
 from shardlab.models.settings import GPT2_VOCABULARY, PRESETS, StepSize
 from shardlab.results.result import UnitSize
 from shardlab.strategy.document import CanonicalStrategy
+
+
+def vocabulary_of(options: Tokenize) -> int | None:
+    """Return the size of the vocabulary; None where a file of a tokenizer says it."""
+    return GPT2_VOCABULARY if options.tokenizer == "gpt2" else options.vocabulary
 
 
 def gpt2_config(layers: int, width: int, heads: int, **others: Any) -> dict[str, Any]:

@@ -107,7 +107,8 @@ def fitted_runs(timings: Iterable[TimingResult], forecast: Forecast) -> list[Tim
 def predict(
     calibration: Calibration, timings: Sequence[TimingResult], forecast: Forecast
 ) -> ForecastDocument:
-    """Fit the model, validate it and predict.
+    """Fit the model, validate it and predict, with as many micro-batches as in the first of the
+    timings that it is fitted on.
 
     Raises:
         UserError: the timings lack steps without communication, or a preset is unknown.
@@ -115,7 +116,11 @@ def predict(
     machine = fit_machine(calibration)
     known = fitted_runs(timings, forecast)
     model = fit_model(machine, known)
-    strategies = [run for run in timings if run.run != NO_COMMUNICATION]
+    parts = known[0].accumulation
+    others = {run.timing: run.accumulation for run in timings if run.accumulation != parts}
+    strategies = [
+        run for run in timings if run.run != NO_COMMUNICATION and run.timing not in others
+    ]
     reasons = {run.run: model.obstacle(strategy_of(run)) for run in strategies}
     predictable = [run for run in strategies if reasons[run.run] is None]
     first = {run.run: run for run in reversed(predictable)}
@@ -126,7 +131,14 @@ def predict(
         fitted_on=[f"{run.timing}/{run.run}" for run in known],
         summary=summarize(checks),
         checks=checks,
-        left_out={run: why for run, why in reasons.items() if why is not None},
+        left_out={
+            **{run: why for run, why in reasons.items() if why is not None},
+            **{
+                f"timing {name}": f"its steps have other micro-batches ({count}) than "
+                f"those of the model ({parts})"
+                for name, count in others.items()
+            },
+        },
         operations=operation_fits(calibration, machine),
         engines=[
             EngineFit(engine=name, work_ms=1e3 * work) for name, work in model.launch_s.items()

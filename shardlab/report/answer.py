@@ -13,14 +13,14 @@ from shardlab.choose.history import History
 from shardlab.core.numbers import figure, fixed, number, percent, plural, signed, within
 from shardlab.report.evidence import Evidence
 from shardlab.report.sections.scaling import share
+from shardlab.report.sections.time_to_loss import not_reached, use_line
 from shardlab.report.tables import estimate
 from shardlab.report.timings import location
 from shardlab.report.verdict import Choice, LinkVerdict, verdicts
 from shardlab.results.interval import Ratio
 from shardlab.strategy.document import CanonicalStrategy, parse_strategy
+from shardlab.strategy.sync import ENOUGH_EXCHANGES
 
-_ENOUGH = 30
-"""synchronisations of parameters: with fewer an outer optimizer with momentum has not settled"""
 _BRACKETS = (
     "Brackets of times are of the repetitions of one timing, or from the least to the largest end "
     "of several: another run of this experiment may lie outside. Repetitions of timings of other "
@@ -34,7 +34,7 @@ class Answer:
     """First screen of the report."""
 
     warnings: list[str]
-    """what crashed, diverged or was not raced"""
+    """what reached no loss, crashed, diverged or was not raced"""
     lines: list[str]
     """verdict on each link"""
     reasons: list[str]
@@ -47,16 +47,26 @@ def answer(evidence: Evidence) -> Answer:
     """Return what failed, the verdict on each link with its reason and what it does not show, and
     the strategies to paste."""
     crashed = [evidence.crash_warning] if evidence.crash_warning else []
-    answers = verdicts(evidence)
-    pays = {
+    # where the time to a loss was measured, steps for as many tokens are no answer
+    by_loss = evidence.by_loss
+    answered = {timing for comparison in by_loss for timing in comparison.link.timings}
+    answers = [link for link in verdicts(evidence) if link.timing["timing"].iloc[0] not in answered]
+    firsts = [comparison.order[0] for comparison in by_loss]
+    pays = {way.title: way.strategy.canonical() for way in firsts if way.ranks > 1}
+    pays |= {
         choice.name: choice.strategy
         for link in answers
         for choice in (link.use, link.lossless)
         if choice and choice.name not in link.beaten
     }
     return Answer(
-        warnings=[*crashed, *_failures(evidence.compared), *_not_raced(evidence.history)],
-        lines=[_line(link, evidence) for link in answers],
+        warnings=[
+            *not_reached(evidence.tuned),
+            *crashed,
+            *_failures(evidence.compared),
+            *_not_raced(evidence.history),
+        ],
+        lines=[*map(use_line, by_loss), *(_line(link, evidence) for link in answers)],
         reasons=[
             *share(evidence.main_steps, evidence.baseline),
             _BRACKETS,
@@ -95,9 +105,9 @@ def _rare_synchronisation(evidence: Evidence) -> Iterator[str]:
     searched = (row.trained for row in evidence.history.measured.values())
     records = [*evidence.records, *chain.from_iterable(searched)]
     syncs = [(record, parse_strategy(record.strategy).sync) for record in records]
-    counts = [(record.steps - sync.warmup_steps) // sync.every for record, sync in syncs if sync]
-    most, longest = max(counts, default=_ENOUGH), max(record.steps for record in records)
-    if most < _ENOUGH:
+    counts = [sync.exchanges(record.steps) for record, sync in syncs if sync]
+    most, longest = max(counts, default=ENOUGH_EXCHANGES), max(record.steps for record in records)
+    if most < ENOUGH_EXCHANGES:
         yield (
             f"Too few parameter synchronisations ({most} in {plural(longest, 'step')}) to judge "
             "`sync`: experiments/islands of shardlab's repository compares it in longer runs."

@@ -103,7 +103,7 @@ def join_record(
     breakdown = Breakdown.from_file(results / "profile" / f"{file}.json", fix)
     fix = f"run shardlab validate {run}"
     validation = Validation.from_file(results / "validate" / f"{file}.json", fix)
-    efficiency = scaling_efficiency(timed, metrics.strategy_hash, metrics.world_size, metrics.link)
+    efficiency = scaling_efficiency(timed, metrics)
     joined = Joined(memory_estimate_bytes=estimate.total, scaling_efficiency=efficiency)
     values: dict[str, Any] = {}
     for part in (metrics, breakdown, validation, joined):

@@ -59,6 +59,7 @@ def _by_name(name: str) -> Cell:
 
 
 RANKS = Column("ranks", "", "world_size", "number of processes")
+MICRO_BATCHES = Column("micro-batches", "", "accumulation", "parts of a step of a rank")
 LINK = Column("link", "", "link", "loopback, or rate and delay of an emulated link", numeric=False)
 _OF_STEP = (
     "wall time of a step of the slowest rank in a timing; mean ± standard deviation over "

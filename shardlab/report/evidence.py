@@ -12,9 +12,11 @@ from shardlab.choose.history import History
 from shardlab.choose.records import Decision
 from shardlab.predict.results import ForecastDocument
 from shardlab.report.aggregate import comparison, seed_warning
+from shardlab.report.loss_times import Comparison, compare_links
 from shardlab.report.settings import Quality
 from shardlab.report.tables import ONE_DEVICE, Column, Section, Table, make_table
 from shardlab.report.timings import ALIKE, crossovers, timing_table
+from shardlab.report.tuned import Tuned
 from shardlab.results.table import StrategyResults
 from shardlab.results.timing_result import NO_COMMUNICATION, TimingResult
 from shardlab.results.train_result import TrainResult
@@ -67,6 +69,8 @@ class Evidence:
     tolerance: float
     """largest relative rise of perplexity of a strategy that is recommended"""
     predicted: ForecastDocument
+    tuned: Tuned | None = None
+    """what was tuned to reach one loss; None: nothing"""
     crashed: Sequence[str] = ()
     """which runs have no records, or are not in a timing, as their ranks failed; one text each"""
     lost: Collection[str] = ()
@@ -88,9 +92,16 @@ class Evidence:
         return found_strategies(self.history, self.names)
 
     @cached_property
-    def timing_rows(self) -> pd.DataFrame:
+    def all_timing_rows(self) -> pd.DataFrame:
         """One row per timing and run: `timings.timing_table`."""
         return timing_table(self.timed, self.baseline, self.turns)
+
+    @cached_property
+    def timing_rows(self) -> pd.DataFrame:
+        """Those whose steps have as many micro-batches as those of the training runs."""
+        rows = self.all_timing_rows
+        same = rows["accumulation"] == self.records[0].accumulation
+        return rows[same].reset_index(drop=True)
 
     @property
     def steps(self) -> pd.DataFrame:
@@ -167,6 +178,11 @@ class Evidence:
     def compared(self) -> pd.DataFrame:
         """One row per run: `aggregate.comparison`."""
         return comparison(self.records, self.steps, self.baseline)
+
+    @cached_property
+    def by_loss(self) -> list[Comparison]:
+        """What was tuned, compared on each link by the time to one loss; none where nothing was."""
+        return [] if self.tuned is None else compare_links(self.timed, self.turns, self.tuned)
 
     @property
     def crash_warning(self) -> str | None:

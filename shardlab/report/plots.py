@@ -96,7 +96,8 @@ def _figure(height: float) -> Figure:
     return Figure(figsize=(WIDTH, height), layout="constrained")
 
 
-def _message(text: str) -> Figure:
+def message(text: str) -> Figure:
+    """Return a figure that says why nothing is plotted."""
     figure = _figure(1.2)
     figure.text(0.5, 0.5, text, ha="center", va="center")
     return figure
@@ -205,7 +206,7 @@ def breakdown_plot(rows: pd.DataFrame) -> Figure:
     traced = rows[rows["run"] != NO_COMMUNICATION].set_index("run")
     traced = traced.dropna(subset=["profiled_step_ms"])
     if traced.empty:
-        return _message("No traced steps.")
+        return message("No traced steps.")
     figure, axes = _bars(len(traced))
     ordered = traced.iloc[::-1]
     left = pd.Series(0.0, index=ordered.index)
@@ -241,7 +242,7 @@ def scaling_plot(rows: pd.DataFrame, runs: Sequence[str], baseline: str) -> Figu
     rows = rows[rows["run"] != ONE_DEVICE]
     rows = rows[rows.groupby("run")["world_size"].transform("nunique") > 1]
     if rows.empty:
-        return _message("No timings of several numbers of ranks without an emulated link.")
+        return message("No timings of several numbers of ranks without an emulated link.")
     styles = line_styles([*runs, *rows["run"]], baseline)
     figure = _figure(5.4)
     top, below = figure.subplots(2, 1, sharex=True)
@@ -275,7 +276,7 @@ def crossover_plot(
         runs: in the order of their colours in all plots; others follow.
     """
     if not groups:
-        return _message("No timing on an emulated link.")
+        return message("No timing on an emulated link.")
     styles = line_styles([*runs, *timed], baseline)
     figure = _figure(1.4 + 3.0 * len(groups))
     panels = figure.subplots(len(groups), 1, squeeze=False)[:, 0]

@@ -41,15 +41,16 @@ def timing_table(
 
     The order of timings in `timed` does not matter; runs of one timing keep theirs. The first row
     of a timing of several ranks is `ONE_DEVICE`: as many steps as there are ranks, for as many
-    tokens, of the no-communication bound of a timing of one rank without a link that took turns
-    with it. Without such a timing, and where ranks share cores, whose loss to each other is not
-    communication, there is no such row.
+    tokens, of the no-communication bound of a timing of one rank without a link, with as many
+    micro-batches, that took turns with it. Without such a timing, and where ranks share cores,
+    whose loss to each other is not communication, there is no such row.
 
     Args:
         turns: by name of a timing, the name of the one that it took turns with, or its own.
 
     Columns: timing, run, link, bits_per_second (NaN without an emulated link), delay_ms,
-    world_size, threads, cores, shares_cores (whether ranks have less than one for each thread);
+    world_size, accumulation (micro-batches per step), threads, cores, shares_cores (whether ranks
+    have less than one for each thread);
     repetitions without the `paused` ones, which count in no other column; disturbed (whether others
     used its CPUs); `step_ms` and its standard deviation over repetitions `step_ms_sd`;
     `tokens_per_s` over all ranks;
@@ -64,15 +65,21 @@ def timing_table(
     by_timing: dict[str, list[TimingResult]] = {}
     for run in sorted(timed, key=_order):
         by_timing.setdefault(run.timing, []).append(run)
-    alone = _single_devices(timed, turns or {})
+    turns = turns or {}
+    alone = _single_devices(timed, turns)
     table = pd.concat(
-        [_rows(runs, baseline, alone.get(timing)) for timing, runs in by_timing.items()],
+        [
+            _rows(runs, baseline, alone.get((turns.get(timing), runs[0].accumulation)))
+            for timing, runs in by_timing.items()
+        ],
         ignore_index=True,
     )
-    # the batch of a rank is the same in all timings, so efficiency is the ratio of step times
+    # the batch of a rank is the same in these timings, so efficiency is the ratio of step times
+    same = ["run", "accumulation"]
     single = table[(table["world_size"] == 1) & table["bits_per_second"].isna()]
-    of_one_rank = single.drop_duplicates("run").set_index("run")["step_ms"]
-    return table.assign(efficiency=table["run"].map(of_one_rank).astype(float) / table["step_ms"])
+    of_one_rank = single.drop_duplicates(same).set_index(same)["step_ms"]
+    one_rank = of_one_rank.reindex(pd.MultiIndex.from_frame(table[same])).to_numpy(float)
+    return table.assign(efficiency=one_rank / table["step_ms"])
 
 
 def _order(run: TimingResult) -> tuple[int, float, int, str]:
@@ -81,18 +88,17 @@ def _order(run: TimingResult) -> tuple[int, float, int, str]:
 
 def _single_devices(
     timed: Sequence[TimingResult], turns: Mapping[str, str]
-) -> dict[str, TimingResult]:
-    """Return the steps without communication of one rank, by each timing that took turns with
-    them."""
-    single = {
-        turns[run.timing]: run
+) -> dict[tuple[str | None, int], TimingResult]:
+    """Return the steps without communication of one rank, by the timing whose turns they took and
+    the micro-batches of a step."""
+    return {
+        (turns[run.timing], run.accumulation): run
         for run in sorted(timed, key=_order, reverse=True)
         if run.run == NO_COMMUNICATION
         and run.world_size == 1
         and run.bits_per_second is None
         and run.timing in turns
     }
-    return {timing: single[first] for timing, first in turns.items() if first in single}
 
 
 def _rows(runs: Sequence[TimingResult], baseline: str, single: TimingResult | None) -> pd.DataFrame:
@@ -159,6 +165,7 @@ def _row(run: TimingResult) -> dict[str, object]:
         "delay_ms": run.delay_ms,
         "ranks_per_node": run.ranks_per_node,
         "world_size": run.world_size,
+        "accumulation": run.accumulation,
         "threads": run.threads,
         "cores": run.host["cores"],
         "shares_cores": shares_cores(run),

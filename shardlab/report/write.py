@@ -28,9 +28,11 @@ from shardlab.report.sections.forecast import forecast
 from shardlab.report.sections.links import all_timings, crossover, links, time_to_quality
 from shardlab.report.sections.scaling import scaling
 from shardlab.report.sections.search import search
+from shardlab.report.sections.time_to_loss import time_to_loss, use_table
 from shardlab.report.tables import Section, figures_of, tables_of
 
 SECTIONS: tuple[Builder, ...] = (
+    time_to_loss,
     runs.comparison,
     scaling,
     links,
@@ -86,7 +88,7 @@ def write_report(evidence: Evidence, folder: Path, builders: Sequence[Builder] =
                 save(figure.drawing, temporary, kind)
     _write_csv(evidence.compared.reset_index(), folder / "comparison.csv")
     _write_csv(loss_curves(evidence.losses), folder / "loss.csv")
-    _write_csv(evidence.timing_rows, folder / "timings.csv")
+    _write_csv(evidence.all_timing_rows, folder / "timings.csv")
     write_json_lines(folder / "comparison.jsonl", comparison_rows(evidence.compared))
     write_json(folder / "summary.json", summary(evidence))
     write_text(folder / "headline.md", headline_markdown(evidence, found))
@@ -96,8 +98,11 @@ def write_report(evidence: Evidence, folder: Path, builders: Sequence[Builder] =
 
 
 def headline_markdown(evidence: Evidence, found: Answer) -> str:
-    """Return the answer, the comparison without its folded columns, and its setting in one line."""
+    """Return the answer, what to use by the time to one loss or else the comparison without its
+    folded columns, and its setting in one line."""
     table = runs.comparison_table(evidence, extra=False)
+    if evidence.tuned is not None and evidence.by_loss:
+        table = use_table(evidence.by_loss, evidence.tuned)
     note = f"{table.note}." if table.note else ""
     parts = [appendix.setting_line(evidence), seed_warning(evidence.records), note]
     line = " ".join(filter(None, parts))

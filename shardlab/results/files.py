@@ -13,12 +13,14 @@ from shardlab.results.result import SCHEMA_VERSION, Failure, Result, only
 from shardlab.results.settings import Timing
 from shardlab.results.timing_result import NO_COMMUNICATION, TimingResult
 from shardlab.results.train_result import TrainResult
+from shardlab.results.tune_result import TuneResult
 
 _BODIES: dict[str, type[Result]] = {
     "train": TrainResult,
     "timing": TimingResult,
     "race": TimingResult,
     "trial": TrainResult,
+    "tune": TuneResult,
 }
 
 
@@ -34,6 +36,7 @@ def _body(value: Any) -> Any:
 AnyResult = Annotated[
     Annotated[TrainResult, Tag("TrainResult")]
     | Annotated[TimingResult, Tag("TimingResult")]
+    | Annotated[TuneResult, Tag("TuneResult")]
     | Annotated[Failure, Tag("Failure")],
     Discriminator(_body),
 ]

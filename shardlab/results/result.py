@@ -4,6 +4,7 @@ Every measurement leaves results, and reports, predictions, searches and compari
 else. A result is a header, which says what ran, on which link and on which machine, and a body:
 
 - `train_result.TrainResult`, kind `train` or `trial`: a training run of one seed;
+- `tune_result.TuneResult`, kind `tune`: a training run that tunes a method;
 - `timing_result.TimingResult`, kind `timing` or `race`: interleaved steps with other strategies;
 - `Failure`, of any kind: the outcome and the error in its place.
 
@@ -29,9 +30,9 @@ LinkEmulation = Literal["none", "namespaces", "in-process"]
 """none: the link is real; namespaces: the kernel delays packets; in-process: collectives end when
 the formula issue + delay + bytes / rate says"""
 
-Kind = Literal["train", "timing", "race", "trial"]
-"""train: a training run; timing: interleaved steps. In a round of a search, race: a timing that
-ends early; trial: a training run"""
+Kind = Literal["train", "tune", "timing", "race", "trial"]
+"""train: a training run; tune: one of a method that is tuned; timing: interleaved steps. In a round
+of a search, race: a timing that ends early; trial: a training run"""
 
 FailureOutcome = Literal["timeout", "crash", "memory", "diverged"]
 """diverged: no finite loss or perplexity"""
@@ -78,9 +79,9 @@ class Result(Document):
 
     @property
     def source(self) -> str:
-        """The measurement in words: `run NAME`, `timing NAME` or `round K`."""
-        if self.kind == "train":
-            return f"run {self.run}"
+        """The measurement in words: `run NAME`, `method NAME`, `timing NAME` or `round K`."""
+        if self.kind in ("train", "tune"):
+            return f"{'run' if self.kind == 'train' else 'method'} {self.run}"
         return f"timing {self.timing}" if self.kind == "timing" else self.timing.replace("-", " ")
 
     def header(self) -> dict[str, Any]:

@@ -31,6 +31,12 @@ class Repetitions(Document):
     """emulated link between ranks of this machine; null: none"""
     repetitions: Count = 10
     """timed steps of every strategy"""
+    accumulation: Annotated[int, Field(ge=1, le=2**20)] | None = None
+    """micro-batches per step; null: those of `train`. Only the time to one loss reads timings with
+    another number than that of `train`"""
+    steps: Count | None = None
+    """steps of a repetition of a strategy without `sync`; null: as many as the shortest round
+    between exchanges, one without any `sync`"""
 
 
 class Timing(Repetitions):

@@ -89,21 +89,25 @@ def machines(runs: Iterable[TimingResult]) -> dict[str, list[str]]:
     return {machine: [*timings] for machine, timings in found.items()}
 
 
-def scaling_efficiency(
-    timed: Iterable[TimingResult], strategy_hash: str, world_size: int, link: str
-) -> float | None:
+def scaling_efficiency(timed: Iterable[TimingResult], trained: Result) -> float | None:
     """Return the tokens per second and rank relative to those of one rank, on the same machine.
 
     The batch of a rank is the same in all timings, so it is the ratio of mean step times.
 
+    Args:
+        timed: of all timings.
+        trained: training run, whose strategy, ranks, link and micro-batches count.
+
     Returns:
-        None where the strategy was not timed on one rank and on so many with that link.
+        None where these were not timed there and on one rank.
     """
-    own = [run for run in timed if run.strategy_hash == strategy_hash]
+    same = trained.strategy_hash, trained.accumulation
+    own = [run for run in timed if (run.strategy_hash, run.accumulation) == same]
     alone = [
         run.measured_ms() for run in own if run.world_size == 1 and run.bits_per_second is None
     ]
-    there = [run.measured_ms() for run in own if (run.world_size, run.link) == (world_size, link)]
+    place = trained.world_size, trained.link
+    there = [run.measured_ms() for run in own if (run.world_size, run.link) == place]
     if not alone or not there:
         return None
     one, many = ([t for t in times if not math.isnan(t)] for times in (alone[0], there[0]))

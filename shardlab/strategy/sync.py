@@ -14,6 +14,9 @@ MINIMUM_SIZE = 1024
 """elements of a unit, fewer of which are sent uncompressed"""
 _LONGEST_TRACED = 64
 """steps of a round that are traced: a trace of more would be too large"""
+ENOUGH_EXCHANGES = 30
+"""synchronisations of a run; after fewer an outer optimizer with momentum has not settled, and the
+quality says nothing of a longer run"""
 _FEW = 16
 """steps between synchronisations below which momentum would multiply steps that hardly differ"""
 
@@ -93,6 +96,10 @@ class Sync(Document):
         return left_out(
             self.codec, self.error_feedback, exchanges, "synchronisation", "outer gradients"
         )
+
+    def exchanges(self, steps: int) -> int:
+        """Return the synchronisations of a run of so many steps, after its warm-up."""
+        return max(0, steps - self.warmup_steps) // self.every
 
     def whole_rounds(self, steps: int) -> int | None:
         """Return at least so many steps, which are whole rounds of synchronisation; None

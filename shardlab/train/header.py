@@ -25,11 +25,12 @@ def header(
         run: one of those of the plan.
         parameters, emulation: None where they are not known yet.
     """
-    train = plan.train
     if isinstance(plan, RunPlan):
+        train = plan.train
         kind, name, seed, strategy = "train", "", plan.seed, plan.strategy
         world_size, link = train.world_size, train.link
     else:
+        train = plan.samples
         kind, name, seed, strategy = plan.kind, plan.name, 0, plan.runs[run]
         world_size, link = plan.timing.world_size, plan.timing.link
     alone = run == NO_COMMUNICATION

@@ -42,14 +42,11 @@ class TimingPlan:
     strategies: dict[str, Strategy]
     """at least those of the timing, by name"""
     train: Train
-    """of the steps; ranks and link are the timing's"""
+    """of the steps; ranks, link and, where it has one, `accumulation` are the timing's"""
     model: Model
     data: Path = field(default=Path("data"))
     """folder with tokens/"""
     kind: Literal["timing", "race"] = "timing"
-    steps: int | None = None
-    """steps of a repetition of runs that reduce gradients in every step; by default those of
-    `repetition_steps`"""
 
     @property
     def runs(self) -> dict[str, Strategy]:
@@ -60,7 +57,13 @@ class TimingPlan:
     def steps_of(self, run: str) -> int:
         """Return the steps of a repetition of a run."""
         runs = self.runs
+        if self.timing.steps is not None and runs[run].sync is None:
+            return self.timing.steps
         steps = repetition_steps([strategy.sync for strategy in runs.values()])
-        if self.steps is not None and runs[run].sync is None:
-            return self.steps
         return steps[[*runs].index(run)]
+
+    @property
+    def samples(self) -> Train:
+        """`train` with the micro-batches of the timing."""
+        accumulation = self.timing.accumulation or self.train.accumulation
+        return self.train.model_copy(update={"accumulation": accumulation})

@@ -45,7 +45,7 @@ class Runner:
         self._round = plan.steps_of(run)
         """steps of a repetition"""
         self._built = build_loop(
-            plan.model, timed, plan.train, split, _SEED, link.throttle, group, alone
+            plan.model, timed, plan.samples, split, _SEED, link.throttle, group, alone
         )
         self._events: list[StepEvent] = []
         self.active = True

@@ -15,10 +15,6 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.islands.curves import Curve, LinkTimes, Row
-from benchmarks.islands.families import FAMILIES, Comparison, rows_of
-from benchmarks.islands.methods import METHODS
-from benchmarks.islands.timing import LINKS
 from benchmarks.judge import question_of
 from shardlab.choose.decision import conclude
 from shardlab.choose.history import History, initial_history
@@ -30,13 +26,16 @@ from shardlab.cli import main
 from shardlab.config.parameters import Parameters
 from shardlab.report.answer import answer
 from shardlab.report.evidence import Evidence
+from shardlab.report.loss_times import compare_links, ways_of
 from shardlab.report.timings import location
 from shardlab.report.verdict import Choice, verdicts
 from shardlab.results.files import read_results, read_timings
 from shardlab.results.result import only
-from shardlab.results.settings import turns
+from shardlab.results.settings import Timing, turns
 from shardlab.results.timing_result import TimingResult
 from shardlab.results.train_result import TrainResult
+from stages.report import tuned_of
+from stages.sections import Sections
 from tests.evidence_factory import make_evidence
 
 Answer = dict[str, Any]
@@ -137,20 +136,25 @@ def judged() -> Answer:
 
 
 def islands() -> Answer:
-    """Which method reaches the loss of 2,000 steps of stock torch first on each link?"""
-    links = [LinkTimes(name) for name in LINKS]
-    rows = rows_of({name: Curve(name) for name in METHODS if METHODS[name].world_size <= 2})
-    rows, answers = [row for row in rows if all(link.has(row) for link in links)], {}
-    for link in links:
-        comparison = Comparison(rows, link)
-        best = comparison.first(METHODS)
-        assert best is not None, "stock torch reaches its own loss"
+    """What reaches one loss first on each link?"""
+    folder = Path("experiments/islands/results")
+    params = Sections("params/islands.yaml")
+    timings = params("timings", dict[str, Timing])
+    timed = only(read_timings(folder / "timings", timings), TimingResult)
+    tuned, answers = tuned_of(params, folder), {}
+    assert tuned is not None, "the experiment has methods"
+    ways = [way for way in ways_of(tuned) if way.curve.steps]
+    for comparison in compare_links(timed, turns(timings), tuned):
+        best, link = comparison.order[0], comparison.link
+        gains = comparison.gains().items()
         answers[link.name] = {
             "synchronisation / computation": link.ratio,
             "first": best.title,
-            "gain over the best of each kind": _gains(comparison, best, link),
-            "not told apart": [row.title for row in comparison.same_as(best)],
-            "seconds to the loss": {row.title: link.seconds(row) for row in rows},
+            "gain over the best of each kind": {
+                family: [way.title, *gain] for family, (gain, way) in gains
+            },
+            "not told apart": [way.title for way in comparison.same_as(best)],
+            "seconds to the loss": {way.title: link.seconds(way) for way in ways if link.has(way)},
         }
     return answers
 
@@ -259,15 +263,6 @@ def _first_history(params: Parameters, results: Path) -> History:
 
 def _proposal(results: Path, number: str) -> Proposal:
     return Proposal.from_file(results / "rounds" / number / "proposal.json", "restore it")
-
-
-def _gains(comparison: Comparison, best: Row, link: LinkTimes) -> Answer:
-    firsts = {family: comparison.first(names) for family, names in FAMILIES.items()}
-    return {
-        family: [row.title, *link.gain(best, row)]
-        for family, row in firsts.items()
-        if row is not None and row != best
-    }
 
 
 def _planned(arguments: str) -> Answer:

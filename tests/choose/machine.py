@@ -230,7 +230,7 @@ class Machine:
         steps: dict[str, list[float]] = {key: [] for key in running}
         name, load = f"round-{proposal.round}", proposal.workload
         place = {"link": load.link, "world_size": load.world_size}
-        rule, racing, reason = RaceRule.of(agent), {*running}, None
+        rule, racing, reason = RaceRule.of(agent.budget, proposal.repetitions), {*running}, None
         while reason is None:
             drift = self.rng.normal(0, 0.1, BLOCK)
             for key in racing & steps.keys():

@@ -74,6 +74,7 @@ def proposal_of(history: History, *strategies: Strategy) -> Proposal:
         verdict=Verdict(choice=None, reason="by test", judge="rules"),
         arms=[*arms.values()] if strategies else [],
         reference=[*history.start_results.trained],
+        repetitions=120,
     )
 
 

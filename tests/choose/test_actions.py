@@ -38,7 +38,7 @@ SLOW, SMALL = {**WAITS, "overlap": 0.1}, {**WAITS, "collectives": 12.0}
 FULL, WORSE, CODING = {"memory": 0.95}, {"perplexity_ratio": 1.02}, {"coding_ms": 9.0}
 INT8, INT4 = {"codec": "int8:group=128"}, {"codec": "int4:group=128", "error_feedback": True}
 TWICE = {"moved": {"gradients": 2e6, "weights": 1e6}}
-OFFER = Offer(Space(), layers=8, longest_round=100)
+OFFER = Offer(Space(), layers=8, steps=30 * 100)
 
 
 def offered(strategy: dict[str, Any], **facts: Any) -> dict[str, str]:
@@ -216,8 +216,8 @@ def test_a_coarser_codec_keeps_the_other_options_of_compression():
         assert changed == expected
 
 
-@pytest.mark.parametrize(("warmup", "offered_every"), [(36, 64), (37, None)])
-def test_no_round_is_longer_than_training_shows_after_its_warmup(warmup, offered_every):
+@pytest.mark.parametrize(("warmup", "offered_every"), [(1080, 64), (1081, None)])
+def test_half_as_often_is_offered_where_training_synchronises_thirty_times(warmup, offered_every):
     sync = {"every": 32, "warmup_steps": warmup}
     held = parse_strategy({"engine": "ddp", "sync": sync}).canonical()
     found = actions(held, Facts(**{**vars(QUIET), **WAITS}), OFFER)

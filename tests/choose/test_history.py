@@ -63,6 +63,11 @@ def test_steps_are_of_timings_with_the_start_on_ranks_and_link_of_the_search():
         )
         for run, ms in runs.items()
     ]
+    # of other steps than those that were trained
+    timed += [
+        make_timed("slow-4", run, step_ms=[ms] * 5, accumulation=4, link="100mbit")
+        for run, ms in (("fsdp2", 900.0), ("ddp", 100.0))
+    ]
     for link, ddp, coded, best in ((None, 0.8, 1.2, "run ddp"), ("100mbit", 1.2, 0.4, "ddp-int8")):
         agent = Agent.model_validate({"start": "fsdp2", "link": link and {"rate": link}})
         history = begin(timed=timed, agent=agent)
@@ -165,13 +170,23 @@ def test_rare_exchanges_have_a_quality_of_their_own(other):
     history = begin()
     assert history.quality(rare.canonical()) is None
     if other:
-        history = history.with_results(trained(rare, 1.01))
+        history = history.with_results(trained(rare, 1.01, steps=30 * 8))
         assert history.quality(canonical(**RARE | other)) is None
         found = history.quality(canonical(engine="manual", sharding="no_shard", sync={"every": 8}))
         assert (found.ratio, found.sure) == (pytest.approx(1.01), True)
         # half as many copies see twice as many samples each
         four = history.workload.model_copy(update={"world_size": 4})
         assert not history.model_copy(update={"workload": four}).quality(rare.canonical()).sure
+
+
+def test_the_quality_after_few_synchronisations_holds_for_no_longer_run():
+    rare = parse_strategy(RARE)
+    found = {
+        steps: begin().with_results(trained(rare, 1.01, steps=steps)).quality(rare.canonical())
+        for steps in (239, 240)
+    }
+    assert [quality.sure for quality in found.values()] == [False, True]
+    assert found[239].source.endswith(", after 29 synchronisations")
 
 
 def test_a_run_that_diverged_has_infinite_perplexity_and_cannot_be_the_start():

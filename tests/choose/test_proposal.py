@@ -7,8 +7,8 @@ import pytest
 from shardlab.choose.decision import conclude
 from shardlab.choose.history import initial_history, reason_to_stop
 from shardlab.choose.judge import choose_by_rules
-from shardlab.choose.proposal import propose, shorten, with_limits
-from shardlab.choose.records import Decision, Verdict
+from shardlab.choose.proposal import propose, shorten
+from shardlab.choose.records import Decision, Narrowing, Verdict
 from shardlab.choose.settings import Agent
 from shardlab.choose.space import Feasible
 from shardlab.predict.model import Estimate
@@ -19,7 +19,6 @@ from shardlab.train.settings import Train
 from tests.choose.machine import ENDLESS, SETTINGS, Machine
 from tests.choose.searches import AGENT, DDP, KEPT, begin, proposal_of, trial_of
 from tests.record_factory import STRATEGIES, make_records, trial_run
-from tests.timed_run_factory import make_timed
 
 HISTORY = begin(timed=[])
 
@@ -137,41 +136,22 @@ def test_a_search_stops_by_trials_minutes_and_rejections(decisions, agent, reaso
 
 
 @pytest.mark.parametrize(
-    ("ranks", "steps", "kept"), [(2, 32, 2), (2, 31, 1), (2, 7, 0), (4, 99, 0)]
+    ("ranks", "steps", "kept"), [(2, 960, 2), (2, 959, 1), (2, 239, 0), (4, 960, 0)]
 )
-def test_exchanges_that_no_training_run_would_show_are_not_proposed(ranks, steps, kept):
-    def legal(steps: int, sync: tuple[Sync, ...]) -> int:
+def test_synchronisations_that_training_is_too_short_for_are_not_proposed(ranks, steps, kept):
+    def narrowed(steps: int, sync: tuple[Sync, ...]) -> Narrowing:
         machine = Machine(rate="100mbit")
         agent = machine.agent(world_size=ranks)
         records = [each.model_copy(update={"steps": steps}) for each in make_records(seeds=1)]
         history = initial_history(records, [], agent, Train())
         space = Space(gradients=(), weights=(), sync=sync)
         facts = space, machine.shapes, machine.predict, choose_by_rules, (), SETTINGS
-        return propose(1, history, agent, ENDLESS, *facts).space.strategies
+        return propose(1, history, agent, ENDLESS, *facts).space
 
     both = Space().sync
-    assert legal(steps, both) == legal(1000, both[:kept])
-    assert kept == 0 or legal(steps, both) > legal(steps, ())
-
-
-def test_a_race_has_time_for_all_repetitions_by_measured_steps():
-    """Of 20 s for the incumbent, which is the start, and 30 s as predicted for another."""
-    begun = begin(timed=[])
-    proposal = proposal_of(begun, DDP)
-    start, arm = proposal.arms
-    slow = arm.prediction.model_copy(update={"step_ms": 30e3})
-    raced = proposal.model_copy(
-        update={"arms": [start, arm.model_copy(update={"prediction": slow})]}
-    )
-    place = {"link": begun.workload.link, "world_size": begun.workload.world_size}
-    timed = [make_timed(step_ms=[20e3] * 6, **place), make_timed(step_ms=[1e6], link="1gbit")]
-    agent = Agent(repetitions=50)
-    found = with_limits(raced, agent, begun, timed)
-    assert found.race_limit_s == pytest.approx(2 * 50 * (20 + 30 + 30))
-    least = with_limits(proposal, agent, begun, [])
-    assert (least.race_limit_s, least.training_limit_s) == (300, 300)
-    trained = [run.model_copy(update={"step_ms_mean": 1e4}) for run in proposal.reference]
-    longer = with_limits(proposal.model_copy(update={"reference": trained}), agent, begun, [])
-    assert longer.training_limit_s == pytest.approx(4 * sum(10 * run.steps for run in trained))
-    given = with_limits(raced, Agent(trial_timeout_s=7), begun, timed)
-    assert (given.race_limit_s, given.training_limit_s) == (7, 7)
+    found = narrowed(steps, both)
+    assert found.strategies == narrowed(1000, both[:kept]).strategies
+    assert kept == 0 or found.strategies > narrowed(steps, ()).strategies
+    assert [f"every={sync.every}" in found.too_short for sync in both] == [
+        number >= kept for number in range(2)
+    ]

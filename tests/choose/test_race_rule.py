@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 from shardlab.choose.race_rule import MISSED, SEARCH_ERROR, RaceRule, intervals, ruling, standings
-from shardlab.choose.settings import Agent
 from shardlab.results.table import StepRatio
 from shardlab.results.timing_result import BLOCK
 
 RACES, CHALLENGERS = 8, 4
-RULE = RaceRule.of(Agent(budget=RACES, repetitions=120))
+RULE = RaceRule.of(RACES, 120)
 NOISES = ("normal", "heavy", "disturbed", "correlated")
 
 
@@ -99,7 +98,7 @@ def test_an_interval_of_too_few_repetitions_is_not_shown_in_figures():
     place = {"source": "round 1", "link": "loopback", "world_size": 2}
     shown = {}
     for repetitions in BLOCK, 120:
-        rule = RaceRule.of(Agent(repetitions=repetitions))
+        rule = RaceRule.of(RACES, repetitions)
         figures = intervals(noise[:repetitions], rule).figures()
         shown[repetitions] = StepRatio(**place, **figures)
     few, many = shown.values()

@@ -4,7 +4,14 @@ from collections import Counter
 
 import pytest
 
-from shardlab.choose.space import Feasible, documents, feasible, formula_bytes, frugality
+from shardlab.choose.space import (
+    Feasible,
+    documents,
+    feasible,
+    formula_bytes,
+    frugality,
+    settled,
+)
 from shardlab.core.errors import UserError
 from shardlab.models.memory import CUBLAS_WORKSPACE, host_memory
 from shardlab.predict.settings import Space
@@ -102,6 +109,18 @@ def test_rare_exchanges_of_the_default_space_add_few_strategies(ranks, share):
         name for name, traits in ENGINES.items() if "sync" in traits.settings
     }
     assert all(each.gradients.plain() and each.weights is None for each in rare)
+
+
+def test_what_training_is_too_short_for_is_left_out_and_named():
+    """Of the default space 100 steps have 12 synchronisations, and 3."""
+    assert settled(Space(), 100)[1] == (
+        "sync every=8 (12), every=32 (3): training runs of 100 steps synchronise fewer than 30 "
+        "times"
+    )
+    assert settled(Space(), 0)[1] == (
+        "sync every=8, every=32: the training runs have other ranks than the search"
+    )
+    assert settled(Space(), 960) == (Space(), "")
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,8 @@ def run_round(params: Sections, number: str) -> tuple[Proposal, History]:
 
 def test_two_rounds_build_on_each_other_and_repeat_to_the_byte(params, capsys):
     first, after = run_round(params, "1")
-    assert "decide 1: accept: " in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "decide 1: accept: " in said and "propose 1: not proposed: sync every=8 (" in said
     assert first.incumbent != after.incumbent
     second, last = run_round(params, "2")
     assert second.incumbent == after.incumbent

@@ -109,6 +109,10 @@ def refusal(*overrides: str) -> str:
             "(found 'results/results.jsonl')",
         ),
         ("steps", "--set steps: expected key=value, for example train.steps=10"),
+        (
+            "methods={stock: {strategies: [ddp]}}",
+            "methods: tune says what they are to reach: add it, or write methods: {}",
+        ),
     ],
 )
 def test_error_names_the_key_and_the_fix(override: str, message: str) -> None:
@@ -169,11 +173,24 @@ def test_timings_name_the_matrix_or_all_strategies(tmp_path: Path) -> None:
     [
         ("{a: {interleaved: {b: {}}}, b: {}}", "b: timings.a.interleaved.b has the same name"),
         ("{a: {interleaved: {b: {runs: [z]}}}}", "a.interleaved.b.runs.0: 'z' is no strategy"),
+        ("{a: {runs: [odd], accumulation: 2}}", "a.runs.0: accumulation: 3 micro-batches do not"),
         ("{a: {interleaved: {b: {interleaved: {}}}}}", "a.interleaved.b.interleaved: unknown key"),
     ],
 )
 def test_mistakes_in_interleaved_timings_are_named(timings: str, message: str) -> None:
-    assert refusal(f"timings={timings}").startswith(f"timings.{message}")
+    odd = "timed_strategies={odd: {engine: ddp, accumulation: 3}}"
+    assert refusal(f"timings={timings}", odd).startswith(f"timings.{message}")
+
+
+def test_a_timing_with_other_micro_batches_is_neither_compared_nor_fitted() -> None:
+    """Its steps are no steps of the training runs; one with as many is like one without."""
+    many = "timings={a: {accumulation: 2}, b: {accumulation: 1}}"
+    params = Parameters(ROOT / "params.yaml", [many, "forecast.timings=[b]"])
+    assert params("comparison") == "b"
+    assert refusal(many, "forecast.timings=[a]") == (
+        "forecast.timings.0: 'a' has 2 micro-batches per step, train 1: name a timing that has as "
+        "many"
+    )
 
 
 def test_json_is_read_as_json(tmp_path: Path) -> None:

@@ -145,13 +145,13 @@ def test_the_default_is_the_tokenizer_of_a_pretrained_model(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     for word in ("train", "gpt2"):
         (tmp_path / word).mkdir()
-        assert Tokenize().for_model(Model(pretrained=word)).tokenizer == f"./{word}"
-    own = Tokenize().for_model(Model(pretrained="models/llama"))
+        assert Tokenize().for_model(word).tokenizer == f"./{word}"
+    own = Tokenize().for_model("models/llama")
     assert (own.tokenizer, own.vocabulary) == ("models/llama", None)
     for model in (Model(preset="tiny"), Model(config="models/llama")):
-        trained = Tokenize().for_model(model)
+        trained = Tokenize().for_model(model.pretrained)
         assert (trained.tokenizer, trained.vocabulary) == ("train", 2048)
-    given = Tokenize(tokenizer="gpt2").for_model(Model(pretrained="models/llama"))
+    given = Tokenize(tokenizer="gpt2").for_model("models/llama")
     assert (given.tokenizer, given.vocabulary) == ("gpt2", None)
     with pytest.raises(UserError, match="brings its own tokenizer: remove it, or set"):
-        Tokenize(vocabulary=300).for_model(Model(pretrained="models/llama"))
+        Tokenize(vocabulary=300).for_model("models/llama")

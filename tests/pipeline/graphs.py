@@ -41,9 +41,9 @@ def snakemake_jobs(root: Path) -> dict[str, Job]:
 
 
 def pending(root: Path) -> set[str]:
-    """Commands, less `exec python -m stages.`, that Snakemake would run now."""
+    """Commands, less `exec python -m shardlab `, that Snakemake would run now."""
     jobs = _ask("snakemake-pending", root).values()
-    return {job.command.removeprefix("exec python -m stages.") for job in jobs if job.pending}
+    return {job.command.removeprefix("exec python -m shardlab ") for job in jobs if job.pending}
 
 
 def wanted(root: Path) -> frozenset[str]:
@@ -70,7 +70,7 @@ def differences(dvc: dict[str, Job], snakemake: dict[str, Job]) -> list[str]:
             # a folder of dvc.yaml stands for the files below it
             loose = {path for path in b if not any(path == p or _below(path, p) for p in a)}
             empty = {p for p in a if p not in b and not any(_below(path, p) for path in b)}
-            if loose or empty - {"data/inputs"}:
+            if loose or empty - {"data/inputs", "results/tune"}:
                 found.append(
                     f"{command}: {kind}: dvc.yaml {sorted(empty)}, Snakefile {sorted(loose)}"
                 )

@@ -14,6 +14,13 @@ from tests.pipeline.workspace import ROOT
 
 Tree = dict[str, Any]
 QUICK: Tree = yaml.safe_load((ROOT / "params/quick.yaml").read_text())
+QUICK |= {
+    "tune": {"target_loss": 6.0, "learning_rates": [0.003], "micro_batches": {1: 1, 2: 1}},
+    "methods": {
+        "stock": {"strategies": ["fsdp2"]},
+        "alone": {"strategies": ["fsdp2"], "world_size": 1},
+    },
+}
 STAGES: Tree = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
 
 
@@ -40,7 +47,10 @@ def drop_last(tree: Tree) -> None:
 
 ALL_TIMED = {"collect", "forecast", "report", "propose/1", "decide/1"}
 CHANGES: dict[str, tuple[Callable[[Tree], None], set[str]]] = {
-    "a strategy that nothing names": (put("timed_strategies.spare", {"engine": "slide"}), set()),
+    "a strategy that nothing names": (
+        put("timed_strategies.spare", {"engine": "slide"}),
+        {"report"},
+    ),
     "another spelling of a strategy": (
         put("strategies.fsdp2", {"engine": "fsdp2", "wrap": "block", "param_dtype": "auto"}),
         set(),
@@ -59,16 +69,19 @@ CHANGES: dict[str, tuple[Callable[[Tree], None], set[str]]] = {
     ),
     "one more seed": (
         put("seeds", [0, 1]),
-        {"profile/*", "validate/*", "collect", "report", "trial/1", "propose/1"},
+        {"tune/*", "profile/*", "validate/*", "collect", "report", "trial/1", "propose/1"},
     ),
     "one more round": (
         put("rounds.2", {"after": "results/rounds/1/history.json"}),
         {"propose/2", "trial/2", "decide/2", "report"},
     ),
-    "steps": (put("train.steps", 20), {"train/*", "trial/1", "propose/1"}),
+    "steps": (
+        put("train.steps", 20),
+        {"train/*", "tune/*", "trial/1", "propose/1", "report"},
+    ),
     "batch size": (
         put("train.batch_size", 2),
-        {"train/*", "timing/*", "estimate", "trial/1", "propose/1"},
+        {"train/*", "tune/*", "timing/*", "estimate", "trial/1", "propose/1"},
     ),
     "repetitions of one timing": (
         put("timings.two-ranks.repetitions", 9),
@@ -76,7 +89,16 @@ CHANGES: dict[str, tuple[Callable[[Tree], None], set[str]]] = {
     ),
     "the model": (
         put("model", {"preset": "small"}),
-        {"train/*", "validate/*", "timing/*", "estimate", "trial/1", "propose/1"},
+        {"train/*", "tune/*", "validate/*", "timing/*", "estimate", "trial/1", "propose/1"},
+    ),
+    "the loss that methods reach": (put("tune.target_loss", 5.0), {"tune/*", "report"}),
+    "one more method": (
+        put("methods.more", {"strategies": ["fsdp2-int8"]}),
+        {"tune/more", "report"},
+    ),
+    "the strategy that a method trains": (
+        put("methods.stock.strategies", ["fsdp2-int8"]),
+        {"tune/stock", "report"},
     ),
     "ranks that the forecast extrapolates to": (put("forecast.ranks", [8, 32]), {"forecast"}),
     "the share of the validation split": (put("data.validation_share", 0.03), {"tokenize"}),

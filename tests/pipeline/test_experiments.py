@@ -11,7 +11,7 @@ from stages.folder import make_folder
 from tests.pipeline.test_docs import DOCUMENTS
 from tests.pipeline.workspace import ROOT, copy_project, run
 
-PUBLISHED = ("codecs", "fsdp", "judge")
+PUBLISHED = ("codecs", "fsdp", "islands", "judge")
 SMALL = [
     "README.md",
     "results/answers/0123abcd.json",
@@ -21,6 +21,7 @@ SMALL = [
     "results/results.jsonl",
     "results/rounds/1/trial.json",
     "results/timings/two-ranks.jsonl",
+    "results/tune/stock.jsonl",
 ]
 LEFT_OUT = [
     ".dvc/config",

@@ -14,7 +14,7 @@ from tests.pipeline.workspace import run, set_params, speaking, wait_for
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 RUN = Path("results/train/fsdp2/seed0")
-TRAIN = ("python", "-m", "stages.train", "--run", "fsdp2")
+TRAIN = ("python", "-m", "shardlab", "train", "--run", "fsdp2")
 
 
 class Stage(NamedTuple):
@@ -99,6 +99,32 @@ def test_a_killed_run_continues_from_its_last_checkpoint(workspace: Path) -> Non
     assert "fsdp2 seed 0: continues after step " in run(workspace, *TRAIN).stdout
     assert read_json(workspace / RUN / "metrics.json")["steps"] == 200
     assert not checkpoints.exists()
+
+
+@pytest.mark.parametrize("tool", ["snakemake", "dvc"])
+def test_a_killed_search_goes_on_after_its_last_run(workspace: Path, tool: str) -> None:
+    """And what it found with other settings stays."""
+    set_params(workspace, train__steps=120, tune__learning_rates=[0.003, 0.01, 0.03])
+    output, work = workspace / "results/tune/stock.jsonl", workspace / ".work/tune/stock"
+    before = output.read_bytes()
+    shutil.rmtree(work)
+    only = {
+        "snakemake": ("snakemake", "--cores", "2", "results/tune/stock.jsonl"),
+        "dvc": ("dvc", "repro", "tune@stock"),
+    }
+    process = start(workspace, *only[tool])
+    wait_for(lambda: any(work.glob("*.json")), 120, "a run")
+    kill(process)
+    assert output.read_bytes() == before
+    (first,) = work.glob("*.json")
+    written = first.stat().st_mtime_ns
+    run(workspace, *only[tool])
+    log = (workspace / "logs/tune/stock.log").read_text()
+    assert log.count("(taken over from revision ") == 1 and first.stat().st_mtime_ns == written
+    keys = [json.loads(line)["key"] for line in output.read_text().splitlines()]
+    assert first.stem in keys and len(keys) == len({*keys}) > 2
+    former = {json.loads(line)["key"] for line in before.splitlines()}
+    assert {path.stem for path in work.glob("*.json")} == {*keys} | former
 
 
 @pytest.mark.parametrize("tool", ["snakemake", "dvc"])

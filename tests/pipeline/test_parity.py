@@ -22,6 +22,28 @@ def test_both_tools_describe_one_pipeline() -> None:
     assert len(dvc) < 100, "DVC needs a second per stage from about 100 stages on"
 
 
+METHODS = {"stock": {"strategies": ["fsdp2"]}, "alone": {"strategies": ["rare"], "world_size": 1}}
+TUNE = {"target_loss": 6.0, "learning_rates": [0.003], "micro_batches": {1: 1, 2: 1}}
+
+
+@pytest.mark.long
+def test_both_tools_tune_each_method(tmp_path: Path) -> None:
+    root = copy_project(
+        tmp_path / "project",
+        tune=TUNE,
+        methods=METHODS,
+        timed_strategies={"rare": {"engine": "ddp"}},
+    )
+    dvc, snakemake = dvc_jobs(root), snakemake_jobs(root)
+    assert differences(dvc, snakemake) == []
+    tuned = [job for job in snakemake.values() if job.name == "tune"]
+    (alone,) = (job for job in tuned if job.command.endswith("alone"))
+    assert alone.parameters["methods.alone"]["strategy"]["engine"] == "ddp"
+    results = {"results/tune/stock.jsonl", "results/tune/alone.jsonl"}
+    assert frozenset().union(*(job.outputs for job in tuned)) == results
+    assert results <= wanted(root)
+
+
 @pytest.mark.long
 def test_a_drift_of_either_description_is_reported(tmp_path: Path) -> None:
     root = copy_project(tmp_path / "project")
@@ -30,7 +52,7 @@ def test_a_drift_of_either_description_is_reported(tmp_path: Path) -> None:
         ("    - results/memory.json\n    - results/profile\n", "    - results/profile\n"),
         ("- data/code.yaml: [report]", "- data/code.yaml: [readme]"),
         ("[seeds, strategies, timings]", "[seeds, strategies]"),
-        ("stages.validate ${key}", "stages.validate --x ${key}"),
+        ("shardlab validate ${key}", "shardlab validate --x ${key}"),
     ):
         path = root / "dvc.yaml"
         assert old in path.read_text(), f"dvc.yaml no longer holds {old!r}"

@@ -17,7 +17,14 @@ from tests.pipeline.workspace import ROOT, copy_parts
 
 PARTS = [".dvc/.gitignore", ".dvc/config", ".dvc/plots", ".dvcignore", ".gitignore", "LICENSE"]
 PARTS += ["README.md", "Snakefile", "csrc", "data/inputs/.gitignore", "dvc.yaml", "profiles"]
-PARTS += ["pyproject.toml", "shardlab", "stages", "user_codecs", "workflow"]
+PARTS += [
+    "pyproject.toml",
+    "results/tune/.gitignore",
+    "shardlab",
+    "stages",
+    "user_codecs",
+    "workflow",
+]
 PACKAGES = Path(torch.__file__).parents[1]
 """of the project: its path files, which name the source, are not read where a path file names it"""
 

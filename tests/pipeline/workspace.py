@@ -30,6 +30,7 @@ PARTS = [
     "examples",
     "profiles",
     "pyproject.toml",
+    "results/tune/.gitignore",
     "shardlab",
     "stages",
     "user_codecs",
@@ -56,7 +57,7 @@ def copy_project(target: Path, params: str = "params/quick.yaml", **changes: obj
 def stage_outputs(project: Path) -> list[str]:
     """Names of files and folders that stages have written below `data` and `results`."""
     found = [*(project / "data").iterdir(), *(project / "results").glob("*")]
-    return [path.name for path in found if path.name != "inputs"]
+    return [path.name for path in found if path.name not in ("inputs", "tune")]
 
 
 def copy_parts(parts: list[str], source: Path, target: Path) -> None:

@@ -1,7 +1,7 @@
 import pytest
 
 from shardlab.core.errors import UserError
-from stages.readme import BEGIN, END, main, markers, replace_block
+from stages.readme import BEGIN, END, main
 from stages.sections import Sections
 
 HEADLINE = "| run | step |\n| --- | ---: |\n| fsdp2 | 48 |\n\nMeasured here.\n"
@@ -27,14 +27,6 @@ def test_only_the_block_changes(project):
     written = (project / "results/report/readme.md").read_text()
     assert written == f"{BEGIN}\n{HEADLINE}{END}\n"
     assert written.encode().strip() == text[len(before) : len(text) - len(after)]
-
-
-def test_blocks_of_other_names_stay(tmp_path):
-    begin, end = markers("islands")
-    readme = tmp_path / "README.md"
-    readme.write_text(f"{BEGIN}\nold\n{END}\n{begin}\nold\n{end}\n")
-    replace_block(readme, "new", "islands")
-    assert readme.read_text() == f"{BEGIN}\nold\n{END}\n{begin}\nnew\n{end}\n"
 
 
 @pytest.mark.parametrize("text", ["none", BEGIN, f"{END} {BEGIN}", f"{BEGIN}{END}{BEGIN}{END}"])

@@ -10,6 +10,7 @@ import pytest
 from shardlab.core.numbers import ABSENT, number
 from shardlab.report.columns import STEP
 from shardlab.report.sections.links import (
+    all_timings,
     codec_table,
     crossing,
     links,
@@ -85,6 +86,33 @@ def test_efficiency_is_throughput_per_rank_against_one_rank():
     per_rank = row["tokens_per_s"] / 4
     assert per_rank / row_of([alone], timing="one-rank")["tokens_per_s"] == pytest.approx(0.75)
     assert math.isnan(row_of([four], timing="four-ranks")["efficiency"])
+
+
+def test_steps_are_compared_with_those_of_as_many_micro_batches():
+    """Efficiency, and one device alone; sections but the last two show those of training."""
+    timed = [
+        make_timed(f"{name}-{parts}", run, ranks, step_ms=[ms * parts] * 2, accumulation=parts)
+        for parts in (4, 1)
+        for name, ranks, ms in (("one-rank", 1, 30.0), ("two-ranks", 2, 40.0 / parts))
+        for run in (BASELINE, NO_COMMUNICATION)
+    ]
+    turns = dict.fromkeys((run.timing for run in timed), "two-ranks-1")
+    table = timing_table(timed, BASELINE, turns).set_index(["timing", "run"])
+    for parts, step in ((1, 40.0), (4, 40.0)):
+        row = table.loc[f"two-ranks-{parts}", BASELINE]
+        assert row["efficiency"] == pytest.approx(30 * parts / step)
+        assert row["alone_ratio"] == pytest.approx(step / (2 * 30 * parts))
+    lone = [run for run in timed if run.timing != "one-rank-4"]
+    table = timing_table(lone, BASELINE, turns).set_index(["timing", "run"])
+    row = table.loc["two-ranks-4", BASELINE]
+    assert math.isnan(row["efficiency"]) and math.isnan(row["alone_ratio"])
+
+    evidence = make_evidence(make_records(), timed=timed, turns=turns, comparison="two-ranks-1")
+    assert {*evidence.timing_rows["accumulation"]} == {1}
+    assert [row["timing"].iloc[0] for row in evidence.several] == ["two-ranks-1"]
+    table = all_timings(evidence).tables[0]
+    headings = [column.title for column in table.columns]
+    assert {row[headings.index("micro-batches")] for row in table.rows} == {"1", "4"}
 
 
 def test_frame_headers_are_not_counted_as_interface_excess():
@@ -356,8 +384,7 @@ def test_a_pause_is_left_out_of_all_that_rests_on_times_and_marked():
     assert "the machine paused" in table.note
     alone = make_timed("one-rank", "fsdp2-int8", world_size=1, step_ms=[100.0])
     there = runs["slept"][1]
-    hash_ = alone.strategy_hash
-    efficiency = scaling_efficiency([alone, there], hash_, 2, there.link)
+    efficiency = scaling_efficiency([alone, there], make_record("fsdp2-int8", link=there.link))
     assert efficiency == pytest.approx(100 / got["step_ms"])
     ratios = {run.run: ratio for run, ratio in ratio_to(runs["slept"], BASELINE)}
     assert ratios["fsdp2-int8"].repetitions == 11

@@ -42,6 +42,13 @@ def raced(wildcards):
     return raced_in(config["rounds"][wildcards.round])
 
 
+def tuned(wildcards):
+    """The ranks of a method. Its runs follow each other in one command, so that they stay on one
+    node, as those on a link do; losses do not depend on it."""
+    method = config["methods"][wildcards.method]
+    return {"world_size": method["world_size"] or config["train"]["world_size"], "link": "any"}
+
+
 def calibrated(wildcards):
     """The ranks of train on several nodes; on one those of each timing that the forecast is fitted on."""
     train = config["train"]

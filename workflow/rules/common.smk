@@ -14,6 +14,7 @@ wildcard_constraints:
     run="|".join(config["strategies"]),
     timing="|".join(config["timings"]),
     input="|".join(config["inputs"]),
+    method="|".join(config["methods"]),
     seed=r"\d+",
     round=r"\d+",
 

@@ -6,6 +6,7 @@ rule report:
         "results/results.jsonl",
         every_run("results/train/{run}/seed{seed}/events.jsonl"),
         expand(rules.timing.output, timing=config["timings"]),
+        expand(rules.tune.output, method=config["methods"]),
         expand(
             "results/rounds/{round}/{file}",
             round=config["rounds"],
@@ -40,10 +41,23 @@ rule report:
     params:
         code=code("report"),
         parameters=parameters(
-            "strategies", "seeds", "baseline", "timings", "comparison", "quality", "rounds"
+            "strategies",
+            "timed_strategies",
+            "seeds",
+            "baseline",
+            "timings",
+            "comparison",
+            "methods",
+            "quality",
+            "rounds",
+            "train.accumulation",
+            "train.betas",
+            "train.steps",
+            "train.world_size",
+            "tune",
         ),
     shell:
-        "exec python -m stages.report &>> {log:q}"
+        "exec python -m shardlab report &>> {log:q}"
 
 
 rule readme:
@@ -56,4 +70,4 @@ rule readme:
     params:
         code=code("readme"),
     shell:
-        "exec python -m stages.readme &>> {log:q}"
+        "exec python -m shardlab readme &>> {log:q}"

@@ -1,6 +1,5 @@
 import os
 import sys
-from collections import Counter
 
 from shardlab.predict.announcement import announcement
 from stages.snakemake_log import Job, recall, show_jobs
@@ -16,14 +15,11 @@ SHOWN = show_jobs(lambda: workflow.execution_settings is not None) if CALM else 
 
 def show_announcement():
     """Say what the jobs take that are about to run, and show a bar of them."""
-    kinds, jobs = Counter(), {}
-    for job in workflow.dag.needrun_jobs():
-        if job.rule.name != "all":
-            kinds[job.rule.name] += 1
-            jobs[job.jobid] = Job(Path(job.log[0]))
+    needed = [job for job in workflow.dag.needrun_jobs() if job.rule.name != "all"]
+    jobs = {job.jobid: Job(Path(job.log[0])) for job in needed}
     recall(jobs.values())
-    seconds = [job.seconds for job in jobs.values()]
-    print(*announcement(PARAMETERS, kinds, seconds), sep="\n", file=sys.stderr)
+    times = [(job.rule.name, jobs[job.jobid].seconds) for job in needed]
+    print(*announcement(PARAMETERS, times), sep="\n", file=sys.stderr)
     if SHOWN:
         SHOWN.begin(jobs)
 

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from shardlab.core.numbers import ABSENT, figure, number
-from shardlab.report.columns import TIMED, in_timing
+from shardlab.report.columns import MICRO_BATCHES, TIMED, in_timing
 from shardlab.report.evidence import Evidence
 from shardlab.report.plots import crossover_plot
 from shardlab.report.quality import quality_at_time, steps_to_quality
@@ -50,8 +50,10 @@ def links(evidence: Evidence) -> Section | None:
 
 
 def all_timings(evidence: Evidence) -> Section:
-    """Show every timed run."""
-    table = evidence.timing_table("All timings", TIMED, evidence.timing_rows)
+    """Show every timed run; the other sections show those with the micro-batches of training."""
+    rows = evidence.all_timing_rows
+    parts = [MICRO_BATCHES] if rows["accumulation"].nunique() > 1 else []
+    table = evidence.timing_table("All timings", [*TIMED[:3], *parts, *TIMED[3:]], rows)
     return Section(table.title, tables=[table], folded=True)
 
 

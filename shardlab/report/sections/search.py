@@ -100,7 +100,7 @@ def _narrowed(decision: Decision, space: Narrowing) -> str:
     return (
         f"{what}: {space.beyond_memory:,} beyond the memory limit, {spared}{space.predicted:,} "
         f"predicted{f', not predicted: {reasons}' if reasons else ''}; of these {space.known:,} "
-        "were known already."
+        f"were known already.{f' Not proposed: {space.too_short}.' if space.too_short else ''}"
     )
 
 

@@ -1,1 +1,0 @@
-"""Time to one loss on slow links: what is trained and timed, and the page of its figures."""
