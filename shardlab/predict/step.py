@@ -25,7 +25,7 @@ from shardlab.predict.machine import Line
 from shardlab.strategy.document import CanonicalStrategy
 from shardlab.strategy.settings import DTYPE_BYTES
 
-Sections = list[list[Phases]]
+StepSections = list[list[Phases]]
 """lanes of each section"""
 _FLOAT = DTYPE_BYTES["fp32"]
 OUTER_COPIES = 9
@@ -193,7 +193,7 @@ def _lane_seconds(lane: Phases, rank: Rank, wait: float) -> float:
     return seconds
 
 
-def _replicated(work: StepWork, costs: Costs) -> Sections:
+def _replicated(work: StepWork, costs: Costs) -> StepSections:
     """Return the step of ddp: buckets are reduced concurrently with backward, except for the last
     one; a codec runs on the training thread. Copies that train alone reduce nothing."""
     if work.outer is not None:
@@ -210,7 +210,7 @@ def _replicated(work: StepWork, costs: Costs) -> Sections:
     return [[(*computed, *backward, *concurrent)], end]
 
 
-def _sharded(work: StepWork, costs: Costs) -> Sections:
+def _sharded(work: StepWork, costs: Costs) -> StepSections:
     """Return the step of fsdp1, fsdp2 or manual: units are gathered for use; their gradients are
     reduce-scattered among the ranks of a copy of the model, then averaged over the copies."""
     strategy, traits, units = work.strategy, work.strategy.traits, range(1, len(work.units))
@@ -250,7 +250,7 @@ def _sharded(work: StepWork, costs: Costs) -> Sections:
 
     reshard = dict.fromkeys(units, strategy.reshard_after_forward)
     reshard |= own_settings(strategy, "reshard_after_forward")
-    sections: Sections = []
+    sections: StepSections = []
     for left in reversed(range(work.accumulation)):
         sections += _passes(
             work,
@@ -274,7 +274,7 @@ def _passes(
     arrivals_overlap: bool,
     reductions_overlap: bool,
     updates: Phases = (),
-) -> Sections:
+) -> StepSections:
     """Return forward and backward of a micro-batch.
 
     Args:
@@ -298,7 +298,7 @@ def _passes(
     return [[first], forward, [(*root, *first_again)], backward, [end]]
 
 
-def _streamed(work: StepWork, costs: Costs) -> Sections:
+def _streamed(work: StepWork, costs: Costs) -> StepSections:
     """Return the step of slide, whose units slide through a window; gradients are summed in host
     memory.
 
@@ -344,7 +344,7 @@ def _streamed(work: StepWork, costs: Costs) -> Sections:
     narrow = 0 if copied == _FLOAT else copied
     # of this rank's part, with the vectors of all ranks
     update = moved(sum(work.units) / ranks * (states + vectors * returned + narrow))
-    window, sections = window_slots(strategy, len(units)), Sections()
+    window, sections = window_slots(strategy, len(units)), StepSections()
     for left in reversed(range(work.accumulation)):
         sections += _passes(
             work,
