@@ -60,7 +60,7 @@ def draw_questions(results: Path, params: Parameters) -> list[dict[str, Any]]:
         link = None if rows[0]["link"] == "loopback" else rows[0]["link"]
         agent = Agent.model_validate({"link": link, "candidates": "config"})
         history = initial_history(records, [], agent, params("train"))
-        peak_bytes = history.reference.trained[0].memory_peak_bytes
+        peak_bytes = history.start_results.trained[0].memory_peak_bytes
         evidence = describe(history, agent, 4 * peak_bytes, facts)
         start = next(row for row in rows if row["run"] == agent.start)
         others = [row for row in rows if row["run"] not in (agent.start, "no communication")]

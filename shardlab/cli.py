@@ -1,8 +1,7 @@
 """The command line: every command and its options.
 
-`shardlab NAME` runs a command. Snakemake and DVC run stages as `python -m stages.NAME`, whose
-arguments are read here, too. A command is imported once its arguments are right, so that help and
-mistakes need neither packages nor seconds.
+`shardlab NAME` runs one, as Snakemake and DVC do. It is imported once its arguments are right, so
+that help and mistakes need neither packages nor seconds.
 """
 
 import argparse
@@ -344,6 +343,9 @@ def _tree() -> tuple[Parser, dict[str, Parser]]:
 def _run(name: str, options: dict[str, Any]) -> None:
     command = COMMANDS[name]
     try:
+        if name in STAGES and {"SHARDLAB_LOCK", "DVC_STAGE"} & os.environ.keys():
+            # a job ends with its tool, also amid imports; what was typed may outlive its shell
+            import_module("shardlab.core.process").die_with_parent(os.getppid(), signal.SIGTERM)
         # all that is imported stays: to search it for garbage takes a quarter of the imports' time
         gc.disable()
         if not command.module:

@@ -1,7 +1,6 @@
 """Show what `shardlab.attach` does: two ranks of this machine train a small model, first with their
 gradients as they are, then with a codec."""
 
-import sys
 from functools import partial
 
 import torch
@@ -10,7 +9,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import shardlab
-from shardlab import cli
 from shardlab.codecs.registry import make_method
 from shardlab.core.progress import stopwatch
 from shardlab.train.launch import launch
@@ -66,7 +64,3 @@ def _train(gradients: str, group: dist.ProcessGroup) -> str:
 
 def _network() -> nn.Module:
     return nn.Sequential(nn.Linear(_WIDTH, 2 * _WIDTH), nn.Tanh(), nn.Linear(2 * _WIDTH, _WIDTH))
-
-
-if __name__ == "__main__":
-    cli.main(["attach", *sys.argv[1:]])

@@ -10,7 +10,6 @@ from shardlab.results.calibration_record import memory_operations
 from shardlab.results.settings import Timing, each_timing
 from shardlab.strategy.document import Strategy, parse_strategy
 from shardlab.train.settings import Train
-from stages.common import run
 from stages.sections import Sections
 
 _OUTPUT = "results/calibration.json"
@@ -48,7 +47,3 @@ def main(params: Sections) -> None:
     detect(found).to_file("results/hardware.json")
     found.to_file(_OUTPUT)
     say(f"calibrate: {_OUTPUT}")
-
-
-if __name__ == "__main__":
-    run("calibrate", main)

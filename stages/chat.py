@@ -6,7 +6,6 @@ No stage of the pipeline: it needs no params.yaml, writes nothing and may run wh
 import sys
 from pathlib import Path
 
-from shardlab import cli
 from shardlab.core.document import validate
 from shardlab.train.chat import Conversation, Sampling, converse, print_answer
 
@@ -21,7 +20,3 @@ def main(folder: str, prompt: str | None, **sampling: float | None) -> None:
         converse(conversation)
     else:
         print_answer(conversation, prompt)
-
-
-if __name__ == "__main__":
-    cli.main(["chat", *sys.argv[1:]])

@@ -13,7 +13,6 @@ from shardlab.results.train_result import TrainResult
 from shardlab.strategy.document import Strategy
 from shardlab.train.plans import RunPlan
 from shardlab.train.settings import Train
-from stages.common import run
 from stages.sections import Sections
 
 _RESULTS = Path("results")
@@ -48,7 +47,3 @@ def main(params: Sections) -> None:
     for crash in lines:
         if isinstance(crash, Failure):
             say(f"collect: {crash.run} seed {crash.seed} crashed: {crash.detail}")
-
-
-if __name__ == "__main__":
-    run("collect", main)

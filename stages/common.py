@@ -25,22 +25,17 @@ SAMPLES = ("batch_size", "accumulation", "sequence_length")
 """parameters of `train` that give the size of a step"""
 
 
-def run(name: str, main: Callable[..., None], options: dict[str, Any] | None = None) -> None:
-    """Run `main(params, ...)` of a stage, as `python -m stages.NAME ARGUMENTS` or `shardlab NAME`.
+def run(name: str, main: Callable[..., None], options: dict[str, Any]) -> None:
+    """Run `main(params, ...)` of a stage with options as `shardlab.cli` has parsed them.
 
     Errors of the user are shown as one line (exit 2); a run that failed with the traceback of the
     rank that is the cause, every other error with its own (exit 1). All of them, what the stage
     says and how long it took are kept in the log `logs/NAME/VALUE.log`. Nobody else works in this
     folder meanwhile.
-
-    Args:
-        options: as parsed by `shardlab.cli`; when not given, they are read from the command line.
     """
     # imported objects stay alive: neither this process nor forked ranks should scan them again
     gc.freeze()
-    gc.enable()
     on_end_signals(stop)
-    options = cli.parse(name, sys.argv[1:]) if options is None else options
     params, overrides = options.pop("params"), options.pop("overrides")
     path = _log_path(name, [str(options[key]) for key in cli.STAGES[name].log])
     log_to(path)

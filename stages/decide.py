@@ -12,7 +12,6 @@ from shardlab.results.result import only
 from shardlab.results.settings import Timing
 from shardlab.results.timing_result import TimingResult
 from shardlab.train.settings import Train
-from stages.common import run
 from stages.sections import Sections
 
 RESULTS = "results/results.jsonl"
@@ -36,7 +35,3 @@ def main(params: Sections, number: str) -> None:
     for warning in last.warnings:
         say(f"decide {number}: warning: {warning}")
     say(f"decide {number}: {last.decision}: {last.reason}")
-
-
-if __name__ == "__main__":
-    run("decide", main)

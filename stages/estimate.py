@@ -23,7 +23,7 @@ from shardlab.results.train_result import MemoryEstimate
 from shardlab.strategy.document import Strategy
 from shardlab.train.settings import Train
 from shardlab.train.step_space import free_bytes
-from stages.common import SAMPLES, refuse_other_tokens, run
+from stages.common import SAMPLES, refuse_other_tokens
 from stages.sections import Sections
 
 _CPU = torch.device("cpu")
@@ -87,7 +87,3 @@ def _row(device: Categories, host: Categories, ranks: int) -> dict[str, str]:
     cells = device | {"device": needed, "host": beside}
     fits = "yes" if needed <= on_device and beside <= free else "no"
     return {name: f"{size / 1e6:,.1f}" for name, size in cells.items()} | {"fits": fits}
-
-
-if __name__ == "__main__":
-    run("estimate", main)

@@ -10,7 +10,6 @@ from shardlab.results.files import read_timings
 from shardlab.results.result import only
 from shardlab.results.settings import Timing
 from shardlab.results.timing_result import TimingResult
-from stages.common import run
 from stages.sections import Sections
 
 _FOLDER, _TIMINGS = Path("results/forecast"), Path("results/timings")
@@ -31,7 +30,3 @@ def main(params: Sections) -> None:
             f"forecast: {found.runs} held-out runs: error {found.median:.1%} (median), "
             f"{found.worst:.1%} (worst)"
         )
-
-
-if __name__ == "__main__":
-    run("forecast", main)

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 import yaml
 
-from shardlab import cli
 from shardlab.cli import questions
 from shardlab.config.parameters import Parameters
 from shardlab.core.document import validate
@@ -224,7 +223,3 @@ _Dumper.add_representer(str, _write_text)
 def _flow(value: Any) -> str:
     text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, sort_keys=False, width=1000)
     return str(text).partition("\n")[0]
-
-
-if __name__ == "__main__":
-    cli.main(["init", *sys.argv[1:]])

@@ -6,7 +6,6 @@ from pathlib import Path
 from shardlab.core.content import Content
 from shardlab.core.errors import UserError
 from shardlab.core.progress import say
-from stages.common import run
 from stages.sections import Sections
 
 FOLDER = Path("data/inputs")
@@ -37,7 +36,3 @@ def main(params: Sections, name: str) -> None:
         raise UserError(f"inputs.{name}: missing from params.yaml")
     content_of(inputs, name).to_file(FOLDER / f"{name}.json")
     say(f"inputs {name}: {inputs[name]}")
-
-
-if __name__ == "__main__":
-    run("inputs", main)

@@ -21,7 +21,6 @@ from shardlab.core.progress import say
 from shardlab.results.settings import Timing, each_timing
 from shardlab.strategy.document import Strategy
 from stages.code import code_keys
-from stages.common import run
 from stages.inputs import FOLDER, content_of
 from stages.sections import Sections
 
@@ -110,7 +109,3 @@ def main(params: Sections) -> None:
             if left_out := sent and sent.left_out(steps):
                 say(f"params: warning: {name}: {left_out}")
     say("params: params.yaml is valid")
-
-
-if __name__ == "__main__":
-    run("params", main)

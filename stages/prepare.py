@@ -6,7 +6,7 @@ from shardlab.core.files import write_json
 from shardlab.core.progress import say
 from shardlab.data.settings import Data
 from shardlab.data.sources import prepare
-from stages.common import run, source_parameters
+from stages.common import source_parameters
 from stages.sections import Sections
 
 
@@ -24,7 +24,3 @@ def main(params: Sections) -> None:
         f"prepare: {source['documents']} documents, {source['bytes'] / 1e6:.2f} MB of text "
         f"from {source['name']}, {source['bad_records']['count']} bad records"
     )
-
-
-if __name__ == "__main__":
-    run("prepare", main)

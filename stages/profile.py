@@ -8,7 +8,6 @@ from shardlab.profiling.breakdown import read_steps, summarize
 from shardlab.profiling.table import write_rows
 from shardlab.results.files import read_failure
 from stages.common import require
-from stages.common import run as run_stage
 from stages.sections import Sections
 
 
@@ -41,7 +40,3 @@ def break_down(results: Path, run: str, seed: int) -> None:
         f"profile {run} seed {seed}: step {mean.profiled_step_ms:.1f} ms, "
         f"communication {mean.comm_share:.0%} of it, {mean.overlap:.0%} overlapped"
     )
-
-
-if __name__ == "__main__":
-    run_stage("profile", main)

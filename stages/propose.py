@@ -24,7 +24,7 @@ from shardlab.results.result import only
 from shardlab.results.settings import Timing
 from shardlab.results.timing_result import TimingResult
 from shardlab.train.settings import Train
-from stages.common import refuse_other_tokens, run
+from stages.common import refuse_other_tokens
 from stages.sections import Sections
 
 RESULTS = "results/results.jsonl"
@@ -77,7 +77,3 @@ def main(params: Sections, number: str) -> None:
     if proposal.space is not None and proposal.space.too_short:
         say(f"propose {number}: not proposed: {proposal.space.too_short}")
     say(f"propose {number}: {predicted}{proposal.verdict.judge}: {proposal.verdict.reason}")
-
-
-if __name__ == "__main__":
-    run("propose", main)

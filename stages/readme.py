@@ -7,7 +7,7 @@ from pathlib import Path
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_text
 from shardlab.core.progress import say
-from stages.common import require, run
+from stages.common import require
 from stages.sections import Sections
 from stages.summary import summarize
 
@@ -60,7 +60,3 @@ def replace_block(path: Path, content: str) -> None:
     changed = text[:first] + new + text[last + len(END) :]
     if changed != text:
         write_text(path, changed)
-
-
-if __name__ == "__main__":
-    run("readme", main)

@@ -24,7 +24,6 @@ from shardlab.results.tune_result import TuneResult
 from shardlab.strategy.document import parse_strategy
 from shardlab.train.settings import Train
 from shardlab.train.tune_settings import Method, Tune
-from stages.common import run
 from stages.sections import Sections
 
 _RESULTS = Path("results")
@@ -108,7 +107,3 @@ def _losses_of(row: StrategyResults) -> dict[int, pd.Series]:
         record.seed: read_losses(runs, record.run, record.seed, fix)["loss"]
         for record in row.trained
     }
-
-
-if __name__ == "__main__":
-    run("report", main)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from shardlab import cli
 from shardlab.core.errors import UserError
 from shardlab.core.process import on_end_signals
 from shardlab.core.progress import say
@@ -62,7 +61,3 @@ def snakemake(folder: Path, *arguments: str) -> None:
         raise UserError(
             f"{folder.absolute()}: failed as shown above: the same command goes on from there"
         )
-
-
-if __name__ == "__main__":
-    cli.main(["run", *sys.argv[1:]])

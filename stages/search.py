@@ -12,7 +12,6 @@ from typing import Annotated
 import yaml
 from pydantic import Field
 
-from shardlab import cli
 from shardlab.choose.experiment import result_text, search_parameters
 from shardlab.choose.history import History
 from shardlab.comm.emulated_link import Links
@@ -73,7 +72,3 @@ def _search(folder: Path, limit_s: float) -> tuple[History, str]:
         if elapsed() >= limit_s:
             return history, f"{limit_s / 60:.0f} minutes are over"
     return history, history.rounds[-1].reason
-
-
-if __name__ == "__main__":
-    cli.main(["search", *sys.argv[1:]])

@@ -11,7 +11,6 @@ from shardlab.train.interleaved import time_strategies
 from shardlab.train.plans import TimingPlan
 from shardlab.train.settings import Train
 from stages.common import SAMPLES, refuse_other_tokens
-from stages.common import run as run_stage
 from stages.sections import Sections
 
 _USED = ("threads", "placement", "deterministic", "weight_decay", "clip", "profiled_steps")
@@ -40,7 +39,3 @@ def main(params: Sections, name: str) -> None:
     ]
     output = Path("results/timings", f"{name}.jsonl")
     time_strategies(plans, output, leave_out=is_job())
-
-
-if __name__ == "__main__":
-    run_stage("timing", main)

@@ -9,7 +9,7 @@ from shardlab.data.settings import Data, Tokenize
 from shardlab.data.statistics import describe_tokens
 from shardlab.data.tokenize import build_tokens
 from shardlab.data.tokens import open_split
-from stages.common import refuse_other_source, require, run, token_parameters
+from stages.common import refuse_other_source, require, token_parameters
 from stages.sections import Sections
 
 
@@ -44,7 +44,3 @@ def main(params: Sections) -> None:
             "or change characters in this tokenizer: their bits per byte would be wrong, so that "
             "validation of a split with such documents leaves them out"
         )
-
-
-if __name__ == "__main__":
-    run("tokenize", main)

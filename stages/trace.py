@@ -1,11 +1,9 @@
 """Break the steps in traces of torch.profiler down, whoever wrote them and labelled or not: where
 the time of each rank went, and what hiding the communication would give."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from shardlab import cli
 from shardlab.core.files import write_text
 from shardlab.profiling.job import break_down
 from shardlab.profiling.table import conclude, page, render, write_rows
@@ -19,7 +17,3 @@ def main(paths: Sequence[str], *, csv: str | None = None, html: str | None = Non
     if html is not None:
         write_text(html, page(job))
     print("\n".join([*render(job), "", conclude(job)]))
-
-
-if __name__ == "__main__":
-    cli.main(["trace", *sys.argv[1:]])

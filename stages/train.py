@@ -19,7 +19,6 @@ from shardlab.train.run import build_missing_tokens, train_run
 from shardlab.train.settings import Train
 from shardlab.train.utilization import show_placements
 from stages.common import refuse_other_source, refuse_other_tokens
-from stages.common import run as run_stage
 from stages.sections import Sections
 
 
@@ -74,13 +73,9 @@ def _tokenize(params: Sections) -> None:
 
     Both tools make the tokens before they train, and have their own record of them.
     """
-    command = [sys.executable, "-m", "stages.tokenize", *params.arguments]
+    command = [sys.executable, "-m", "shardlab", "tokenize", *params.arguments]
     status = subprocess.run(command).returncode
     if status > 0:  # it has said why
         raise SystemExit(status)
     if status < 0:
         raise UserError(f"shardlab tokenize was killed by signal {-status}: run it again")
-
-
-if __name__ == "__main__":
-    run_stage("train", main)

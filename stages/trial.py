@@ -33,7 +33,7 @@ from shardlab.train.plans import RunPlan, TimingPlan
 from shardlab.train.race import race
 from shardlab.train.run import train_run
 from shardlab.train.settings import Train
-from stages.common import refuse_other_source, refuse_other_tokens, run
+from stages.common import refuse_other_source, refuse_other_tokens
 from stages.profile import break_down
 from stages.sections import Sections
 from stages.validate import validate_seed
@@ -127,7 +127,7 @@ def main(params: Sections, number: str, start: str = "", step: str = "") -> None
     if step:
         _report_failure(work, Step.model_validate_json(step))
         return
-    command = [sys.executable, "-m", "stages.trial", number, *params.arguments]
+    command = [sys.executable, "-m", "shardlab", "trial", number, *params.arguments]
     do = partial(_start, [*shlex.split(start), *command]) if start else work.do
     elapsed = stopwatch()
     raced: Race | None = None
@@ -250,7 +250,3 @@ def evaluated(plan: RunPlan, runs: Path) -> TrainResult:
     )
     parts = (read_json(runs / f"{file}.json", "repeat the trial") for file in files)
     return validate(TrainResult, {key: part[key] for part in parts for key in part}, str(runs))
-
-
-if __name__ == "__main__":
-    run("trial", main)

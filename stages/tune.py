@@ -8,7 +8,6 @@ from shardlab.train.settings import Train
 from shardlab.train.tune import Tuning, tune_method
 from shardlab.train.tune_settings import Method, Tune
 from stages.common import SAMPLES, refuse_other_source, refuse_other_tokens
-from stages.common import run as run_stage
 from stages.sections import Sections
 
 _USED = (
@@ -37,7 +36,3 @@ def main(params: Sections, method: str) -> None:
         options.seeds or params("seeds", list[int]),
     )
     tune_method(tuning, Path("results/tune", f"{method}.jsonl"), Path(".work/tune", method))
-
-
-if __name__ == "__main__":
-    run_stage("tune", main)

@@ -9,7 +9,6 @@ from shardlab.results.train_result import Validation
 from shardlab.train.evaluation import validate_run
 from shardlab.train.settings import Train
 from stages.common import refuse_other_tokens, require
-from stages.common import run as run_stage
 from stages.sections import Sections
 
 
@@ -46,7 +45,3 @@ def _change(found: Validation, model: Model) -> str:
     figures = found.untrained_ppl, found.val_ppl
     before, after = ("not finite" if ppl is None else f"{ppl:.1f}" for ppl in figures)
     return f"perplexity {before} ({start}) \N{RIGHTWARDS ARROW} {after}"
-
-
-if __name__ == "__main__":
-    run_stage("validate", main)

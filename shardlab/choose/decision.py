@@ -143,7 +143,7 @@ def _losses_agree(
 ) -> bool:
     """Return whether an arm that should compute what the start computes did so in the race."""
     start = losses.get(history.start)
-    if start is None or Numerics.of(arm.strategy) != Numerics.of(history.reference.strategy):
+    if start is None or Numerics.of(arm.strategy) != Numerics.of(history.start_results.strategy):
         return True
     pairs = zip(losses[arm.hash], start, strict=False)
     return all(

@@ -30,6 +30,7 @@ def describe(
         facts: on the machine and the data.
     """
     ran = sum(decision.decision != "none" for decision in history.own_rounds)
+    incumbent = history.incumbent_results
     return "\n".join(
         [
             _workload(history.workload),
@@ -37,8 +38,8 @@ def describe(
             "Step ratios are of interleaved steps on link and ranks of the search. Training runs "
             "may have had others: their figures are means over seeds, +- the standard deviation.",
             *(_strategy(row, history) for row in _shown(history)),
-            f"Start: {history.reference.strategy.label()}.",
-            f"Incumbent: {history.held.strategy.label()} [{history.held.source}].",
+            f"Start: {history.start_results.strategy.label()}.",
+            f"Incumbent: {incumbent.strategy.label()} [{incumbent.source}].",
             *map(_round, history.own_rounds[-_ROUNDS:]),
             f"Limits: validation perplexity at most {1 + agent.quality_tolerance:.3f} times the "
             f"start's; peak memory at most {memory_limit_bytes / 1e6:.0f} MB per rank.",
@@ -125,7 +126,7 @@ def _strategy(row: StrategyResults, history: History) -> str:
             f"step {step.ratio:.3f} times the start's (95 % {step.interval}, {step.source})"
         )
     if row.trained:
-        facts.append(_trained(row.trained, history.reference.trained))
+        facts.append(_trained(row.trained, history.start_results.trained))
     return f"Strategy {row.strategy.label()} [{row.source}]: {'; '.join(facts)}."
 
 

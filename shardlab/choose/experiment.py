@@ -158,10 +158,14 @@ def result_text(history: History, folder: Path, reason: str) -> str:
             "",
             "Steps (95 % interval) and perplexities are over those of the start.",
             f"* held: {why}",
-            *([f"its training runs: {folder / runs}"] if (runs := history.held.folder) else []),
+            *(
+                [f"its training runs: {folder / runs}"]
+                if (runs := history.incumbent_results.folder)
+                else []
+            ),
             "",
             "# for params.yaml",
-            history.held.strategy.entry(folder.name),
+            history.incumbent_results.strategy.entry(folder.name),
         ]
     )
 

@@ -108,7 +108,7 @@ class Facts:
         step_ms = mean("profiled_step_ms")
         return cls(
             source=source,
-            trained="its training runs" if row is history.held else row.source,
+            trained="its training runs" if row is history.incumbent_results else row.source,
             link=load.link,
             step_ms=step_ms if there or held_ms is None else held_ms,
             computing_ms=step_ms - mean("exposed_comm_ms"),
@@ -119,7 +119,7 @@ class Facts:
             asked={kind: of_kind(kind, "bytes_raw") for kind in _KINDS},
             moved={kind: of_kind(kind, "bytes_wire") for kind in _KINDS},
             error=fmean(errors) if errors else None,
-            perplexity_ratio=mean_ratio(row.trained, history.reference.trained),
+            perplexity_ratio=mean_ratio(row.trained, history.start_results.trained),
             tolerance=tolerance,
             memory=memory,
         )
@@ -142,7 +142,7 @@ def _runs_of_incumbent(
     ]
     on_link = [(source, run) for source, run in measured if run.link == load.link]
     if not measured:
-        return "its training runs", history.held.trained
+        return "its training runs", history.incumbent_results.trained
     source, run = (on_link or measured)[-1]
     return source, [run]
 
@@ -150,7 +150,7 @@ def _runs_of_incumbent(
 def _same_numerics(history: History) -> StrategyResults:
     """Return the incumbent, if it was trained, or what was trained with its codecs and types and
     differs from it least."""
-    held = history.held.strategy
+    held = history.incumbent_results.strategy
     numerics = Numerics.of(held)
 
     def distance(row: StrategyResults) -> tuple[bool, int, str]:
@@ -159,7 +159,7 @@ def _same_numerics(history: History) -> StrategyResults:
 
     trained = (row for row in history.measured.values() if row.trained)
     same = (row for row in trained if Numerics.of(row.strategy) == numerics)
-    return min(same, key=distance, default=history.held)
+    return min(same, key=distance, default=history.incumbent_results)
 
 
 def exposed(facts: Facts) -> str | None:

@@ -123,13 +123,13 @@ class History(Document):
         return races
 
     @property
-    def held(self) -> StrategyResults:
-        """The incumbent."""
+    def incumbent_results(self) -> StrategyResults:
+        """Results of the incumbent."""
         return self.measured[self.incumbent]
 
     @property
-    def reference(self) -> StrategyResults:
-        """The strategy that the search started from."""
+    def start_results(self) -> StrategyResults:
+        """Results of the strategy that the search started from."""
         return self.measured[self.start]
 
     @property
@@ -154,9 +154,9 @@ class History(Document):
         its codecs alone, or with all of them on other vectors, the worst counts, since more codecs
         hardly improve it. None: nothing like it was trained.
         """
-        start, load = Numerics.of(self.reference.strategy), self.workload
+        start, load = Numerics.of(self.start_results.strategy), self.workload
         trained = [
-            (Numerics.of(row.strategy), row, perplexity_ratio(row, self.reference))
+            (Numerics.of(row.strategy), row, perplexity_ratio(row, self.start_results))
             for row in self.measured.values()
             if row.trained or row.diverged
         ]

@@ -60,7 +60,7 @@ def best_measured(
     ]
     # races do not time one device
     first = rank(options, [], tolerance, limit_bytes).first
-    return history.reference if first is None else history.measured[str(first.name)]
+    return history.start_results if first is None else history.measured[str(first.name)]
 
 
 def hold_best(

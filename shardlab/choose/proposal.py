@@ -123,7 +123,7 @@ def propose(
     def option(strategy: CanonicalStrategy) -> Feasible:
         return Feasible(strategy, strategy.hash(), peak(strategy), predict(strategy))
 
-    held, peaks = predict(history.held.strategy), peaks_of(history, shapes)
+    held, peaks = predict(history.incumbent_results.strategy), peaks_of(history, shapes)
     held_ms = None if isinstance(held, str) else 1e3 * held.value
     stop, evidence = reason_to_stop(history, agent), describe(history, agent, limit_bytes, facts)
     narrowed, shortlist = None, Shortlist([], [], 0)
@@ -176,7 +176,7 @@ def propose(
             candidate(option(arm), quality, "", roles, trained=key in trained)
             for key, (arm, roles) in arms.items()
         ],
-        reference=[*history.reference.trained],
+        reference=[*history.start_results.trained],
         repetitions=agent.repetitions,
     )
 
@@ -186,7 +186,7 @@ def _steps_of_replicas(history: History) -> int:
     search, so that they show nothing of `sync`."""
     load = history.workload
     same = load.world_size == load.trained_on
-    return min(run.steps for run in history.reference.trained) if same else 0
+    return min(run.steps for run in history.start_results.trained) if same else 0
 
 
 def changed(
@@ -203,7 +203,7 @@ def changed(
     Args:
         count: how many `strategies` are legal, and how many are `beyond_memory`.
     """
-    for strategy, action in actions(history.held.strategy, facts, offer):
+    for strategy, action in actions(history.incumbent_results.strategy, facts, offer):
         try:
             check_fits(strategy, history.workload.world_size, shapes.samples)
             memory = peak(strategy)
@@ -347,8 +347,8 @@ def _arms(
         tolerated: of the shortlist.
     """
     raced: list[tuple[Role, CanonicalStrategy]] = [
-        ("incumbent", history.held.strategy),
-        ("start", history.reference.strategy),
+        ("incumbent", history.incumbent_results.strategy),
+        ("start", history.start_results.strategy),
         ("judge", chosen),
     ]
     if tolerated:

@@ -61,7 +61,7 @@ class Agent(Document):
     repetitions: int = Field(120, ge=10)
     """maximum number of interleaved steps of a race, or rounds between synchronisations; fewer, but
     at least 20, where these would take longer than the training of the start with all seeds, and
-    longer than a minute"""
+    longer than two minutes"""
     budget: Count = 8
     """maximum number of trials in all rounds together"""
     budget_minutes: Seconds | None = None

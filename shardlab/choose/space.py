@@ -60,7 +60,7 @@ def formula_bytes(strategy: CanonicalStrategy, shapes: "ModelShapes", world_size
 
 def peak_of(history: History, shapes: "ModelShapes") -> Peak:
     """Return the formula plus what the start's peak has beyond it, such as the interpreter."""
-    start, load = history.reference, history.workload
+    start, load = history.start_results, history.workload
     measured = max(run.memory_peak_bytes for run in start.trained)
     rest = max(0, measured - formula_bytes(start.strategy, shapes, load.trained_on))
     return lambda strategy: rest + formula_bytes(strategy, shapes, load.world_size)

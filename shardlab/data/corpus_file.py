@@ -67,7 +67,7 @@ def read_corpus(path: Path, start: int = 0, stop: int | None = None) -> Iterator
         raise UserError(f"{path}: there is none; make it: shardlab prepare")
     with path.open("rb") as file:
         if file.readline() != b"[\n":
-            raise _damaged(path, 0, "it does not begin as stages.prepare writes it")
+            raise _damaged(path, 0, "it does not begin as shardlab prepare writes it")
         if start > file.tell():
             file.seek(start - 1)  # a line that begins at `start` follows a line end
             file.readline()

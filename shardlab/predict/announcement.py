@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from shardlab.config.experiment import Params
 
 _NAMES = {"train": "training run", "tune": "tuned method", "timing": "timing", "trial": "race"}
-_SHORT_RACE_S = 60.0
+_SHORT_RACE_S = 120.0
 """that a race of any experiment may take"""
 
 
 def race_budget_s(timeout_s: float | None, training_s: float) -> float:
     """Return the seconds that the repetitions of a race may take: half of what is set for a trial,
-    or else as long as the start was trained, and at least a minute.
+    or else as long as the start was trained, and at least two minutes.
 
     Args:
         timeout_s: `agent.trial_timeout_s`.

@@ -124,7 +124,7 @@ def fit_machine(calibration: Calibration) -> Machine:
 def _fit_transport(transfers: Sequence[Transfer], name: Operation) -> Line:
     own = [t for t in transfers if t.operation == name]
     if len({t.nbytes for t in own}) < 3:
-        raise UserError(f"calibration: fewer than 3 sizes of {name}: repeat stages.calibrate")
+        raise UserError(f"calibration: fewer than 3 sizes of {name}: repeat shardlab calibrate")
     return fit_line(
         [t.wire_bytes / (t.world_size - 1) for t in own],
         [lower_quartile(t.seconds) / (t.world_size - 1) for t in own],
@@ -153,7 +153,7 @@ def _fit_phases(costs: Sequence[PhasedCost]) -> PhasedLines:
     if len(alike) < 3:
         raise UserError(
             f"calibration: {largest.codec}: fewer than 3 sizes with phases {', '.join(phases)}: "
-            "repeat stages.calibrate with other options of it"
+            "repeat shardlab calibrate with other options of it"
         )
     sizes = [cost.elements for cost in alike]
     messages = tuple(

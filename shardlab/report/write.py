@@ -125,9 +125,9 @@ def summary(evidence: Evidence) -> dict[str, Any]:
             for timing, rows in group.groupby("timing", sort=False)
         },
         "agent": {
-            "strategy": history.held.strategy.label(),
-            "hash": history.held.hash,
-            "source": history.held.source,
+            "strategy": history.incumbent_results.strategy.label(),
+            "hash": history.incumbent_results.hash,
+            "source": history.incumbent_results.source,
             "rounds": len(history.rounds),
         },
     }

@@ -9,9 +9,10 @@ valid as long as its strategy, text, model and settings are the same, whatever e
 result names the revision that made it.
 """
 
+import inspect
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,8 +20,16 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from shardlab.core.document import Document
 from shardlab.core.errors import UserError
-from shardlab.core.files import finite, read_json, sha256_of_value, temporary, write_json
+from shardlab.core.files import (
+    finite,
+    read_json,
+    sha256_of_file,
+    sha256_of_value,
+    temporary,
+    write_json,
+)
 from shardlab.core.numbers import plural
 from shardlab.core.progress import say
 from shardlab.core.types import Betas
@@ -29,6 +38,7 @@ from shardlab.models.settings import Model
 from shardlab.results.files import parse_result, read_results, write_results
 from shardlab.results.result import Result
 from shardlab.results.tune_result import TuneResult
+from shardlab.strategy.codec_options import CodecSpec
 from shardlab.strategy.document import Strategy
 from shardlab.train.evaluation import evaluate, load_model
 from shardlab.train.launch import launch
@@ -114,16 +124,28 @@ class Tuning:
 
 
 def key_of(plan: RunPlan) -> str:
-    """Return 16 hexadecimal digits of a hash over all that the loss of a run depends on."""
+    """Return 16 hexadecimal digits of a hash over all that the loss of a run depends on, but for
+    the code of the library."""
     tokens = read_manifest(plan.data / "tokens")
+    codecs = sorted(map(sha256_of_file, {*_files_of_users(plan.strategy.canonical())}))
     facts = (
         plan.strategy.hash(),
         {key: value for key, value in plan.train.meaning().items() if key in _MEANING},
         plan.model.model_dump(mode="json", exclude_none=True),
         plan.seed,
         [shard.sha256 for shard in (*tokens.train, *tokens.validation)],
+        *codecs,
     )
     return sha256_of_value(facts)[:16]
+
+
+def _files_of_users(document: Document) -> Iterator[str]:
+    """Yield the files of the codecs in a document that are none of the library's."""
+    if isinstance(document, CodecSpec) and not type(document).__module__.startswith("shardlab."):
+        yield inspect.getfile(type(document))
+    for name in type(document).model_fields:
+        if isinstance(inner := getattr(document, name), Document):
+            yield from _files_of_users(inner)
 
 
 def climb(
@@ -288,7 +310,7 @@ def tune_method(
         if former_result := former.get(facts["key"]):
             where, result = former_result
             _refuse_other(where, result, facts)
-            end = " (taken over)"
+            end = f" (taken over from revision {result.revision})"
         else:
             say(f"{words}: trains")
             header = {**measure(tuning.plan_of(run)), **facts, "kind": "tune", "run": tuning.name}

@@ -58,7 +58,7 @@ def ask(*candidates: Candidate, held: float | None = 40.0) -> Question:
 def proposal_of(history: History, *strategies: Strategy) -> Proposal:
     """Race of the incumbent, the start and these strategies."""
     arms: dict[str, Candidate] = {}
-    for each in (history.held.strategy, history.reference.strategy, *strategies):
+    for each in (history.incumbent_results.strategy, history.start_results.strategy, *strategies):
         row = history.measured.get(each.hash())
         known = {"roles": ["judge"], "trained": bool(row and row.trained)}
         arms[each.hash()] = candidate_of(each).model_copy(update=known)
@@ -73,7 +73,7 @@ def proposal_of(history: History, *strategies: Strategy) -> Proposal:
         candidates=[],
         verdict=Verdict(choice=None, reason="by test", judge="rules"),
         arms=[*arms.values()] if strategies else [],
-        reference=[*history.reference.trained],
+        reference=[*history.start_results.trained],
         repetitions=120,
     )
 

@@ -227,7 +227,7 @@ def test_half_as_often_is_offered_where_training_synchronises_thirty_times(warmu
 
 def test_the_facts_are_those_of_the_incumbents_training_on_the_link_of_the_search():
     history = Machine(rate="100mbit").begin()
-    runs = history.reference.trained
+    runs = history.start_results.trained
     facts = Facts.of(history, (), 2 * runs[0].profiled_step_ms, memory=0.7, tolerance=0.03)
     computing = fmean(run.profiled_step_ms - run.exposed_comm_ms for run in runs)
     assert facts.computing_ms == pytest.approx(computing)
@@ -246,7 +246,7 @@ def test_an_incumbent_that_was_only_timed_has_the_facts_of_its_own_timing():
     timed = [*slow, make_timed("two-ranks", "ddp"), make_timed("one-rank", "ddp", world_size=1)]
     machine = Machine(rate="100mbit")
     history = hold_best(machine.begin(timed=(*timed,), runs=["fsdp2"]), 0.03, 10**15, {})
-    assert history.held.strategy.engine == "ddp"
+    assert history.incumbent_results.strategy.engine == "ddp"
     facts = Facts.of(history, timed, 500.0, memory=0.7, tolerance=0.03)
     assert (facts.source, facts.trained) == ("its timing slow", "run fsdp2")
     assert facts.waits == pytest.approx(0.25)

@@ -35,7 +35,7 @@ def test_strategies_have_one_template_in_the_order_of_their_hashes_without_prais
 
 def test_figures_are_means_over_seeds_and_bytes_by_kind_of_message():
     history = begin(["fsdp2"])
-    seeds = [each.val_ppl for each in history.held.trained]
+    seeds = [each.val_ppl for each in history.incumbent_results.trained]
     (line,) = lines_of(describe(history, AGENT, LIMIT))
     assert "trained with 2 of 2 seeds" in line
     assert f"validation perplexity {sum(seeds) / 2:.2f} +- " in line
@@ -44,7 +44,7 @@ def test_figures_are_means_over_seeds_and_bytes_by_kind_of_message():
 
 def test_the_evidence_does_not_grow_by_the_round():
     history = begin()
-    held, start = history.held.strategy.label(), history.reference.strategy.label()
+    held, start = history.incumbent_results.strategy.label(), history.start_results.strategy.label()
     for number in range(1, 9):
         changed = parse_strategy({"engine": "ddp", "bucket_mb": 1.0 + number})
         proposal = proposal_of(history, changed)

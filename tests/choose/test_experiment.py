@@ -92,7 +92,7 @@ def test_the_ranking_holds_all_that_was_raced_the_fastest_first():
     assert {*rule} == {"-"}
     assert len(rows) == len({run.strategy_hash for run in history.results if run.kind == "race"})
     (held,) = [row for row in rows if "* " in row]
-    assert held.endswith(f"* {history.held.strategy.label()}")
+    assert held.endswith(f"* {history.incumbent_results.strategy.label()}")
     assert "memory" in rows[-1]
     steps = [history.measured[key].step(history.workload) for key in history.tried]
     assert f"{min(step.ratio for step in steps if step):.3f} (" in rows[0]
@@ -101,7 +101,9 @@ def test_the_ranking_holds_all_that_was_raced_the_fastest_first():
 def test_the_printed_entry_is_one_of_the_parameters(tmp_path):
     history, _ = Machine(rate="100mbit").search(choose_by_rules, rounds=1)
     text = result_text(history, Path("searches/100mbit-2-ranks"), "reason")
-    assert f"its training runs: searches/100mbit-2-ranks/{history.held.folder}\n" in text
+    assert (
+        f"its training runs: searches/100mbit-2-ranks/{history.incumbent_results.folder}\n" in text
+    )
     entry = yaml.safe_load(text.partition("# for params.yaml\n")[2])
     tree = yaml.safe_load(TREE.read_text())
     tree["strategies"] |= entry["strategies"]

@@ -41,9 +41,9 @@ def canonical(**document: object) -> CanonicalStrategy:
 def test_the_matrix_is_known_and_without_timings_the_start_is_held():
     history = begin()
     assert {*history.measured} == {parse_strategy(each).hash() for each in STRATEGIES.values()}
-    assert history.held.source == "run fsdp2"
+    assert history.incumbent_results.source == "run fsdp2"
     assert history.start == history.incumbent
-    assert [each.seed for each in history.held.trained] == [0, 1]
+    assert [each.seed for each in history.incumbent_results.trained] == [0, 1]
 
 
 def test_two_names_of_one_meaning_are_one_strategy_named_after_the_start():
@@ -74,7 +74,7 @@ def test_steps_are_of_timings_with_the_start_on_ranks_and_link_of_the_search():
         rows = [history.measured[each.hash()] for each in (DDP, DDP_INT8, FSDP2)]
         ratios = [row.step(history.workload).ratio for row in rows]
         assert ratios == pytest.approx([ddp, coded, 1])
-        assert history.held.source.endswith(best)
+        assert history.incumbent_results.source.endswith(best)
         assert history.start == FSDP2.hash()
 
 
@@ -135,7 +135,7 @@ def test_what_was_trained_with_a_part_of_its_codecs_alone_is_neither_held_nor_of
         make_timed("two-ranks", "both", step_ms=[10.0] * 5, **form),
     ]
     history = begin(timed=timed)
-    assert history.held.hash == DDP.hash()
+    assert history.incumbent_results.hash == DDP.hash()
     assert not history.quality(both.canonical()).sure
     rows = {row.split()[-1]: row.split() for row in ranking_text(history).splitlines()}
     label = both.label().split()[-1]

@@ -33,7 +33,7 @@ def test_rules_come_within_5_percent_of_the_best(ranks, rate):
     history, _ = machine.search(choose_by_rules, rounds=3)
     tolerated = [each.strategy for each in space_of(ranks) if quality(each.strategy) <= 1.03]
     best = min(map(machine.true_s, tolerated))
-    assert machine.true_s(history.held.strategy) <= 1.05 * best
+    assert machine.true_s(history.incumbent_results.strategy) <= 1.05 * best
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_actions_change_one_setting_and_say_why_to_a_judge(tmp_path):
     assert options
     asked = server.requests[0]["messages"][-1]["content"]
     for option in options:
-        assert len(differences(history.held.strategy, option.strategy)) == 1
+        assert len(differences(history.incumbent_results.strategy, option.strategy)) == 1
         action = option.action
         assert f"{action.name} ({action.change}). Hypothesis: {action.hypothesis}." in asked
         assert f"Fact: {action.fact}; predicted: step" in asked
@@ -72,7 +72,7 @@ def test_every_accepted_action_shortens_the_step_until_it_is_near_the_best_of_th
     assert decisions.count("accept") >= 3
     for decision, before, after in zip(decisions, steps, steps[1:], strict=False):
         assert after < before if decision == "accept" else after == before
-    engine = history.reference.strategy.engine
+    engine = history.start_results.strategy.engine
     best = min(
         machine.true_s(each.strategy)
         for each in space_of()
@@ -101,7 +101,9 @@ def test_a_search_by_actions_ends_where_no_fact_speaks_for_one():
     machine = Machine(rate="1000gbit")
     history, made = machine.search(choose_by_rules, candidates="action", stop_loss=8)
     assert "no action has a fact for it and is legal" in made[-1].verdict.reason
-    assert machine.true_s(history.held.strategy) <= machine.true_s(history.reference.strategy)
+    assert machine.true_s(history.incumbent_results.strategy) <= machine.true_s(
+        history.start_results.strategy
+    )
 
 
 def test_equal_inputs_make_equal_proposals_in_which_every_arm_has_a_role():
@@ -127,7 +129,7 @@ def test_what_is_timed_as_the_fastest_is_not_held_beyond_the_memory_limit():
     )
     history = machine.begin(timed=timed)
     peaks = peaks_of(history, machine.shapes)
-    assert peaks[history.start] == history.reference.trained[0].memory_peak_bytes
+    assert peaks[history.start] == history.start_results.trained[0].memory_peak_bytes
     for limit, held in (
         (peaks[ddp.hash()], ddp),
         (peaks[ddp.hash()] - 1, manual),
@@ -162,7 +164,7 @@ def test_peaks_of_a_search_on_other_ranks_than_training_are_predicted():
     machine = Machine()
     agent = machine.agent(world_size=4)
     history = machine.begin(agent)
-    peaks, start = peaks_of(history, machine.shapes), history.reference
+    peaks, start = peaks_of(history, machine.shapes), history.start_results
     beyond = start.trained[0].memory_peak_bytes - formula_bytes(start.strategy, machine.shapes, 2)
     for row in history.measured.values():
         assert peaks[row.hash] == beyond + formula_bytes(row.strategy, machine.shapes, 4)
@@ -171,14 +173,14 @@ def test_peaks_of_a_search_on_other_ranks_than_training_are_predicted():
 @pytest.mark.long
 def test_a_start_that_does_not_fit_gives_way_to_what_does():
     machine = Machine()
-    start = machine.begin().reference
+    start = machine.begin().start_results
     limit = (start.trained[0].memory_peak_bytes - 1) / 1e9
     history, proposals_ = machine.search(choose_by_rules, rounds=1, memory_limit_gb=limit)
     (done,) = history.rounds
     assert (proposals_[0].fits, done.decision, done.fits) == (False, "accept", True)
-    assert history.held.hash != start.hash
+    assert history.incumbent_results.hash != start.hash
     history, _ = machine.search(choose_by_rules, rounds=1, memory_limit_gb=0.001)
-    assert (history.held.hash, history.rounds[-1].fits) == (start.hash, False)
+    assert (history.incumbent_results.hash, history.rounds[-1].fits) == (start.hash, False)
     assert "found nothing within the memory limit and keeps: fsdp2" in outcome_in_words(history)
 
 
@@ -237,7 +239,7 @@ def test_no_judge_makes_it_worse_than_the_best_that_was_measured(few, tmp_path, 
         judge = chosen(lambda options: max(options, key=lambda o: machine.true_s(o.strategy)))
     history, _ = machine.search(judge)
     measured = [machine.true_s(row.strategy) for row in history.tried.values()]
-    assert machine.true_s(history.held.strategy) <= min(measured) * 1.05
+    assert machine.true_s(history.incumbent_results.strategy) <= min(measured) * 1.05
 
 
 @pytest.mark.parametrize("outcome", ["memory", "diverged"])
@@ -255,7 +257,7 @@ def test_what_fails_is_recorded_and_not_tried_again(few, outcome):
     compared = [arm for decision in history.rounds for arm in decision.compared]
     assert {arm.hash for arm in compared if arm.outcome == outcome} == failing & count.keys()
     good = [each.strategy for each in few if each.hash not in failing and count[each.hash]]
-    assert machine.true_s(history.held.strategy) == min(map(machine.true_s, good))
+    assert machine.true_s(history.incumbent_results.strategy) == min(map(machine.true_s, good))
 
 
 def test_an_instruction_in_the_name_of_a_model_reaches_no_judge_and_no_file(few, tmp_path):

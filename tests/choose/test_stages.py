@@ -131,7 +131,11 @@ def test_two_rounds_build_on_each_other_and_repeat_to_the_byte(params, capsys):
     trained = [
         (run.run, run.seed) for number in "12" for run in read(Trial, number, "trial").results
     ]
-    assert len(trained) == len({*trained}) and after.held.trained and last.held.trained
+    assert (
+        len(trained) == len({*trained})
+        and after.incumbent_results.trained
+        and last.incumbent_results.trained
+    )
     assert second.settings == TrialSettings.of(*settings_of(params))
     assert [decision.round for decision in last.rounds] == [1, 2]
     assert [*last.races] == ["round-1", "round-2"]
@@ -208,7 +212,7 @@ def test_what_may_be_held_is_trained_the_fastest_first_until_one_is_tolerated(
     assert [(plan.run, plan.seed) for plan in ran] == expected
     decided = conclude(history, proposal, made, AGENT)
     assert decided.incumbent == trained[-1].hash()
-    assert decided.held.files == "results/rounds/1/runs"
+    assert decided.incumbent_results.files == "results/rounds/1/runs"
     # the records of this round are those of the next one
     again = proposal_of(decided, *trained).model_copy(update={"round": 2})
     write_proposal(params, again)
@@ -273,7 +277,7 @@ def test_a_round_on_real_ranks_races_and_decides(project, monkeypatch, start):
     decide.main(real, "1")
     after = read(History, "1", "history")
     ((name, race),) = after.races.items()
-    assert name == "round-1" and not after.held.failures
+    assert name == "round-1" and not after.incumbent_results.failures
     assert {run.run for run in race} == {history.start, DDP.hash(), NO_COMMUNICATION}
     assert {run.world_size for run in race} == {3}
     assert (after.search, after.workload.world_size) == ("three", 3)

@@ -41,9 +41,9 @@ def snakemake_jobs(root: Path) -> dict[str, Job]:
 
 
 def pending(root: Path) -> set[str]:
-    """Commands, less `exec python -m stages.`, that Snakemake would run now."""
+    """Commands, less `exec python -m shardlab `, that Snakemake would run now."""
     jobs = _ask("snakemake-pending", root).values()
-    return {job.command.removeprefix("exec python -m stages.") for job in jobs if job.pending}
+    return {job.command.removeprefix("exec python -m shardlab ") for job in jobs if job.pending}
 
 
 def wanted(root: Path) -> frozenset[str]:

@@ -45,7 +45,7 @@ class Killed(Ternary):
     name = "killed"
 
     def quantize(self, rows, chance):
-        if "stages.train" in sys.orig_argv and Path("kill").exists():
+        if "train" in sys.orig_argv and Path("kill").exists():
             os.kill(os.getpid(), signal.SIGKILL)
         return super().quantize(rows, chance)
 
@@ -107,7 +107,7 @@ def test_what_crashed_is_trained_again_alone(crashed: tuple[Path, str]) -> None:
     assert "outcome" in json.loads((root / METRICS).read_text())
     run(root, "dvc", "repro", "--force", "--single-item", "train@killed-0")
     ran = run(root, "dvc", "repro").stdout
-    assert "> exec python -m stages.validate killed" in ran
-    assert not any(f"> exec python -m stages.{stage}" in ran for stage in measuring)
+    assert "> exec python -m shardlab validate killed" in ran
+    assert not any(f"> exec python -m shardlab {stage}" in ran for stage in measuring)
     assert "killed" not in headline(root).split("\n\n", 1)[0]
     assert "| killed |" in headline(root) and "broken in training" in headline(root)

@@ -14,7 +14,7 @@ from tests.pipeline.workspace import run, set_params, speaking, wait_for
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 RUN = Path("results/train/fsdp2/seed0")
-TRAIN = ("python", "-m", "stages.train", "--run", "fsdp2")
+TRAIN = ("python", "-m", "shardlab", "train", "--run", "fsdp2")
 
 
 class Stage(NamedTuple):
@@ -120,7 +120,7 @@ def test_a_killed_search_goes_on_after_its_last_run(workspace: Path, tool: str) 
     written = first.stat().st_mtime_ns
     run(workspace, *only[tool])
     log = (workspace / "logs/tune/stock.log").read_text()
-    assert log.count("(taken over)") == 1 and first.stat().st_mtime_ns == written
+    assert log.count("(taken over from revision ") == 1 and first.stat().st_mtime_ns == written
     keys = [json.loads(line)["key"] for line in output.read_text().splitlines()]
     assert first.stem in keys and len(keys) == len({*keys}) > 2
     former = {json.loads(line)["key"] for line in before.splitlines()}

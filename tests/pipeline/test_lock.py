@@ -16,7 +16,7 @@ from tests.pipeline.workspace import copy_project, run, speaking, wait_for
 COMMANDS = {
     "snakemake": ["snakemake", "--cores", "1", "data/source.json"],
     "dvc": ["dvc", "repro", "prepare"],
-    "stage": ["python", "-m", "stages.prepare"],
+    "stage": ["python", "-m", "shardlab", "prepare"],
 }
 PAIRS = [
     ("snakemake", "stage"),
@@ -72,7 +72,7 @@ def test_a_second_command_says_who_works_here(slow: Path, first: str, second: st
         elif second == "dvc" and first == "dvc":
             assert f"(PID {working.pid})" in refused.stdout
         else:
-            who = r"stages\.prepare \(pid \d+"
+            who = r"shardlab prepare \(pid \d+"
             if first == "snakemake":
                 who = rf"snakemake --cores 1 data/source\.json \(pid {working.pid}"
             lines = [line for line in refused.stdout.splitlines() if "works here" in line]

@@ -36,8 +36,8 @@ def test_tokens_are_trained_on_where_they_lie(tmp_path: Path) -> None:
     kept = [path for path in (root / ".dvc/cache").rglob("*") if path.is_file()]
     assert kept and not any(written[:200] in path.read_bytes() for path in kept)
 
-    run(root, "python", "-m", "stages.train", "--run", "fsdp2", "--set", "train.steps=6")
-    validate = ["python", "-m", "stages.validate", "fsdp2", "--set", "train.steps=6"]
+    run(root, "python", "-m", "shardlab", "train", "--run", "fsdp2", "--set", "train.steps=6")
+    validate = ["python", "-m", "shardlab", "validate", "fsdp2", "--set", "train.steps=6"]
     run(root, *validate)
     found = json.loads((root / "results/validate/fsdp2/seed0.json").read_text())
     # random tokens: no model does better than their number

@@ -48,7 +48,7 @@ def test_every_stage_reports_invalid_params(
 ) -> None:
     """Of keys that are not its own too, so under DVC nothing runs either."""
     set_params(project, **changes)
-    done = run(project, "python", "-m", "stages.prepare", check=False)
+    done = run(project, "python", "-m", "shardlab", "prepare", check=False)
     assert (done.returncode, done.stdout) == (2, f"prepare: error: {message}\n")
     assert stage_outputs(project) == []
 
@@ -107,10 +107,12 @@ def test_bad_source_keeps_the_good_corpus(tmp_path: Path) -> None:
 
 def test_logs_neither_fail_a_stage_nor_hide_its_error(project: Path) -> None:
     (project / "logs").touch()
-    done = run(project, "python", "-m", "stages.prepare")
+    done = run(project, "python", "-m", "shardlab", "prepare")
     assert done.stdout.count("\n") == 2 and "logs/prepare.log: no log: [Errno" in done.stdout
     assert (project / "data/source.json").is_file()
-    done = run(project, "python", "-m", "stages.prepare", "--set", "data.documents=0", check=False)
+    done = run(
+        project, "python", "-m", "shardlab", "prepare", "--set", "data.documents=0", check=False
+    )
     log, error = done.stdout.splitlines()
     assert done.returncode == 2
     assert error.startswith("prepare: error: data.documents: ")
@@ -121,7 +123,7 @@ def test_runs_too_short_for_their_codec_are_named(project: Path) -> None:
     """12 steps at a density of 5 %, and three exchanges at 10 %."""
     codec = "strategies.fsdp2-int8.gradients.codec=topk:density=0.05"
     rare = "strategies.rare={engine: ddp, sync: {every: 4, codec: 'topk:density=0.1'}}"
-    said = run(project, "python", "-m", "stages.params", "--set", codec, "--set", rare).stdout
+    said = run(project, "python", "-m", "shardlab", "params", "--set", codec, "--set", rare).stdout
     short, rarely, valid = said.splitlines()
     assert "warning: fsdp2-int8: topk:density=0.05 sends at most 60 % of the gradients" in short
     assert "warning: rare: topk:density=0.1 sends at most 30 % of the outer gradients" in rarely
@@ -155,7 +157,7 @@ def test_data_of_other_parameters_are_refused(
 
 def test_results_of_other_parameters_have_a_folder_of_their_own(project: Path) -> None:
     shutil.copy(project / "params.yaml", project / "other.yaml")
-    command = ["python", "-m", "stages.prepare", "--params"]
+    command = ["python", "-m", "shardlab", "prepare", "--params"]
     done = run(project, *command, "other.yaml", check=False)
     assert done.returncode == 2
     assert "make experiments/other PARAMS=other.yaml makes a folder" in done.stdout

@@ -52,7 +52,7 @@ def test_a_drift_of_either_description_is_reported(tmp_path: Path) -> None:
         ("    - results/memory.json\n    - results/profile\n", "    - results/profile\n"),
         ("- data/code.yaml: [report]", "- data/code.yaml: [readme]"),
         ("[seeds, strategies, timings]", "[seeds, strategies]"),
-        ("stages.validate ${key}", "stages.validate --x ${key}"),
+        ("shardlab validate ${key}", "shardlab validate --x ${key}"),
     ):
         path = root / "dvc.yaml"
         assert old in path.read_text(), f"dvc.yaml no longer holds {old!r}"

@@ -17,14 +17,14 @@ UP_TO_DATE = "Data and pipelines are up to date."
 
 
 def executed(output: str) -> set[str]:
-    """Stages, less `exec python -m stages.`, that `dvc repro` ran."""
-    return set(re.findall(r"^> exec python -m stages\.(.*)$", output, re.MULTILINE))
+    """Stages, less `exec python -m shardlab `, that `dvc repro` ran."""
+    return set(re.findall(r"^> exec python -m shardlab (.*)$", output, re.MULTILINE))
 
 
 def every(root: Path, *names: str) -> set[str]:
     """Commands of all jobs of these rules."""
     jobs = snakemake_jobs(root).values()
-    return {j.command.removeprefix("exec python -m stages.") for j in jobs if j.name in names}
+    return {j.command.removeprefix("exec python -m shardlab ") for j in jobs if j.name in names}
 
 
 def test_snakemake_is_up_to_date_after_a_run(finished: Path) -> None:
@@ -42,7 +42,7 @@ def test_dvc_makes_everything_from_nothing(tmp_path: Path) -> None:
     root = copy_project(tmp_path / "project")
     said = run(root, "dvc", "repro").stdout
     jobs = snakemake_jobs(root)
-    assert executed(said) == {command.removeprefix("exec python -m stages.") for command in jobs}
+    assert executed(said) == {command.removeprefix("exec python -m shardlab ") for command in jobs}
     # the last stage counts those before it
     assert re.search(rf"^all +{len(jobs) - 1} .*\nreport: results/report/report.html$", said, re.M)
     assert UP_TO_DATE in run(root, "dvc", "repro").stdout

@@ -27,22 +27,28 @@ def test_a_stage_without_models_loads_nothing_large_but_what_it_needs(stage: str
 
 
 IMPORTS = """
-import os, time
+import time
 open("imports", "w").close()
 time.sleep(2)
-__name__ == "__main__" and open("ran", "w").close()
+open("ran", "w").close()
 """
+
+
+def project_of(folder: Path, stage: str) -> None:
+    """A project with one stage, whose imports take their time."""
+    (folder / "stages").mkdir()
+    (folder / "shardlab").symlink_to(ROOT / "shardlab")
+    shutil.copy2(ROOT / "stages/__init__.py", folder / "stages")
+    (folder / f"stages/{stage}.py").write_text(IMPORTS)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("tool", ["sh", "dvc"])
 def test_a_stage_ends_with_its_killed_tool_amid_imports(tmp_path: Path, tool: str) -> None:
-    (tmp_path / "stages").mkdir()
-    shutil.copy2(ROOT / "stages/__init__.py", tmp_path / "stages")
-    (tmp_path / "stages/trial.py").write_text(IMPORTS)
-    command = ["sh", "-c", "SHARDLAB_LOCK=1 python -m stages.trial; true"]
+    project_of(tmp_path, "report")
+    command = ["sh", "-c", "SHARDLAB_LOCK=1 python -m shardlab report; true"]
     if tool == "dvc":
-        stage = "stages: {trial: {cmd: exec python -m stages.trial, deps: [stages]}}"
+        stage = "stages: {report: {cmd: exec python -m shardlab report, deps: [stages]}}"
         (tmp_path / "dvc.yaml").write_text(stage)
         run(tmp_path, "dvc", "init", "--quiet", "--no-scm")
         command = ["dvc", "repro"]
@@ -58,14 +64,12 @@ def test_a_stage_ends_with_its_killed_tool_amid_imports(tmp_path: Path, tool: st
 
 
 def test_ctrl_c_amid_imports_is_no_traceback(tmp_path: Path) -> None:
-    (tmp_path / "stages").mkdir()
-    shutil.copy2(ROOT / "stages/__init__.py", tmp_path / "stages")
-    (tmp_path / "stages/train.py").write_text(IMPORTS)
-    marked = Marked(tmp_path, "env", "--default-signal", "python", "-m", "stages.train")
+    project_of(tmp_path, "report")
+    marked = Marked(tmp_path, "env", "--default-signal", "python", "-m", "shardlab", "report")
     try:
         wait_for((tmp_path / "imports").exists, 60, "a stage")
         marked.process.send_signal(signal.SIGINT)
-        assert marked.process.wait(15) == -signal.SIGINT
+        assert marked.process.wait(15) == 128 + signal.SIGINT
     finally:
         marked.close()
     assert (tmp_path / "marked.log").read_text() == ""

@@ -22,7 +22,7 @@ def test_the_reference_trains_to_the_same_losses(workspace: Path, tmp_path: Path
     (tools / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     (tools / "python").chmod(0o755)
     (tools / "git").symlink_to(str(shutil.which("git")))
-    command = ("python", "-m", "stages.train", "--run", "fsdp2-int8")
+    command = ("python", "-m", "shardlab", "train", "--run", "fsdp2-int8")
     said = run(workspace, "env", f"PATH={tools}", *command).stdout
     assert said.count("no compiled kernels") == 1
     assert "using the PyTorch reference" in said

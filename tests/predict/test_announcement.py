@@ -48,12 +48,12 @@ def test_time_is_that_of_such_jobs_before(seconds: list[float | None], time: str
         (
             None,
             [],
-            "time unknown before a first run; up to 60 s for each race, or as long as the start "
-            "trains with all seeds",
+            "time unknown before a first run; up to 2 minutes for each race, or as long as the "
+            "start trains with all seeds",
         ),
         (None, ["agent.trial_timeout_s=50"], "time unknown before a first run; up to 25 s for"),
         # a training run of 10 s, and two races
-        (10.0, [], f"more than 2 minutes, {THEN}; new: 2 jobs, up to 60 s for each race"),
+        (10.0, [], f"more than 4 minutes, {THEN}; new: 2 jobs, up to 2 minutes for each race"),
         # of 200 s with each of three seeds
         (200.0, [], f"more than 23 minutes, {THEN}; new: 2 jobs, up to 10 minutes for each race"),
         (200.0, ["agent.trial_timeout_s=50"], f"more than 4 minutes, {THEN}; new: 2 jobs, up to"),

@@ -42,7 +42,7 @@ def train(project: Path, tmp_path: Path):
 
     def train(*arguments: str, environment: dict[str, str] | None = None) -> Command:
         folder = tmp_path / f"command{next(count)}"
-        line = ("stages.train", "--params", "run.json", *arguments)
+        line = ("shardlab", "train", "--params", "run.json", *arguments)
         return typed(folder, project, *line, environment=environment)
 
     return train
@@ -136,7 +136,7 @@ def test_a_run_is_trained_with_a_codec_in_plain_pytorch(data, tmp_path):
     strategies = {"ternary": {"engine": "fsdp2", "gradients": CODEC}}
     params = {**PARAMS, "strategies": strategies, "codecs": ["user_codecs.ternary"]}
     (project / "params.yaml").write_text(json.dumps(params))
-    command = typed(tmp_path / "command", project, "stages.train", "--run", "ternary")
+    command = typed(tmp_path / "command", project, "shardlab", "train", "--run", "ternary")
     assert command.wait() == 0, command.said()
     metrics = read_json(project / "results/train/ternary/seed0/metrics.json")
     assert metrics["strategy"]["gradients"]["codec"] == {"name": "ternary", "group": 64}

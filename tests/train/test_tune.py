@@ -1,8 +1,10 @@
 """The search of a method's settings, by losses of a function in place of training."""
 
+import importlib
 import itertools
 import math
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ from shardlab.train.tune_settings import Method, Tune
 from tests.token_data import write_tokens
 from tests.tuned_run_factory import make_tuned
 
+ROOT = Path(__file__).parents[2]
 RATES = (0.001, 0.002, 0.003, 0.0045, 0.0068)
 BETAS = (0.9, 0.95)
 MORE_BETAS = ((0.9, 0.9), BETAS, (0.9, 0.99))
@@ -238,7 +241,9 @@ def test_results_of_another_revision_are_taken_over_by_what_they_mean(
     write_results(clone / "results.jsonl", named)
     same = tuning(data, train={"threads": 2, "timeout_s": 5.0, "link": {"rate": "100mbit"}})
     assert tuned(clone, Counted(0), same) == older
-    assert f"run {len(older)}: 350 steps of 8 micro-batches" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"run {len(older)}: 350 steps of 8 micro-batches" in said
+    assert said.count("(taken over from revision 0123456789ab)") == len(older)
     # other settings: all of them again, and those of before are not lost
     other = Counted()
     later = tuned(clone, other, tuning(data, train={"clip": None}))
@@ -300,3 +305,29 @@ def test_a_key_is_that_of_what_a_loss_depends_on(data: Path) -> None:
     assert key_with(betas=(0.9, 0.95), timeout_s=1.0, threads=3) == key_of(plan)
     keys = [key_with(betas=(0.9, 0.999)), key_with(clip=None), key_with(steps=1000)]
     assert len({key_of(plan), *keys}) == 4
+
+
+def test_a_codec_of_the_user_is_a_part_of_the_key(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other revision of it is taken over: nobody else knows what it does."""
+    path = tmp_path / "codec_of_a_test.py"
+    shutil.copy(ROOT / "user_codecs/ternary.py", path)
+    text = path.read_text().replace('"ternary', '"tuned')
+    path.write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("codec_of_a_test")
+    for section in "gradients", "sync":
+        sent = {"codec": "tuned", **({"every": 8} if section == "sync" else {})}
+        plan = RunPlan(
+            "mine",
+            0,
+            parse_strategy({"engine": "ddp", section: sent}),
+            Train(),
+            Model(preset="tiny"),
+            data,
+        )
+        path.write_text(text)
+        before = key_of(plan)
+        path.write_text(f"{text}\n")
+        assert key_of(plan) != before

@@ -25,7 +25,7 @@ rule propose:
             *TRAINING,
         ),
     shell:
-        "exec python -m stages.propose {wildcards.round:q} &>> {log:q}"
+        "exec python -m shardlab propose {wildcards.round:q} &>> {log:q}"
 
 
 rule trial:
@@ -45,7 +45,7 @@ rule trial:
         code=code("trial", "machine"),
         parameters=parameters("rounds.{round}", "model", "contents.model", "seeds", *TRAINING),
     shell:
-        "exec python -m stages.trial {wildcards.round:q}{resources.steps} &>> {log:q}"
+        "exec python -m shardlab trial {wildcards.round:q}{resources.steps} &>> {log:q}"
 
 
 rule decide:
@@ -63,4 +63,4 @@ rule decide:
         code=code("decide"),
         parameters=parameters("rounds.{round}", "timings", "train.link"),
     shell:
-        "exec python -m stages.decide {wildcards.round:q} &>> {log:q}"
+        "exec python -m shardlab decide {wildcards.round:q} &>> {log:q}"

@@ -7,7 +7,7 @@ rule inputs:
         path=lambda wildcards: config["inputs"][wildcards.input],
         content=lambda wildcards: content_of(config["inputs"], wildcards.input).sha256,
     shell:
-        "exec python -m stages.inputs {wildcards.input:q} &>> {log:q}"
+        "exec python -m shardlab inputs {wildcards.input:q} &>> {log:q}"
 
 
 rule params:
@@ -22,7 +22,7 @@ rule params:
         code=CODE,
         parameters=VALUES,
     shell:
-        "exec python -m stages.params &>> {log:q}"
+        "exec python -m shardlab params &>> {log:q}"
 
 
 rule prepare:
@@ -39,7 +39,7 @@ rule prepare:
             "contents.corpus",
         ),
     shell:
-        "exec python -m stages.prepare &>> {log:q}"
+        "exec python -m shardlab prepare &>> {log:q}"
 
 
 rule tokenize:
@@ -58,4 +58,4 @@ rule tokenize:
         code=code("tokenize"),
         parameters=parameters("tokenize", "data.validation_share", "contents.tokenizer"),
     shell:
-        "exec python -m stages.tokenize &>> {log:q}"
+        "exec python -m shardlab tokenize &>> {log:q}"

@@ -22,7 +22,7 @@ rule calibrate:
             "train.placement",
         ),
     shell:
-        "exec {resources.start} python -m stages.calibrate &>> {log:q}"
+        "exec {resources.start} python -m shardlab calibrate &>> {log:q}"
 
 
 rule forecast:
@@ -43,4 +43,4 @@ rule forecast:
             "forecast.timings", "forecast.runs", "forecast.ranks", "forecast.links", "timings"
         ),
     shell:
-        "exec python -m stages.forecast &>> {log:q}"
+        "exec python -m shardlab forecast &>> {log:q}"

@@ -57,7 +57,7 @@ rule report:
             "tune",
         ),
     shell:
-        "exec python -m stages.report &>> {log:q}"
+        "exec python -m shardlab report &>> {log:q}"
 
 
 rule readme:
@@ -70,4 +70,4 @@ rule readme:
     params:
         code=code("readme"),
     shell:
-        "exec python -m stages.readme &>> {log:q}"
+        "exec python -m shardlab readme &>> {log:q}"

@@ -21,7 +21,7 @@ rule train:
         code=code("train.{run}"),
         parameters=parameters("strategies.{run}", "model", "contents.model", *TRAINING),
     shell:
-        "exec {resources.start} python -m stages.train --run {wildcards.run:q} --seed {wildcards.seed:q} &>> {log:q}"
+        "exec {resources.start} python -m shardlab train --run {wildcards.run:q} --seed {wildcards.seed:q} &>> {log:q}"
 
 
 rule tune:
@@ -58,7 +58,7 @@ rule tune:
             "train.world_size",
         ),
     shell:
-        "exec {resources.start} python -m stages.tune {wildcards.method:q} &>> {log:q}"
+        "exec {resources.start} python -m shardlab tune {wildcards.method:q} &>> {log:q}"
 
 
 rule profile:
@@ -74,7 +74,7 @@ rule profile:
         code=code("profile"),
         parameters=parameters("seeds"),
     shell:
-        "exec python -m stages.profile {wildcards.run:q} &>> {log:q}"
+        "exec python -m shardlab profile {wildcards.run:q} &>> {log:q}"
 
 
 rule validate:
@@ -96,7 +96,7 @@ rule validate:
             "seeds", "model", "train.threads", "train.placement", "train.sequence_length"
         ),
     shell:
-        "exec python -m stages.validate {wildcards.run:q} &>> {log:q}"
+        "exec python -m shardlab validate {wildcards.run:q} &>> {log:q}"
 
 
 rule timing:
@@ -127,7 +127,7 @@ rule timing:
             "train.profiled_steps",
         ),
     shell:
-        "exec {resources.start} python -m stages.timing {wildcards.timing:q} &>> {log:q}"
+        "exec {resources.start} python -m shardlab timing {wildcards.timing:q} &>> {log:q}"
 
 
 rule estimate:
@@ -143,7 +143,7 @@ rule estimate:
             "strategies", "model", "contents.model", *SAMPLES, "train.world_size", "train.clip"
         ),
     shell:
-        "exec python -m stages.estimate &>> {log:q}"
+        "exec python -m shardlab estimate &>> {log:q}"
 
 
 rule collect:
@@ -162,4 +162,4 @@ rule collect:
         code=code("collect"),
         parameters=parameters("strategies", "seeds", "timings"),
     shell:
-        "exec python -m stages.collect &>> {log:q}"
+        "exec python -m shardlab collect &>> {log:q}"

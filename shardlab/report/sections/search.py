@@ -41,7 +41,7 @@ def _outcome(history: History, name: str, last: Decision | None) -> str:
     decisions = [decision.decision for decision in history.rounds if decision.search == name]
     fits = last is None or last.fits
     result = "holds" if fits else "found nothing within the memory limit and keeps"
-    held, load = history.held, history.workload
+    held, load = history.incumbent_results, history.workload
     if last:
         held = history.measured[last.held]
         load = load.model_copy(update={"link": last.link, "world_size": last.world_size})
