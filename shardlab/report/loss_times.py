@@ -180,7 +180,7 @@ class Comparison:
     """The ways on a link, ranked by their time to the loss."""
 
     def __init__(self, ways: Sequence[Way], link: LinkTimes) -> None:
-        ways = [way for way in ways if not way.curve.less and way.curve.steps and link.has(way)]
+        ways = [way for way in ways if way.curve.competes and way.curve.steps and link.has(way)]
         by_title = {way.title: way for way in ways}
 
         def compare(one: Option, other: Option) -> Ratio:

@@ -72,7 +72,7 @@ class Tuned:
     @cached_property
     def listed(self) -> "list[Curve]":
         """The curves, those that compete first."""
-        return sorted(self.curves, key=lambda curve: bool(curve.less))
+        return sorted(self.curves, key=lambda curve: not curve.competes)
 
     @cached_property
     def stock(self) -> "Curve | None":
@@ -194,13 +194,19 @@ class Curve:
 
     @property
     def less(self) -> list[str]:
-        """Names of the settings by which it was tuned over less than others, so that it does not
-        compete with them. Micro-batches that another method of the same strategy has are no less.
-        """
+        """Names of the settings by which it was tuned over less than others. Micro-batches that
+        another method of the same strategy has are no less."""
         names = self.method.restrictions
         if "micro_batches" in names and self._tuned.has_all_numbers(self.strategy, self.ranks):
             names.remove("micro_batches")
         return names
+
+    @property
+    def competes(self) -> bool:
+        """Whether it had the tries of the others at each of its numbers of micro-batches. With more
+        numbers it could only be faster: where it is the fastest it is so in any case, and a gain
+        over it is an upper limit."""
+        return {*self.less} <= {"micro_batches"}
 
 
 def _neighbours(values: Sequence[_T], value: _T) -> Sequence[_T]:

@@ -137,7 +137,7 @@ def test_kinds_follow_from_what_is_trained() -> None:
     }
 
 
-def test_what_was_tuned_over_less_is_listed_and_does_not_compete() -> None:
+def test_what_had_no_tries_of_its_own_is_listed_and_does_not_compete() -> None:
     """Numbers of micro-batches that another method of the same strategy has are no less."""
     methods = {
         **METHODS,
@@ -149,10 +149,18 @@ def test_what_was_tuned_over_less_is_listed_and_does_not_compete() -> None:
     comparison = one_link(tuned)
     assert "ddp-int4/2" not in {way.title for way in comparison.order}
     rows = {row[0]: row for row in times_table(ways_of(tuned), [comparison.link]).rows}
-    assert rows["ddp-int4/2"][-1] == "listed only" and rows["rare/2"][-1] == ABSENT
+    assert rows["ddp-int4/2"][-1] == "listed only: learning_rates"
+    assert rows["rare/2"][-1] == ABSENT
     rows = {row[0]: row for row in tuning_table(tuned).rows}
     assert rows["int4/2"][-1] == "listed only: learning_rates"
     assert rows["small/1"][-1] == ABSENT
+
+
+def test_a_gain_over_what_had_fewer_micro_batches_is_marked() -> None:
+    methods = {**METHODS, "rare": {**METHODS["rare"], "micro_batches": [2]}}
+    tuned = make_tuned(*ALL, methods=methods, tune={"micro_batches": {2: 1, 8: 1}})
+    (row,) = use_table([one_link(tuned)], tuned).rows
+    assert "1.08 rare/2: tuned over less" in row
 
 
 def test_the_first_is_compared_with_the_first_of_every_other_kind() -> None:

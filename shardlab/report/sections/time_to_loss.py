@@ -20,7 +20,7 @@ from shardlab.report.tables import Figure, Section, Table, make_table
 from shardlab.report.tuned import Curve, Tuned
 from shardlab.results.interval import Ratio, geometric_mean
 
-_RESTRICTED = "listed only"
+_LISTED, _LESS = "listed only", "tuned over less"
 _BY_LENGTH = "Perplexity after equal tokens, by length"
 
 
@@ -62,10 +62,11 @@ def _sentences(tuned: Tuned) -> list[str]:
         "them all. The time is steps to the loss times the mean step of a timing. Steps are "
         "interpolated in log steps between two lengths of the first seed, each with its own end of "
         "the learning rate; other seeds move them along the same slope.",
-        "Methods compete that were tuned over the same axes with as many tries at most; others are "
-        f"marked {_RESTRICTED!r}: theirs would be less. Brackets hold 95 % intervals of the seeds "
-        "and of the repetitions of one timing together; one seed has none. They do not hold the "
-        "choice of settings by the same runs, nor what another sitting would show.",
+        "Methods compete that were tuned over the same learning rates and betas with as many "
+        f"tries at most; others are {_LISTED}. With fewer numbers of micro-batches a method can only look "
+        f"slower than it is: a gain over it is marked {_LESS!r}. Brackets hold 95 % intervals of "
+        "the seeds and of the repetitions of one timing together; one seed has none. They do not "
+        "hold the choice of settings by the same runs, nor what another sitting would show.",
     ]
 
 
@@ -124,7 +125,7 @@ def times_table(ways: list[Way], links: list[LinkTimes]) -> Table:
             way.title,
             way.family,
             *(figure(link.seconds(way) / 60) if link.has(way) else ABSENT for link in links),
-            _RESTRICTED if way.curve.less else ABSENT,
+            _compared(way.curve),
         ]
         for way in ways
         if way.curve.steps and any(link.has(way) for link in links)
@@ -182,7 +183,7 @@ def _tuning(curve: Curve, tuned: Tuned) -> list[str]:
         _steps(curve, tuned.tune.target_loss),
         _ratio(tuned.perplexity(curve)),
         figure(curve.mean_bytes() / 1e3),
-        f"{_RESTRICTED}: {', '.join(curve.less)}" if curve.less else ABSENT,
+        _compared(curve),
     ]
 
 
@@ -238,5 +239,14 @@ def _ratio(over: Ratio | None) -> str:
 
 
 def _over(gain: Ratio, way: Way, same: Sequence[str]) -> str:
-    """Format a gain over a way, and say so where it is one of those that are not told apart."""
-    return f"{within(*gain, 2)} {way.title}" + ": not told apart" * (way.title in same)
+    """Format a gain over a way, and say so where it is one of those that are not told apart, and
+    where it was tuned over less."""
+    notes = ["not told apart"] * (way.title in same) + [_LESS] * bool(way.curve.less)
+    return f"{within(*gain, 2)} {way.title}" + f": {', '.join(notes)}" * bool(notes)
+
+
+def _compared(curve: Curve) -> str:
+    """Return what a method was tuned over less of, and whether it is listed only."""
+    if not curve.less:
+        return ABSENT
+    return f"{_LESS if curve.competes else _LISTED}: {', '.join(curve.less)}"
