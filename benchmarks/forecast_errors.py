@@ -22,6 +22,7 @@ from shardlab.results.calibration_record import memory_operations
 from shardlab.results.files import read_results
 from shardlab.results.result import only
 from shardlab.results.settings import Timing
+from shardlab.results.timing_parts import parts
 from shardlab.results.timing_result import TimingResult
 from shardlab.strategy.document import parse_strategy
 from shardlab.train.interleaved import time_strategies
@@ -132,10 +133,9 @@ def held_out(model: str, repetitions: int, data: Path, output: Path) -> list[Che
         memory=[*memory],
     )
     assert calibration is not None, "no other command starts these ranks"
-    parts = timings(repetitions).parts(_WHOLE).items()
     plans = [
         TimingPlan(name, timing, named, _TRAIN, Model.model_validate({"preset": model}), data)
-        for name, timing in parts
+        for name, timing in parts(timings(repetitions), _WHOLE).items()
     ]
     output.parent.mkdir(parents=True, exist_ok=True)
     time_strategies(plans, output)

@@ -7,7 +7,8 @@ from shardlab.predict.calibrate import calibrate, detect
 from shardlab.predict.codec_costs import codecs_of
 from shardlab.predict.settings import Forecast
 from shardlab.results.calibration_record import memory_operations
-from shardlab.results.settings import Timing, each_timing
+from shardlab.results.settings import Timing
+from shardlab.results.timing_parts import each_timing
 from shardlab.strategy.document import Strategy, parse_strategy
 from shardlab.train.settings import Train
 from stages.sections import Sections

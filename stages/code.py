@@ -20,6 +20,7 @@ import grimp
 from shardlab.config.experiment import Params
 from shardlab.core.document import Document
 from shardlab.core.host import describe_host, torch_version
+from shardlab.results.timing_parts import parts
 from shardlab.results.timing_result import machine_name
 from shardlab.strategy.codec_options import CodecSpec
 from shardlab.strategy.codec_table import FOLDER
@@ -32,8 +33,8 @@ STAGES = (
 )
 """stages with one key; `train` has one for each run, `tune` for each method, `timing` for each
 timing"""
-_COMPARED_BY_VALUE = ("shardlab.cli", "shardlab.config")
-"""these hand over arguments and parameters, which are keys"""
+_COMPARED_BY_VALUE = ("shardlab.cli", "shardlab.config", "shardlab.core.types")
+"""these hand over arguments and parameters, which are keys, and say what these may be"""
 _PROCESS = ("shardlab", "stages")
 """packages that set a process up, and load public names on first use"""
 _OPTIONS = "shardlab.strategy.codec_options"
@@ -68,7 +69,7 @@ def code_keys(values: Params) -> dict[str, Any]:
     }
     keys["timing"] = {}
     for name, whole in values.timings.items():
-        runs = {run for timing in whole.parts(name).values() for run in timing.runs}
+        runs = {run for timing in parts(whole, name).values() for run in timing.runs}
         # what is timed without communication is trained by ddp
         timed = [Strategy(engine="ddp"), *(named[run] for run in runs)]
         keys["timing"][name] = _digest(graph, "timing", timed, users)
@@ -82,12 +83,16 @@ def imported(graph: grimp.ImportGraph, modules: Iterable[str]) -> set[str]:
     waiting = [*modules]
     while waiting:
         name = waiting.pop()
-        package = ".".join(name.split(".")[:2])
-        if name in reached or name in _PROCESS or package in _COMPARED_BY_VALUE:
+        if name in reached or name in _PROCESS or _below(name, _COMPARED_BY_VALUE):
             continue
         reached.add(name)
         waiting += [name.rpartition(".")[0], *graph.find_modules_directly_imported_by(name)]
     return reached
+
+
+def _below(name: str, modules: Iterable[str]) -> bool:
+    """Return whether a module is one of these, or inside of one."""
+    return any(f"{name}.".startswith(f"{module}.") for module in modules)
 
 
 def _graph() -> grimp.ImportGraph:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from shardlab.core.progress import say
 from shardlab.models.settings import Model
-from shardlab.report.collect import join_record, read_estimates, write_csv
+from shardlab.results.collect import join_record, read_estimates, write_csv
 from shardlab.results.files import read_timings, write_results
 from shardlab.results.result import Failure, only
 from shardlab.results.settings import Timing

@@ -18,7 +18,8 @@ from shardlab.config.parameters import Parameters
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_text
 from shardlab.core.progress import say
-from shardlab.results.settings import Timing, each_timing
+from shardlab.results.settings import Timing
+from shardlab.results.timing_parts import each_timing, parts
 from shardlab.strategy.document import Strategy
 from stages.code import code_keys
 from stages.inputs import FOLDER, content_of
@@ -51,7 +52,7 @@ def parameter_keys(values: Params) -> dict[str, Any]:
 
 
 def _hashes(timing: Timing, name: str, strategies: dict[str, Strategy]) -> dict[str, str]:
-    runs = {run for part in timing.parts(name).values() for run in part.runs}
+    runs = {run for part in parts(timing, name).values() for run in part.runs}
     return {run: strategies[run].hash() for run in sorted(runs)}
 
 

@@ -10,15 +10,16 @@ from shardlab.core.files import read_json
 from shardlab.core.progress import say
 from shardlab.predict.results import ForecastDocument
 from shardlab.report.aggregate import select
-from shardlab.report.collect import read_losses
 from shardlab.report.evidence import Evidence, found_strategies
 from shardlab.report.settings import Quality
 from shardlab.report.tuned import Tuned
 from shardlab.report.write import write_report
+from shardlab.results.collect import read_losses
 from shardlab.results.files import read_results, read_timings
 from shardlab.results.result import Failure, only
-from shardlab.results.settings import Timing, turns
+from shardlab.results.settings import Timing
 from shardlab.results.table import StrategyResults
+from shardlab.results.timing_parts import turns
 from shardlab.results.timing_result import TimingResult
 from shardlab.results.tune_result import TuneResult
 from shardlab.strategy.document import parse_strategy

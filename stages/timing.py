@@ -6,6 +6,7 @@ from shardlab.core.errors import UserError
 from shardlab.core.lock import is_job
 from shardlab.models.settings import Model
 from shardlab.results.settings import Timing
+from shardlab.results.timing_parts import parts
 from shardlab.strategy.document import parse_strategy
 from shardlab.train.interleaved import time_strategies
 from shardlab.train.plans import TimingPlan
@@ -35,7 +36,7 @@ def main(params: Sections, name: str) -> None:
     strategies = {key: parse_strategy(document) for key, document in documents.items()}
     plans = [
         TimingPlan(part, repetitions, strategies, train, model)
-        for part, repetitions in timing.parts(name).items()
+        for part, repetitions in parts(timing, name).items()
     ]
     output = Path("results/timings", f"{name}.jsonl")
     time_strategies(plans, output, leave_out=is_job())

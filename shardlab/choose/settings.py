@@ -80,13 +80,6 @@ class Agent(Document):
             raise ValueError(f"model_file does nothing with judge: {self.judge}: use judge: local")
         return self
 
-    def of(self, plan: "RoundPlan") -> "Agent":
-        """Return the settings for a round: with what its search has of its own, and no searches."""
-        search = self.searches[plan.search] if plan.search else Search()
-        own = {name: getattr(search, name) for name in Search.model_fields}
-        given = {name: own[name] for name in own if own[name] is not None}
-        return self.model_copy(update={**given, "searches": {}})
-
 
 class RoundPlan(Document):
     """One round of the search."""

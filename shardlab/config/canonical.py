@@ -12,8 +12,8 @@ def canonical(values: Params) -> dict[str, Any]:
     tokenizer that null stands for; a round holds the settings of its search."""
     tree = {name: _plain(getattr(values, name)) for name in Params.model_fields}
     tree["tokenize"] = _plain(values.tokenize.for_model(values.model.pretrained))
-    for number, plan in values.rounds.items():
-        tree["rounds"][number]["agent"] = _plain(values.agent.of(plan))
+    for number in values.rounds:
+        tree["rounds"][number]["agent"] = _plain(values.agent_of(number))
     return tree
 
 

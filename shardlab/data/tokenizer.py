@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_json, write_text
 from shardlab.core.progress import say
-from shardlab.data.sources import open_member
+from shardlab.data.wheels import open_member
 
 END_OF_TEXT = "<|endoftext|>"
 CONFIG = "tokenizer_config.json"

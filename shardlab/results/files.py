@@ -11,6 +11,7 @@ from shardlab.core.errors import UserError
 from shardlab.core.files import read_json, read_json_lines, write_json_lines
 from shardlab.results.result import SCHEMA_VERSION, Failure, Result, only
 from shardlab.results.settings import Timing
+from shardlab.results.timing_parts import parts
 from shardlab.results.timing_result import NO_COMMUNICATION, TimingResult
 from shardlab.results.train_result import TrainResult
 from shardlab.results.tune_result import TuneResult
@@ -114,7 +115,7 @@ def read_timing(folder: Path, name: str, timing: Timing) -> list[TimingResult | 
     failed = {(failure.timing, failure.run) for failure in failures}
     expected = [
         (part, run)
-        for part, runs_of_part in timing.parts(name).items()
+        for part, runs_of_part in parts(timing, name).items()
         for run in (*runs_of_part.runs, NO_COMMUNICATION)
     ]
     timed = [run for run in expected if run not in failed]

@@ -1,6 +1,5 @@
 """Parameters of timings."""
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -45,20 +44,3 @@ class Timing(Repetitions):
 
     interleaved: dict[Name, Repetitions] = {}
     """timings of other links or numbers of ranks, by name; their ranks are on one machine"""
-
-    def parts(self, name: str) -> dict[str, Repetitions]:
-        """Return all timings by name, which is this one's first; the order of the others in the
-        file has no meaning."""
-        others = {other: self.interleaved[other] for other in sorted(self.interleaved)}
-        alone = Repetitions(**{key: getattr(self, key) for key in Repetitions.model_fields})
-        return {name: alone, **others}
-
-
-def each_timing(timings: Mapping[str, Timing]) -> dict[str, Repetitions]:
-    """Return all timings by name, those that are interleaved with others among them."""
-    return {name: part for key, whole in timings.items() for name, part in whole.parts(key).items()}
-
-
-def turns(timings: Mapping[str, Timing]) -> dict[str, str]:
-    """Return by name of each timing the one that holds it, whose turns it takes."""
-    return {part: name for name, whole in timings.items() for part in whole.parts(name)}

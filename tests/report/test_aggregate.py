@@ -17,10 +17,10 @@ from shardlab.report.aggregate import (
     paired_ratio,
     select,
 )
-from shardlab.report.collect import read_losses
 from shardlab.report.sections import runs
 from shardlab.report.tables import tables_of
 from shardlab.report.timings import timing_table
+from shardlab.results.collect import read_losses
 from shardlab.results.train_result import Setting
 from shardlab.strategy.document import parse_strategy
 from tests.evidence_factory import make_evidence

@@ -23,7 +23,8 @@ from shardlab.report.write import headline_markdown, write_report
 from shardlab.results.files import read_timings
 from shardlab.results.interval import paired_ratio
 from shardlab.results.result import only
-from shardlab.results.settings import Timing, turns
+from shardlab.results.settings import Timing
+from shardlab.results.timing_parts import turns
 from shardlab.results.timing_result import NO_COMMUNICATION, TimingResult
 from stages.report import tuned_of
 from stages.sections import Sections

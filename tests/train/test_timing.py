@@ -15,6 +15,7 @@ from shardlab.predict.model import workload_of
 from shardlab.results.files import read_results, read_timing
 from shardlab.results.result import Failure, only
 from shardlab.results.settings import Timing
+from shardlab.results.timing_parts import parts
 from shardlab.results.timing_result import NO_COMMUNICATION, TimingResult
 from shardlab.strategy.document import parse_strategy
 from shardlab.train import loop
@@ -158,8 +159,10 @@ WHOLE = Timing(
 
 
 def plans_of(data, whole=WHOLE):
-    parts = whole.parts("two").items()
-    return [replace(plan(data), name=name, timing=timing) for name, timing in parts]
+    return [
+        replace(plan(data), name=name, timing=timing)
+        for name, timing in parts(whole, "two").items()
+    ]
 
 
 @pytest.mark.parametrize("together", [False, True])

@@ -63,10 +63,11 @@ def _sentences(tuned: Tuned) -> list[str]:
         "interpolated in log steps between two lengths of the first seed, each with its own end of "
         "the learning rate; other seeds move them along the same slope.",
         "Methods compete that were tuned over the same learning rates and betas with as many "
-        f"tries at most; others are {_LISTED}. With fewer numbers of micro-batches a method can only look "
-        f"slower than it is: a gain over it is marked {_LESS!r}. Brackets hold 95 % intervals of "
-        "the seeds and of the repetitions of one timing together; one seed has none. They do not "
-        "hold the choice of settings by the same runs, nor what another sitting would show.",
+        f"tries at most; others are {_LISTED}. With fewer numbers of micro-batches a method can "
+        f"only look slower than it is: a gain over it is marked {_LESS!r}. Brackets hold 95 % "
+        "intervals of the seeds and of the repetitions of one timing together; one seed has none. "
+        "They do not hold the choice of settings by the same runs, nor what another sitting would "
+        "show.",
     ]
 
 
