@@ -64,7 +64,7 @@ def test_parameters_of_a_search_are_valid_and_complete(tmp_path, ranks, rate, st
     expected = parse_strategy(start or {"engine": "fsdp2"})
     assert values["strategies"][name].hash() == expected.hash()
     assert len(values["rounds"]) == agent.budget == 4
-    coded = ["fsdp2-int8", "fsdp2-int4", "fsdp2-topk"] if link and not start else []
+    coded = ["fsdp2-int8", "fsdp2-int4"] if link and not start else []
     assert [*values["strategies"]] == [name, *coded]
     assert {*ENGINES} <= {*values["forecast"].runs}
 

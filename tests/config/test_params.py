@@ -102,7 +102,7 @@ def refusal(*overrides: str) -> str:
             "--set seeds: line 1: 010 is one number by YAML 1.1 and another by YAML 1.2, as DVC "
             "reads it: write it without leading zeros and colons",
         ),
-        ("rounds.3.search=wan", "rounds.3.search: 'wan' is no search: add it to agent.searches"),
+        ("rounds.1.search=wan", "rounds.1.search: 'wan' is no search: add it to agent.searches"),
         (
             "rounds.2.after=results/results.jsonl",
             "rounds.2.after: expected 'results/rounds/1/history.json' "
@@ -178,7 +178,7 @@ def test_timings_name_the_matrix_or_all_strategies(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes_in_interleaved_timings_are_named(timings: str, message: str) -> None:
-    odd = "timed_strategies={odd: {engine: ddp, accumulation: 3}}"
+    odd = "timed_strategies.odd={engine: ddp, accumulation: 3}"
     assert refusal(f"timings={timings}", odd).startswith(f"timings.{message}")
 
 
