@@ -1,5 +1,6 @@
 """A stage sees only the files that dvc.yaml names, params.yaml and the code."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,11 @@ CODE = ("csrc", "shardlab", "stages", "user_codecs")
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
+def contents(path: Path) -> bytes:
+    """Bytes of a file but for the revision, which a folder that is no git repository lacks."""
+    return re.sub(rb'"revision": "\w+"', b"", path.read_bytes())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stage_reads_only_what_it_declares(kind: str, finished: Path, tmp_path: Path) -> None:
     with Repo(str(finished)) as repo:
@@ -32,4 +38,4 @@ def test_a_stage_reads_only_what_it_declares(kind: str, finished: Path, tmp_path
         assert made.exists(), output
         for file in [made] if made.is_file() else filter(Path.is_file, made.rglob("*")):
             other = finished / file.relative_to(tmp_path)
-            assert kind == "train" or file.read_bytes() == other.read_bytes(), file.name
+            assert kind == "train" or contents(file) == contents(other), file.name
