@@ -279,6 +279,19 @@ def test_what_was_not_timed_has_no_time_and_is_named() -> None:
     assert "rare/2" not in {row[0] for row in section.tables[1].rows}
 
 
+def test_one_device_that_trains_otherwise_has_steps_of_its_own() -> None:
+    """Those without communication are of training that it does not do."""
+    methods = {"stock": METHODS["stock"], "other": {"strategies": ["ddp-int4"], "world_size": 1}}
+    tuned = make_tuned(make_rows("stock", EQUAL), make_rows("other", EQUAL), methods=methods)
+    (way,) = (way for way in ways_of(tuned) if way.curve.name == "other")
+    timed = make_steps(STEPS)
+    assert (way.title, way.family) == ("ddp-int4/2", "one device")
+    assert not one_link(tuned, timed).link.has(way)
+    (own,) = (run for run in make_steps({"ddp-int4": INT4}) if run.run == "ddp-int4")
+    alone = own.model_copy(update={"timing": "slow-alone", "world_size": 1, "accumulation": 2})
+    assert one_link(tuned, [*timed, alone]).link.step_ms(way) == INT4
+
+
 def test_an_experiment_that_tunes_nothing_has_no_such_section() -> None:
     assert time_to_loss(make_evidence(make_records(["ddp"]), "ddp")) is None
 
