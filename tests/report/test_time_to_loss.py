@@ -252,6 +252,33 @@ def test_a_loss_that_no_method_reaches_is_said_first(capsys: Any) -> None:
     assert answer(make(make_tuned(*ALL))).warnings[:1] != found.warnings[:1]
 
 
+@pytest.mark.parametrize("shorter", [2.9, None])
+def test_a_method_that_reaches_the_loss_too_soon_to_be_compared_is_said_first(
+    shorter: float | None,
+) -> None:
+    """It may be what to use: its shorter run had the loss already, or no finite loss."""
+    soon = {(0, 2000): 2.8, (0, 1400): shorter}
+    tuned = make_tuned(make_rows("stock", EQUAL), make_rows("int4", soon))
+    assert answer(make(tuned)).warnings[0] == (
+        "int4/2 has tune.target_loss in its shortest run, and may be sooner at it than all that is "
+        "compared: lower tune.target_loss, or raise tune.lengths."
+    )
+    assert tuning_table(tuned).rows[1][8] == "reached in the shortest"
+    listed = {**METHODS, "int4": {**METHODS["int4"], "learning_rates": [0.003]}}
+    restricted = make_tuned(make_rows("stock", EQUAL), make_rows("int4", soon), methods=listed)
+    assert "int4/2" not in str(answer(make(restricted)).warnings)
+
+
+def test_where_each_method_is_tuned_over_less_nothing_is_compared_and_that_is_said() -> None:
+    methods = {"stock": {**METHODS["stock"], "learning_rates": [0.003]}}
+    section = time_to_loss(make(make_tuned(make_rows("stock", EQUAL), methods=methods)))
+    assert section is not None
+    assert section.notes == [
+        "No time to the loss is compared: each method that reaches it is tuned over less than tune "
+        "says."
+    ]
+
+
 def test_the_page_says_what_to_use_on_links_whose_time_to_the_loss_is_known() -> None:
     evidence = make(make_tuned(*ALL))
     lines = answer(evidence).lines
