@@ -39,26 +39,32 @@ EQUAL = {(0, 1400): 4.0, (0, 2000): 3.0}
 Losses = Mapping[tuple[int, int], float | None]
 
 
+def make_row(**changes: Any) -> TuneResult:
+    """One run; `changes` replace fields."""
+    facts: dict[str, Any] = {
+        **make_record("ddp").header(),
+        "kind": "tune",
+        "run": "stock",
+        "key": "0123456789abcdef",
+        "micro_batches": 2,
+        "steps": 2000,
+        "learning_rate": 0.003,
+        "betas": TRAIN.betas,
+        "tokens_per_step": 512 * changes.get("micro_batches", 2),
+        "bytes_wire": 1e3,
+        "val_loss": TARGET,
+        "val_tokens": 1000,
+    }
+    return TuneResult(**{**facts, **changes})
+
+
 def make_rows(
     method: str, losses: Losses, micro_batches: int = 2, rate: float = 0.003, **changes: Any
 ) -> list[TuneResult]:
     """Runs by seed and steps; `changes` replace fields."""
-    header = make_record("ddp").header()
-    facts: dict[str, Any] = {
-        **header,
-        "kind": "tune",
-        "run": method,
-        "key": "0123456789abcdef",
-        "micro_batches": micro_batches,
-        "learning_rate": rate,
-        "betas": TRAIN.betas,
-        "tokens_per_step": 512 * micro_batches,
-        "bytes_wire": 1e3,
-        "val_tokens": 1000,
-        **changes,
-    }
+    run = {"run": method, "micro_batches": micro_batches, "learning_rate": rate, **changes}
     return [
-        TuneResult(**{**facts, "seed": seed, "steps": steps, "val_loss": loss})
+        make_row(**run, seed=seed, steps=steps, val_loss=loss)
         for (seed, steps), loss in losses.items()
     ]
 

@@ -5,7 +5,6 @@ the loss to reach lies between those of two lengths, and its length is interpola
 what other seeds differ by at one of these lengths moves theirs along the same slope.
 """
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from shardlab.results.interval import Ratio, paired_ratio
 from shardlab.results.tune_result import TuneResult
 from shardlab.strategy.document import Strategy
 from shardlab.train.settings import Train
-from shardlab.train.tune_settings import Method, Tune
+from shardlab.train.tune_settings import Method, Tune, lengths_around
 
 _T = TypeVar("_T")
 
@@ -38,11 +37,12 @@ def length_at(loss: float, losses: Mapping[int, float]) -> Length | None:
     Returns:
         None where no two neighbours have it between them.
     """
-    for (steps, above), (more, below) in itertools.pairwise(sorted(losses.items())):
-        if above >= loss >= below and above > below:
-            per_nat = math.log(more / steps) / (above - below)
-            return Length((steps, more), steps * math.exp((above - loss) * per_nat), per_nat)
-    return None
+    around = lengths_around(loss, losses)
+    if around is None:
+        return None
+    steps, more = around
+    per_nat = math.log(more / steps) / (losses[steps] - losses[more])
+    return Length(around, steps * math.exp((losses[steps] - loss) * per_nat), per_nat)
 
 
 @dataclass(frozen=True)

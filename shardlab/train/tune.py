@@ -10,7 +10,6 @@ result names the revision that made it.
 """
 
 import inspect
-import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,7 +46,7 @@ from shardlab.train.launch import launch
 from shardlab.train.plans import RunPlan
 from shardlab.train.run import train_run
 from shardlab.train.settings import Train
-from shardlab.train.tune_settings import Method, Tune
+from shardlab.train.tune_settings import Method, Tune, lengths_around
 
 _MEANING = (
     *("world_size", "steps", "batch_size", "sequence_length", "learning_rate", "warmup_steps"),
@@ -182,7 +181,7 @@ def climb(
     return best
 
 
-def lengths_around(
+def bracket(
     first: int,
     lengths: Sequence[int],
     loss: float,
@@ -204,14 +203,6 @@ def lengths_around(
         if (losses[steps] > loss) != is_longer:
             break
     return losses
-
-
-def shorter_of(losses: Mapping[int, float], loss: float) -> int | None:
-    """Return the shorter of the two lengths that have a loss between them; None if none have."""
-    for (steps, above), (_, below) in itertools.pairwise(sorted(losses.items())):
-        if above >= loss >= below:
-            return steps
-    return None
 
 
 def search(tuning: Tuning, loss_of: Callable[[Run], float]) -> list[Run]:
@@ -251,8 +242,8 @@ def _search(tuning: Tuning, number: int, loss_at: Callable[[Run], float]) -> Non
 
     lengths = _lengths(tune.equal_steps(number, train), tuning.strategy)
     most = tune.lengths if method.lengths is None else method.lengths
-    losses = lengths_around(steps, lengths, tune.target_loss, most, trained)
-    shorter = shorter_of(losses, tune.target_loss) or steps
+    losses = bracket(steps, lengths, tune.target_loss, most, trained)
+    shorter, _ = lengths_around(tune.target_loss, losses) or (steps, steps)
     for seed in later:
         for length in sorted({shorter, steps}):
             loss_at(best._replace(steps=length, seed=seed))

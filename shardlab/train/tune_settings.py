@@ -1,6 +1,8 @@
 """Settings of what is tuned: `tune` and `methods` of params.yaml."""
 
+import itertools
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -104,3 +106,16 @@ class Method(Document):
         """Return the learning rate where the search begins: the nearest to that of `train`."""
         rates = self.learning_rates or tune.learning_rates
         return min(rates, key=lambda rate: abs(math.log(rate / train.learning_rate)))
+
+
+def lengths_around(loss: float, losses: Mapping[int, float]) -> tuple[int, int] | None:
+    """Return the two neighbours of several lengths that have a loss between theirs, the shorter
+    first; None where no two have.
+
+    Args:
+        losses: by numbers of steps.
+    """
+    for (steps, above), (more, below) in itertools.pairwise(sorted(losses.items())):
+        if above >= loss >= below and above > below:
+            return steps, more
+    return None

@@ -16,7 +16,7 @@ from shardlab.results.tune_result import TuneResult
 from shardlab.strategy.document import parse_strategy
 from tests.record_factory import STRATEGIES, make_failure, make_record, make_records
 from tests.timed_run_factory import make_timed, make_timings
-from tests.tuned_run_factory import make_tuned
+from tests.tuned_factory import make_row
 
 DDP = parse_strategy(STRATEGIES["ddp"])
 FAILURE = make_failure(DDP, "memory", "rank 0: no memory")
@@ -27,7 +27,7 @@ FIX = "run shardlab collect"
 def test_results_of_all_kinds_round_trip_in_their_order(tmp_path: Path) -> None:
     diverged = make_record(diverged_at=7, train_loss=None)
     race = make_timed("slow").model_copy(update={"kind": "race", "losses": [7.6, None]})
-    tuned = [make_tuned(), make_tuned(val_loss=None)]
+    tuned = [make_row(), make_row(val_loss=None)]
     results = [*make_records(), diverged, FAILURE, *tuned, *make_timings(), race, LOST]
     write_results(tmp_path / "all.jsonl", results)
     again = read_results(tmp_path / "all.jsonl", FIX)

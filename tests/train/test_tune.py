@@ -24,16 +24,15 @@ from shardlab.train.settings import Train
 from shardlab.train.tune import (
     Run,
     Tuning,
+    bracket,
     climb,
     key_of,
-    lengths_around,
     search,
-    shorter_of,
     tune_method,
 )
 from shardlab.train.tune_settings import Method, Tune
 from tests.token_data import write_tokens
-from tests.tuned_run_factory import make_tuned
+from tests.tuned_factory import make_row
 
 ROOT = Path(__file__).parents[2]
 RATES = (0.001, 0.002, 0.003, 0.0045, 0.0068)
@@ -85,14 +84,9 @@ def test_lengths_are_tried_until_the_loss_is_between_two(loss: float, trained: l
         asked.append(steps)
         return losses[steps]
 
-    around = lengths_around(1000, [*losses], loss, 2, loss_at)
+    around = bracket(1000, [*losses], loss, 2, loss_at)
     assert asked == trained == [*around]
     assert around == {steps: losses[steps] for steps in trained}
-
-
-def test_the_shorter_length_is_that_of_the_two_with_the_loss_between_them() -> None:
-    losses = {4000: 2.0, 1000: math.inf, 2000: 3.0}
-    assert [shorter_of(losses, loss) for loss in (3.5, 2.5, 1.9)] == [1000, 2000, None]
 
 
 def tuning(
@@ -193,7 +187,7 @@ class Counted:
         train = plan.train
         number = train.batch_size * train.world_size // 4
         loss = loss_of(Run(number, train.steps, train.learning_rate, train.betas, plan.seed))
-        header = make_tuned().model_dump(include={*Result.model_fields, "bytes_wire"})
+        header = make_row().model_dump(include={*Result.model_fields, "bytes_wire"})
         return {**header, "seed": plan.seed, "val_loss": loss, "val_tokens": 99}
 
 

@@ -1,3 +1,4 @@
+import math
 from pathlib import Path
 
 import pytest
@@ -5,7 +6,7 @@ import pytest
 from shardlab.config.parameters import Parameters
 from shardlab.core.document import validate
 from shardlab.core.errors import UserError
-from shardlab.train.tune_settings import Method, Tune
+from shardlab.train.tune_settings import Method, Tune, lengths_around
 
 ROOT = Path(__file__).parents[2]
 TUNE = (
@@ -15,8 +16,8 @@ METHODS = "{stock: {strategies: [ddp, manual]}, alone: {strategies: [ddp], world
 
 
 def parameters(*overrides: str) -> Parameters:
-    given = [f"tune={TUNE}", f"methods={METHODS}", "timed_strategies.rare.engine=ddp"]
-    return Parameters(ROOT / "params.yaml", [*given, *overrides])
+    tuned = [f"tune={TUNE}", f"methods={METHODS}", "timed_strategies.rare.engine=ddp"]
+    return Parameters(ROOT / "params.yaml", [*tuned, *overrides])
 
 
 def test_numbers_of_micro_batches_are_those_that_the_ranks_divide() -> None:
@@ -41,6 +42,12 @@ def test_the_search_begins_at_the_rate_of_train_or_the_nearest_that_a_method_has
     methods = Method(strategies=("ddp",)), Method(strategies=("ddp",), learning_rates=(0.003, 0.03))
     assert [method.first_rate(tune, train) for method in methods] == [0.01, 0.03]
     assert [method.restrictions for method in methods] == [[], ["learning_rates"]]
+
+
+def test_a_loss_is_between_those_of_two_neighbours() -> None:
+    losses = {4000: 2.0, 1000: math.inf, 2000: 3.0}
+    around = [lengths_around(loss, losses) for loss in (3.5, 2.5, 1.9)]
+    assert around == [(1000, 2000), (2000, 4000), None]
 
 
 def test_numbers_that_are_keys_may_be_text_as_in_json() -> None:
