@@ -55,9 +55,10 @@ def ways_of(tuned: Tuned) -> list[Way]:
     method that changes no training, which has the same samples in each step."""
     named: list[tuple[str, Curve, Strategy, int]] = []
     for curve in tuned.listed:
-        if not changes_training(curve.strategy.canonical()):
+        lossy = changes_training(curve.strategy.canonical())
+        if not lossy:
             named.append((ONE_DEVICE, curve, curve.strategy, 1))
-        for name in curve.method.strategies if curve.ranks > 1 else ():
+        for name in curve.method.strategies if curve.ranks > 1 or lossy else ():
             named.append((name, curve, tuned.strategies[name], curve.ranks))
     count = Counter((name, curve.micro_batches) for name, curve, _, _ in named)
     ways = []
@@ -132,7 +133,7 @@ class LinkTimes:
     def _keys(self, way: Way) -> list[Key]:
         """Return what was timed of a way: its step, and that of its warm-up if it has one."""
         parts = way.curve.micro_batches // way.ranks
-        if way.ranks == 1:
+        if way.ranks == 1 and not changes_training(way.strategy.canonical()):
             return [(1, parts, None)]
         warm_up = _warm_up(way.strategy)[1]
         steps = [way.strategy, *([] if warm_up is None else [warm_up])]
