@@ -65,14 +65,14 @@ def read_contents(values: Params) -> dict[str, str | None]:
     """
     data, model = values.data, values.model
     tokenizer = values.tokenize.for_model(model.pretrained).tokenizer
-    given = None if tokenizer in ("train", "gpt2") else tokenizer
+    path_of_tokenizer = None if tokenizer in ("train", "gpt2") else tokenizer
     paths = {
         "corpus": ("data.path", data.path),
         "model": (
             "model.pretrained" if model.pretrained else "model.config",
             model.pretrained or model.config,
         ),
-        "tokenizer": ("tokenize.tokenizer", given),
+        "tokenizer": ("tokenize.tokenizer", path_of_tokenizer),
     }
     holding = {name: _input_of(values.inputs, *named) for name, named in paths.items()}
     return {
