@@ -254,8 +254,11 @@ class Params(Document):
             for i, rate in enumerate(method.learning_rates or ()):
                 if rate not in rates:
                     yield f"{key}.learning_rates.{i}: {rate:g} is none of tune.learning_rates"
-            if len({*(method.seeds or ())}) < len(method.seeds or ()):
+            seeds = method.seeds or ()
+            if len({*seeds}) < len(seeds):
                 yield f"{key}.seeds: a seed is named twice"
+            if seeds and self.seeds and seeds[0] != self.seeds[0]:
+                yield f"{key}.seeds: begin with {self.seeds[0]}, by which other methods are tuned"
 
     def _in_methods(self) -> Iterator[str]:
         strategies = self.all_strategies()
@@ -268,6 +271,12 @@ class Params(Document):
                     yield from _unknown(key, run, strategies, "strategy")
                 else:
                     yield from [*self._unfit_method(key, method, strategies[run])][:1]
+                    first, ranks = strategies.get(method.strategies[0]), method.ranks(self.train)
+                    if first and _updates(first, ranks) != _updates(strategies[run], ranks):
+                        yield (
+                            f"{key}: {run!r} trains otherwise than {method.strategies[0]!r}: make "
+                            "it a method of its own"
+                        )
 
     def _unfit_method(self, key: str, method: Method, strategy: Strategy) -> Iterator[str]:
         tune, train, ranks = self.tune, self.train, method.ranks(self.train)
@@ -335,6 +344,19 @@ def _unfit(
                 f"{key}.sync: the first exchange is after step {first} of {steps}: lower every "
                 "or warmup_steps, or raise train.steps"
             )
+
+
+def _updates(strategy: Strategy, world_size: int) -> tuple[Any, ...]:
+    """Return what the updates of a strategy depend on, but for rounding."""
+    full = strategy.canonical()
+    weights, gradients = full.weights, full.gradients
+    codecs = [gradients.codec, gradients.between_nodes, weights.codec if weights else None]
+    rounded = all(codec is None or codec.name in ("none", "fp16", "bf16") for codec in codecs)
+    sent = () if rounded else (gradients, weights)
+    if rounded and full.sync is None and full.moment_dtype == "fp32":
+        return ()
+    # what a replica sends is what is compressed, and what it trains alone
+    return (*sent, full.sync, full.moment_dtype, full.replica_count(world_size))
 
 
 def _said(check: Callable[..., object], *arguments: object) -> Iterator[str]:

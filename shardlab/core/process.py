@@ -3,14 +3,18 @@
 import ctypes
 import os
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
+from typing import Any, NoReturn
 
 import psutil
 
 _PR_SET_PDEATHSIG = 1
 _END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_AGAIN_S = 0.1
+"""until Python has left what drops errors"""
 
 
 def die_with_parent(parent: int, sig: int = signal.SIGKILL) -> None:
@@ -45,10 +49,35 @@ def on_end_signals(end: Callable[[int], None]) -> None:
     def once(number: int, frame: FrameType | None) -> None:
         for ignored in numbers:  # a second one would interrupt what is put in order after the first
             signal.signal(ignored, signal.SIG_IGN)
-        end(number)
+        try:
+            end(number)
+        except BaseException as error:
+            raise_in_handler(error)
 
     for number in numbers:
         signal.signal(number, once)
+
+
+def raise_in_handler(error: BaseException) -> NoReturn:
+    """Raise an error in the handler of a signal, and again if it has interrupted what drops errors.
+
+    Python drops those of `__del__`, of callbacks of weak references and of hooks of `os.fork`, and
+    during a fork a signal waits for the first of its hooks. SIGALRM is used to raise it again.
+    """
+    report = sys.unraisablehook
+
+    def raise_again(*_: Any) -> NoReturn:
+        raise error
+
+    def drop(dropped: "sys.UnraisableHookArgs") -> None:
+        if dropped.exc_value is not error:
+            report(dropped)
+            return
+        signal.signal(signal.SIGALRM, raise_again)
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)  # an error raised in here would be dropped
+
+    sys.unraisablehook = drop
+    raise error
 
 
 def terminate_children() -> None:

@@ -27,7 +27,7 @@ from shardlab.core.cpu_affinity import CpuAffinity
 from shardlab.core.errors import RunFailed, UserError
 from shardlab.core.files import temporary
 from shardlab.core.launch_environment import RankEnvironment, rank_environment
-from shardlab.core.process import begin_child, die_with_parent
+from shardlab.core.process import begin_child, die_with_parent, raise_in_handler
 from shardlab.core.progress import say
 from shardlab.train.rank import LaunchConfig, Worker, failure_of
 
@@ -266,7 +266,7 @@ def _connect(environment: RankEnvironment, timeout: timedelta) -> dist.Store:
 
 
 def _expire(limit_s: float, *_: Any) -> None:
-    raise _timed_out(limit_s)
+    raise_in_handler(_timed_out(limit_s))
 
 
 def _timed_out(limit_s: float | None) -> RunFailed:

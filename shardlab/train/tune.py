@@ -11,6 +11,7 @@ result names the revision that made it.
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from shardlab.core.content import Content
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
 from shardlab.core.files import (
@@ -125,7 +127,9 @@ class Tuning:
 def key_of(plan: RunPlan) -> str:
     """Return 16 hexadecimal digits of a hash over all that the loss of a run depends on, but for
     the code of the library."""
-    tokens = read_manifest(plan.data / "tokens")
+    tokens, named = read_manifest(plan.data / "tokens"), plan.model.pretrained or plan.model.config
+    # of a name on a hub nothing lies here
+    content = Content.of(named) if named else None
     codecs = sorted(map(sha256_of_file, {*_files_of_users(plan.strategy.canonical())}))
     facts = (
         plan.strategy.hash(),
@@ -134,6 +138,7 @@ def key_of(plan: RunPlan) -> str:
         plan.seed,
         [shard.sha256 for shard in (*tokens.train, *tokens.validation)],
         *codecs,
+        *([] if content is None else [content.sha256]),
     )
     return sha256_of_value(facts)[:16]
 
@@ -337,6 +342,14 @@ def _read(output: Path, work: Path) -> dict[str, tuple[str, TuneResult]]:
     for where, result in places.items():
         if not isinstance(result, TuneResult):
             raise UserError(f"{where}: no run of a method: {_FIX}")
+        if not re.fullmatch("[0-9a-f]{16}", result.key):
+            raise UserError(f"{where}: {result.key!r} is no key of a run: {_FIX}")
+        before, other = results.get(result.key, (where, result))
+        if other.val_loss != result.val_loss:
+            raise UserError(
+                f"{where}: has val_loss {result.val_loss}, and {before}, of the same run, "
+                f"{other.val_loss}: remove the wrong one"
+            )
         results[result.key] = where, result
     return results
 

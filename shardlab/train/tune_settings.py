@@ -76,7 +76,16 @@ class Method(Document):
     lengths: int | None = Field(None, ge=0, le=10)
     """as `tune.lengths`; 0: its loss after the tokens of the first length alone; null: as there"""
     seeds: Annotated[tuple[Seed, ...], AS_TUPLE, Field(min_length=1)] | None = None
-    """seeds, the first of which tunes; null: those of the experiment"""
+    """seeds, the first of which tunes and is that of the experiment; null: all of these"""
+
+    @model_validator(mode="after")
+    def _are_grids(self) -> Self:
+        rates, numbers = self.learning_rates or (), self.micro_batches or ()
+        if [*rates] != sorted({*rates}):
+            raise ValueError("learning_rates must ascend")
+        if len({*numbers}) < len(numbers):
+            raise ValueError("micro_batches: two are the same: remove one")
+        return self
 
     @property
     def restrictions(self) -> list[str]:

@@ -265,6 +265,29 @@ def test_a_result_with_the_key_of_another_run_is_refused_by_its_place(
         tuned(tmp_path, Counted(0), tuning(data))
 
 
+def test_one_run_with_two_losses_is_refused_by_both_places(data: Path, tmp_path: Path) -> None:
+    """As where somebody changed one of them."""
+    first, *later = tuned(tmp_path, Counted(), tuning(data))
+    output = tmp_path / "results.jsonl"
+    changed = first.model_copy(update={"val_loss": 1.0})
+    write_results(output, [changed, *later])
+    with pytest.raises(
+        UserError, match=rf"{first.key}\.json: has val_loss .*{output}:1, .* 1\.0: "
+    ):
+        tuned(tmp_path, Counted(0), tuning(data))
+    write_results(tmp_path / "clone" / "results.jsonl", [first, *later, changed])
+    with pytest.raises(UserError, match=r"results\.jsonl:\d+: has val_loss 1\.0, and .*:1, of "):
+        tuned(tmp_path / "clone", Counted(0), tuning(data))
+
+
+def test_a_key_names_no_file_elsewhere(data: Path, tmp_path: Path) -> None:
+    first, *later = tuned(tmp_path, Counted(), tuning(data))
+    wrong = first.model_copy(update={"key": "../outside"})
+    write_results(tmp_path / "clone" / "results.jsonl", [wrong, *later])
+    with pytest.raises(UserError, match=r"jsonl:1: '\.\./outside' is no key of a run: remove it"):
+        tuned(tmp_path / "clone", Counted(), tuning(data))
+
+
 def test_a_damaged_file_is_named(data: Path, tmp_path: Path) -> None:
     key = tuned(tmp_path, Counted(), tuning(data))[0].key
     write_text(tmp_path / "work" / f"{key}.json", "{")
@@ -299,6 +322,21 @@ def test_a_key_is_that_of_what_a_loss_depends_on(data: Path) -> None:
     assert key_with(betas=(0.9, 0.95), timeout_s=1.0, threads=3) == key_of(plan)
     keys = [key_with(betas=(0.9, 0.999)), key_with(clip=None), key_with(steps=1000)]
     assert len({key_of(plan), *keys}) == 4
+
+
+@pytest.mark.parametrize("source", ["pretrained", "config"])
+def test_the_files_of_a_model_are_a_part_of_the_key(
+    data: Path, tmp_path: Path, source: str
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+
+    def key_with(content: str) -> str:
+        write_text(folder / "config.json", content)
+        model = Model.model_validate({source: str(folder)})
+        return key_of(RunPlan("stock", 0, DDP, Train(), model, data))
+
+    assert key_with("{}") == key_with("{}") != key_with("[]")
 
 
 def test_a_codec_of_the_user_is_a_part_of_the_key(

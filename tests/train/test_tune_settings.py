@@ -81,6 +81,17 @@ def test_numbers_that_are_keys_may_be_text_as_in_json() -> None:
         ("methods.alone.world_size=4", "methods.alone: 4 ranks divide none of "),
         ("methods.stock.learning_rates=[0.02]", "methods.stock.learning_rates.0: 0.02 is none of "),
         ("methods.stock.seeds=[1, 1]", "methods.stock.seeds: a seed is named twice"),
+        (
+            "methods.stock.seeds=[1, 0]",
+            "methods.stock.seeds: begin with 0, by which other methods are tuned",
+        ),
+        ("methods.stock.learning_rates=[0.01, 0.003]", "methods.stock: learning_rates must ascend"),
+        ("methods.stock.micro_batches=[2, 2]", "methods.stock: micro_batches: two are the same: "),
+        (
+            # of which the losses of one would stand beside the steps of the other
+            "timed_strategies.rare.gradients.codec=int4",
+            "methods.stock.strategies.1: 'rare' trains otherwise than 'ddp': make it a method of ",
+        ),
         ("methods.stock.strategies=[dpd]", "methods.stock.strategies.0: 'dpd' is no strategy; did"),
         ("methods.stock.strategies=[ddp, ddp]", "methods.stock.strategies.1: 'ddp' is named twice"),
         (
@@ -91,7 +102,7 @@ def test_numbers_that_are_keys_may_be_text_as_in_json() -> None:
     ],
 )
 def test_a_mistake_is_named_by_its_key(override: str, message: str) -> None:
-    rare = ["methods.stock.strategies=[ddp, rare]"] if "sync" in override else []
+    rare = ["methods.stock.strategies=[ddp, rare]"] if ".rare." in override else []
     with pytest.raises(UserError) as error:
         parameters(override, *rare)
     first = str(error.value).partition("\n")[0]
@@ -100,3 +111,33 @@ def test_a_mistake_is_named_by_its_key(override: str, message: str) -> None:
 
 def test_strategies_of_a_method_may_be_for_timings_alone() -> None:
     assert parameters("methods.stock.strategies=[rare]")("methods.stock").strategies == ("rare",)
+
+
+INT4 = "gradients: {codec: int4, error_feedback: true}"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        ("{engine: ddp}", "{engine: fsdp2, param_dtype: bf16}", True),
+        ("{engine: ddp}", "{engine: ddp, gradients: {codec: bf16}}", True),
+        ("{engine: fsdp2}", "{engine: fsdp2, weights: {codec: bf16}, prefetch: 2}", True),
+        (f"{{engine: ddp, {INT4}}}", f"{{engine: ddp, bucket_mb: 1, {INT4}}}", True),
+        ("{engine: ddp, sync: {every: 8}}", "{engine: ddp, bucket_mb: 1, sync: {every: 8}}", True),
+        ("{engine: fsdp2}", "{engine: fsdp2, weights: {codec: int8}}", False),
+        (f"{{engine: ddp, {INT4}}}", "{engine: ddp}", False),
+        (f"{{engine: ddp, {INT4}}}", "{engine: ddp, gradients: {codec: int4}}", False),
+        ("{engine: ddp, sync: {every: 8}}", "{engine: ddp, sync: {every: 9}}", False),
+    ],
+)
+def test_strategies_of_a_method_train_the_same_up_to_rounding(
+    one: str, other: str, alike: bool
+) -> None:
+    given = [f"timed_strategies={{one: {one}, other: {other}}}"]
+    for order in "[one, other]", "[other, one]":
+        mistake = ""
+        try:
+            parameters(*given, f"methods.stock.strategies={order}").complete()
+        except UserError as error:
+            mistake = str(error)
+        assert ("trains otherwise than" in mistake) is not alike, mistake
