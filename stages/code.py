@@ -20,7 +20,7 @@ import grimp
 from shardlab.config.experiment import Params
 from shardlab.core.document import Document
 from shardlab.core.host import describe_host, torch_version
-from shardlab.results.timing_parts import parts
+from shardlab.results.settings import Timing
 from shardlab.results.timing_result import machine_name
 from shardlab.strategy.codec_options import CodecSpec
 from shardlab.strategy.codec_table import FOLDER
@@ -69,11 +69,15 @@ def code_keys(values: Params) -> dict[str, Any]:
     }
     keys["timing"] = {}
     for name, timing in values.timings.items():
-        runs = {run for part in parts(timing, name).values() for run in part.runs}
         # what is timed without communication is trained by ddp
-        timed = [Strategy(engine="ddp"), *(named[run] for run in runs)]
+        timed = [Strategy(engine="ddp"), *(named[run] for run in timed_runs(timing))]
         keys["timing"][name] = _digest(graph, "timing", timed, users)
     return {**keys, "machine": machine_name(describe_host(), torch_version())}
+
+
+def timed_runs(timing: Timing) -> set[str]:
+    """Return the strategies of a timing and of those that are interleaved with it."""
+    return {run for part in (timing, *timing.interleaved.values()) for run in part.runs}
 
 
 def imported(graph: grimp.ImportGraph, modules: Iterable[str]) -> set[str]:

@@ -3,7 +3,6 @@
 import math
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -240,7 +239,7 @@ def test_perplexity_is_compared_after_equal_tokens_by_length() -> None:
     assert tuned.curves[1].mean_bytes() == 1e3
 
 
-def test_a_loss_that_no_method_reaches_is_said_first(capsys: Any) -> None:
+def test_a_loss_that_no_method_reaches_is_said_first() -> None:
     tuned = make_tuned(make_rows("stock", {(0, 1400): 4.0, (0, 2000): 3.5}))
     answered = answer(make(tuned))
     assert answered.warnings[0] == (
