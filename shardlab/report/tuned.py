@@ -193,6 +193,13 @@ class Curve:
         return left
 
     @property
+    def too_soon(self) -> bool:
+        """Whether it has the loss in its shortest run that has any, so that its steps to it are not
+        known."""
+        losses = self.losses(self.first_seed).values()
+        return not self.steps and max(losses, default=math.inf) < self._tuned.tune.target_loss
+
+    @property
     def less(self) -> list[str]:
         """Names of the settings by which it was tuned over less than others. Micro-batches that
         another method of the same strategy has are no less."""

@@ -338,7 +338,7 @@ def _read(output: Path, work: Path) -> dict[str, tuple[str, TuneResult]]:
         places = {f"{output}:{number}": line for number, line in enumerate(lines, 1)}
     for path in sorted(work.glob("*.json")):
         places[str(path)] = parse_result(read_json(path, _FIX), str(path))
-    results = {}
+    results: dict[str, tuple[str, TuneResult]] = {}
     for where, result in places.items():
         if not isinstance(result, TuneResult):
             raise UserError(f"{where}: no run of a method: {_FIX}")

@@ -3,7 +3,6 @@
 import math
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -240,16 +239,43 @@ def test_perplexity_is_compared_after_equal_tokens_by_length() -> None:
     assert tuned.curves[1].mean_bytes() == 1e3
 
 
-def test_a_loss_that_no_method_reaches_is_said_first(capsys: Any) -> None:
+def test_a_loss_that_no_method_reaches_is_said_first() -> None:
     tuned = make_tuned(make_rows("stock", {(0, 1400): 4.0, (0, 2000): 3.5}))
-    found = answer(make(tuned))
-    assert found.warnings[0] == (
+    answered = answer(make(tuned))
+    assert answered.warnings[0] == (
         "No method has tune.target_loss (3) between two of its lengths, so that nothing is "
         "compared by the time to it: the lowest is 3.5, of stock, the highest 4, of stock."
     )
-    assert headline_markdown(make(tuned), found).startswith("No method has tune.target\\_loss")
+    assert headline_markdown(make(tuned), answered).startswith("No method has tune.target\\_loss")
     assert tuning_table(tuned).rows[0][8] == "not reached"
-    assert answer(make(make_tuned(*ALL))).warnings[:1] != found.warnings[:1]
+    assert answer(make(make_tuned(*ALL))).warnings[:1] != answered.warnings[:1]
+
+
+@pytest.mark.parametrize("shorter", [2.9, None])
+def test_a_method_that_reaches_the_loss_too_soon_to_be_compared_is_said_first(
+    shorter: float | None,
+) -> None:
+    """It may be what to use: its shorter run had the loss already, or no finite loss."""
+    soon = {(0, 2000): 2.8, (0, 1400): shorter}
+    tuned = make_tuned(make_rows("stock", EQUAL), make_rows("int4", soon))
+    assert answer(make(tuned)).warnings[0] == (
+        "int4/2 has tune.target_loss in its shortest run, and may be sooner at it than all that is "
+        "compared: lower tune.target_loss, or raise tune.lengths."
+    )
+    assert tuning_table(tuned).rows[1][8] == "reached in the shortest"
+    listed = {**METHODS, "int4": {**METHODS["int4"], "learning_rates": [0.003]}}
+    restricted = make_tuned(make_rows("stock", EQUAL), make_rows("int4", soon), methods=listed)
+    assert "int4/2" not in str(answer(make(restricted)).warnings)
+
+
+def test_where_each_method_is_tuned_over_less_nothing_is_compared_and_that_is_said() -> None:
+    methods = {"stock": {**METHODS["stock"], "learning_rates": [0.003]}}
+    section = time_to_loss(make(make_tuned(make_rows("stock", EQUAL), methods=methods)))
+    assert section is not None
+    assert section.notes == [
+        "No time to the loss is compared: each method that reaches it is tuned over less than tune "
+        "says."
+    ]
 
 
 def test_the_page_says_what_to_use_on_links_whose_time_to_the_loss_is_known() -> None:
@@ -277,6 +303,19 @@ def test_what_was_not_timed_has_no_time_and_is_named() -> None:
     assert section is not None
     assert section.notes == ["Not timed, so that they have no time to the loss: rare/2."]
     assert "rare/2" not in {row[0] for row in section.tables[1].rows}
+
+
+def test_one_device_that_trains_otherwise_has_steps_of_its_own() -> None:
+    """Those without communication are of training that it does not do."""
+    methods = {"stock": METHODS["stock"], "other": {"strategies": ["ddp-int4"], "world_size": 1}}
+    tuned = make_tuned(make_rows("stock", EQUAL), make_rows("other", EQUAL), methods=methods)
+    (way,) = (way for way in ways_of(tuned) if way.curve.name == "other")
+    timed = make_steps(STEPS)
+    assert (way.title, way.family) == ("ddp-int4/2", "one device")
+    assert not one_link(tuned, timed).link.has(way)
+    (own,) = (run for run in make_steps({"ddp-int4": INT4}) if run.run == "ddp-int4")
+    alone = own.model_copy(update={"timing": "slow-alone", "world_size": 1, "accumulation": 2})
+    assert one_link(tuned, [*timed, alone]).link.step_ms(way) == INT4
 
 
 def test_an_experiment_that_tunes_nothing_has_no_such_section() -> None:

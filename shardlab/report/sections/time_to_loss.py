@@ -72,9 +72,16 @@ def _sentences(tuned: Tuned) -> list[str]:
 
 
 def not_reached(tuned: Tuned | None) -> list[str]:
-    """Return a sentence where no run reaches the loss."""
-    if tuned is None or tuned.reached:
+    """Return a sentence where no run reaches the loss, or some too soon to be compared."""
+    if tuned is None:
         return []
+    if tuned.reached:
+        soon = [f"{c.name}/{c.micro_batches}" for c in tuned.curves if c.competes and c.too_soon]
+        return [
+            f"{name} has tune.target_loss in its shortest run, and may be sooner at it than all "
+            "that is compared: lower tune.target_loss, or raise tune.lengths."
+            for name in soon
+        ]
     losses = [
         (loss, curve.name)
         for curve in tuned.curves
@@ -139,7 +146,12 @@ def _unknown(ways: list[Way], links: list[LinkTimes]) -> Iterator[str]:
     """Yield what has no time, and why."""
     ways = [way for way in ways if way.curve.steps]
     untimed = [way.title for way in ways if not any(link.has(way) for link in links)]
-    if not links and ways:
+    if ways and not any(way.curve.competes for way in ways):
+        yield (
+            "No time to the loss is compared: each method that reaches it is tuned over less than "
+            "tune says."
+        )
+    elif not links and ways:
         yield (
             "No time to the loss is known: no timing has the baseline, steps without communication "
             "and a method that reaches the loss, on several ranks."
@@ -181,21 +193,21 @@ def _tuning(curve: Curve, tuned: Tuned) -> list[str]:
         "; ".join(curve.unbracketed) or ABSENT,
         str(len(curve.runs)),
         ", ".join(shown) or ABSENT,
-        _steps(curve, tuned.tune.target_loss),
+        _steps(curve),
         _ratio(tuned.perplexity(curve)),
         figure(curve.mean_bytes() / 1e3),
         _compared(curve),
     ]
 
 
-def _steps(curve: Curve, target: float) -> str:
+def _steps(curve: Curve) -> str:
     """Format the steps to the loss, or say why there are none."""
     if curve.steps:
         return within(*geometric_mean([*curve.steps.values()]), 0)
-    losses = curve.losses(curve.first_seed).values()
-    if not curve.runs or len(losses) == 1:
-        return "one length alone" if losses else ABSENT
-    return "reached in the shortest" if losses and max(losses) < target else "not reached"
+    lengths = len(curve.runs.get(curve.first_seed, ()))
+    if lengths < 2:
+        return "one length alone" if lengths else ABSENT
+    return "reached in the shortest" if curve.too_soon else "not reached"
 
 
 def lengths_table(tuned: Tuned) -> Table:
