@@ -192,6 +192,7 @@ class Command(NamedTuple):
 
 
 _RUN, _ROUND = _one("run", "name of a strategy"), _one("number", "number of a round")
+_METHOD = _one("method", "name of a method")
 _USERS = {
     "plan": Command(
         "say what a model needs on hardware you have not rented, and what is fastest",
@@ -251,10 +252,7 @@ STAGES = {
         "measure perplexity and bits per byte of a trained run", "fsdp2-int8", _RUN, log=("run",)
     ),
     "tune": Command(
-        "tune a method, and train it until it reaches a loss",
-        "stock",
-        _one("method", "its name"),
-        log=("method",),
+        "tune a method, and train it until it reaches a loss", "stock", _METHOD, log=("method",)
     ),
     "timing": Command(
         "time the interleaved steps of a timing",

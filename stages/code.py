@@ -20,7 +20,7 @@ import grimp
 from shardlab.config.experiment import Params
 from shardlab.core.document import Document
 from shardlab.core.host import describe_host, torch_version
-from shardlab.results.timing_parts import parts
+from shardlab.results.settings import Timing
 from shardlab.results.timing_result import machine_name
 from shardlab.strategy.codec_options import CodecSpec
 from shardlab.strategy.codec_table import FOLDER
@@ -68,12 +68,16 @@ def code_keys(values: Params) -> dict[str, Any]:
         for name, method in values.methods.items()
     }
     keys["timing"] = {}
-    for name, whole in values.timings.items():
-        runs = {run for timing in parts(whole, name).values() for run in timing.runs}
+    for name, timing in values.timings.items():
         # what is timed without communication is trained by ddp
-        timed = [Strategy(engine="ddp"), *(named[run] for run in runs)]
+        timed = [Strategy(engine="ddp"), *(named[run] for run in timed_runs(timing))]
         keys["timing"][name] = _digest(graph, "timing", timed, users)
     return {**keys, "machine": machine_name(describe_host(), torch_version())}
+
+
+def timed_runs(timing: Timing) -> set[str]:
+    """Return the strategies of a timing and of those that are interleaved with it."""
+    return {run for part in (timing, *timing.interleaved.values()) for run in part.runs}
 
 
 def imported(graph: grimp.ImportGraph, modules: Iterable[str]) -> set[str]:
@@ -123,15 +127,16 @@ def _digest(
     closure = imported(graph, [f"stages.{stage}"])
     documents = [*_documents(used)]
     specs = {type(document) for document in documents if isinstance(document, CodecSpec)}
-    parts: list[str] = []
+    lines: list[str] = []
     if _OPTIONS in closure:
         bases = {base for spec in specs for base in spec.__mro__ if issubclass(base, CodecSpec)}
-        parts += sorted(map(_class_digest, bases))
+        lines += sorted(map(_class_digest, bases))
     loaded: set[str] = set()
     if _CODECS in closure:
         loaded |= {_module(spec.factory) for spec in specs}
     if _ENGINES in closure:
-        loaded |= {_module(each.traits.factory) for each in documents if isinstance(each, Strategy)}
+        strategies = (document for document in documents if isinstance(document, Strategy))
+        loaded |= {_module(strategy.traits.factory) for strategy in strategies}
     library = {name for name in loaded if name.startswith("shardlab.")}
     closure |= imported(graph, library)
     files = {_file(name) for name in closure - {_OPTIONS}}
@@ -143,9 +148,9 @@ def _digest(
         files |= {*_sources("csrc")}
     if loaded > library:
         files |= {*_sources(FOLDER)}
-        parts += users
-    parts += [f"{file} {_file_digest(file)}" for file in sorted(files)]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+        lines += users
+    lines += [f"{file} {_file_digest(file)}" for file in sorted(files)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def _module(factory: Any) -> str:

@@ -18,10 +18,8 @@ from shardlab.config.parameters import Parameters
 from shardlab.core.errors import UserError
 from shardlab.core.files import write_text
 from shardlab.core.progress import say
-from shardlab.results.settings import Timing
-from shardlab.results.timing_parts import each_timing, parts
-from shardlab.strategy.document import Strategy
-from stages.code import code_keys
+from shardlab.results.timing_parts import each_timing
+from stages.code import code_keys, timed_runs
 from stages.inputs import FOLDER, content_of
 from stages.sections import Sections
 
@@ -36,24 +34,20 @@ def parameter_keys(values: Params) -> dict[str, Any]:
     tree = canonical(values)
     strategies = values.all_strategies()
     for name, timing in values.timings.items():
-        tree["timings"][name]["strategies"] = _hashes(timing, name, strategies)
+        runs = sorted(timed_runs(timing))
+        tree["timings"][name]["strategies"] = {run: strategies[run].hash() for run in runs}
     for name, method in values.methods.items():
         tree["methods"][name]["strategy"] = strategies[method.strategies[0]].hash()
     timings = each_timing(values.timings)
-    runs = {run for timing in timings.values() for run in timing.runs}
+    timed = {run for timing in values.timings.values() for run in timed_runs(timing)}
     # ranks and codecs whose operations calibrate times
     world_sizes = [timings[name].world_size for name in values.forecast.timings]
     tree["calibration"] = {
         "world_sizes": [*dict.fromkeys(world_sizes)],
-        "strategies": sorted({strategies[run].hash() for run in runs}),
+        "strategies": sorted({strategies[run].hash() for run in timed}),
     }
     tree["contents"] = read_contents(values)
     return tree
-
-
-def _hashes(timing: Timing, name: str, strategies: dict[str, Strategy]) -> dict[str, str]:
-    runs = {run for part in parts(timing, name).values() for run in part.runs}
-    return {run: strategies[run].hash() for run in sorted(runs)}
 
 
 def read_contents(values: Params) -> dict[str, str | None]:
@@ -65,14 +59,14 @@ def read_contents(values: Params) -> dict[str, str | None]:
     """
     data, model = values.data, values.model
     tokenizer = values.tokenize.for_model(model.pretrained).tokenizer
-    given = None if tokenizer in ("train", "gpt2") else tokenizer
+    path_of_tokenizer = None if tokenizer in ("train", "gpt2") else tokenizer
     paths = {
         "corpus": ("data.path", data.path),
         "model": (
             "model.pretrained" if model.pretrained else "model.config",
             model.pretrained or model.config,
         ),
-        "tokenizer": ("tokenize.tokenizer", given),
+        "tokenizer": ("tokenize.tokenizer", path_of_tokenizer),
     }
     holding = {name: _input_of(values.inputs, *named) for name, named in paths.items()}
     return {

@@ -47,8 +47,8 @@ def main(
     if name is None:
         name = f"{link if emulated else LOOPBACK}-{ranks}-ranks".replace(".", "-")
     folder = Path("searches") / validate(Name, name, "--name")
-    given = Parameters(params, overrides)
-    sections = {section: given(section) for section in Params.model_fields}
+    parameters = Parameters(params, overrides)
+    sections = {section: parameters(section) for section in Params.model_fields}
     tree = search_parameters(sections, emulated, ranks, _ROUNDS, model)
     if emulated is not None:
         with Links(ranks, emulated):

@@ -1,4 +1,4 @@
-"""Reading of parameters: files, overrides from the command line, and what a stage asks for."""
+"""Reading of parameters: files, overrides from the command line, and single sections."""
 
 import json
 import math

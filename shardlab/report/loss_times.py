@@ -7,6 +7,7 @@ steps not on the learning rate: each method is trained once, and its steps are t
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from shardlab.choose.rank import Option, rank, simplicity_of
 from shardlab.predict.asked import changes_training
@@ -68,7 +69,7 @@ def ways_of(tuned: Tuned) -> list[Way]:
     return ways
 
 
-Key = tuple[int, int, str | None]
+StepKey = tuple[int, int, str | None]
 """ranks, micro-batches of each, and the hash of the strategy after its warm-ups; None: without
 communication"""
 
@@ -80,7 +81,7 @@ class LinkTimes:
     """
 
     def __init__(self, runs: Iterable[TimingResult], tuned: Tuned) -> None:
-        self._runs: dict[Key, TimingResult] = {}
+        self._runs: dict[StepKey, TimingResult] = {}
         for run in runs:
             step = None if run.strategy is None else _step_of(parse_strategy(run.strategy))
             self._runs.setdefault((run.world_size, run.accumulation, step), run)
@@ -92,7 +93,7 @@ class LinkTimes:
         self.stock_over_bound: Ratio | None = None
         """step of the baseline over one without communication"""
         if stock is not None:
-            keys: list[Key] = [(ranks, parts, _step_of(stock)), (ranks, parts, None)]
+            keys: list[StepKey] = [(ranks, parts, _step_of(stock)), (ranks, parts, None)]
             if all(key in self._runs for key in keys):
                 self.stock_over_bound = ratio_in_turns(*map(self._measured, keys))
 
@@ -130,7 +131,7 @@ class LinkTimes:
         steps = paired_ratio([theirs[s] for s in seeds], [mine[s] for s in seeds])
         return step.times(steps)
 
-    def _keys(self, way: Way) -> list[Key]:
+    def _keys(self, way: Way) -> list[StepKey]:
         """Return what was timed of a way: its step, and that of its warm-up if it has one."""
         parts = way.curve.micro_batches // way.ranks
         if way.ranks == 1 and not changes_training(way.strategy.canonical()):
@@ -139,7 +140,7 @@ class LinkTimes:
         steps = [way.strategy, *([] if warm_up is None else [warm_up])]
         return [(way.ranks, parts, _step_of(strategy)) for strategy in steps]
 
-    def _measured(self, key: Key) -> list[float]:
+    def _measured(self, key: StepKey) -> list[float]:
         return self._runs[key].measured_ms()
 
 
@@ -149,13 +150,11 @@ def _step_of(strategy: Strategy) -> str:
 
 def _warm_up(strategy: Strategy) -> tuple[int, Strategy | None]:
     """Return the steps of a warm-up and the strategy of these; None where there is none."""
-    if strategy.sync is not None:
-        return strategy.sync.warmup_steps, (
-            strategy.model_copy(update={"sync": None}) if strategy.sync.warmup_steps else None
-        )
+    first: dict[str, Any] = {"gradients": Compression(route="exchange")}
     steps = strategy.gradients.warmup_steps
-    plain = strategy.model_copy(update={"gradients": Compression(route="exchange")})
-    return steps, plain if steps else None
+    if strategy.sync is not None:
+        first, steps = {"sync": None}, strategy.sync.warmup_steps
+    return steps, strategy.model_copy(update=first) if steps else None
 
 
 def links_of(

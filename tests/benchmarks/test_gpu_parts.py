@@ -102,7 +102,7 @@ def test_parts_name_tests_that_exist():
     assert found.returncode == 0, found.stdout
 
 
-def test_a_page_has_a_table_of_each_kind_of_rows(tmp_path, capsys):
+def test_a_page_has_a_table_of_each_kind_of_rows(tmp_path):
     record(tmp_path, "Training", "ddp", {"step, ms": 12.5, "fits": "yes"})
     record(tmp_path, "Ceilings", "copy", {"rate": 3.0})
     record(tmp_path, "Training", "slide", {"step, ms": None})

@@ -58,10 +58,10 @@ def ask(*candidates: Candidate, held: float | None = 40.0) -> Question:
 def proposal_of(history: History, *strategies: Strategy) -> Proposal:
     """Race of the incumbent, the start and these strategies."""
     arms: dict[str, Candidate] = {}
-    for each in (history.incumbent_results.strategy, history.start_results.strategy, *strategies):
-        row = history.measured.get(each.hash())
+    for arm in (history.incumbent_results.strategy, history.start_results.strategy, *strategies):
+        row = history.measured.get(arm.hash())
         known = {"roles": ["judge"], "trained": bool(row and row.trained)}
-        arms[each.hash()] = candidate_of(each).model_copy(update=known)
+        arms[arm.hash()] = candidate_of(arm).model_copy(update=known)
     return Proposal(
         round=len(history.rounds) + 1,
         settings=SETTINGS,

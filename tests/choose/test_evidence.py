@@ -35,7 +35,7 @@ def test_strategies_have_one_template_in_the_order_of_their_hashes_without_prais
 
 def test_figures_are_means_over_seeds_and_bytes_by_kind_of_message():
     history = begin(["fsdp2"])
-    seeds = [each.val_ppl for each in history.incumbent_results.trained]
+    seeds = [record.val_ppl for record in history.incumbent_results.trained]
     (line,) = lines_of(describe(history, AGENT, LIMIT))
     assert "trained with 2 of 2 seeds" in line
     assert f"validation perplexity {sum(seeds) / 2:.2f} +- " in line

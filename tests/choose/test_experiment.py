@@ -78,8 +78,8 @@ def test_models_are_presets_or_folders(tmp_path, monkeypatch):
         search_parameters(params, *SLOW, "tinny")
     monkeypatch.chdir(tmp_path)
     Path("my/model").mkdir(parents=True)
-    own = sections(TREE, ["model={'config': 'my/model'}"])
-    assert search_parameters(own, *SLOW)["model"]["config"] == str(tmp_path / "my/model")
+    tree = sections(TREE, ["model={'config': 'my/model'}"])
+    assert search_parameters(tree, *SLOW)["model"]["config"] == str(tmp_path / "my/model")
 
 
 def test_the_ranking_holds_all_that_was_raced_the_fastest_first():

@@ -40,10 +40,12 @@ def canonical(**document: object) -> CanonicalStrategy:
 
 def test_the_matrix_is_known_and_without_timings_the_start_is_held():
     history = begin()
-    assert {*history.measured} == {parse_strategy(each).hash() for each in STRATEGIES.values()}
+    assert {*history.measured} == {
+        parse_strategy(document).hash() for document in STRATEGIES.values()
+    }
     assert history.incumbent_results.source == "run fsdp2"
     assert history.start == history.incumbent
-    assert [each.seed for each in history.incumbent_results.trained] == [0, 1]
+    assert [record.seed for record in history.incumbent_results.trained] == [0, 1]
 
 
 def test_two_names_of_one_meaning_are_one_strategy_named_after_the_start():
@@ -181,12 +183,12 @@ def test_rare_exchanges_have_a_quality_of_their_own(other):
 
 def test_the_quality_after_few_synchronisations_holds_for_no_longer_run():
     rare = parse_strategy(RARE)
-    found = {
+    compared = {
         steps: begin().with_results(trained(rare, 1.01, steps=steps)).quality(rare.canonical())
         for steps in (239, 240)
     }
-    assert [quality.sure for quality in found.values()] == [False, True]
-    assert found[239].source.endswith(", after 29 synchronisations")
+    assert [quality.sure for quality in compared.values()] == [False, True]
+    assert compared[239].source.endswith(", after 29 synchronisations")
 
 
 def test_a_run_that_diverged_has_infinite_perplexity_and_cannot_be_the_start():

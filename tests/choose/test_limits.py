@@ -31,8 +31,10 @@ def limited(
     """
     proposal = proposal_of(BEGUN, arm)
     arms = [
-        each.model_copy(update={"prediction": each.prediction.model_copy(update={"step_ms": ms})})
-        for each, ms in zip(proposal.arms, predicted_ms, strict=True)
+        candidate.model_copy(
+            update={"prediction": candidate.prediction.model_copy(update={"step_ms": ms})}
+        )
+        for candidate, ms in zip(proposal.arms, predicted_ms, strict=True)
     ]
     steps = sum(run.steps for run in proposal.reference)
     mean = {"step_ms_mean": 1e3 * trained_s / steps}
@@ -50,18 +52,18 @@ def limited(
 def test_a_race_may_take_as_long_as_the_start_was_trained_and_at_least_two_minutes(
     trained_s, repetitions
 ):
-    found = limited(Agent(repetitions=120), [600, 400], trained_s=trained_s)
-    assert found.repetitions == repetitions
-    assert found.race_limit_s == pytest.approx(max(300, 2 * repetitions * 1.6))
-    assert found.training_limit_s == pytest.approx(max(300, 4 * trained_s))
+    trial = limited(Agent(repetitions=120), [600, 400], trained_s=trained_s)
+    assert trial.repetitions == repetitions
+    assert trial.race_limit_s == pytest.approx(max(300, 2 * repetitions * 1.6))
+    assert trial.training_limit_s == pytest.approx(max(300, 4 * trained_s))
 
 
 def test_a_race_has_as_many_repetitions_as_an_interval_needs_however_long_they_take():
     """Steps that were measured on the link count before predictions: 20 s of the start, 30 s of
     the other arm."""
-    found = limited(Agent(), [1.0, 30e3], timed=[20e3] * 6)
-    assert found.repetitions == 20
-    assert found.race_limit_s == pytest.approx(2 * 20 * (20 + 30 + 30))
+    trial = limited(Agent(), [1.0, 30e3], timed=[20e3] * 6)
+    assert trial.repetitions == 20
+    assert trial.race_limit_s == pytest.approx(2 * 20 * (20 + 30 + 30))
     assert limited(Agent(repetitions=10), [1.0, 30e3]).repetitions == 10
 
 
@@ -69,12 +71,12 @@ def test_a_repetition_is_a_round_where_an_arm_synchronises_rarely():
     """8 steps of each of both arms, and 8 without communication: 6 s."""
     rare = parse_strategy({"engine": "ddp", "sync": {"every": 8}})
     assert limited(Agent(), [250, 250], rare).repetitions == 20
-    found = limited(Agent(), [250, 250], rare, trained_s=300.0)
-    assert (found.repetitions, found.race_limit_s) == (50, 600)
+    trial = limited(Agent(), [250, 250], rare, trained_s=300.0)
+    assert (trial.repetitions, trial.race_limit_s) == (50, 600)
 
 
 def test_limits_that_are_set_are_taken():
-    found = limited(Agent(trial_timeout_s=64), [300, 200], trained_s=1000.0)
-    assert (found.race_limit_s, found.training_limit_s) == (64, 64)
+    trial = limited(Agent(trial_timeout_s=64), [300, 200], trained_s=1000.0)
+    assert (trial.race_limit_s, trial.training_limit_s) == (64, 64)
     # half of it, after which no look comes
-    assert found.repetitions == 40
+    assert trial.repetitions == 40

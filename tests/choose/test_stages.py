@@ -284,7 +284,7 @@ def test_a_round_on_real_ranks_races_and_decides(project, monkeypatch, start):
 
 
 @pytest.mark.long
-def test_what_a_round_trained_on_real_ranks_is_kept_and_can_be_opened(project, monkeypatch, capsys):
+def test_what_a_round_trained_on_real_ranks_is_kept_and_can_be_opened(project, monkeypatch):
     proposal = proposal_of(begin(["fsdp2"]), KEPT)
     race = trial_of(proposal, **{f"_{KEPT.hash()}": 0.5}).race
     monkeypatch.setattr(trial, "race", lambda plan, output, *_: race.to_file(output))

@@ -146,12 +146,12 @@ def test_the_default_is_the_tokenizer_of_a_pretrained_model(tmp_path, monkeypatc
     for word in ("train", "gpt2"):
         (tmp_path / word).mkdir()
         assert Tokenize().for_model(word).tokenizer == f"./{word}"
-    own = Tokenize().for_model("models/llama")
-    assert (own.tokenizer, own.vocabulary) == ("models/llama", None)
+    of_model = Tokenize().for_model("models/llama")
+    assert (of_model.tokenizer, of_model.vocabulary) == ("models/llama", None)
     for model in (Model(preset="tiny"), Model(config="models/llama")):
         trained = Tokenize().for_model(model.pretrained)
         assert (trained.tokenizer, trained.vocabulary) == ("train", 2048)
-    given = Tokenize(tokenizer="gpt2").for_model("models/llama")
-    assert (given.tokenizer, given.vocabulary) == ("gpt2", None)
+    named = Tokenize(tokenizer="gpt2").for_model("models/llama")
+    assert (named.tokenizer, named.vocabulary) == ("gpt2", None)
     with pytest.raises(UserError, match="brings its own tokenizer: remove it, or set"):
         Tokenize(vocabulary=300).for_model("models/llama")

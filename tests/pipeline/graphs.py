@@ -85,7 +85,8 @@ def _ask(tool: str, root: Path) -> dict[str, Job]:
     # not above: what it imports is none of what the tools run in
     from tests.pipeline.workspace import run
 
-    done = run(root, "python", str(Path(__file__).resolve()), tool)
+    script = str(Path(__file__).resolve())
+    done = run(root, "env", f"PYTHONPATH={root}", "python", script, tool)
     jobs = [
         Job(**job | {"inputs": frozenset(job["inputs"]), "outputs": frozenset(job["outputs"])})
         for job in json.loads(done.stdout.splitlines()[-1])

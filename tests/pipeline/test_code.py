@@ -44,10 +44,10 @@ KNOWING = {*ROUND, *TIMED, "calibrate", "collect", "estimate", "forecast", "repo
 
 def keys(root: Path) -> dict[str, Any]:
     """Keys by stage, those of single runs and timings as STAGE/NAME."""
-    known = json.loads(run(root, "python", "-c", PROGRAM).stdout)
+    digests = json.loads(run(root, "python", "-c", PROGRAM).stdout)
     for stage in ("train", "tune", "timing"):
-        known |= {f"{stage}/{name}": key for name, key in known.pop(stage).items()}
-    return known
+        digests |= {f"{stage}/{name}": key for name, key in digests.pop(stage).items()}
+    return digests
 
 
 @pytest.fixture(scope="module")

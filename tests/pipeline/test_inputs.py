@@ -34,7 +34,7 @@ def test_content_is_of_names_and_bytes_and_not_of_times(folder: Path) -> None:
     (folder / "a.txt").rename(folder / "c.txt")
     renamed = content_of(MINE, "mine")
     (folder / "c.txt").write_text("two")
-    assert len({each.sha256 for each in (before, renamed, content_of(MINE, "mine"))}) == 3
+    assert len({content.sha256 for content in (before, renamed, content_of(MINE, "mine"))}) == 3
 
 
 @pytest.mark.parametrize(("path", "message"), [("no", "no: no such file"), (".", ".: an empty f")])
@@ -59,8 +59,8 @@ def test_paths_that_no_input_holds_are_refused(
     folder: Path, key: str, value: str, name: str
 ) -> None:
     def contents(path: str, **inputs: str) -> dict[str, str | None]:
-        given = [f"inputs={inputs}", "tokenize={}", f"{key}={value.replace('PATH', path)}"]
-        return read_contents(Parameters(ROOT / "params.yaml", given).complete())
+        overrides = [f"inputs={inputs}", "tokenize={}", f"{key}={value.replace('PATH', path)}"]
+        return read_contents(Parameters(ROOT / "params.yaml", overrides).complete())
 
     # the nearest input, and no other parameter
     found = contents("text/part", mine="text", near="text/part")

@@ -75,7 +75,7 @@ def is_whole(path: Path) -> bool:
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.command.split()[0])
 def test_a_killed_stage_leaves_nothing_that_looks_finished(workspace: Path, stage: Stage) -> None:
     name, *arguments = stage.command.split()
-    command = ("python", "-m", f"stages.{name}", *arguments)
+    command = ("python", "-m", "shardlab", name, *arguments)
     before, expected = files(workspace), contents(workspace, stage)
     remove(workspace, stage.outputs)
     others = files(workspace)

@@ -7,6 +7,7 @@ import networkx
 import pytest
 import yaml
 
+from shardlab.strategy.document import parse_strategy
 from tests.pipeline.graphs import differences, dvc_jobs, snakemake_jobs, wanted
 from tests.pipeline.workspace import ROOT, copy_project, run
 
@@ -23,6 +24,7 @@ def test_both_tools_describe_one_pipeline() -> None:
 
 
 METHODS = {"stock": {"strategies": ["fsdp2"]}, "alone": {"strategies": ["rare"], "world_size": 1}}
+RARE = {"engine": "ddp"}
 TUNE = {"target_loss": 6.0, "learning_rates": [0.003], "micro_batches": {1: 1, 2: 1}}
 
 
@@ -32,13 +34,13 @@ def test_both_tools_tune_each_method(tmp_path: Path) -> None:
         tmp_path / "project",
         tune=TUNE,
         methods=METHODS,
-        timed_strategies={"rare": {"engine": "ddp"}},
+        timed_strategies={"rare": RARE},
     )
     dvc, snakemake = dvc_jobs(root), snakemake_jobs(root)
     assert differences(dvc, snakemake) == []
     tuned = [job for job in snakemake.values() if job.name == "tune"]
     (alone,) = (job for job in tuned if job.command.endswith("alone"))
-    assert alone.parameters["methods.alone"]["strategy"]["engine"] == "ddp"
+    assert alone.parameters["methods.alone"]["strategy"] == parse_strategy(RARE).hash()
     results = {"results/tune/stock.jsonl", "results/tune/alone.jsonl"}
     assert frozenset().union(*(job.outputs for job in tuned)) == results
     assert results <= wanted(root)
@@ -71,9 +73,12 @@ def test_the_lock_has_no_stage_that_dvc_yaml_lacks() -> None:
 
 
 @pytest.mark.long
-def test_the_figure_of_the_stages_is_that_of_dvc() -> None:
+def test_the_figure_of_the_stages_is_that_of_dvc(tmp_path: Path) -> None:
     """Without the edges that follow from others, and with the next round of the search apart."""
-    drawn = run(ROOT, "dvc", "dag", "--collapse-foreach-matrix", "--mermaid").stdout
+    after = {"1": "results/results.jsonl", "2": "results/rounds/1/history.json"}
+    searched = {number: {"after": path} for number, path in after.items()}
+    root = copy_project(tmp_path / "project", "params.yaml", rounds=searched)
+    drawn = run(root, "dvc", "dag", "--collapse-foreach-matrix", "--mermaid").stdout
     names = dict(re.findall(r'(node\d+)\["(\w+)"\]', drawn))
     found = re.findall(r"(node\d+)-->(node\d+)", drawn)
     edges = {(names[first], names[last]) for first, last in found}

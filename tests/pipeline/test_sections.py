@@ -38,7 +38,7 @@ def test_sections_are_those_of_the_file(path: Path, monkeypatch: pytest.MonkeyPa
         assert sections(f"rounds.{number}.search", str | None) == values.rounds[number].search
 
 
-def test_of_a_section_only_what_is_named_is_read(tmp_path: Path) -> None:
+def test_of_a_section_only_what_is_named_is_read() -> None:
     sections = Sections(ROOT / "params/quick.yaml", ["train.threads=2", "train.steps=30"])
     assert sections("train", Train, "threads") == Train(threads=2)
     assert sections.arguments == [

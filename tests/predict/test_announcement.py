@@ -38,7 +38,7 @@ THEN = "as such jobs took with the parameters of then"
     ],
 )
 def test_time_is_that_of_such_jobs_before(seconds: list[float | None], time: str) -> None:
-    jobs = [("report", each) for each in seconds]
+    jobs = [("report", took) for took in seconds]
     assert announcement(quick(), jobs) == ["4 jobs", time]
 
 
@@ -63,9 +63,9 @@ def test_races_that_never_ran_count_with_what_they_may_take(
     trained: float | None, changes: list[str], time: str
 ) -> None:
     jobs = [("train", trained), ("trial", None), ("trial", None)]
-    found = announcement(quick("seeds=[0, 1, 2]", *changes), jobs)
-    assert found[1] == "3 jobs, 1 training run, 2 races"
-    assert found[2].startswith(time)
+    lines = announcement(quick("seeds=[0, 1, 2]", *changes), jobs)
+    assert lines[1] == "3 jobs, 1 training run, 2 races"
+    assert lines[2].startswith(time)
 
 
 def test_a_configuration_says_how_many_parameters_there_are(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import math
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -241,16 +240,16 @@ def test_perplexity_is_compared_after_equal_tokens_by_length() -> None:
     assert tuned.curves[1].mean_bytes() == 1e3
 
 
-def test_a_loss_that_no_method_reaches_is_said_first(capsys: Any) -> None:
+def test_a_loss_that_no_method_reaches_is_said_first() -> None:
     tuned = make_tuned(make_rows("stock", {(0, 1400): 4.0, (0, 2000): 3.5}))
-    found = answer(make(tuned))
-    assert found.warnings[0] == (
+    answered = answer(make(tuned))
+    assert answered.warnings[0] == (
         "No method has tune.target_loss (3) between two of its lengths, so that nothing is "
         "compared by the time to it: the lowest is 3.5, of stock, the highest 4, of stock."
     )
-    assert headline_markdown(make(tuned), found).startswith("No method has tune.target\\_loss")
+    assert headline_markdown(make(tuned), answered).startswith("No method has tune.target\\_loss")
     assert tuning_table(tuned).rows[0][8] == "not reached"
-    assert answer(make(make_tuned(*ALL))).warnings[:1] != found.warnings[:1]
+    assert answer(make(make_tuned(*ALL))).warnings[:1] != answered.warnings[:1]
 
 
 @pytest.mark.parametrize("shorter", [2.9, None])

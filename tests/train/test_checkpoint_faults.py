@@ -111,7 +111,7 @@ def test_training_goes_on_while_an_asynchronous_checkpoint_is_written(group, dat
 
 
 @pytest.mark.long
-def test_a_checkpoint_of_another_experiment_is_refused(data, saved, tmp_path):
+def test_a_checkpoint_of_another_experiment_is_refused(data, saved):
     root = saved / "full"
     plan = plan_of(data, INT4_FSDP2, learning_rate=0.5)
     assert refusal(plan, root) == (

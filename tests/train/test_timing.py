@@ -72,11 +72,11 @@ def test_every_run_has_a_step_of_every_repetition(runs):
 
 def test_a_timing_may_have_micro_batches_and_steps_of_its_own(data, tmp_path):
     """Its repetitions are of so many steps, each with so many micro-batches of one batch."""
-    own = plan(data, runs=("ddp", "ddp-rare"), accumulation=3, steps=2)
-    assert [own.steps_of(run) for run in own.runs] == [2, 3, 2]
-    found = timed(data, tmp_path, runs=("ddp",), accumulation=3, steps=2, repetitions=1)
-    assert {(run.accumulation, run.batch_size) for run in found.values()} == {(3, 2)}
-    assert found["ddp"].ledger["gradients"]["collectives"] == 1
+    several = plan(data, runs=("ddp", "ddp-rare"), accumulation=3, steps=2)
+    assert [several.steps_of(run) for run in several.runs] == [2, 3, 2]
+    runs = timed(data, tmp_path, runs=("ddp",), accumulation=3, steps=2, repetitions=1)
+    assert {(run.accumulation, run.batch_size) for run in runs.values()} == {(3, 2)}
+    assert runs["ddp"].ledger["gradients"]["collectives"] == 1
 
 
 def test_ledger_of_a_run_holds_the_steps_of_its_repetitions(runs):
