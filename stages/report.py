@@ -82,21 +82,35 @@ def tuned_of(params: Sections, results: Path) -> Tuned | None:
 
     Args:
         results: folder with tune/.
+
+    Raises:
+        UserError: a file there is missing, or that of another method.
     """
     tune = params("tune", Tune | None)
     if tune is None:
         return None
     methods = params("methods", dict[str, Method])
-    rows = [
-        row
-        for name in methods
-        for row in read_results(results / "tune" / f"{name}.jsonl", f"run shardlab tune {name}")
-    ]
     documents = params.plain("strategies") | params.plain("timed_strategies")
     strategies = {name: parse_strategy(document) for name, document in documents.items()}
+    rows = []
+    for name, method in methods.items():
+        trained = strategies[method.strategies[0]].hash()
+        rows += _tuned_rows(results / "tune" / f"{name}.jsonl", name, trained)
     train = params("train", Train, "accumulation", "betas", "steps", "world_size", "untimed_steps")
     seeds, baseline = params("seeds", list[int]), params("baseline", str)
-    return Tuned(tune, methods, strategies, train, seeds, baseline, only(rows, TuneResult))
+    return Tuned(tune, methods, strategies, train, seeds, baseline, rows)
+
+
+def _tuned_rows(path: Path, method: str, strategy_hash: str) -> list[TuneResult]:
+    fix = f"run shardlab tune {method}"
+    rows = read_results(path, fix)
+    tuned = only(rows, TuneResult)
+    # a copy under another name, or the search of other parameters
+    if len(tuned) < len(rows) or {(row.run, row.strategy_hash) for row in tuned} - {
+        (method, strategy_hash)
+    }:
+        raise UserError(f"{path}: has other runs than methods.{method}: {fix}")
+    return tuned
 
 
 def _losses_of(row: StrategyResults) -> dict[int, pd.Series]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from shardlab.core.errors import UserError
 from shardlab.core.numbers import ABSENT
 from shardlab.report.answer import answer
 from shardlab.report.evidence import Evidence
@@ -19,7 +20,7 @@ from shardlab.report.sections.time_to_loss import (
 )
 from shardlab.report.tuned import Tuned, length_at
 from shardlab.report.write import headline_markdown, write_report
-from shardlab.results.files import read_timings
+from shardlab.results.files import read_timings, write_results
 from shardlab.results.interval import paired_ratio
 from shardlab.results.result import only
 from shardlab.results.settings import Timing
@@ -31,7 +32,7 @@ from tests.commands import ROOT
 from tests.evidence_factory import make_evidence
 from tests.record_factory import make_records
 from tests.timed_run_factory import make_timed
-from tests.tuned_factory import EQUAL, METHODS, make_rows, make_steps, make_tuned
+from tests.tuned_factory import EQUAL, METHODS, STRATEGIES, make_rows, make_steps, make_tuned
 
 DDP, BF16, INT4, ALONE = [200.0, 220.0], [150.0, 165.0], [120.0, 132.0], [160.0, 176.0]
 STEPS = {"ddp": DDP, "ddp-bf16": BF16, "ddp-int4": INT4, "rare": [130.0, 143.0], "alone": ALONE}
@@ -335,3 +336,20 @@ def test_no_committed_gain_over_one_device_exceeds_the_number_of_devices(
     assert len(compared) == 5
     for comparison in compared:
         assert all(gain.ratio <= 2 for gain in comparison.over_one_device().values())
+
+
+@pytest.mark.parametrize("change", [{"run": "former"}, {"strategy_hash": "0" * 16}])
+def test_rows_of_another_method_are_refused(tmp_path: Path, change: dict[str, str]) -> None:
+    """As of a file that was copied, or that --set made."""
+    methods = "methods={stock: {strategies: [ddp]}}"
+    tune = "tune={target_loss: 3, learning_rates: [0.003], micro_batches: {2: 1}}"
+    timed = "timed_strategies={ddp: {engine: ddp}}"
+    params = Sections(ROOT / "params/quick.yaml", [methods, tune, timed])
+    rows = make_rows("stock", EQUAL, strategy_hash=STRATEGIES["ddp"].hash())
+    path = tmp_path / "tune/stock.jsonl"
+    write_results(path, rows)
+    tuned = tuned_of(params, tmp_path)
+    assert tuned is not None and tuned.rows == rows
+    write_results(path, [*rows[:1], rows[1].model_copy(update=change)])
+    with pytest.raises(UserError, match=r"has other runs than methods\.stock: run shardlab tune "):
+        tuned_of(params, tmp_path)
