@@ -112,7 +112,7 @@ MISTAKES = [
     (fsdp2, {"gradients": shardlab.Strategy()}, r"a mapping or a Compression \(found a Strategy"),
     (fsdp2, {"gradients": {"exclude": "*.bias"}}, r"exclude: input should be a list \(found '"),
     (fsdp2, int8(engine="fsdp2"), "attach: gradients.engine: unknown key"),
-    (fsdp2, {"gradients": {"name": "int8"}}, "a codec by mapping is the value of `codec`"),
+    (fsdp2, {"gradients": {"name": "int8"}}, "attach: gradients.name: unknown key"),
     (fsdp2, {"gradients": 8}, "attach: gradients.codec: a codec is its name"),
     (lambda group: network(), {}, "wrapped neither by fully_shard nor"),
 ]
