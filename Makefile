@@ -20,7 +20,8 @@ endif
 run: .venv/.project $(FOLDER)
 	@cd $(FOLDER) && python -m shardlab run
 
-experiments/%: .venv/.project always
+# a copy of the tree may have the environment, and nothing to make it of
+experiments/%: $(if $(wildcard .venv/bin/python),,.venv/.project) always
 	@python -m stages.folder $(PARAMS) $@
 
 # a recipe that depends on it always runs

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from shardlab import __version__
@@ -367,11 +368,12 @@ def _run(name: str, options: dict[str, Any]) -> None:
 
 
 def _alias_stages() -> None:
-    """Import the package of that name, which in a wheel is a part of this one."""
-    try:
-        sys.modules.setdefault("stages", import_module("shardlab.stages"))
-    except ModuleNotFoundError:
+    """Import the package of that name, which in a wheel is a part of this one; in a folder of an
+    experiment it is beside this one."""
+    if (Path(__file__).parents[1] / "stages/__init__.py").exists():
         import_module("stages")
+    else:
+        sys.modules.setdefault("stages", import_module("shardlab.stages"))
 
 
 def _nodes(text: str) -> tuple[int, int]:
