@@ -20,8 +20,7 @@ endif
 run: .venv/.project $(FOLDER)
 	@cd $(FOLDER) && python -m shardlab run
 
-# a copy of the tree may have the environment, and nothing to make it of
-experiments/%: $(if $(wildcard .venv/bin/python),,.venv/.project) always
+experiments/%: always
 	@python -m stages.folder $(PARAMS) $@
 
 # a recipe that depends on it always runs

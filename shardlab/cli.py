@@ -368,8 +368,7 @@ def _run(name: str, options: dict[str, Any]) -> None:
 
 
 def _alias_stages() -> None:
-    """Import the package of that name, which in a wheel is a part of this one; in a folder of an
-    experiment it is beside this one."""
+    """Import the package of that name: beside this one or, in a wheel, a part of it."""
     if (Path(__file__).parents[1] / "stages/__init__.py").exists():
         import_module("stages")
     else:
