@@ -12,7 +12,7 @@ GPT2_VOCABULARY = 50257
 
 
 class StepSize(Protocol):
-    """What is read of a training's parameters to size a model's step."""
+    """Parameters of training that size a step of a model."""
 
     @property
     def batch_size(self) -> int:

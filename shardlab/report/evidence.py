@@ -181,7 +181,7 @@ class Evidence:
 
     @cached_property
     def by_loss(self) -> list[Comparison]:
-        """What was tuned, compared on each link by the time to one loss; none where nothing was."""
+        """Methods compared on each link by the time to one loss; empty where nothing was tuned."""
         return [] if self.tuned is None else compare_links(self.timed, self.turns, self.tuned)
 
     @property

@@ -47,7 +47,7 @@ def length_at(loss: float, losses: Mapping[int, float]) -> Length | None:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was tuned, and the runs that did it."""
+    """Tuned methods, and the runs that tuned them."""
 
     tune: Tune
     methods: Mapping[str, Method]
@@ -102,7 +102,7 @@ class Tuned:
 
     @property
     def reached(self) -> bool:
-        """Whether any method reaches the loss."""
+        """True if any method reaches the loss."""
         return any(curve.steps for curve in self.curves)
 
 
@@ -176,7 +176,7 @@ class Curve:
 
     @property
     def unbracketed(self) -> list[str]:
-        """What the search left open, in words; empty where both neighbours of the best setting
+        """Open ends of the search, in words; empty where both neighbours of the best setting
         were tried on each axis."""
         if self.best is None:
             return ["nothing was tried"]
@@ -194,7 +194,7 @@ class Curve:
 
     @property
     def too_soon(self) -> bool:
-        """Whether it has the loss in its shortest run that has any, so that its steps to it are not
+        """True if it has the loss in its shortest run that has any, so that its steps to it are not
         known."""
         losses = self.losses(self.first_seed).values()
         return not self.steps and max(losses, default=math.inf) < self._tuned.tune.target_loss
@@ -210,7 +210,7 @@ class Curve:
 
     @property
     def competes(self) -> bool:
-        """Whether it had the tries of the others at each of its numbers of micro-batches. With more
+        """True if it had the tries of the others at each of its numbers of micro-batches. With more
         numbers it could only be faster: where it is the fastest it is so in any case, and a gain
         over it is an upper limit."""
         return {*self.less} <= {"micro_batches"}

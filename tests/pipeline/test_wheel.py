@@ -13,18 +13,8 @@ import pytest
 import torch
 
 from stages.folder import FILES
-from tests.pipeline.workspace import ROOT, copy_parts
+from tests.pipeline.workspace import PARTS, ROOT, copy_parts
 
-PARTS = [".dvc/.gitignore", ".dvc/config", ".dvc/plots", ".dvcignore", ".gitignore", "LICENSE"]
-PARTS += ["README.md", "Snakefile", "csrc", "data/inputs/.gitignore", "dvc.yaml", "profiles"]
-PARTS += [
-    "pyproject.toml",
-    "results/tune/.gitignore",
-    "shardlab",
-    "stages",
-    "user_codecs",
-    "workflow",
-]
 PACKAGES = Path(torch.__file__).parents[1]
 """of the project: its path files, which name the source, are not read where a path file names it"""
 
@@ -40,7 +30,7 @@ def test_the_wheel_takes_all_that_init_writes() -> None:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy: a build writes beside its sources."""
     folder = tmp_path_factory.mktemp("wheel")
-    copy_parts(PARTS, ROOT, folder / "source")
+    copy_parts([*PARTS, "LICENSE"], ROOT, folder / "source")
     # one of the three libraries is enough
     less = [f"--config-settings=cmake.define.SHARDLAB_HAVE_V{level}=OFF" for level in (3, 4)]
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet", *less, "-w", folder]
