@@ -69,8 +69,7 @@ def _plan(parser: Parser) -> None:
     add("--inside", help="connection inside a node: nvlink, pcie4, ...; or a rate of a device")
     _add_batch(parser, 8, 2048)
     add("--vocabulary", type=int, help=f"tokens of a preset ({GPT2_VOCABULARY})")
-    words = "of computation (the device's fastest)"
-    add("--param-dtype", "--dtype", choices=("bf16", "fp16", "fp32"), help=words)
+    add("--param-dtype", "--dtype", choices=("bf16", "fp16", "fp32"), help="(the device's fastest)")
     words, modes = "(the fastest that fits)", ("none", "selective", "full")
     add("--activation-checkpointing", "--checkpointing", choices=modes, help=words)
     add("--host-memory", type=_positive, default=math.inf, help="GB of a node (any)")
@@ -81,7 +80,8 @@ def _plan(parser: Parser) -> None:
     add("--bandwidth", type=_positive, help="GB/s of the memory of --device cpu")
     _add_strategies(parser)
     add("--tokens", type=_count, default=0.0, help="to train on, such as 15T")
-    add("--price", type=_positive, help="of a device-hour, with --tokens")
+    words = "of a device-hour, with --tokens: a number, or gpuhunt (the cheapest to rent)"
+    add("--price", type=lambda word: word if word == "gpuhunt" else _positive(word), help=words)
     add("--json", action="store_true", help="print everything as JSON")
 
 
