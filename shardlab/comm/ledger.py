@@ -284,12 +284,12 @@ class Ledger:
         metrics = {
             "comm/bytes_sent": sent,
             "comm/bytes_raw": raw,
-            "comm/ratio": raw / sent if sent else 1.0,
+            "comm/ratio": raw / sent if raw else 1.0,
             "comm/uncompressed_messages": messages,
             **{f"comm/{name}": total(name) for name in _TRACKED},
         }
         for kind, account in kinds.items():
-            if account["bytes_wire"]:
+            if account["bytes_raw"]:
                 metrics[f"comm/{kind}_bytes_sent"] = account["bytes_wire"]
                 metrics[f"comm/{kind}_ratio"] = account["compression_ratio"]
         return metrics
