@@ -72,8 +72,13 @@ class Batches:
         return int(self._order[index])
 
 
-def blocks(split: TokenSplit, sequence_length: int, batch: int) -> Iterator[torch.Tensor]:
+def blocks(
+    split: TokenSplit, sequence_length: int, batch: int, sequences: int | None = None
+) -> Iterator[torch.Tensor]:
     """Yield the whole split in order, for evaluation: every token but the first is a target once.
+
+    Args:
+        sequences: end after so many; None: with the split.
 
     Yields:
         int64 `[rows, sequence_length + 1]` with `rows <= batch`, neighbours sharing one token as
@@ -81,6 +86,8 @@ def blocks(split: TokenSplit, sequence_length: int, batch: int) -> Iterator[torc
         therefore weigh each tensor by its targets.
     """
     whole, rest = divmod(max(len(split) - 1, 0), sequence_length)
+    if sequences is not None and sequences <= whole:
+        whole, rest = sequences, 0
     for first in range(0, whole, batch):
         rows = min(batch, whole - first)
         tokens = split.read(first * sequence_length, rows * sequence_length + 1)
