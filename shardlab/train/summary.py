@@ -88,11 +88,15 @@ def merge_events(ranks: Sequence[Sequence[Event]]) -> list[Event]:
 
 def with_rates(plan: RunPlan, events: Sequence[Event]) -> list[Event]:
     """Return the events with the tokens per second of all ranks, null where not finite, and whether
-    the machine paused."""
-    return [
-        finite({**event, "tokens_per_s": event["tokens"] / event["step_ms"] * 1e3, "paused": pause})
-        for event, pause in zip(events, _paused(plan, events), strict=True)
-    ]
+    the machine paused; `val_loss` is in those of steps with an evaluation alone."""
+    rows = []
+    for event, pause in zip(events, _paused(plan, events), strict=True):
+        rate = event["tokens"] / event["step_ms"] * 1e3
+        row = {**event, "tokens_per_s": rate, "paused": pause}
+        if row["val_loss"] is None:
+            del row["val_loss"]
+        rows.append(finite(row))
+    return rows
 
 
 def _paused(plan: RunPlan, events: Sequence[Event]) -> list[bool]:
