@@ -276,7 +276,6 @@ STAGES = {
     "propose": Command("choose what a round races", "1", _ROUND, log=("number",)),
     "trial": Command("race strategies, and train the fastest", "1", _trial, log=("number",)),
     "decide": Command("accept or roll back what a round has raced", "1", _ROUND, log=("number",)),
-    "readme": Command("write the headline table into the README"),
 }
 """stages of an experiment: `main` takes the parameters first"""
 COMMANDS = {**_USERS, **STAGES}

@@ -1,5 +1,7 @@
 """Write the comparison: tables, plots and one HTML page."""
 
+import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -27,6 +29,7 @@ from shardlab.strategy.document import parse_strategy
 from shardlab.train.settings import Train
 from shardlab.train.tune_settings import Method, Tune
 from stages.sections import Sections
+from stages.summary import summarize
 
 _RESULTS = Path("results")
 _FOLDER = _RESULTS / "report"
@@ -34,7 +37,7 @@ _FORECAST = _RESULTS / "forecast" / "forecast.json"
 
 
 def main(params: Sections) -> None:
-    """Write everything in results/report except readme.md; of runs that crashed their names."""
+    """Write everything in results/report; of runs that crashed their names."""
     seeds, timings = params("seeds", list[int]), params("timings", dict[str, Timing])
     baseline, comparison = params("baseline", str), params("comparison", str)
     last = max(params.plain("rounds"), key=int)
@@ -78,6 +81,8 @@ def main(params: Sections) -> None:
         lost={*lost},
     )
     write_report(evidence, _FOLDER)
+    if "DVC_STAGE" in os.environ:  # which has no other place to call us after its last stage
+        print(summarize(os.getppid()), file=sys.stderr)
     say(f"report: {_FOLDER / 'report.html'}")
 
 
