@@ -200,6 +200,8 @@ class Ledger:
         self._accounts = _new()
         self._of_steps: dict[int, Accounts] = {}
         self._thread = threading.local()
+        self._numbers: list[tuple[torch.cuda.Event, Tensor, Callable[[float], None]]] = []
+        """of `read`, on their way to the host"""
 
     @property
     def accounts(self) -> Accounts:
@@ -228,9 +230,22 @@ class Ledger:
         wire, raw = self.bytes_wire / factor, raw / factor
         return f"sent {wire:,.1f} of {raw:,.1f} {unit}, {saved}: {parts}"
 
+    def read(self, number: Tensor, take: Callable[[float], None]) -> None:
+        """Call `take` with a number, []: now, or of a GPU by `wait`, which alone waits for it."""
+        on_host = number.to("cpu", non_blocking=True)
+        end = now(number.device)
+        if isinstance(end, float):
+            take(on_host.item())
+        else:
+            self._numbers.append((end, on_host, take))
+
     def wait(self) -> None:
-        """Wait until a GPU has done its steps, and read their times."""
+        """Wait until a GPU has done its steps, and read their times and numbers."""
         self.traffic.wait()
+        numbers, self._numbers = self._numbers, []
+        for end, on_host, take in numbers:
+            end.synchronize()
+            take(on_host.item())
 
     def reset(self) -> None:
         """Set all counts to 0, except those of `step_accounts`."""

@@ -151,6 +151,11 @@ class Params(Document):
         yield from self._in_links()
         yield from _said(self.tokenize.for_model, self.model.pretrained)
         yield from self._in_tokens()
+        if self.quality.val_loss and self.train.validation is None:
+            yield (
+                "quality.val_loss: nothing is evaluated during training: set "
+                "train.validation.every, or remove it"
+            )
         if len(set(self.seeds)) < len(self.seeds):
             yield "seeds: a seed is named twice"
         yield from self._in_rounds()

@@ -33,9 +33,20 @@ class Checkpoint(Document):
         return self
 
 
+class ValidationCurve(Document):
+    """Validation losses during a run. They change nothing of the training, and their time is in no
+    step."""
+
+    every: int = Field(ge=1)
+    """steps between evaluations"""
+    sequences: int | None = Field(None, ge=1)
+    """first sequences of the validation split, which are evaluated; null: all of it, as for the
+    loss of the trained model"""
+
+
 _WITHOUT_RESULTS = {"checkpoint", "timeout_s"}
 """parameters of `Train` that no result depends on"""
-_ADDED = ("betas", "deterministic")
+_ADDED = ("betas", "deterministic", "validation")
 """parameters of `Train` that earlier runs lacked, which had what is now the default"""
 
 
@@ -88,6 +99,8 @@ class Train(Document):
     """emulated link between ranks of this machine; null: none"""
     checkpoint: Checkpoint | None = None
     """checkpoints to resume from after an interruption; null: start over"""
+    validation: ValidationCurve | None = None
+    """validation loss every few steps; null: of the trained model alone"""
 
     @model_validator(mode="after")
     def _steps_remain(self) -> Self:
@@ -96,8 +109,8 @@ class Train(Document):
         return self
 
     def meaning(self) -> dict[str, Any]:
-        """Return the parameters that the results depend on, as plain data; `betas` and
-        `deterministic` are left out at their defaults, as in runs from before them."""
+        """Return the parameters that the results depend on, as plain data; those of `_ADDED` are
+        left out at their defaults, as in runs from before them."""
         defaults = {key: type(self).model_fields[key].default for key in _ADDED}
         same = {key for key, default in defaults.items() if getattr(self, key) == default}
         return self.model_dump(mode="json", exclude=_WITHOUT_RESULTS | same)

@@ -214,7 +214,8 @@ def test_betas_are_two_decays_below_one() -> None:
 def test_results_from_before_a_setting_are_those_of_its_default() -> None:
     results = Train().meaning()
     assert Train(betas=(0.9, 0.95), deterministic=False, timeout_s=7).meaning() == results
-    assert not {"betas", "deterministic"} & results.keys()
+    assert not {"betas", "deterministic", "validation"} & results.keys()
+    assert Train(validation={"every": 5}).meaning()["validation"] == {"every": 5, "sequences": None}
     assert Train(betas=(0.9, 0.999)).meaning() == {**results, "betas": [0.9, 0.999]}
     assert Train(deterministic=True).meaning() == {**results, "deterministic": True}
 
