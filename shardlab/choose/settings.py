@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from shardlab.core.document import Document
 from shardlab.core.link import Link
-from shardlab.core.types import Count, Name, Seconds, WorldSize
+from shardlab.core.types import Name, Seconds, WorldSize
 from shardlab.results.hardware import Hardware
 
 
@@ -62,8 +62,8 @@ class Agent(Document):
     """maximum number of interleaved steps of a race, or rounds between synchronisations; fewer, but
     at least 20, where these would take longer than the training of the start with all seeds, and
     longer than two minutes"""
-    budget: Count = 8
-    """maximum number of trials in all rounds together"""
+    budget: int = Field(8, ge=0, le=10**9)
+    """maximum number of trials in all rounds together; 0: an experiment without a search"""
     budget_minutes: Seconds | None = None
     """maximum duration of all trials together, races and training runs"""
     stop_loss: int = Field(4, ge=1)

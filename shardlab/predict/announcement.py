@@ -36,7 +36,8 @@ def announcement(params: "Params", jobs: Sequence[tuple[str, float | None]]) -> 
             no such job ran yet.
     """
     numbers = Counter(rule for rule, _ in jobs)
-    counts = [plural(numbers[rule], name) for rule, name in _NAMES.items() if rule in numbers]
+    numbers["trial"] = min(numbers["trial"], params.agent.budget)
+    counts = [plural(numbers[rule], name) for rule, name in _NAMES.items() if numbers[rule]]
     lines = [", ".join([plural(len(jobs), "job"), *counts]), _time(params, jobs)]
     runs, size = numbers["train"], _parameters(params)
     if not runs or size is None:
@@ -54,10 +55,11 @@ def announcement(params: "Params", jobs: Sequence[tuple[str, float | None]]) -> 
 def _time(params: "Params", jobs: Sequence[tuple[str, float | None]]) -> str:
     took = [seconds for _, seconds in jobs if seconds is not None]
     new = Counter(rule for rule, seconds in jobs if seconds is None)
+    races_new = min(new["trial"], params.agent.budget)
     trained = [seconds for rule, seconds in jobs if rule == "train" and seconds is not None]
     training_s = len(params.seeds) * fmean(trained) if trained else 0.0
     race_s = race_budget_s(params.agent.trial_timeout_s, training_s)
-    races = f"up to {_duration(race_s)} for each race" if new["trial"] else ""
+    races = f"up to {_duration(race_s)} for each race" if races_new else ""
     if not took:
         if races and params.agent.trial_timeout_s is None:
             races += ", or as long as the start trains with all seeds"
@@ -65,7 +67,7 @@ def _time(params: "Params", jobs: Sequence[tuple[str, float | None]]) -> str:
     then = "as such jobs took with the parameters of then"
     if not new:
         return f"about {_duration(sum(took))}, {then}"
-    total_s = sum(took) + new["trial"] * race_s
+    total_s = sum(took) + races_new * race_s
     jobs_new = ", ".join([plural(new.total(), "job"), *([races] if races else [])])
     return f"more than {_duration(total_s)}, {then}; new: {jobs_new}"
 

@@ -107,6 +107,7 @@ def test_what_was_raced_or_failed_is_not_listed_again():
     [
         (["accept", "none", "reject"], Agent(budget=3), None),
         (["accept", "none", "reject"], Agent(budget=2), "the budget of 2 trials is spent"),
+        ([], Agent(budget=0), "the budget of 0 trials is spent"),
         (["reject", "none", "reject"], Agent(stop_loss=2), "stop-loss: the last 2 trials were"),
         (["reject", "accept", "reject"], Agent(stop_loss=2), None),
         (["accept"] * 3, Agent(budget_minutes=3.0), "the budget of 3 minutes is spent: 3.0"),

@@ -68,6 +68,16 @@ def test_races_that_never_ran_count_with_what_they_may_take(
     assert lines[2].startswith(time)
 
 
+@pytest.mark.parametrize(
+    "trained, time", [(None, "time unknown before a first run"), (10.0, "more than")]
+)
+def test_without_a_budget_no_race_is_announced(trained: float | None, time: str) -> None:
+    lines = announcement(quick("agent.budget=0"), [("train", trained), ("trial", None)])
+    assert lines[1] == "2 jobs, 1 training run"
+    assert lines[2].startswith(time)
+    assert "race" not in lines[2]
+
+
 def test_a_configuration_says_how_many_parameters_there_are(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(PUBLISHED["gpt2"]))
