@@ -177,10 +177,11 @@ def _step(model: Model) -> tuple[float, int]:
     """Return the CPU seconds of a training step on one thread, and the number of parameters."""
     train, vocabulary = Train(), Tokenize().for_model(model.pretrained).vocabulary
     assert vocabulary is not None, "of a preset"
+    step = train.step_size(train.world_size)
     torch.set_num_threads(train.threads)
     module = build_model(model, vocabulary, train.sequence_length, 0, seed=0).whole()
     optimizer = torch.optim.AdamW(module.parameters())
-    tokens = torch.randint(vocabulary, (train.batch_size, train.sequence_length))
+    tokens = torch.randint(vocabulary, (step.batch_size, step.sequence_length))
     seconds = []
     for _ in range(4):
         start_s = time.process_time()

@@ -132,6 +132,8 @@ class Loop:
         self._accumulation = accumulation
         self._rank = dist.get_rank(group)
         self._world_size = dist.get_world_size(group)
+        self._samples = train.step_size(self._world_size).samples
+        """of a step on this rank"""
         self._device = device_of(group)
         self.step = 0
         """number of steps done"""
@@ -178,7 +180,7 @@ class Loop:
             self.step, train.steps, train.learning_rate, train.warmup_steps, train.decay
         )
         outcome = self._engine.step(self.micro_batches(), rate)
-        samples = train.accumulation * self._world_size * train.batch_size
+        samples = self._world_size * self._samples
         event = StepEvent(
             step=self.step,
             loss=outcome.loss,
@@ -195,7 +197,7 @@ class Loop:
     def micro_batches(self) -> list[Tensor]:
         """Return the micro-batches of the next step on this rank."""
         count = self._accumulation
-        size = self._train.batch_size * self._train.accumulation // count
+        size = self._samples // count
         return self._batches.micro_batches(self.sample, self._rank, self._world_size, count, size)
 
 
@@ -238,7 +240,8 @@ def build_loop(
     whole, weights = build_model(
         model, split.vocabulary, train.sequence_length, split.end_of_text, seed
     )
-    refuse_too_large(whole, strategy, train, device, group)
+    step = train.step_size(dist.get_world_size(group))
+    refuse_too_large(whole, strategy, step, device, group)
     # read before the engine wraps the model and shards its parameters
     parameters = sum(p.numel() for p in whole.parameters())
     units = unit_sizes(whole, strategy.canonical(), device)

@@ -83,6 +83,11 @@ class Tuning:
     data: Path = Path("data")
     """folder with tokenizer.json, tokens/ and source.json"""
 
+    @property
+    def micro_batch(self) -> int:
+        """Sequences of a micro-batch: those of `train`."""
+        return self.train.step_size(self.train.world_size).batch_size
+
     def plan_of(self, run: Run) -> RunPlan:
         """Return what a run trains. Its micro-batches are one batch of each rank, which is faster
         and equal up to rounding."""
@@ -91,7 +96,8 @@ class Tuning:
             update={
                 "world_size": ranks,
                 "steps": run.steps,
-                "batch_size": train.batch_size * run.micro_batches // ranks,
+                "batch_size": self.micro_batch * run.micro_batches // ranks,
+                "global_batch_size": None,
                 "accumulation": 1,
                 "learning_rate": run.learning_rate,
                 "warmup_steps": round(train.warmup_steps * run.steps / train.steps),
@@ -111,6 +117,7 @@ class Tuning:
         """Return what the result of a run says that is settled before it, besides its name."""
         plan = self.plan_of(run)
         train = plan.train
+        step = train.step_size(train.world_size)
         return {
             "key": key_of(plan),
             **run._asdict(),
@@ -118,8 +125,8 @@ class Tuning:
             "world_size": train.world_size,
             "model": plan.model.name,
             "sequence_length": train.sequence_length,
-            "batch_size": train.batch_size,
-            "tokens_per_step": train.batch_size * train.sequence_length * train.world_size,
+            "batch_size": step.batch_size,
+            "tokens_per_step": step.samples * train.sequence_length * train.world_size,
         }
 
 

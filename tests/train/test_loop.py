@@ -73,8 +73,10 @@ def test_five_steps_are_those_of_adamw_written_out(group, data, engine):
     sizes = {"steps": 5, "warmup_steps": 2, "batch_size": 2, "accumulation": 2}
     numbers = {"sequence_length": 16, "learning_rate": 0.01, "weight_decay": 0.1, "clip": 0.5}
     for betas in ((0.9, 0.95), (0.5, 0.6)):
-        chosen = {} if betas == (0.9, 0.95) else {"betas": betas}  # the first are the defaults
-        train = Train(untimed_steps=0, **sizes, **numbers, **chosen)
+        chosen = {}  # the first are the defaults
+        if betas != (0.9, 0.95):
+            chosen = {"betas": betas, "batch_size": None, "global_batch_size": 8}
+        train = Train(untimed_steps=0, **{**sizes, **numbers, **chosen})
         built = build_loop(TINY, parse_strategy({"engine": engine}), train, split, 3, None, group)
         events = []
         built.loop.run(5, events.append)

@@ -81,6 +81,17 @@ def test_a_timing_may_have_micro_batches_and_steps_of_its_own(data, tmp_path):
     assert runs["ddp"].ledger["gradients"]["collectives"] == 1
 
 
+def test_a_batch_of_all_ranks_is_one_of_every_number_of_ranks(data, tmp_path):
+    """So steps of one rank and of two have the same samples."""
+    train = Train(steps=6, global_batch_size=4, sequence_length=16, untimed_steps=2)
+    for ranks in (1, 2):
+        few = plan(data, runs=("ddp",), world_size=ranks, repetitions=2, steps=1)
+        output = tmp_path / f"{ranks}.jsonl"
+        time_strategies([replace(few, train=train)], output)
+        [run, bound] = only(read_results(output, "time it again"), TimingResult)
+        assert (run.batch_size, bound.batch_size) == (4 // ranks, 4 // ranks)
+
+
 def test_ledger_of_a_run_holds_the_steps_of_its_repetitions(runs):
     """It has neither the traffic of untimed and traced steps nor that of other runs."""
     gradients = runs["ddp"].ledger["gradients"]
