@@ -46,13 +46,19 @@ class AutogradEngine(Engine):
     def _accumulating(self) -> AbstractContextManager[None]:
         """Return a context in which backward passes are not the last ones of their step."""
 
-    def step(self, micro_batches: Sequence[Tensor], learning_rate: float) -> StepOutcome:  # noqa: D102
-        *early, last = micro_batches
+    def step(  # noqa: D102
+        self,
+        micro_batches: Sequence[Tensor],
+        learning_rate: float,
+        seeds: Sequence[int | None] | None = None,
+    ) -> StepOutcome:
+        count = len(micro_batches)
+        *early, last = zip(micro_batches, seeds or [None] * count, strict=True)
         losses = []
         if early:
             with self._accumulating():
-                losses += [self._accumulate(batch, len(micro_batches)) for batch in early]
-        losses.append(self._accumulate(last, len(micro_batches)))
+                losses += [self._accumulate(batch, count, seed) for batch, seed in early]
+        losses.append(self._accumulate(last[0], count, last[1]))
         self._after_backward()
         gradients = self._gradients()
         squares, *read = read_together(self._squares(gradients), *losses)

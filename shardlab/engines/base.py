@@ -114,9 +114,11 @@ class Engine(ABC):
         self.activation_offload = activation_offload(strategy, device)
         """around forward: where activations go"""
 
-    def _accumulate(self, batch: Tensor, count: int) -> Tensor:
+    def _accumulate(self, batch: Tensor, count: int, seed: int | None = None) -> Tensor:
         """Run forward and backward of one of `count` micro-batches; return its loss, [] on the
         device, which the host would wait for."""
+        if seed is not None:
+            torch.manual_seed(seed)
         batch = moved(batch, self.device)
         with record_function(FORWARD):
             with self.activation_offload:
@@ -132,11 +134,17 @@ class Engine(ABC):
         return logits
 
     @abstractmethod
-    def step(self, micro_batches: Sequence[Tensor], learning_rate: float) -> StepOutcome:
+    def step(
+        self,
+        micro_batches: Sequence[Tensor],
+        learning_rate: float,
+        seeds: Sequence[int | None] | None = None,
+    ) -> StepOutcome:
         """Run forward, backward and update.
 
         Args:
             micro_batches: int64 tokens [batch, sequence + 1] each; position t predicts t + 1.
+            seeds: of torch's generators before each of them, for dropout; None: they go on.
         """
 
     @abstractmethod

@@ -23,10 +23,11 @@ and 2 for bf16 and fp16; k units are gathered ahead. Bytes per rank:
   values and what attention returns, and u that the first products of its feed-forward network
   give: n + a + 2 u elements, the 16 h of Korthikanti et al. 2022 (section 4.1, without dropout)
   with two normalisations of torch, n = 4 h. What is made of elementary operations stores more:
-  n = 6 h for the normalisations of Llama, and some activation functions add tensors. With a gate u
-  is twice the width of the network. Fused attention stores no matrix, other attention 3 T elements
-  per head for T tokens of a sequence. Selective checkpointing stores 3 h + a + u, full
-  checkpointing h, and one block is recomputed.
+  n = 6 h for the normalisations of Llama, and some activation functions add tensors. Dropout adds
+  2 h, for both branches. With a gate u is twice the width of the network. Fused attention stores no
+  matrix, other attention, on a CPU also that with dropout, 3 T elements per head for T tokens of a
+  sequence. Selective checkpointing stores 3 h + a + u, full checkpointing h, and one block is
+  recomputed.
   With `activations` off the device h of three blocks stays: of the last, and of two that are
   being copied;
 - logits: when backward begins, b T V bytes, and 12 T V of float32 for the logarithms of their

@@ -62,3 +62,14 @@ def _is_list(module: nn.Module) -> bool:
     if isinstance(module, nn.Sequential):
         return len({type(child) for child in module}) == 1
     return isinstance(module, nn.ModuleList)
+
+
+def has_dropout(module: nn.Module) -> bool:
+    """Return whether a module drops elements in training: by a part of it, or by a probability that
+    is an attribute, as attention has it."""
+    return any(
+        type(value) is float and value > 0
+        for part in module.modules()
+        for name, value in vars(part).items()
+        if "drop" in name or (name == "p" and isinstance(part, nn.Dropout))
+    )

@@ -51,7 +51,7 @@ def sizes_of(
         element_bytes=dtype_of(full.param_dtype, device).itemsize,
         checkpointing=tuple(modes.get(block, "none") for block in blocks),
         width=config.hidden_size,
-        blocks=block_shapes(model, blocks),
+        blocks=block_shapes(model, blocks, device),
         vocabulary=config.vocab_size,
         tokens=samples * step.sequence_length,
         sequence_length=step.sequence_length,

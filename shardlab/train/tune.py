@@ -141,7 +141,7 @@ def key_of(plan: RunPlan) -> str:
     facts = (
         plan.strategy.hash(),
         {key: value for key, value in plan.train.meaning().items() if key in _MEANING},
-        plan.model.model_dump(mode="json", exclude_none=True),
+        {key: value for key, value in plan.model.meaning().items() if value is not None},
         plan.seed,
         [shard.sha256 for shard in (*tokens.train, *tokens.validation)],
         *codecs,

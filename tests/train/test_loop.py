@@ -1,6 +1,7 @@
 """Learning rates, times in collectives, operations of a step, and when a run has diverged."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from shardlab.train.loop import StepEvent, build_loop, divergence_step, has_dive
 from shardlab.train.settings import Train
 from shardlab.train.utilization import flops_per_token
 from tests.families import config_of
-from tests.ranks import on_ranks
+from tests.ranks import on_ranks, run_ranks
 from tests.train.checkpointed import Run, plan_of, strategy_of
 
 
@@ -85,6 +86,43 @@ def test_five_steps_are_those_of_adamw_written_out(group, data, engine):
         expected = written_out(split, betas)
         assert (losses / 2).tolist() == pytest.approx(expected, rel=1e-5)
         assert [event.learning_rate for event in events] == pytest.approx(RATES)
+
+
+def losses_with(data, group, dropout, ranks, **train):
+    """Losses of three steps of eight samples, of each rank."""
+    split = open_split(data / "tokens", "train")
+    sizes = {"steps": 3, "warmup_steps": 1, "untimed_steps": 0, "sequence_length": 16}
+    train = Train(world_size=ranks, **sizes, **train)
+    model = Model(preset="tiny", dropout=dropout)
+    built = build_loop(model, parse_strategy({"engine": "ddp"}), train, split, 3, None, group)
+    events = []
+    built.loop.run(3, events.append)
+    return torch.tensor([event.loss for event in events], dtype=torch.float64)
+
+
+def test_dropout_does_not_depend_on_the_number_of_ranks(data):
+    """What is dropped is that of a seed and of the samples of a micro-batch."""
+
+    def on_rank(group, dropout, accumulation):
+        ranks = dist.get_world_size(group)
+        batch = {"global_batch_size": 8, "accumulation": accumulation}
+        losses = losses_with(data, group, dropout, ranks, **batch)
+        return {"losses": losses}
+
+    found = {
+        (dropout, ranks): torch.stack(
+            [
+                result["losses"]
+                for result in run_ranks(
+                    ranks, partial(on_rank, dropout=dropout, accumulation=4 // ranks)
+                )
+            ]
+        ).mean(0)
+        for dropout, ranks in ((0.2, 1), (0.2, 2), (0.2, 4), (0.0, 2))
+    }
+    for ranks in (2, 4):
+        torch.testing.assert_close(found[0.2, ranks], found[0.2, 1], rtol=1e-5, atol=0)
+    assert (found[0.0, 2] - found[0.2, 2]).abs().min() > 1e-3
 
 
 @on_ranks(2)
