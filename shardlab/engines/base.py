@@ -19,7 +19,7 @@ from shardlab.comm.attach import attach
 from shardlab.comm.ledger import Audit
 from shardlab.core.device import moved
 from shardlab.core.document import Document
-from shardlab.core.types import Betas
+from shardlab.core.types import Betas, OptimizerName
 from shardlab.engines.numerics import LossScale
 from shardlab.engines.sliding_checkpoint import activation_offload
 from shardlab.models.units import uses_fp16
@@ -37,8 +37,9 @@ _NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 class Optimization(Document):
     """AdamW (Loshchilov and Hutter 2019) with clipped gradients, by default as language models are
-    commonly trained."""
+    commonly trained; or with Muon (Jordan et al. 2024) for the matrices of the blocks."""
 
+    optimizer: OptimizerName = "adamw"
     weight_decay: _NonNegative = 0.1
     clip: float | None = Field(1.0, gt=0)
     """largest global gradient norm, or None"""
@@ -165,7 +166,8 @@ class Engine(ABC):
         on all ranks, before the first step, is how an engine continues from saved ones.
 
         Returns:
-            `parameter` and, with the same names, `exp_avg`, `exp_avg_sq` and `step` of AdamW.
+            `parameter` and, with the same names, `exp_avg`, `exp_avg_sq` and `step` of AdamW, or
+            `momentum_buffer` of Muon.
         """
 
     def agreed_shards(self) -> EngineState:

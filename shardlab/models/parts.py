@@ -58,6 +58,26 @@ def transformer_blocks(model: nn.Module) -> list[nn.Module]:
     return list(largest.children())
 
 
+def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
+    """Return the trained matrices of the blocks, which Muon updates: no embedding and no head.
+
+    Raises:
+        UserError: there is none.
+    """
+    matrices = [
+        parameter
+        for block in transformer_blocks(model)
+        for parameter in block.parameters()
+        if parameter.dim() == 2 and parameter.requires_grad
+    ]
+    if not matrices:
+        raise UserError(
+            f"train.optimizer: no block of {type(model).__name__} has a matrix that is trained: "
+            "set adamw in place of muon"
+        )
+    return [*dict.fromkeys(matrices)]
+
+
 def _is_list(module: nn.Module) -> bool:
     if isinstance(module, nn.Sequential):
         return len({type(child) for child in module}) == 1

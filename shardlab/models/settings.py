@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from shardlab.core.document import Document
 from shardlab.core.files import state_of
+from shardlab.core.types import OptimizerName
 
 GPT2_VOCABULARY = 50257
 
@@ -22,6 +23,7 @@ class StepSize(NamedTuple):
     """micro-batches per step"""
     clip: float | None = 1.0
     """maximum global gradient norm; None: none"""
+    optimizer: OptimizerName = "adamw"
 
     @property
     def samples(self) -> int:

@@ -229,7 +229,12 @@ def build_loop(
     flops = flops_per_token(whole, train.sequence_length)
     accumulation = strategy.accumulation or train.accumulation
     strategy = strategy.model_copy(update={"accumulation": accumulation})
-    optimization = Optimization(weight_decay=train.weight_decay, clip=train.clip, betas=train.betas)
+    optimization = Optimization(
+        optimizer=train.optimizer,
+        weight_decay=train.weight_decay,
+        clip=train.clip,
+        betas=train.betas,
+    )
     ranks = subgroup(group, [dist.get_rank(group)]) if alone else group
     engine = build_engine(whole, strategy, optimization, ranks, seed, weights, device, throttle)
     batches = Batches(split, train.sequence_length, seed)

@@ -50,7 +50,7 @@ from shardlab.train.tune_settings import Method, Tune, lengths_around
 
 _MEANING = (
     *("world_size", "steps", "batch_size", "sequence_length", "learning_rate", "warmup_steps"),
-    *("decay", "weight_decay", "betas", "clip"),
+    *("decay", "weight_decay", "betas", "clip", "optimizer"),
 )
 """settings of a run that its loss depends on"""
 _BATCH = 32

@@ -68,7 +68,7 @@ class Run:
         length = plan.train.sequence_length
         built = drawn_model(plan.model, split.vocabulary, length, split.end_of_text, plan.seed)
         model, weights = built
-        shared = ("weight_decay", "clip", "betas")
+        shared = ("optimizer", "weight_decay", "clip", "betas")
         optimization = Optimization(**{key: getattr(plan.train, key) for key in shared})
         engine = build_engine(model, plan.strategy, optimization, group, plan.seed, weights)
         batches = Batches(split, plan.train.sequence_length, plan.seed)
