@@ -58,10 +58,8 @@ class Batches:
         All ranks together take the next accumulation * world_size * batch_size samples, micro-batch
         by micro-batch, and in these rank by rank.
         """
-        return [
-            self.batch(first_sample + (micro * world_size + rank) * batch_size, batch_size)
-            for micro in range(accumulation)
-        ]
+        firsts = first_samples(first_sample, rank, world_size, accumulation, batch_size)
+        return [self.batch(first, batch_size) for first in firsts]
 
     def _block(self, sample: int) -> int:
         epoch, index = divmod(sample, self.samples_per_epoch)
@@ -70,6 +68,15 @@ class Batches:
             numbers = np.random.Philox(key=[self._seed, epoch]).random_raw(self.samples_per_epoch)
             self._epoch, self._order = epoch, np.argsort(numbers, kind="stable")
         return int(self._order[index])
+
+
+def first_samples(
+    first_sample: int, rank: int, world_size: int, accumulation: int, batch_size: int
+) -> list[int]:
+    """Return the first sample of each micro-batch, as `Batches.micro_batches` takes them."""
+    return [
+        first_sample + (micro * world_size + rank) * batch_size for micro in range(accumulation)
+    ]
 
 
 def blocks(
