@@ -109,7 +109,7 @@ class FirstTokens:
         count: all tokens where the text has fewer.
     """
 
-    text_bytes = None
+    text_bytes: int | None = None
     altered = 0
 
     def __init__(self, text: Tokens, count: int) -> None:
