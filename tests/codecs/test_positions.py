@@ -75,7 +75,7 @@ def test_smaller_is_the_shorter_of_both_and_fewer_positions_fit_its_bound(n):
         smaller = Split.of(n, k, "smaller")
         assert smaller == (bitmap if bitmap.size < split.size else split)
         largest = max(largest, smaller.size)
-        assert largest <= positions.most_bytes(n, k, "smaller")
+        assert largest <= positions.max_bytes(n, k, "smaller")
 
 
 @given(st.integers(8, 2**31 - 1), st.data())

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardlab.codecs.selection import keep, largest, scatter_add, scatter_sum
+from shardlab.codecs.selection import largest, scatter_add, scatter_sum, write_residual
 from tests.codecs.vectors import (
     any_bits,
     bits,
@@ -94,9 +94,9 @@ def test_residuals_have_the_bits_of_the_reference_in_place_and_out_of_place(data
 
     def compute():
         kept, rest, place = torch.empty(n), torch.zeros(n), residual.clone()
-        keep(x, residual, kept, positions, values, decoded)
-        keep(None, residual, rest, positions, values, decoded)
-        keep(x, place, place, positions, values, decoded)
+        write_residual(x, residual, kept, positions, values, decoded)
+        write_residual(None, residual, rest, positions, values, decoded)
+        write_residual(x, place, place, positions, values, decoded)
         return kept, rest, place
 
     kept, _, place = check_as_reference(compute)
@@ -114,7 +114,7 @@ def test_selection_does_not_depend_on_the_number_of_threads(density, ties):
     def compute():
         kept = torch.empty(n)
         values, positions = largest(x, int(density * n), 0, residual, kept)
-        keep(None, residual, kept, positions, values, values / 2)
+        write_residual(None, residual, kept, positions, values, values / 2)
         return values, positions, kept
 
     check_thread_counts(compute)
@@ -160,4 +160,4 @@ def test_unsuitable_tensors_are_refused():
     with pytest.raises(ValueError, match="must be a contiguous vector of 8"):
         largest(x.double(), 2)
     with pytest.raises(ValueError, match="positions must be a contiguous vector of 3"):
-        keep(x, x, x, torch.zeros(3, dtype=torch.int64), torch.zeros(3), torch.zeros(3))
+        write_residual(x, x, x, torch.zeros(3, dtype=torch.int64), torch.zeros(3), torch.zeros(3))
