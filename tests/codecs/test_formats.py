@@ -23,9 +23,9 @@ RANDOM = {
     "qsgd:levels=7": lambda x: x.norm() / 7,
     "qsgd:levels=127": lambda x: x.norm() / 127,
 }
-"""with the distance of two levels in a group"""
+"""Random codecs with the distance of two levels of a group x."""
 ROUNDED_UP = 1 + 2.0**-7
-"""how much larger a scale may be in bfloat16"""
+"""Largest factor by which rounding to bfloat16 raises a scale."""
 GROUPS = st.sampled_from([8, 128, 1000])
 
 
@@ -58,10 +58,10 @@ def test_stochastic_codec_is_unbiased_at_the_largest_element_too(spec):
     step, draws = RANDOM[spec](x) * ROUNDED_UP, keys * groups
     total = torch.zeros(128, dtype=torch.float64)
     for index in range(keys):
-        found = sent(codec, x.repeat(groups), KEY._replace(step=index))
-        error = (found.view(groups, 128) - x).abs()
+        decoded = sent(codec, x.repeat(groups), KEY._replace(step=index))
+        error = (decoded.view(groups, 128) - x).abs()
         assert (error <= step * (1 + 1e-5)).all()  # the level below or above
-        total += found.view(groups, 128).double().sum(0)
+        total += decoded.view(groups, 128).double().sum(0)
     share = (x.abs() / step) % 1
     deviation = step * (share * (1 - share)).sqrt() / draws**0.5
     error = (total / draws - x).abs()
@@ -216,8 +216,8 @@ def test_dynamic8_levels_are_those_of_the_dynamic_tree():
         if not indicator:
             assert LEVELS[code] == (1.0 if tree[0] == "1" else 0.0)
             continue
-        place = Fraction(2 * int(fraction or "0", 2) + 1, 2 * 2 ** len(fraction))
-        level = (Fraction(1, 10) + Fraction(9, 10) * place) / 10 ** len(zeros)
+        middle = Fraction(2 * int(fraction or "0", 2) + 1, 2 * 2 ** len(fraction))
+        level = (Fraction(1, 10) + Fraction(9, 10) * middle) / 10 ** len(zeros)
         assert LEVELS[code] == float(-level if tree[0] == "1" else level)
 
 
@@ -254,8 +254,8 @@ def test_one_bit_codecs_contract_as_documented(x, group):
 
 def test_onebit_decodes_to_the_means_of_both_signs():
     x = torch.tensor([1.0, -0.5, 3.0, 0.0, -1.5, 0.0, -1.0, 4.0, -3.0, -1.0])
-    below, others = -1.0, 1.6015625  # 8 / 5 in bfloat16
-    first = [others, below, others, others, below, others, below, others]
+    negative, positive = -1.0, 1.6015625  # 8 / 5 in bfloat16
+    first = [positive, negative, positive, positive, negative, positive, negative, positive]
     assert sent("onebit:group=8", x).tolist() == [*first, -2.0, -2.0]
 
 
@@ -312,5 +312,5 @@ def test_sketches_are_linear_and_estimate_a_dominant_element():
     for vector, table in zip((x, y, x + y), tables, strict=True):
         add_sketch(vector, keys, table)
     assert torch.equal(tables[0] + tables[1], tables[2])
-    found = estimate(tables[2], keys, 2000)
-    assert int(found.argmax()) == 77 and float(found[77]) == pytest.approx(1e6, rel=1e-3)
+    estimates = estimate(tables[2], keys, 2000)
+    assert int(estimates.argmax()) == 77 and float(estimates[77]) == pytest.approx(1e6, rel=1e-3)
