@@ -1,7 +1,7 @@
 """Accelerate with FSDP2: a small random GPT-2 on two ranks, its communication compressed.
 
     torchrun --standalone --nproc-per-node 2 examples/accelerate_fsdp2.py
-    torchrun --standalone --nproc-per-node 2 examples/accelerate_fsdp2.py --logs FOLDER
+    torchrun --standalone --nproc-per-node 2 examples/accelerate_fsdp2.py --tensorboard FOLDER
 
 The lines that end with `# <- shardlab` are all that compression takes. With a folder TensorBoard
 shows the loss, and what was sent; any other tracker of Accelerate takes the place of its name.
@@ -21,8 +21,8 @@ VOCABULARY, LENGTH = 100, 64
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--logs", help="folder for TensorBoard")
-    logs = parser.parse_args().logs
+    parser.add_argument("--tensorboard", help="folder of its logs")
+    logs = parser.parse_args().tensorboard
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
         auto_wrap_policy="transformer_based_wrap",

@@ -1,7 +1,7 @@
 """Lightning Fabric with FSDP2: a small perceptron on two ranks, its communication compressed.
 
     torchrun --standalone --nproc-per-node 2 examples/fabric_fsdp2.py
-    torchrun --standalone --nproc-per-node 2 examples/fabric_fsdp2.py --logs FOLDER
+    torchrun --standalone --nproc-per-node 2 examples/fabric_fsdp2.py --tensorboard FOLDER
 
 The lines that end with `# <- shardlab` are all that compression takes. With a folder TensorBoard
 shows the loss, and what was sent; any other logger of Fabric takes its place.
@@ -30,8 +30,8 @@ def shard(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--logs", help="folder for TensorBoard")
-    logs = parser.parse_args().logs
+    parser.add_argument("--tensorboard", help="folder of its logs")
+    logs = parser.parse_args().tensorboard
     strategy = ModelParallelStrategy(shard, data_parallel_size=2, tensor_parallel_size=1)
     loggers = [TensorBoardLogger(logs, "fabric")] if logs else []
     fabric = Fabric(accelerator="cpu", devices=2, strategy=strategy, loggers=loggers)

@@ -22,7 +22,7 @@ NEEDED = {
 @pytest.mark.parametrize("name", NEEDED)
 def test_an_example_trains_and_prints_what_it_saved(name, tmp_path):
     pytest.importorskip(NEEDED[name])
-    options = [] if name == "fsdp2" else ["--logs", str(tmp_path / "logs")]
+    options = [] if name == "fsdp2" else ["--tensorboard", str(tmp_path / "logs")]
     said = on_two_ranks(tmp_path, f"examples/{name}.py", *options).splitlines()
     losses = [float(line.split()[-1]) for line in said if line.startswith("step ")]
     assert len(losses) == 20 and losses[-1] < 0.9 * losses[0]
