@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from benchmarks.common import arguments, publish, text_table
 from shardlab.core.link import bits_per_second
 from shardlab.core.numbers import fixed
+from shardlab.models.settings import StepSize
 from shardlab.models.shapes import PUBLISHED, DecoderShapes, decoder_of, gpt2_config, read_decoder
 from shardlab.predict.devices import (
     DEVICES,
@@ -35,7 +36,6 @@ from shardlab.results.files import read_results
 from shardlab.results.result import only
 from shardlab.results.timing_result import NO_COMMUNICATION, TimingResult
 from shardlab.strategy.document import parse_strategy
-from shardlab.train.settings import Train
 
 _MPT = {
     "125m": (12, 768, 12),
@@ -94,11 +94,11 @@ class PublishedRun(NamedTuple):
         """Return what the row measured."""
         decoder, device = decoder_of(self.config, self.name), DEVICES[self.device]
         assert decoder is not None, "both types have closed forms"
-        train = Train(batch_size=self.batch, sequence_length=self.sequence_length)
+        step = StepSize(self.batch, self.sequence_length)
         tokens = self.batch * self.sequence_length
         inside = inside_rate("nvlink", device)
         return PlannedJob(
-            shapes=DecoderShapes(decoder, train),
+            shapes=DecoderShapes(decoder, step),
             parameters=decoder.parameters,
             flops=decoder.flops_per_token(self.sequence_length) * tokens,
             batch=self.batch,
@@ -226,11 +226,11 @@ def _timed_job(run: TimingResult, bound: TimingResult) -> PlannedJob:
     bandwidth = UPDATE_BYTES * run.parameters / update_s
     decoder = read_decoder(run.model, _VOCABULARY, run.sequence_length)
     assert decoder is not None and decoder.parameters == run.parameters
-    train = Train(batch_size=run.batch_size, sequence_length=run.sequence_length)
+    step = StepSize(run.batch_size, run.sequence_length)
     # operations in units of what a core does in a second
     device = Device(0.0, {"fp32": 1.0}, bandwidth, bandwidth / 2, "", "timed")
     return PlannedJob(
-        shapes=DecoderShapes(decoder, train),
+        shapes=DecoderShapes(decoder, step),
         parameters=run.parameters,
         flops=step_ms / 1e3 - update_s,
         batch=run.batch_size,

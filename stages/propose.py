@@ -49,7 +49,8 @@ def main(params: Sections, number: str) -> None:
     limit_gb = agent.memory_limit_gb or hardware.memory_of_rank_gb(history.workload.world_size)
     assert limit_gb is not None, "calibrate detects the memory"
     limit = int(1e9 * limit_gb)
-    shapes = ModelShapes.of(model, train, Path("data/tokens"), bool(hardware.gpus))
+    step = train.step_size(history.workload.world_size)
+    shapes = ModelShapes.of(model, step, Path("data/tokens"), bool(hardware.gpus))
     peaks = peaks_by_hash(history, shapes)
     history = with_best_incumbent(history, agent.quality_tolerance, limit, peaks)
     calibration = Calibration.from_file("results/calibration.json", _CALIBRATE)

@@ -1,7 +1,7 @@
 """Parameters of the model."""
 
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol, Self
+from typing import Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -11,24 +11,22 @@ from shardlab.core.files import state_of
 GPT2_VOCABULARY = 50257
 
 
-class StepSize(Protocol):
-    """Parameters of training that size a step of a model."""
+class StepSize(NamedTuple):
+    """Size of a step on one rank."""
+
+    batch_size: int
+    """sequences per micro-batch"""
+    sequence_length: int
+    """tokens per sequence"""
+    accumulation: int = 1
+    """micro-batches per step"""
+    clip: float | None = 1.0
+    """maximum global gradient norm; None: none"""
 
     @property
-    def batch_size(self) -> int:
-        """Sequences per rank and micro-batch."""
-
-    @property
-    def accumulation(self) -> int:
-        """Micro-batches per step."""
-
-    @property
-    def sequence_length(self) -> int:
-        """Tokens per sequence."""
-
-    @property
-    def clip(self) -> float | None:
-        """Maximum global gradient norm; None: none."""
+    def samples(self) -> int:
+        """Sequences per step."""
+        return self.batch_size * self.accumulation
 
 
 class Shape(NamedTuple):

@@ -27,7 +27,7 @@ from shardlab.strategy.document import CanonicalStrategy, Strategy
 
 
 def sizes_of(
-    model: PreTrainedModel, strategy: Strategy, train: StepSize, device: torch.device
+    model: PreTrainedModel, strategy: Strategy, step: StepSize, device: torch.device
 ) -> Sizes:
     """Return the sizes of a model that is not wrapped yet, on any device.
 
@@ -38,8 +38,8 @@ def sizes_of(
         UserError: the strategy does not fit the model.
     """
     full, config = strategy.canonical(), model.config.get_text_config()
-    accumulation = full.accumulation or train.accumulation
-    samples = train.batch_size * train.accumulation // accumulation
+    accumulation = full.accumulation or step.accumulation
+    samples = step.samples // accumulation
     blocks = transformer_blocks(model)
     modes = checkpointing_modes(model, full)
     # of ddp there are buckets in place of units
@@ -53,10 +53,10 @@ def sizes_of(
         width=config.hidden_size,
         blocks=block_shapes(model, blocks),
         vocabulary=config.vocab_size,
-        tokens=samples * train.sequence_length,
-        sequence_length=train.sequence_length,
+        tokens=samples * step.sequence_length,
+        sequence_length=step.sequence_length,
         accumulation=accumulation,
-        holding=train.clip is not None or uses_fp16(full, device),
+        holding=step.clip is not None or uses_fp16(full, device),
     )
 
 
@@ -87,20 +87,19 @@ class ModelShapes:
 
     Args:
         model: not wrapped; it may be on the meta device.
-        train: whose ranks see the samples.
         on_gpu: whether they compute on GPUs, of which none is needed here.
     """
 
-    def __init__(self, model: PreTrainedModel, train: StepSize, on_gpu: bool = False) -> None:
-        self._model, self._train, self.on_gpu = model, train, on_gpu
+    def __init__(self, model: PreTrainedModel, step: StepSize, on_gpu: bool = False) -> None:
+        self._model, self._step, self.on_gpu = model, step, on_gpu
         self._device = torch.device("cuda" if on_gpu else "cpu")
         self.layers = len(transformer_blocks(model))
-        self.samples = train.batch_size * train.accumulation
+        self.samples = step.samples
         self._sizes: dict[object, Sizes] = {}
         self._units: dict[object, list[UnitSize]] = {}
 
     @classmethod
-    def of(cls, model: Model, train: StepSize, tokens: Path, on_gpu: bool) -> "ModelShapes":
+    def of(cls, model: Model, step: StepSize, tokens: Path, on_gpu: bool) -> "ModelShapes":
         """Return the reader of the model that an experiment trains.
 
         Args:
@@ -111,8 +110,8 @@ class ModelShapes:
             UserError: the data or the model is absent, or they do not fit.
         """
         data = read_json(tokens / "manifest.json", "run shardlab tokenize")
-        sizes = data["vocabulary"], train.sequence_length, data["end_of_text"]
-        return cls(build_model(model, *sizes, seed=0).module, train, on_gpu)
+        sizes = data["vocabulary"], step.sequence_length, data["end_of_text"]
+        return cls(build_model(model, *sizes, seed=0).module, step, on_gpu)
 
     def sizes(self, strategy: CanonicalStrategy) -> Sizes:
         """Return the sizes that memory depends on.
@@ -123,7 +122,7 @@ class ModelShapes:
         s = strategy
         key = (*_wrapping(s), s.activation_checkpointing, s.accumulation, s.param_dtype)
         if key not in self._sizes:
-            self._sizes[key] = sizes_of(self._model, strategy, self._train, self._device)
+            self._sizes[key] = sizes_of(self._model, strategy, self._step, self._device)
         return self._sizes[key]
 
     def units(self, strategy: CanonicalStrategy) -> list[UnitSize]:

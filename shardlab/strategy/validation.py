@@ -208,5 +208,5 @@ def _unfit(strategy: Settings, world_size: int, samples: int | None) -> Iterator
     if samples is not None and strategy.accumulation and samples % strategy.accumulation:
         yield (
             f"accumulation: {strategy.accumulation} micro-batches do not divide the {samples} "
-            "samples of a rank (train.batch_size * train.accumulation)"
+            "samples that a rank has in a step"
         )

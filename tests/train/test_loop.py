@@ -73,8 +73,10 @@ def test_five_steps_are_those_of_adamw_written_out(group, data, engine):
     sizes = {"steps": 5, "warmup_steps": 2, "batch_size": 2, "accumulation": 2}
     numbers = {"sequence_length": 16, "learning_rate": 0.01, "weight_decay": 0.1, "clip": 0.5}
     for betas in ((0.9, 0.95), (0.5, 0.6)):
-        chosen = {} if betas == (0.9, 0.95) else {"betas": betas}  # the first are the defaults
-        train = Train(untimed_steps=0, **sizes, **numbers, **chosen)
+        chosen = {}  # the first are the defaults
+        if betas != (0.9, 0.95):
+            chosen = {"betas": betas, "batch_size": None, "global_batch_size": 8}
+        train = Train(untimed_steps=0, **{**sizes, **numbers, **chosen})
         built = build_loop(TINY, parse_strategy({"engine": engine}), train, split, 3, None, group)
         events = []
         built.loop.run(5, events.append)
@@ -89,6 +91,18 @@ def test_five_steps_are_those_of_adamw_written_out(group, data, engine):
 def test_time_in_collectives_is_known_at_the_end_of_a_step(group, data, tmp_path):
     events = Run.start(plan_of(data, strategy_of("fsdp2")), tmp_path, group).to(2).events
     assert all(0 < event.collective_ms <= event.step_ms for event in events)
+
+
+def test_steps_are_counted_that_were_clipped_and_that_were_left_out() -> None:
+    clip, before, counts = 2.0, None, []
+    for norm, letter in zip((1.0, 2.0, 2.1, math.inf, 0.1), "+++-+", strict=True):
+        (event,) = events(letter, gradient_norm=norm)
+        event.count(before, clip)
+        counts.append((event.clipped_steps, event.skipped_steps))
+        before = event
+    assert counts == [(0, 0), (0, 0), (1, 0), (2, 1), (2, 1)]
+    before.count(None, clip=None)
+    assert (before.clipped_steps, before.skipped_steps) == (0, 0)
 
 
 def events(applied: str, **changes) -> list[StepEvent]:
