@@ -96,7 +96,7 @@ MISSING = {
     "no ProfilerStep in the trace: the whole trace is one": MadeTrace().operator("aten::mm", 0, 9),
     "backward, update: unknown: no operator of the autograd engine": MadeTrace().kernel(0, 9, 0),
     "communication: unknown: 1 calls": MadeTrace().operator("c10d::allreduce_", 0, 9),
-    "compute: of the CPU alone": MadeTrace()
+    "compute: of the CPU only": MadeTrace()
     .operator("aten::mm", 0, 9)
     .add("cuda_runtime", "cudaLaunchKernel", 1, 2, 1, 1, correlation=1),
     "4 timed events of unknown categories or times (Other, kernel at 0, xpu_op) count": MadeTrace()
@@ -151,7 +151,7 @@ def test_unknown_times_are_no_numbers_and_text_is_printable(tmp_path):
     assert (step.rank, step.forward_ms, step.update_ms) == (1, None, None)
     lines = list(render(job))
     assert all(line.isprintable() and len(line) < 400 for line in lines)
-    for text in (f"  {UNKNOWN}  ", "1.json does not say which it is of", "nccl:\\x1b"):
+    for text in (f"  {UNKNOWN}  ", "1.json does not say its rank", "nccl:\\x1b"):
         assert any(text in line for line in lines)
 
 
@@ -188,7 +188,7 @@ def test_an_optimizer_in_some_of_the_steps_is_said(tmp_path):
     made = rocm_ranks()
     made.events = [e for e in made.events if e["name"][:9] != "Optimizer" or e["ts"] < 100]
     notes = break_down([made.write(tmp_path / "0.json")]).notes
-    assert "rank 0: optimizer: in 1 of 2 steps: the mean over these alone" in notes
+    assert "rank 0: optimizer: in 1 of 2 steps: their mean is shown" in notes
 
 
 @pytest.mark.parametrize("cycle", [False, True])
@@ -223,7 +223,7 @@ def test_traces_of_two_runs_are_refused_and_name_both(tmp_path):
     again = changed(rocm_ranks().write(tmp_path / "0b.json"), baseTimeNanoseconds=61_000_000_000)
     changed(ranks[0], baseTimeNanoseconds=1_000_000_000)
     changed(ranks[1], baseTimeNanoseconds=1_000_000_000)
-    words = r"0b\.json: rank 0 is in .*/0\.json, too, and is no later part of it \(begun 60 s after"
+    words = r"0b\.json: rank 0 is also in .*/0\.json, and this is not a later part of it \(begun 60"
     for paths in ([tmp_path], [*ranks, again]):
         with pytest.raises(UserError, match=words):
             break_down(paths)

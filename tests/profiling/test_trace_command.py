@@ -92,7 +92,7 @@ def test_a_damaged_trace_in_a_folder_is_refused(tmp_path):
     packed = tmp_path / "0.json.gz"
     packed.write_bytes(gzip.compress(traced(tmp_path / "one").read_bytes())[:-9])
     shutil.rmtree(tmp_path / "one")
-    with pytest.raises(UserError, match=r"0\.json\.gz: not a whole trace"):
+    with pytest.raises(UserError, match=r"0\.json\.gz: incomplete trace"):
         break_down([tmp_path])
 
 

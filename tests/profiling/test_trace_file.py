@@ -62,10 +62,10 @@ def test_every_torn_and_flipped_trace_is_one_line(tmp_path, trace):
     text, plain = gzip.decompress(whole).rstrip(), tmp_path / "plain.json"
     for length in (0, 30, len(text) // 2, len(text) - 1):
         plain.write_bytes(text[:length])
-        with pytest.raises(UserError, match="not a whole trace"):
+        with pytest.raises(UserError, match="incomplete trace"):
             load_trace(plain)
     plain.write_text('{"schema": "1.0.3", "nodes": []}')
-    assert "no traceEvents: not a trace of torch.profiler" in refusal(plain)
+    assert "not a trace of torch.profiler (no traceEvents)" in refusal(plain)
     with pytest.raises(UserError, match="no such trace"):
         load_trace(tmp_path / "none.json")
 
