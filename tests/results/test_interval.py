@@ -8,10 +8,10 @@ from shardlab.results.interval import (
     Ratio,
     enclosing,
     geometric_mean,
+    interleaved_ratio,
     interval_factor,
     paired_ratio,
     pauses,
-    interleaved_ratio,
 )
 
 DRIFT = [20.0, 40.0, 25.0, 90.0]
@@ -29,8 +29,8 @@ def test_ratios_have_the_sample_deviation_of_their_logarithms() -> None:
     ratio = paired_ratio([math.e * 7, math.e**2 * 5, math.e**3], [7.0, 5.0, 1.0])
     half = 4.3027 / math.sqrt(3)
     assert [math.log(x) for x in ratio] == pytest.approx([2, 2 - half, 2 + half], rel=1e-4)
-    alone = paired_ratio([6.0], [3.0])
-    assert alone.ratio == pytest.approx(2) and math.isnan(alone.low) and math.isnan(alone.high)
+    single = paired_ratio([6.0], [3.0])
+    assert single.ratio == pytest.approx(2) and math.isnan(single.low) and math.isnan(single.high)
 
 
 def test_pairs_without_a_measurement_are_left_out() -> None:
@@ -52,9 +52,9 @@ def test_pairs_of_as_many_repetitions_are_those_of_one_timing():
     assert interleaved_ratio(values, divisors) == pytest.approx(paired_ratio(values, divisors))
 
 
-@pytest.mark.parametrize(("count", "others"), [(20, 21), (21, 20), (12, 40), (7, 40), (2, 3)])
-def test_timings_of_any_two_numbers_have_an_interval(count, others):
-    assert interleaved_ratio([3.0] * count, [1.0] * others) == pytest.approx((3, 3, 3))
+@pytest.mark.parametrize(("count", "divisors"), [(20, 21), (21, 20), (12, 40), (7, 40), (2, 3)])
+def test_timings_of_any_two_numbers_have_an_interval(count, divisors):
+    assert interleaved_ratio([3.0] * count, [1.0] * divisors) == pytest.approx((3, 3, 3))
 
 
 def test_of_other_numbers_blocks_are_as_equal_as_can_be():
@@ -78,9 +78,9 @@ def test_an_interleaved_ratio_leaves_out_nan():
 
 
 def test_a_chain_of_ratios_has_both_uncertainties():
-    one, other = Ratio(2.0, 1.0, 4.0), Ratio(3.0, 3.0, 3.0)
-    assert one.times(other) == pytest.approx((6, 3, 12))
-    wide = one.times(one.inverse)
+    first, second = Ratio(2.0, 1.0, 4.0), Ratio(3.0, 3.0, 3.0)
+    assert first.times(second) == pytest.approx((6, 3, 12))
+    wide = first.times(first.inverse)
     assert wide == pytest.approx((1, 2 ** -math.sqrt(2), 2 ** math.sqrt(2)))
 
 
