@@ -65,7 +65,7 @@ def test_reasons_cite_the_prediction():
     )
     assert UNTRAINED.prediction.note in choose_by_rules(ask(UNTRAINED)).reason
     # an incumbent without prediction is no limit
-    assert choose_by_rules(ask(SLOW, UNTIMED, held=None)).choice == SLOW.id
+    assert choose_by_rules(ask(SLOW, UNTIMED, incumbent_ms=None)).choice == SLOW.id
 
 
 KEY = "sk-very-secret-0123456789"
