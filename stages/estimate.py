@@ -34,7 +34,7 @@ _SUMS = ["device", "host", "fits"]
 def main(params: Sections) -> None:
     """Write results/memory.json, and print a row for each run."""
     model, strategies = params("model", Model), params("strategies", dict[str, Strategy])
-    train = params("train", Train, *SAMPLES, "world_size", "clip")
+    train = params("train", Train, *SAMPLES, "world_size", "clip", "optimizer")
     folder, ranks = Path("data/tokens"), train.world_size
     step = train.step_size(ranks)
     has_tokens = (folder / MANIFEST).is_file()

@@ -18,9 +18,10 @@ _NAME = 27
 """Width of a name in the table, in characters."""
 _MOST_NODES = 4096
 _LEGEND = (
-    "device GB: states+activations+window; checkp.: checkpointing /micro-batches; even: sooner at "
-    "a loss where it needs fewer than so many times as many tokens; %: computation in the step; "
-    "link: Gbit/s of a node where that is 50/75/90 %; *: changes training, and is in no ranking"
+    "device GB: states+activations+window; checkp.: checkpointing /micro-batches; even: reaches "
+    "the same loss sooner where it needs fewer than so many times as many tokens; %: computation "
+    "in the step; link: Gbit/s of a node where that is 50/75/90 %; *: changes training, and is in "
+    "no ranking"
 )
 _TRIED = (
     "Validated: 2 CPU ranks on emulated links, and public GPU runs without codecs on fast links. "
@@ -191,7 +192,10 @@ def _answer(
     text += "computing"
     if where:
         ratio = _speed(lossless) / _speed(best)
-        text += f"; all {lossless.devices} devices without loss reach {rough(ratio)} x its tokens/s"
+        text += (
+            f"; all {lossless.devices} devices, without changing training, reach {rough(ratio)} x "
+            "its tokens/s"
+        )
     else:
         for outcome in single:
             text += f", {rough(_speed(best) / _speed(outcome))} x {_where(outcome)} alone"
@@ -201,8 +205,8 @@ def _answer(
     if not lossy:
         return f"{text}; nothing that changes training is faster."
     return (
-        f"{text}; {lossy[0].name}, which changes training, is sooner at a loss if it needs fewer "
-        f"than {rough(break_even[lossy[0].name])} x as many tokens."
+        f"{text}; {lossy[0].name}, which changes training, reaches the same loss sooner if "
+        f"it needs fewer than {rough(break_even[lossy[0].name])} x as many tokens."
     )
 
 

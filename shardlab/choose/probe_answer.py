@@ -146,7 +146,9 @@ def _uses(offers: Mapping[str, Replicas], ranking: Ranking) -> list[str]:
         return [*lines, "  nothing that changes training is faster"]
     name = ranking.gaining[0]
     even, script = ranking.break_even[name], offers[name].strategy.attach_call() or ""
-    lines.append(f"  {name} is sooner at a loss if it needs fewer than {even:.2f} x the samples")
+    lines.append(
+        f"  {name} reaches the same loss sooner if it needs fewer than {even:.2f} x the samples"
+    )
     return [*lines, *(f"  {line}" for line in script.splitlines())]
 
 

@@ -58,10 +58,8 @@ class Batches:
         All ranks together take the next accumulation * world_size * batch_size samples, micro-batch
         by micro-batch, and in these rank by rank.
         """
-        return [
-            self.batch(first_sample + (micro * world_size + rank) * batch_size, batch_size)
-            for micro in range(accumulation)
-        ]
+        firsts = first_samples(first_sample, rank, world_size, accumulation, batch_size)
+        return [self.batch(first, batch_size) for first in firsts]
 
     def _block(self, sample: int) -> int:
         epoch, index = divmod(sample, self.samples_per_epoch)
@@ -72,13 +70,17 @@ class Batches:
         return int(self._order[index])
 
 
-def blocks(
-    tokens: Tokens, sequence_length: int, batch: int, sequences: int | None = None
-) -> Iterator[torch.Tensor]:
-    """Yield all tokens in order, for evaluation: every token but the first is a target once.
+def first_samples(
+    first_sample: int, rank: int, world_size: int, accumulation: int, batch_size: int
+) -> list[int]:
+    """Return the first sample of each micro-batch, as `Batches.micro_batches` takes them."""
+    return [
+        first_sample + (micro * world_size + rank) * batch_size for micro in range(accumulation)
+    ]
 
-    Args:
-        sequences: end after so many; None: with the tokens.
+
+def blocks(tokens: Tokens, sequence_length: int, batch: int) -> Iterator[torch.Tensor]:
+    """Yield all tokens in order, for evaluation: every token but the first is a target once.
 
     Yields:
         int64 `[rows, sequence_length + 1]` with `rows <= batch`, neighbours sharing one token as
@@ -86,8 +88,6 @@ def blocks(
         therefore weigh each tensor by its targets.
     """
     whole, rest = divmod(max(len(tokens) - 1, 0), sequence_length)
-    if sequences is not None and sequences <= whole:
-        whole, rest = sequences, 0
     for first in range(0, whole, batch):
         rows = min(batch, whole - first)
         ids = tokens.read(first * sequence_length, rows * sequence_length + 1)

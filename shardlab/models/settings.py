@@ -1,12 +1,13 @@
 """Parameters of the model."""
 
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from shardlab.core.document import Document
 from shardlab.core.files import state_of
+from shardlab.core.types import OptimizerName
 
 GPT2_VOCABULARY = 50257
 
@@ -22,6 +23,7 @@ class StepSize(NamedTuple):
     """micro-batches per step"""
     clip: float | None = 1.0
     """maximum global gradient norm; None: none"""
+    optimizer: OptimizerName = "adamw"
 
     @property
     def samples(self) -> int:
@@ -50,7 +52,7 @@ PRESETS = {
 
 class Model(Document):
     """Model to train: a GPT-2 of any shape with random weights, or any causal language model of
-    Hugging Face; without dropout."""
+    Hugging Face."""
 
     preset: Literal["tiny", "small", "4x176", "6x256", "8x576", "9x704", "20x1024"] | None = None
     """shape by its name: tiny is 2x96 (layers x width), small 4x128"""
@@ -64,6 +66,14 @@ class Model(Document):
     """folder or name on the Hugging Face hub with config.json and safetensors files"""
     config: str | None = None
     """folder, config.json or name on the Hugging Face hub: its architecture with random weights"""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """probability by which training drops elements, wherever the architecture does: of embeddings,
+    of residual branches, of attention"""
+
+    def meaning(self) -> dict[str, Any]:
+        """Return the parameters that results depend on, as plain data; `dropout` is left out at its
+        default, as in runs from before it."""
+        return self.model_dump(mode="json", exclude=None if self.dropout else {"dropout"})
 
     @property
     def shape(self) -> Shape | None:

@@ -11,7 +11,7 @@ from shardlab.core.files import read_json
 from shardlab.models.blocks import block_shapes
 from shardlab.models.build import build_model
 from shardlab.models.memory import Sizes, UnitShape
-from shardlab.models.parts import transformer_blocks
+from shardlab.models.parts import hidden_matrices, transformer_blocks
 from shardlab.models.settings import Model, StepSize
 from shardlab.models.units import (
     UnitPlan,
@@ -24,6 +24,7 @@ from shardlab.models.units import (
 )
 from shardlab.results.result import UnitSize
 from shardlab.strategy.document import CanonicalStrategy, Strategy
+from shardlab.strategy.validation import check_optimizer
 
 
 def sizes_of(
@@ -35,9 +36,10 @@ def sizes_of(
         device: will compute; the type that `auto` stands for depends on it.
 
     Raises:
-        UserError: the strategy does not fit the model.
+        UserError: the strategy does not fit the model or the optimizer.
     """
     full, config = strategy.canonical(), model.config.get_text_config()
+    check_optimizer(full, step.optimizer)
     accumulation = full.accumulation or step.accumulation
     samples = step.samples // accumulation
     blocks = transformer_blocks(model)
@@ -51,11 +53,12 @@ def sizes_of(
         element_bytes=dtype_of(full.param_dtype, device).itemsize,
         checkpointing=tuple(modes.get(block, "none") for block in blocks),
         width=config.hidden_size,
-        blocks=block_shapes(model, blocks),
+        blocks=block_shapes(model, blocks, device),
         vocabulary=config.vocab_size,
         tokens=samples * step.sequence_length,
         sequence_length=step.sequence_length,
         accumulation=accumulation,
+        matrices=_elements(hidden_matrices(model)) if step.optimizer == "muon" else 0,
         holding=step.clip is not None or uses_fp16(full, device),
     )
 

@@ -1,5 +1,6 @@
 """Training loop for any engine: learning-rate schedule, timed and traced steps, divergence."""
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from shardlab.comm.emulated_link import LinkThrottle, link_counters
 from shardlab.comm.object_collectives import device_of, subgroup
 from shardlab.core.files import temporary
 from shardlab.core.progress import track
-from shardlab.data.loader import Batches
+from shardlab.data.loader import Batches, first_samples
 from shardlab.data.tokens import TokenSplit
 from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
@@ -112,10 +113,11 @@ class Loop:
     """Loop that feeds an engine with batches whose order depends on the seed alone.
 
     The samples of a step do not depend on the number of ranks, as long as the global batch size is
-    the same.
+    the same. What dropout drops depends on the seed and on the first sample of a micro-batch.
 
     Args:
         accumulation: number of micro-batches of a step.
+        dropout_seed: of what dropout drops; None: the model drops nothing.
     """
 
     def __init__(
@@ -125,11 +127,13 @@ class Loop:
         train: Train,
         group: dist.ProcessGroup,
         accumulation: int,
+        dropout_seed: int | None = None,
     ) -> None:
         self._engine = engine
         self._batches = batches
         self._train = train
         self._accumulation = accumulation
+        self._dropout_seed = dropout_seed
         self._rank = dist.get_rank(group)
         self._world_size = dist.get_world_size(group)
         self._samples = train.step_size(self._world_size).samples
@@ -179,7 +183,7 @@ class Loop:
         rate = learning_rate(
             self.step, train.steps, train.learning_rate, train.warmup_steps, train.decay
         )
-        outcome = self._engine.step(self.micro_batches(), rate)
+        outcome = self._engine.step(self.micro_batches(), rate, self._seeds())
         samples = self._world_size * self._samples
         event = StepEvent(
             step=self.step,
@@ -196,9 +200,20 @@ class Loop:
 
     def micro_batches(self) -> list[Tensor]:
         """Return the micro-batches of the next step on this rank."""
-        count = self._accumulation
-        size = self._samples // count
-        return self._batches.micro_batches(self.sample, self._rank, self._world_size, count, size)
+        return self._batches.micro_batches(*self._position())
+
+    def _seeds(self) -> list[int] | None:
+        """Return the seeds of what dropout drops in them; None where it drops nothing."""
+        if self._dropout_seed is None:
+            return None
+        texts = [f"{self._dropout_seed}/{first}" for first in first_samples(*self._position())]
+        digests = [hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts]
+        return [int.from_bytes(digest, "big") for digest in digests]
+
+    def _position(self) -> tuple[int, int, int, int, int]:
+        """Return the arguments of `Batches.micro_batches`."""
+        size = self._samples // self._accumulation
+        return self.sample, self._rank, self._world_size, self._accumulation, size
 
 
 class BuiltLoop(NamedTuple):
@@ -248,11 +263,17 @@ def build_loop(
     flops = flops_per_token(whole, train.sequence_length)
     accumulation = strategy.accumulation or train.accumulation
     strategy = strategy.model_copy(update={"accumulation": accumulation})
-    optimization = Optimization(weight_decay=train.weight_decay, clip=train.clip, betas=train.betas)
+    optimization = Optimization(
+        optimizer=train.optimizer,
+        weight_decay=train.weight_decay,
+        clip=train.clip,
+        betas=train.betas,
+    )
     ranks = subgroup(group, [dist.get_rank(group)]) if alone else group
     engine = build_engine(whole, strategy, optimization, ranks, seed, weights, device, throttle)
     batches = Batches(split, train.sequence_length, seed)
-    loop = Loop(engine, batches, train, group, accumulation)
+    drawn = seed if model.dropout else None
+    loop = Loop(engine, batches, train, group, accumulation, drawn)
     scaled = uses_fp16(strategy.canonical(), device)
     return BuiltLoop(whole, engine, loop, parameters, units, flops, scaled)
 

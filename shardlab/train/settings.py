@@ -8,7 +8,15 @@ from shardlab.core.cpu_affinity import CpuAffinity
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
 from shardlab.core.link import Link
-from shardlab.core.types import BatchSize, Betas, Count, Seconds, SequenceLength, WorldSize
+from shardlab.core.types import (
+    BatchSize,
+    Betas,
+    Count,
+    OptimizerName,
+    Seconds,
+    SequenceLength,
+    WorldSize,
+)
 from shardlab.models.settings import StepSize
 
 
@@ -48,7 +56,7 @@ class ValidationCurve(Document):
 
 _WITHOUT_RESULTS = {"checkpoint", "timeout_s"}
 """parameters of `Train` that no result depends on"""
-_ADDED = ("betas", "deterministic", "global_batch_size", "validation")
+_ADDED = ("betas", "deterministic", "global_batch_size", "optimizer", "validation")
 """parameters of `Train` that earlier runs lacked, which had what is now the default"""
 
 
@@ -75,14 +83,17 @@ class Train(Document):
     """micro-batches per step"""
     sequence_length: SequenceLength = 64
     """tokens that are predicted per sequence"""
+    optimizer: OptimizerName = "adamw"
+    """adamw; muon: torch.optim.Muon for the matrices of the blocks, whose updates are as large as
+    those of AdamW, and AdamW for embeddings, head, normalisations and biases; engine ddp alone"""
     learning_rate: float = Field(3e-3, gt=0)
-    """of AdamW, after the warm-up"""
+    """after the warm-up"""
     warmup_steps: int = Field(10, ge=0)
     """steps of linear learning-rate warm-up"""
     decay: Literal["cosine", "constant"] = "cosine"
     """learning rate after warm-up: cosine decay to a tenth, or constant"""
     weight_decay: float = Field(0.1, ge=0)
-    """of AdamW, decoupled from the gradient"""
+    """decoupled from the gradient"""
     betas: Betas = (0.9, 0.95)
     """of AdamW: decay of the first and of the second moment, as language models are commonly
     trained (Brown et al. 2020, appendix B)"""
@@ -151,7 +162,7 @@ class Train(Document):
                     f"train.global_batch_size: {total} sequences are not divided by {world_size} "
                     f"ranks x {count} micro-batches: take {' or '.join(values)}"
                 )
-        return StepSize(size, self.sequence_length, count, self.clip)
+        return StepSize(size, self.sequence_length, count, self.clip, self.optimizer)
 
     def meaning(self) -> dict[str, Any]:
         """Return the parameters that the results depend on, as plain data; those of `_ADDED` are

@@ -50,7 +50,7 @@ from shardlab.train.tune_settings import Method, Tune, lengths_around
 
 _MEANING = (
     *("world_size", "steps", "batch_size", "sequence_length", "learning_rate", "warmup_steps"),
-    *("decay", "weight_decay", "betas", "clip"),
+    *("decay", "weight_decay", "betas", "clip", "optimizer"),
 )
 """settings of a run that its loss depends on"""
 _FIX = "remove it, and its run is trained again"
@@ -140,7 +140,7 @@ def key_of(plan: RunPlan) -> str:
     facts = (
         plan.strategy.hash(),
         {key: value for key, value in plan.train.meaning().items() if key in _MEANING},
-        plan.model.model_dump(mode="json", exclude_none=True),
+        {key: value for key, value in plan.model.meaning().items() if value is not None},
         plan.seed,
         [shard.sha256 for shard in (*tokens.train, *tokens.validation)],
         *codecs,

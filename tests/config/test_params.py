@@ -131,6 +131,11 @@ def refusal(*overrides: str) -> str:
             "methods={stock: {strategies: [ddp]}}",
             "methods: tune says what they are to reach: add it, or write methods: {}",
         ),
+        (
+            "quality.val_loss=[5.5]",
+            "quality.val_loss: nothing is evaluated during training: set train.validation.every, "
+            "or remove it",
+        ),
     ],
 )
 def test_error_names_the_key_and_the_fix(override: str, message: str) -> None:
@@ -147,6 +152,19 @@ def test_compared_steps_are_of_the_matrix_as_it_trains(override: str) -> None:
     assert params("train", "timings")
     with pytest.raises(UserError, match="comparison: timing 'two-ranks' has to time all runs"):
         params("comparison")
+
+
+def test_strategies_that_cannot_take_muon_are_named_before_anything_runs() -> None:
+    """A single run of one that can is none of them."""
+    params = Parameters(ROOT / "params/quick.yaml", ["train.optimizer=muon"])
+    assert params("train").optimizer == "muon"
+    with pytest.raises(UserError) as error:
+        params.complete()
+    assert str(error.value).split("\n") == [
+        f"strategies.{name}: train.optimizer: muon needs whole matrices, of which ranks of fsdp2 "
+        "keep parts: set engine: ddp, or optimizer: adamw"
+        for name in ("fsdp2", "fsdp2-int8")
+    ]
 
 
 def test_names_with_paths_are_refused() -> None:
@@ -232,7 +250,7 @@ def test_betas_are_two_decays_below_one() -> None:
 def test_results_from_before_a_setting_are_those_of_its_default() -> None:
     results = Train().meaning()
     assert Train(betas=(0.9, 0.95), deterministic=False, timeout_s=7).meaning() == results
-    added = {"betas", "deterministic", "global_batch_size", "validation"}
+    added = {"betas", "deterministic", "global_batch_size", "optimizer", "validation"}
     assert not added & results.keys()
     assert results["batch_size"] == 8
     assert Train(validation={"every": 5}).meaning()["validation"] == {"every": 5, "sequences": None}

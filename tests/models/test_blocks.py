@@ -181,6 +181,27 @@ def test_activations_of_a_block_are_what_autograd_keeps(family):
     assert 0.75 < ratio < 1.1
 
 
+DROPPING = {
+    "gpt2": {"n_embd": 64, "n_head": 4},
+    "llama": {**KEPT, "attention_dropout": 0.1},
+    "opt": {**KEPT, "ffn_dim": 256, "word_embed_proj_dim": 64, "attention_dropout": 0.1},
+}
+
+
+@pytest.mark.parametrize("family", DROPPING)
+def test_dropout_keeps_what_it_dropped_and_on_cpus_attention_matrices(family):
+    tokens, step = 128, StepSize(batch_size=1, sequence_length=128)
+    strategy = parse_strategy({"engine": "fsdp2", "param_dtype": "fp32"}).canonical()
+    real, predicted = [], []
+    for layers in (2, 3):
+        config = transformers.CONFIG_MAPPING[family](**DROPPING[family], num_hidden_layers=layers)
+        model = AutoModelForCausalLM.from_config(config)
+        real.append(kept_bytes(model, tokens))
+        sizes = sizes_of(model, strategy, step, torch.device("cpu"))
+        predicted.append(closed_form(strategy, sizes, 1)["activations"] / tokens)
+    assert predicted[1] - predicted[0] == pytest.approx(real[1] - real[0], rel=0.05)
+
+
 def test_selective_checkpointing_keeps_both_products_before_a_gate():
     tokens, step = 256, StepSize(batch_size=1, sequence_length=256)
     document = {"engine": "fsdp2", "param_dtype": "bf16", "activation_checkpointing": "selective"}

@@ -9,6 +9,8 @@ import torch
 from shardlab.choose.space import documents
 from shardlab.core.errors import UserError
 from shardlab.models.build import build_model
+from shardlab.models.memory import closed_form
+from shardlab.models.parts import hidden_matrices
 from shardlab.models.settings import Model, StepSize
 from shardlab.models.sizes import ModelShapes, sizes_of
 from shardlab.models.units import unit_sizes
@@ -56,6 +58,20 @@ TEXT = {
     "num_key_value_heads": 2,
     "head_dim": 8,
 }
+
+
+def test_muon_keeps_one_moment_of_the_matrices_of_blocks():
+    model = build_model(Model(preset="tiny"), 300, 64, 0, seed=0).module
+    strategy = parse_strategy({"engine": "ddp"}).canonical()
+    moments = [
+        closed_form(strategy, sizes_of(model, strategy, step, torch.device("cpu")), 2)["moments"]
+        for step in (StepSize(8, 64), StepSize(8, 64, optimizer="muon"))
+    ]
+    # of 2 blocks of width 96: queries, keys and values, what follows attention, and the network
+    assert moments[0] == 8 * sum(p.numel() for p in model.parameters())
+    assert moments[0] - moments[1] == 4 * 2 * (3 + 1 + 4 + 4) * 96**2
+    with pytest.raises(UserError, match=r"no block of .* has a matrix that is trained: set adamw"):
+        hidden_matrices(model.requires_grad_(False))
 
 
 @pytest.mark.parametrize(
