@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shardlab.core.errors import UserError
 from shardlab.data.local_files import read_json_array, read_json_lines
-from shardlab.data.source_records import Tally
+from shardlab.data.source_records import RecordCounts
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 RECORDS = st.lists(st.fixed_dictionaries({"id": TEXT, "title": TEXT, "text": TEXT}), max_size=8)
@@ -22,9 +22,9 @@ def file(tmp_path_factory):
 
 def read(path, content, reader, policy="refuse"):
     path.write_bytes(content)
-    tally = Tally(policy, path.name)
-    values = [value for *_, value in reader(path, tally)]
-    return values, tally.as_json()["bad_records"]["first"]
+    counts = RecordCounts(policy, path.name)
+    values = [value for *_, value in reader(path, counts)]
+    return values, counts.as_json()["bad_records"]["first"]
 
 
 @given(RECORDS, st.booleans(), st.sampled_from([b"", b"\xef\xbb\xbf"]))

@@ -15,7 +15,7 @@ from shardlab.config.parameters import Parameters
 from shardlab.core.errors import UserError
 from shardlab.data.corpus_file import CorpusDocument, read_corpus
 from shardlab.data.local_files import read_text
-from shardlab.data.source_records import LARGEST, Tally
+from shardlab.data.source_records import LARGEST, RecordCounts
 from shardlab.data.sources import generate, prepare
 
 pa = pytest.importorskip("pyarrow")
@@ -257,7 +257,7 @@ def test_text_is_split_wherever_reads_end(tmp_path_factory, parts, separator, be
     path = tmp_path_factory.mktemp("split") / "x.txt"
     content = "x" * (262_144 - before) + separator.join(parts)
     path.write_text(content)
-    found = [value["text"] for *_, value in read_text(path, separator, Tally("refuse", ""))]
+    found = [value["text"] for *_, value in read_text(path, separator, RecordCounts("refuse", ""))]
     assert found == [text.strip() for text in content.split(separator)]
 
 
@@ -288,8 +288,8 @@ def test_text_is_split_wherever_reads_end(tmp_path_factory, parts, separator, be
             {"text_column": "body", "title_column": "heading"},
             r"no heading; .*data\.title_column to one of its keys \(body, headline\)",
         ),
-        ("text", ".", {}, r"a folder without \.txt or \.md files; name files so, or give one file"),
-        ("text", "x", {"split": "test"}, "split is for source huggingface or tokens: remove it"),
+        ("text", ".", {}, r"a folder without \.txt or \.md files: rename the files, or give one"),
+        ("text", "x", {"split": "test"}, "split requires source huggingface or tokens: remove it"),
         ("huggingface", "params.yaml", {}, r"expected one of .* set data\.source to text"),
     ],
 )

@@ -309,7 +309,7 @@ def swapped(raw):
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (damaged(nanogpt, ".bin", lambda raw: raw[:-1]), "23 bytes are no whole number of uint16"),
+        (damaged(nanogpt, ".bin", lambda raw: raw[:-1]), "its 23 bytes do not divide into uint16"),
         (damaged(nanogpt, ".bin", lambda raw: b""), "no tokens"),
         (damaged(nanogpt, ".bin", lambda raw: b"\xff\xff" + raw), r"token 65535, .* 400: "),
         (damaged(WRITERS["llmc"], ".bin", lambda raw: raw[:-2]), "header says 12 tokens"),
@@ -323,8 +323,8 @@ def swapped(raw):
         (rows([1, 2, 0], [1, -1]), r"token -1, .* 400: "),
         (rows([1, 2, 0], [1, None]), "a row without ids, or an id that is null"),
         (rows([1, 2, 0], None), "a row without ids, or an id that is null"),
-        (rows([1.5], [2.5]), "column 'input_ids' holds .*double.*, no lists of ids"),
-        (rows(1, 2), r"column 'input_ids' holds int\d+, no lists of ids"),
+        (rows([1.5], [2.5]), "column 'input_ids' holds .*double.*, not lists of ids"),
+        (rows(1, 2), r"column 'input_ids' holds int\d+, not lists of ids"),
         (parquet, r"a\.parquet: .*cannot be mapped.*save_to_disk"),
         (lambda folder: folder, r"no \.bin, \.ds or \.arrow file"),
         (lambda folder: folder / "no.bin", "no such file or folder"),
