@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -52,14 +53,17 @@ def main(params: Sections) -> None:
     runs = [run for run in params.plain("strategies") if run not in lost]
     searched = History.from_file(history, f"run shardlab decide {last}")
     found = found_strategies(searched, {*runs, *(run.run for run in timed)})
+    curves = {
+        name: {seed: read_losses(_RESULTS, name, seed) for seed in seeds} for name in runs
+    } | {name: _losses_of(row) for name, row in found.items()}
     evidence = Evidence(
         records=select(records, runs, seeds),
         baseline=baseline,
         losses={
-            name: {seed: read_losses(_RESULTS, name, seed)["loss"] for seed in seeds}
-            for name in runs
-        }
-        | {name: _losses_of(row) for name, row in found.items()},
+            name: {seed: curve["loss"] for seed, curve in by_seed.items()}
+            for name, by_seed in curves.items()
+        },
+        validation=_validation_of(curves),
         history=searched,
         source=read_json("data/source.json", "run shardlab prepare"),
         statistics=read_json("data/statistics.json", "run shardlab tokenize"),
@@ -118,12 +122,25 @@ def _tuned_rows(path: Path, method: str, strategy_hash: str) -> list[TuneResult]
     return tuned
 
 
-def _losses_of(row: StrategyResults) -> dict[int, pd.Series]:
+def _validation_of(
+    curves: Mapping[str, Mapping[int, pd.DataFrame]],
+) -> dict[str, dict[int, pd.Series]]:
+    """Return the validation losses by the number of steps done; empty where nothing was
+    evaluated."""
+    if not any(curve["evaluated"].any() for seeds in curves.values() for curve in seeds.values()):
+        return {}
+    return {
+        run: {
+            seed: curve.loc[curve["evaluated"], "val_loss"].rename(index=lambda step: step + 1)
+            for seed, curve in seeds.items()
+        }
+        for run, seeds in curves.items()
+    }
+
+
+def _losses_of(row: StrategyResults) -> dict[int, pd.DataFrame]:
     """Return by seed the losses of a strategy that a round has trained."""
     assert row.files is not None, "a round has trained it"
     runs = Path(row.files)
     fix = f"run shardlab trial {runs.parent.name}"
-    return {
-        record.seed: read_losses(runs, record.run, record.seed, fix)["loss"]
-        for record in row.trained
-    }
+    return {record.seed: read_losses(runs, record.run, record.seed, fix) for record in row.trained}

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from shardlab.core.errors import UserError
-from shardlab.data.tokens import TokenSplit
+from shardlab.data.tokens import Tokens, TokenSplit
 
 
 class Batches:
@@ -58,10 +58,8 @@ class Batches:
         A step takes the next accumulation * world_size * batch_size samples. They are ordered by
         micro-batch, then by rank.
         """
-        return [
-            self.batch(first_sample + (micro * world_size + rank) * batch_size, batch_size)
-            for micro in range(accumulation)
-        ]
+        firsts = first_samples(first_sample, rank, world_size, accumulation, batch_size)
+        return [self.batch(first, batch_size) for first in firsts]
 
     def _block(self, sample: int) -> int:
         epoch, index = divmod(sample, self.samples_per_epoch)
@@ -72,18 +70,27 @@ class Batches:
         return int(self._order[index])
 
 
-def blocks(split: TokenSplit, sequence_length: int, batch: int) -> Iterator[torch.Tensor]:
-    """Yield the split in order, for evaluation: every token except the first is a target once.
+def first_samples(
+    first_sample: int, rank: int, world_size: int, accumulation: int, batch_size: int
+) -> list[int]:
+    """Return the first sample of each micro-batch, as `Batches.micro_batches` takes them."""
+    return [
+        first_sample + (micro * world_size + rank) * batch_size for micro in range(accumulation)
+    ]
+
+
+def blocks(tokens: Tokens, sequence_length: int, batch: int) -> Iterator[torch.Tensor]:
+    """Yield all tokens in order, for evaluation: every token except the first is a target once.
 
     Yields:
         int64 `[rows, sequence_length + 1]` with `rows <= batch`. Blocks share one token as in
         `Batches`. The last tensor is the remainder, `[1, remainder + 1]`, so a mean over targets
         must weigh each tensor by its number of targets.
     """
-    full, remainder = divmod(max(len(split) - 1, 0), sequence_length)
+    full, remainder = divmod(max(len(tokens) - 1, 0), sequence_length)
     for first in range(0, full, batch):
         rows = min(batch, full - first)
-        tokens = split.read(first * sequence_length, rows * sequence_length + 1)
-        yield torch.from_numpy(tokens).unfold(0, sequence_length + 1, sequence_length)
+        ids = tokens.read(first * sequence_length, rows * sequence_length + 1)
+        yield torch.from_numpy(ids).unfold(0, sequence_length + 1, sequence_length)
     if remainder:
-        yield torch.from_numpy(split.read(full * sequence_length, remainder + 1))[None]
+        yield torch.from_numpy(tokens.read(full * sequence_length, remainder + 1))[None]

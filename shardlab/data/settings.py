@@ -79,6 +79,21 @@ class Data(Document):
         return self
 
 
+_SOURCES = {
+    ".jsonl": "jsonl",
+    ".json": "json",
+    ".xml": "mediawiki",
+    ".parquet": "huggingface",
+    ".csv": "huggingface",
+}
+
+
+def source_of(path: str) -> str:
+    """Return the `source` of `Data` for a path, by its suffix; `text` for other suffixes."""
+    suffixes = [suffix for suffix in Path(path).suffixes if suffix in _SOURCES]
+    return _SOURCES[suffixes[-1]] if suffixes else "text"
+
+
 _VOCABULARY = 2048
 _BYTES = 257
 """Tokens of a byte-level tokenizer without merges: the bytes and the end of text."""

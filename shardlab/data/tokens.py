@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 from pydantic import Field, StringConstraints
@@ -89,6 +89,43 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     return Manifest.from_file(path, _fix(folder) if path.exists() else "run shardlab tokenize")
+
+
+class Tokens(Protocol):
+    """Tokens of a text, as one array."""
+
+    text_bytes: int | None
+    """UTF-8 bytes of all documents with titles; None if another program made the tokens."""
+    altered: int
+    """Documents whose tokens do not decode to their text."""
+
+    def __len__(self) -> int:
+        """Return the number of tokens, end tokens included."""
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """Return tokens `start` to `start + count - 1`, shape `[count]`, int64."""
+
+
+class FirstTokens:
+    """Tokens at the beginning of a text; the bytes of their text are unknown.
+
+    Args:
+        count: Number of tokens; a shorter text is not padded.
+    """
+
+    text_bytes: int | None = None
+    altered = 0
+
+    def __init__(self, text: Tokens, count: int) -> None:
+        self._text, self._count = text, min(count, len(text))
+
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+        return self._count
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """Return tokens `start` to `start + count - 1`, shape `[count]`, int64."""
+        return self._text.read(start, count)
 
 
 class TokenSplit:

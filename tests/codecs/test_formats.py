@@ -72,7 +72,7 @@ def test_stochastic_codec_is_unbiased_at_the_largest_element_too(spec):
     assert (error.square().mean() * draws) <= 1.5 * step.double() ** 2 / 4
 
 
-@pytest.mark.parametrize("spec", [*RANDOM, "natural"])
+@pytest.mark.parametrize("spec", [*RANDOM, "natural", "bf16:rounding=stochastic"])
 def test_other_keys_draw_other_numbers_and_a_key_is_needed(spec):
     codec, x = make_codec(spec), heavy_tailed(4096, 3)
     keys = [KEY, KEY._replace(step=1), KEY._replace(rank=1), KEY._replace(unit="other")]
@@ -135,6 +135,35 @@ def test_halves_match_torch_also_where_they_overflow(seed):
     x = torch.cat([any_bits(500, seed), torch.tensor([65504.0, 65519.9, 65520, -65520, 3.4e38])])
     assert bits(sent("bf16", x)) == bits(x.bfloat16().float() + 0.0)
     assert bits(sent("fp16", x)) == bits(x.half().float() + 0.0)
+
+
+@given(st.integers(0, 2**31))
+def test_stochastic_bf16_is_a_neighbour_and_keeps_what_bf16_holds(seed):
+    x = any_bits(1000, seed)
+    found, finite = sent("bf16:rounding=stochastic", x), x.isfinite()
+    # cut to 16 bits: the neighbour towards zero; the other is a step of these bits away
+    below = x.view(torch.int32) & -(1 << 16)
+    steps = (found.view(torch.int32) - below)[finite] >> 16
+    assert set(steps.tolist()) <= {0, 1} and bool(found[finite].isfinite().all())
+    assert torch.equal(found.isnan(), x.isnan())
+    assert torch.equal(found[x.isinf()], x[x.isinf()])
+    exact = below.view(torch.float32)
+    assert bits(sent("bf16:rounding=stochastic", exact)) == bits(exact + 0.0)
+
+
+def test_stochastic_bf16_keeps_the_largest_numbers_finite():
+    largest = torch.finfo(torch.bfloat16).max
+    x = torch.tensor([largest, 3.4e38, -3.4028234e38, math.inf, -math.inf]).repeat(100)
+    found = sent("bf16:rounding=stochastic", x).view(100, 5)
+    assert bool((found == torch.tensor([largest, largest, -largest, math.inf, -math.inf])).all())
+
+
+@pytest.mark.parametrize("value", [1.001, -1.0039, 1.999, -3.3e-5, 3.3e38, -1.7e-38, -1e-40, 1e-45])
+def test_stochastic_bf16_is_unbiased(value):
+    x = torch.full((1 << 18,), value)
+    decoded, exact = sent("bf16:rounding=stochastic", x).double(), x[0].double().item()
+    deviation = decoded.std().item() / math.sqrt(len(x))
+    assert deviation > 0 and abs(decoded.mean().item() - exact) < 4.5 * deviation
 
 
 @given(vectors())

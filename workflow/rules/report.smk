@@ -27,6 +27,7 @@ rule report:
         ),
         "results/report/comparison.jsonl",
         "results/report/loss.csv",
+        "results/report/quality.jsonl",
         "results/report/summary.json",
         "results/report/timings.csv",
         report(
