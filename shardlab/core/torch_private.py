@@ -92,7 +92,8 @@ def shard_group(group: FSDPParamGroup) -> dist.ProcessGroup:
 
 
 def collectives(group: FSDPParamGroup) -> tuple[ReduceScatter, AllGather]:
-    """Return the collectives that `set_custom_reduce_scatter` and `set_custom_all_gather` replace."""
+    """Return the collectives of a group, which `set_custom_reduce_scatter` and
+    `set_custom_all_gather` replace."""
     return group._reduce_scatter_comm, group._all_gather_comm
 
 
@@ -159,7 +160,10 @@ def handle_of(unit: FullyShardedDataParallel) -> FlatParamHandle | None:
 
 
 def set_hook_state(unit: FullyShardedDataParallel, state: object) -> None:
-    """Set the state that this unit passes to its hook; `register_comm_hook` sets one for all units."""
+    """Set the state that this unit passes to its hook.
+
+    `register_comm_hook` would set one state for all units.
+    """
     unit._comm_hook_state = state
 
 
