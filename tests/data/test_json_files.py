@@ -38,11 +38,11 @@ def test_any_records_survive(file, records, ascii_only, mark):
 
 
 def test_a_truncated_array_ends_with_its_record(file):
-    whole = b'[{"text": "a"}, {"text": "\\u00e9 \\\\"}, {"text": ""}]'
-    for cut in range(1, len(whole)):
-        record = whole[:cut].count(b"}") + 1
+    content = b'[{"text": "a"}, {"text": "\\u00e9 \\\\"}, {"text": ""}]'
+    for cut in range(1, len(content)):
+        record = content[:cut].count(b"}") + 1
         with pytest.raises(UserError, match=f"record {record}: cannot be read as a JSON array"):
-            read(file, whole[:cut], read_json_array)
+            read(file, content[:cut], read_json_array)
 
 
 @pytest.mark.parametrize("policy", ["refuse", "skip"])
@@ -74,8 +74,8 @@ def test_a_malformed_array_is_one_line_with_the_record(file, content, message, p
 
 def test_a_line_that_is_too_large_is_a_bad_record(file):
     content = b'1\n"%b"\n2' % (b"x" * (17 << 20))
-    found = read(file, content, read_json_lines, "skip")
-    assert found == ([1, 2], ["line 2: larger than 16 MiB"])
+    records = read(file, content, read_json_lines, "skip")
+    assert records == ([1, 2], ["line 2: larger than 16 MiB"])
 
 
 def test_a_line_that_is_not_json_is_counted_and_named_or_refused(file):

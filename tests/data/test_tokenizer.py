@@ -5,7 +5,7 @@ import sys
 from itertools import count, islice
 
 import pytest
-from hypothesis import given
+from hypothesis import opened
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -40,7 +40,7 @@ def saved(tokenizer, tmp_path):
     return tmp_path / "tokenizer.json"
 
 
-@given(st.lists(MIXED, max_size=5))
+@opened(st.lists(MIXED, max_size=5))
 def test_tokens_decode_to_the_text_without_special_tokens(tokenizer, texts):
     for text, ids in zip(texts, tokenizer.encode(texts), strict=True):
         assert tokenizer.decode(ids) == text
@@ -90,10 +90,10 @@ def test_a_given_tokenizer_gets_an_end_and_loses_padding_and_truncation(tmp_path
     inner.save(str(tmp_path / "tokenizer.json"))
     if end is not None:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
-    given = pretrained_tokenizer(str(tmp_path), tmp_path)
-    assert given.end_of_text == ("</s>" if end else "<|endoftext|>")
-    assert (given.end_of_text_id, given.vocabulary) == (256, 257)
-    assert [len(ids) for ids in given.encode(["a", "abcdefgh"])] == [1, 8]
+    opened = pretrained_tokenizer(str(tmp_path), tmp_path)
+    assert opened.end_of_text == ("</s>" if end else "<|endoftext|>")
+    assert (opened.end_of_text_id, opened.vocabulary) == (256, 257)
+    assert [len(ids) for ids in opened.encode(["a", "abcdefgh"])] == [1, 8]
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,8 @@ def test_the_end_is_found_where_hugging_face_looks(tmp_path, name, content):
     with pytest.raises(UserError, match=r"has no token that ends a document: set eos_token in"):
         pretrained_tokenizer(str(tmp_path), tmp_path)
     (tmp_path / name).write_text(json.dumps(content))
-    given = pretrained_tokenizer(str(tmp_path), tmp_path)
-    assert (given.end_of_text, given.end_of_text_id) == ("!", 0)
+    opened = pretrained_tokenizer(str(tmp_path), tmp_path)
+    assert (opened.end_of_text, opened.end_of_text_id) == ("!", 0)
 
 
 def test_an_invalid_tokenizer_is_refused_by_name(tmp_path):
@@ -136,9 +136,9 @@ def test_a_name_on_the_hub_is_read_from_the_cache_or_is_one_line(tokenizer, tmp_
     snapshot = folder / "snapshots" / ("0" * 40)
     write_text(snapshot / "tokenizer.json", tokenizer.to_json())
     write_text(snapshot / "tokenizer_config.json", '{"eos_token": "<|im_end|>"}')
-    given = pretrained_tokenizer("Qwen/Qwen2.5-0.5B", tmp_path)
-    assert given.end_of_text == "<|im_end|>"
-    assert given.encode(["some words"]) == tokenizer.encode(["some words"])
+    opened = pretrained_tokenizer("Qwen/Qwen2.5-0.5B", tmp_path)
+    assert opened.end_of_text == "<|im_end|>"
+    assert opened.encode(["some words"]) == tokenizer.encode(["some words"])
 
 
 def test_the_default_is_the_tokenizer_of_a_pretrained_model(tmp_path, monkeypatch):
