@@ -49,11 +49,10 @@ from shardlab.kernels.cpu_placement import RankLocation, place_here
 from shardlab.models.build import shape_config
 from shardlab.models.memory import closed_form, host_memory
 from shardlab.models.random_weights import RandomWeights
-from shardlab.models.settings import Shape
+from shardlab.models.settings import Shape, StepSize
 from shardlab.models.sizes import sizes_of
 from shardlab.strategy.document import Strategy, parse_strategy
 from shardlab.train.launch import RunFailed
-from shardlab.train.settings import Train
 
 _UNTIMED, _MB = 2, 1e6
 _FULL = {"activation_checkpointing": "full"}
@@ -126,8 +125,8 @@ def measure(
         torch.set_num_threads(len(placed.workers))
     strategy = parse_strategy({**STRATEGIES[name], "offload": off})
     model = model_of(options, layers)
-    train = Train(batch_size=options.samples, sequence_length=options.length)
-    memory = strategy, sizes_of(model, strategy, train, device), options.world_size
+    step = StepSize(options.samples, options.length)
+    memory = strategy, sizes_of(model, strategy, step, device), options.world_size
     form, host = (sum(parts(*memory).values()) for parts in (closed_form, host_memory))
     before = _resident_bytes()
     there = parse_strategy({**STRATEGIES[name], "offload": name == "fsdp2"})

@@ -17,7 +17,7 @@ from shardlab.core.link import bits_per_second
 from shardlab.core.numbers import number
 from shardlab.core.progress import say
 from shardlab.core.types import Vocabulary
-from shardlab.models.settings import GPT2_VOCABULARY, PRESETS, Model
+from shardlab.models.settings import GPT2_VOCABULARY, PRESETS, Model, StepSize
 from shardlab.models.shapes import PUBLISHED, DecoderShapes, read_decoder
 from shardlab.predict.asked import admitted, asked_candidate, unplanned
 from shardlab.predict.devices import (
@@ -51,18 +51,19 @@ def _model_sizes(options: Namespace) -> _ModelSizes:
     """
     name, length, vocabulary = options.model, options.sequence_length, options.vocabulary
     train = validate(Train, {"batch_size": options.batch_size, "sequence_length": length}, "")
+    step = train.step_size(world_size=1)
     validate(Vocabulary | None, vocabulary, "vocabulary")
     decoder = read_decoder(name, vocabulary or GPT2_VOCABULARY, length)
     if vocabulary and name not in PRESETS:
         raise UserError(f"--vocabulary is for presets: {name} has its own")
     if decoder is None:
-        return _of_transformers(name, train)
+        return _of_transformers(name, step)
     if decoder.positions is not None and decoder.positions < length:
         raise UserError(
             f"--sequence-length {length}: {name} has {decoder.positions} positions: give so many "
             "or fewer"
         )
-    shapes = DecoderShapes(decoder, train)
+    shapes = DecoderShapes(decoder, step)
     try:
         flops = decoder.flops_per_token(length)
     except OverflowError:
@@ -70,7 +71,7 @@ def _model_sizes(options: Namespace) -> _ModelSizes:
     return _sizes_of(name, shapes, decoder.parameters, flops)
 
 
-def _of_transformers(name: str, train: Train) -> _ModelSizes:
+def _of_transformers(name: str, step: StepSize) -> _ModelSizes:
     try:
         # the extra `hf`, which a plan of a known type does without
         from shardlab.models.blocks import unplanned as unplanned_blocks
@@ -83,7 +84,7 @@ def _of_transformers(name: str, train: Train) -> _ModelSizes:
             f"({', '.join(PUBLISHED)}) and no config.json of a known type: for others "
             "pip install 'shardlab[hf]'"
         ) from None
-    seq = train.sequence_length
+    seq = step.sequence_length
     try:
         built = build_model(Model(config=name), 1, seq, 0, seed=0)
     except UserError as error:
@@ -95,7 +96,7 @@ def _of_transformers(name: str, train: Train) -> _ModelSizes:
     model = built.module
     if reason := unplanned_blocks(model):
         raise UserError(f"MODEL {name!r} {reason}: not planned")
-    shapes = ModelShapes(model, train, on_gpu=True)
+    shapes = ModelShapes(model, step, on_gpu=True)
     return _sizes_of(name, shapes, built.parameters, flops_per_token(model, seq))
 
 

@@ -21,7 +21,7 @@ from shardlab.core.process import on_end_signals
 from shardlab.core.progress import log_to, say
 from stages.sections import Sections
 
-SAMPLES = ("batch_size", "accumulation", "sequence_length")
+SAMPLES = ("batch_size", "global_batch_size", "accumulation", "sequence_length")
 """parameters of `train` that give the size of a step"""
 
 

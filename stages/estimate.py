@@ -34,8 +34,9 @@ _SUMS = ["device", "host", "fits"]
 def main(params: Sections) -> None:
     """Write results/memory.json, and print a row for each run."""
     model, strategies = params("model", Model), params("strategies", dict[str, Strategy])
-    train = params("train", Train, *SAMPLES, "world_size", "clip")
+    train = params("train", Train, *SAMPLES, "world_size", "clip", "optimizer")
     folder, ranks = Path("data/tokens"), train.world_size
+    step = train.step_size(ranks)
     has_tokens = (folder / MANIFEST).is_file()
     if has_tokens:
         refuse_other_tokens(params)
@@ -46,7 +47,7 @@ def main(params: Sections) -> None:
     module = build_model(model, vocabulary, train.sequence_length, end_of_text, seed=0).module
     estimates, rows = {}, {}
     for name, strategy in strategies.items():
-        case = strategy, sizes_of(module, strategy, train, _CPU), ranks
+        case = strategy, sizes_of(module, strategy, step, _CPU), ranks
         device, host = closed_form(*case), host_memory(*case)
         # the device is the CPU, so host memory counts
         estimates[name] = MemoryEstimate(bytes_by_category={**device, **host}).model_dump()

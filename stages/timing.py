@@ -14,7 +14,10 @@ from shardlab.train.settings import Train
 from stages.common import SAMPLES, refuse_other_tokens
 from stages.sections import Sections
 
-_USED = ("threads", "placement", "deterministic", "weight_decay", "clip", "profiled_steps")
+_USED = (
+    *("threads", "placement", "deterministic", "optimizer", "weight_decay", "clip"),
+    "profiled_steps",
+)
 """of `train`, besides the size of its steps and a limit that changes no result"""
 
 

@@ -12,7 +12,7 @@ from stages.sections import Sections
 
 _USED = (
     *("world_size", "threads", "placement", "deterministic", "steps", "learning_rate"),
-    *("warmup_steps", "decay", "weight_decay", "betas", "clip"),
+    *("warmup_steps", "decay", "weight_decay", "betas", "clip", "optimizer"),
 )
 """of `train`, besides the size of its steps, and what changes no result"""
 

@@ -143,6 +143,9 @@ class Params(Document):
             raise UserError("\n".join(mistakes))
 
     def _mistakes(self) -> Iterator[str]:
+        if wrong := [*self._in_batches()]:
+            yield from wrong
+            return  # what follows depends on the samples of a rank
         if self.strategies:
             yield from self._in_strategies()
             yield from self._in_methods()
@@ -151,9 +154,31 @@ class Params(Document):
         yield from self._in_links()
         yield from _said(self.tokenize.for_model, self.model.pretrained)
         yield from self._in_tokens()
+        if self.quality.val_loss and self.train.validation is None:
+            yield (
+                "quality.val_loss: nothing is evaluated during training: set "
+                "train.validation.every, or remove it"
+            )
         if len(set(self.seeds)) < len(self.seeds):
             yield "seeds: a seed is named twice"
         yield from self._in_rounds()
+
+    def _in_batches(self) -> Iterator[str]:
+        train, agent = self.train, self.agent
+        if train.global_batch_size is None:
+            return
+        yield from (wrong := _said(train.step_size, train.world_size))
+        for name, timing in each_timing(self.timings).items():
+            ranks = timing.world_size, timing.accumulation
+            yield from (f"timings.{name}: {why}" for why in _said(train.step_size, *ranks))
+        # what these compare and predict are steps with equal samples of a rank
+        searches = agent.world_size, *(search.world_size for search in agent.searches.values())
+        if not wrong and (self.tune is not None or {*searches} - {None, train.world_size}):
+            size = train.step_size(train.world_size).batch_size
+            yield (
+                "train.global_batch_size: tune, and a search on other ranks than those of train, "
+                f"need the samples of a rank: set train.batch_size: {size} in its place"
+            )
 
     def _in_tokens(self) -> Iterator[str]:
         given, numbered = self.data.source == "tokens", self.tokenize.end_of_text is not None
@@ -196,7 +221,15 @@ class Params(Document):
         for i, name in enumerate(self.forecast.timings if keys else ()):
             yield from _unknown(f"forecast.timings.{i}", name, keys, "timing")
             fitted = each_timing(self.timings).get(name)
-            if fitted and fitted.accumulation not in (None, self.train.accumulation):
+            first = each_timing(self.timings).get(self.forecast.timings[0], fitted)
+            differ = fitted and first and fitted.world_size != first.world_size
+            if first and differ and self.train.global_batch_size:
+                yield (
+                    f"forecast.timings.{i}: by train.global_batch_size a rank of {name!r} has "
+                    f"other samples than one of {self.forecast.timings[0]!r}: name timings on "
+                    f"{first.world_size} ranks alone"
+                )
+            elif fitted and fitted.accumulation not in (None, self.train.accumulation):
                 yield (
                     f"forecast.timings.{i}: {name!r} has {fitted.accumulation} micro-batches per "
                     f"step, train {self.train.accumulation}: name a timing that has as many"
@@ -283,14 +316,15 @@ class Params(Document):
         if tune is None:
             return
         for number in {*method.numbers(tune, train)} & {*tune.micro_batches}:
-            samples, steps = train.batch_size * number // ranks, tune.first_steps(number, train)
+            micro_batch = train.step_size(train.world_size).batch_size
+            samples, steps = micro_batch * number // ranks, tune.first_steps(number, train)
             yield from _unfit(key, strategy, ranks, samples, steps)
 
     def _unfit(
         self, key: str, strategy: Strategy, world_size: int, accumulation: int | None = None
     ) -> Iterator[str]:
         train = self.train
-        samples = train.batch_size * (accumulation or train.accumulation)
+        samples = train.step_size(world_size, accumulation).samples
         yield from _unfit(key, strategy, world_size, samples, train.steps)
 
     def check_comparison(self) -> None:
@@ -359,9 +393,10 @@ def _updates(strategy: Strategy, world_size: int) -> tuple[Any, ...]:
     return (*sent, full.sync, full.moment_dtype, full.replica_count(world_size))
 
 
-def _said(check: Callable[..., object], *arguments: object) -> Iterator[str]:
-    """Yield what a check says of a mistake."""
+def _said(check: Callable[..., object], *arguments: object) -> list[str]:
+    """Return what a check says of a mistake; nothing where there is none."""
     try:
         check(*arguments)
     except UserError as error:
-        yield str(error)
+        return [str(error)]
+    return []

@@ -15,6 +15,7 @@ from shardlab.core.document import validate
 from shardlab.core.errors import UserError, nearest, shorten
 from shardlab.strategy.codec_table import load_codecs
 from shardlab.strategy.document import Strategy, parse_strategy
+from shardlab.strategy.validation import check_optimizer
 
 
 class Parameters:
@@ -74,12 +75,20 @@ class Parameters:
         """Return all sections.
 
         Raises:
-            UserError: a line for each absent section without a default; or sections do not fit
-                together.
+            UserError: a line for each absent section without a default, or for each strategy that
+                cannot take the optimizer; or sections do not fit together.
         """
         if absent := [*REQUIRED.keys() - self._values.model_fields_set]:
             raise UserError("\n".join(map(self._missing, sorted(absent))))
         self("comparison")
+        mistakes = []
+        for name, strategy in self.all_strategies().items():
+            try:
+                check_optimizer(strategy, self._values.train.optimizer)
+            except UserError as error:
+                mistakes.append(f"strategies.{name}: {error}")
+        if mistakes:
+            raise UserError("\n".join(mistakes))
         return self._values
 
     def sections(self) -> tuple[dict[str, Any], dict[str, str]]:

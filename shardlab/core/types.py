@@ -1,6 +1,6 @@
 """Types of values that settings of several packages have."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -17,6 +17,7 @@ BatchSize = Annotated[int, Field(ge=1, le=2**20)]
 SequenceLength = Annotated[int, Field(ge=2, le=2**24)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
 """a billion steps, repetitions or trials take years"""
+OptimizerName = Literal["adamw", "muon"]
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 Betas = Annotated[tuple[_Beta, _Beta], AS_TUPLE]
 """decay of the first and of the second moment of AdamW, per step"""

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from shardlab.core.errors import UserError
-from shardlab.data.tokens import TokenSplit
+from shardlab.data.tokens import Tokens, TokenSplit
 
 
 class Batches:
@@ -58,10 +58,8 @@ class Batches:
         All ranks together take the next accumulation * world_size * batch_size samples, micro-batch
         by micro-batch, and in these rank by rank.
         """
-        return [
-            self.batch(first_sample + (micro * world_size + rank) * batch_size, batch_size)
-            for micro in range(accumulation)
-        ]
+        firsts = first_samples(first_sample, rank, world_size, accumulation, batch_size)
+        return [self.batch(first, batch_size) for first in firsts]
 
     def _block(self, sample: int) -> int:
         epoch, index = divmod(sample, self.samples_per_epoch)
@@ -72,18 +70,27 @@ class Batches:
         return int(self._order[index])
 
 
-def blocks(split: TokenSplit, sequence_length: int, batch: int) -> Iterator[torch.Tensor]:
-    """Yield the whole split in order, for evaluation: every token but the first is a target once.
+def first_samples(
+    first_sample: int, rank: int, world_size: int, accumulation: int, batch_size: int
+) -> list[int]:
+    """Return the first sample of each micro-batch, as `Batches.micro_batches` takes them."""
+    return [
+        first_sample + (micro * world_size + rank) * batch_size for micro in range(accumulation)
+    ]
+
+
+def blocks(tokens: Tokens, sequence_length: int, batch: int) -> Iterator[torch.Tensor]:
+    """Yield all tokens in order, for evaluation: every token but the first is a target once.
 
     Yields:
         int64 `[rows, sequence_length + 1]` with `rows <= batch`, neighbours sharing one token as
         in `Batches`; at the end the remainder as `[1, rest + 1]`. A mean over targets must
         therefore weigh each tensor by its targets.
     """
-    whole, rest = divmod(max(len(split) - 1, 0), sequence_length)
+    whole, rest = divmod(max(len(tokens) - 1, 0), sequence_length)
     for first in range(0, whole, batch):
         rows = min(batch, whole - first)
-        tokens = split.read(first * sequence_length, rows * sequence_length + 1)
-        yield torch.from_numpy(tokens).unfold(0, sequence_length + 1, sequence_length)
+        ids = tokens.read(first * sequence_length, rows * sequence_length + 1)
+        yield torch.from_numpy(ids).unfold(0, sequence_length + 1, sequence_length)
     if rest:
-        yield torch.from_numpy(split.read(whole * sequence_length, rest + 1))[None]
+        yield torch.from_numpy(tokens.read(whole * sequence_length, rest + 1))[None]

@@ -1,4 +1,4 @@
-"""Engines whose parameters an AdamW of torch updates, and `ddp` of them."""
+"""Engines whose parameters optimizers of torch update, and `ddp` of them."""
 
 import math
 from abc import abstractmethod
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from shardlab.engines.base import Engine, EngineSetup, EngineState, StepOutcome
+from shardlab.engines.base import Engine, EngineSetup, EngineState, Optimization, StepOutcome
 from shardlab.engines.numerics import (
     clip_coefficient,
     local_parts,
@@ -21,6 +21,7 @@ from shardlab.engines.numerics import (
     sum_of_squares,
 )
 from shardlab.models.names import plain
+from shardlab.models.parts import hidden_matrices
 from shardlab.models.units import dtype_of
 
 
@@ -33,26 +34,31 @@ class AutogradEngine(Engine):
     def __init__(self, module: nn.Module, setup: EngineSetup, **attached: Any) -> None:
         super().__init__(module, setup, **attached)
         self._is_rare = setup.strategy.sync is not None
-        self._optimizer = torch.optim.AdamW(
-            module.parameters(),
-            lr=0.0,
-            betas=setup.optimization.betas,
-            eps=setup.optimization.eps,
-            weight_decay=setup.optimization.weight_decay,
-            fused=True,
-        )
+        self._optimizers = _optimizers(module, setup.optimization)
+        self._optimizer_of = {
+            parameter: optimizer
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
 
     @abstractmethod
     def _accumulating(self) -> AbstractContextManager[None]:
         """Return a context in which backward passes are not the last ones of their step."""
 
-    def step(self, micro_batches: Sequence[Tensor], learning_rate: float) -> StepOutcome:  # noqa: D102
-        *early, last = micro_batches
+    def step(  # noqa: D102
+        self,
+        micro_batches: Sequence[Tensor],
+        learning_rate: float,
+        seeds: Sequence[int | None] | None = None,
+    ) -> StepOutcome:
+        count = len(micro_batches)
+        *early, last = zip(micro_batches, seeds or [None] * count, strict=True)
         losses = []
         if early:
             with self._accumulating():
-                losses += [self._accumulate(batch, len(micro_batches)) for batch in early]
-        losses.append(self._accumulate(last, len(micro_batches)))
+                losses += [self._accumulate(batch, count, seed) for batch, seed in early]
+        losses.append(self._accumulate(last[0], count, last[1]))
         self._after_backward()
         gradients = self._gradients()
         squares, *read = read_together(self._squares(gradients), *losses)
@@ -60,15 +66,21 @@ class AutogradEngine(Engine):
         self._clip(gradients, norm)
         applied = math.isfinite(norm)
         if applied:
-            for group in self._optimizer.param_groups:
-                group["lr"] = learning_rate
-            self._optimizer.step()
+            for optimizer in self._optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = learning_rate
+                optimizer.step()
         else:
             self._handle.rollback()
         self._handle.step()
-        self._optimizer.zero_grad()
+        self._clear()
         self._loss_scale.update(applied)
         return StepOutcome(sum(read) / len(read), norm, applied)
+
+    def _clear(self) -> None:
+        """Forget the gradients of a step."""
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()
 
     def _after_backward(self) -> None:
         """Wait for reductions that overlap with backward, where backward itself does not."""
@@ -94,16 +106,15 @@ class AutogradEngine(Engine):
             torch._foreach_mul_(gradients, coefficient)
 
     def whole_parameters(self) -> Iterator[dict[str, Tensor]]:  # noqa: D102
-        for name, parameter in self._trained().items():
-            yield self.gather(name, self._laid_out(name, parameter.detach()))
+        for name, tensor in self.replicas().items():
+            yield self.gather(name, tensor)
 
     def shards(self) -> EngineState:  # noqa: D102
         kinds: EngineState = {}
-        updated = {
-            parameter for group in self._optimizer.param_groups for parameter in group["params"]
-        }
         for name, parameter in self._trained().items():
-            assert parameter in updated, f"{name} is not what the optimizer updates: it is gathered"
+            assert parameter in self._optimizer_of, (
+                f"{name} is not what the optimizer updates: it is gathered"
+            )
             tensors = {"parameter": parameter.detach(), **self._moments(parameter)}
             for kind, tensor in tensors.items():
                 kinds.setdefault(kind, {})[name] = self._laid_out(name, tensor)
@@ -156,13 +167,36 @@ class AutogradEngine(Engine):
         return local
 
     def _moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        """Return the state of AdamW; zeros, as in torch/optim/adam.py, before the first step."""
-        state = self._optimizer.state[parameter]
-        if not state:
+        """Return the state of the optimizer; zeros, as torch begins with, before the first step."""
+        optimizer = self._optimizer_of[parameter]
+        state = optimizer.state[parameter]
+        if not state and isinstance(optimizer, torch.optim.Muon):
+            state["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
+        elif not state:
             state["step"] = torch.zeros((), device=parameter.device)
             state["exp_avg"] = torch.zeros_like(parameter, requires_grad=False)
             state["exp_avg_sq"] = torch.zeros_like(parameter, requires_grad=False)
         return cast(dict[str, Tensor], state)
+
+
+def _optimizers(module: nn.Module, options: Optimization) -> list[torch.optim.Optimizer]:
+    """Return AdamW of all parameters, or Muon of the matrices of the blocks and AdamW of the
+    others."""
+    matrices = hidden_matrices(module) if options.optimizer == "muon" else []
+    by_muon = {*matrices}
+    adamw = torch.optim.AdamW(
+        [parameter for parameter in module.parameters() if parameter not in by_muon],
+        lr=0.0,
+        betas=options.betas,
+        eps=options.eps,
+        weight_decay=options.weight_decay,
+        fused=True,
+    )
+    if not matrices:
+        return [adamw]
+    # updates as large as those of AdamW: one learning rate serves both
+    decay, scale = options.weight_decay, "match_rms_adamw"
+    return [torch.optim.Muon(matrices, lr=0.0, weight_decay=decay, adjust_lr_fn=scale), adamw]
 
 
 class DDPEngine(AutogradEngine):
@@ -197,5 +231,5 @@ class DDPEngine(AutogradEngine):
         before = self._handle.state_dict()
         self._accumulate(batch, 1)
         self._after_backward()
-        self._optimizer.zero_grad()
+        self._clear()
         self._handle.load_state_dict(before)

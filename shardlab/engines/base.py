@@ -19,7 +19,7 @@ from shardlab.comm.attach import attach
 from shardlab.comm.ledger import Audit
 from shardlab.core.device import moved
 from shardlab.core.document import Document
-from shardlab.core.types import Betas
+from shardlab.core.types import Betas, OptimizerName
 from shardlab.engines.numerics import LossScale
 from shardlab.engines.sliding_checkpoint import activation_offload
 from shardlab.models.units import uses_fp16
@@ -37,8 +37,9 @@ _NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 class Optimization(Document):
     """AdamW (Loshchilov and Hutter 2019) with clipped gradients, by default as language models are
-    commonly trained."""
+    commonly trained; or with Muon (Jordan et al. 2024) for the matrices of the blocks."""
 
+    optimizer: OptimizerName = "adamw"
     weight_decay: _NonNegative = 0.1
     clip: float | None = Field(1.0, gt=0)
     """largest global gradient norm, or None"""
@@ -114,9 +115,11 @@ class Engine(ABC):
         self.activation_offload = activation_offload(strategy, device)
         """around forward: where activations go"""
 
-    def _accumulate(self, batch: Tensor, count: int) -> Tensor:
+    def _accumulate(self, batch: Tensor, count: int, seed: int | None = None) -> Tensor:
         """Run forward and backward of one of `count` micro-batches; return its loss, [] on the
         device, which the host would wait for."""
+        if seed is not None:
+            torch.manual_seed(seed)
         batch = moved(batch, self.device)
         with record_function(FORWARD):
             with self.activation_offload:
@@ -132,18 +135,25 @@ class Engine(ABC):
         return logits
 
     @abstractmethod
-    def step(self, micro_batches: Sequence[Tensor], learning_rate: float) -> StepOutcome:
+    def step(
+        self,
+        micro_batches: Sequence[Tensor],
+        learning_rate: float,
+        seeds: Sequence[int | None] | None = None,
+    ) -> StepOutcome:
         """Run forward, backward and update.
 
         Args:
             micro_batches: int64 tokens [batch, sequence + 1] each; position t predicts t + 1.
+            seeds: of torch's generators before each of them, for dropout; None: they go on.
         """
 
     @abstractmethod
     def whole_parameters(self) -> Iterator[dict[str, Tensor]]:
-        """Iterate over the model after training, some parameters at a time, whole on every rank.
+        """Iterate over the model between steps, some parameters at a time, whole on every rank.
 
-        All ranks take all of them. What was yielded may be gone when the next ones come.
+        Where copies of the model train alone these are the parameters that they agree on. All
+        ranks take all of them. What was yielded may be gone when the next ones come.
 
         Returns:
             by the names of the unwrapped module, the first name for a tied parameter.
@@ -157,7 +167,8 @@ class Engine(ABC):
         on all ranks, before the first step, is how an engine continues from saved ones.
 
         Returns:
-            `parameter` and, with the same names, `exp_avg`, `exp_avg_sq` and `step` of AdamW.
+            `parameter` and, with the same names, `exp_avg`, `exp_avg_sq` and `step` of AdamW, or
+            `momentum_buffer` of Muon.
         """
 
     def agreed_shards(self) -> EngineState:
@@ -215,6 +226,11 @@ class Engine(ABC):
         """Return the norm of what error feedback holds back on this rank; None without it."""
         feedback = self._handle.feedback
         return None if feedback is None else feedback.norm()
+
+    def residual_squares(self) -> Tensor | None:
+        """Return the square of that norm: float64 [] on the device, which nothing waits for."""
+        feedback = self._handle.feedback
+        return None if feedback is None else feedback.sum_of_squares()
 
     def audit(self) -> AbstractContextManager[Audit]:
         """Return a context in which every reduction is also done exactly and compared."""

@@ -13,7 +13,7 @@ from shardlab.engines.base import Engine, EngineSetup, Fill, Optimization
 from shardlab.models.units import prepare, uses_fp16
 from shardlab.models.weights import WeightSource
 from shardlab.strategy.document import CanonicalStrategy, Strategy
-from shardlab.strategy.validation import check_fits
+from shardlab.strategy.validation import check_fits, check_optimizer
 
 _CPU = torch.device("cpu")
 
@@ -40,9 +40,10 @@ def build_engine(
         throttle: of an emulated link; interleaved engines share one.
 
     Raises:
-        UserError: the strategy does not fit the model, the ranks or the device.
+        UserError: the strategy does not fit the model, the optimizer, the ranks or the device.
     """
     full = strategy.canonical()
+    check_optimizer(full, optimization.optimizer)
     check_fits(full, dist.get_world_size(group))
     _check_device(full, device)
     prepare(model, full)

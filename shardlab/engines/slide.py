@@ -121,11 +121,17 @@ class SlideEngine(Engine):
         """why no step may follow"""
         weakref.finalize(self, _close, os.getpid(), self._optimizer, copies)
 
-    def step(self, micro_batches: Sequence[Tensor], learning_rate: float) -> StepOutcome:  # noqa: D102
+    def step(  # noqa: D102
+        self,
+        micro_batches: Sequence[Tensor],
+        learning_rate: float,
+        seeds: Sequence[int | None] | None = None,
+    ) -> StepOutcome:
         count, losses = len(micro_batches), []
-        for number, batch in enumerate(micro_batches):
+        drawn = seeds or [None] * count
+        for number, (batch, seed) in enumerate(zip(micro_batches, drawn, strict=True)):
             self.begin(number, count, learning_rate)
-            losses.append(self.compute(partial(self._accumulate, batch, count)))
+            losses.append(self.compute(partial(self._accumulate, batch, count, seed)))
         norm, applied = self.end()
         return StepOutcome(sum(read_together(*losses)) / count, norm, applied)
 

@@ -21,7 +21,7 @@ class BlockShape(NamedTuple):
     wide: int = 0
     """of the feed-forward network that backward needs"""
     normalised: int = 0
-    """of normalisations that backward needs"""
+    """of normalisations and dropout that backward needs"""
 
     def products(self, sequence_length: int) -> int:
         """Return the multiplications of queries and of values for a token, in forward; causal

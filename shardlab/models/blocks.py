@@ -40,8 +40,13 @@ def attention_of(model: PreTrainedModel) -> list[BlockShape]:
         ) from None
 
 
-def block_shapes(model: PreTrainedModel, blocks: list[nn.Module]) -> tuple[BlockShape, ...]:
+def block_shapes(
+    model: PreTrainedModel, blocks: list[nn.Module], device: torch.device
+) -> tuple[BlockShape, ...]:
     """Return the sizes of each block.
+
+    Args:
+        device: that computes; on a CPU attention that drops elements is not fused.
 
     Raises:
         UserError: see `attention_of`.
@@ -49,6 +54,8 @@ def block_shapes(model: PreTrainedModel, blocks: list[nn.Module]) -> tuple[Block
     attention, config = attention_of(model), model.config.get_text_config()
     function = activation_tensors(_activation(config))
     last = len(attention) - 1
+    # of what attention and the feed-forward network return
+    dropped = 2 * config.hidden_size * any("att" not in name for name in _dropouts(config))
     shapes = []
     for n, block in enumerate(blocks):
         attends = any(_is_attention(name, part) for name, part in block.named_modules() if name)
@@ -60,10 +67,18 @@ def block_shapes(model: PreTrainedModel, blocks: list[nn.Module]) -> tuple[Block
         inner, expanded = (sum(sizes) for sizes in zip(*networks, strict=True))
         wide = 2 * expanded + function * inner
         shape = shape._replace(feed_forward=inner, expanded=expanded, wide=wide)
-        shapes.append(shape._replace(normalised=_normalised(block, shape)))
+        normalised = _normalised(block, shape) + dropped
+        shapes.append(shape._replace(normalised=normalised))
     # what is not fused stores its matrix: some families have no other attention
-    stored = getattr(model.config, "_attn_implementation", None) == "eager"
+    eager = getattr(model.config, "_attn_implementation", None) == "eager"
+    stored = eager or (device.type == "cpu" and any("att" in name for name in _dropouts(config)))
     return tuple(shapes if stored else (shape._replace(heads=0) for shape in shapes))
+
+
+def _dropouts(config: PretrainedConfig) -> list[str]:
+    """Return the names of the dropout settings of a configuration that are above 0."""
+    items = vars(config).items()
+    return [name for name, value in items if "drop" in name and type(value) is float and value > 0]
 
 
 def _normalised(block: nn.Module, shape: BlockShape) -> int:

@@ -1,6 +1,7 @@
 """Models to train: presets and Hugging Face configurations."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -18,17 +19,20 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from shardlab.core.errors import UserError
 from shardlab.models.checkpoint_weights import CheckpointWeights
+from shardlab.models.parts import has_dropout
+from shardlab.models.pretrained import positions_of
 from shardlab.models.random_weights import RandomWeights
 from shardlab.models.settings import Model, Shape
 from shardlab.models.weights import WeightSource
 
 
-def shape_config(shape: Shape, vocabulary: int, positions: int, end_of_text: int) -> GPT2Config:
+def shape_config(
+    shape: Shape, vocabulary: int, positions: int, end_of_text: int, dropout: float = 0.0
+) -> GPT2Config:
     """Return the configuration of a GPT-2 of any shape.
 
-    Without dropout, so that equal seeds give equal losses on any number of ranks. Weights start
-    with deviation 1/sqrt(width), which keeps activations at their scale (Glorot and Bengio
-    2010): GPT-2's own 0.02 leaves a narrow model at unigram statistics for long.
+    Weights start with deviation 1/sqrt(width), which keeps activations at their scale (Glorot and
+    Bengio 2010): GPT-2's own 0.02 leaves a narrow model at unigram statistics for long.
     """
     return GPT2Config(
         vocab_size=vocabulary,
@@ -37,9 +41,9 @@ def shape_config(shape: Shape, vocabulary: int, positions: int, end_of_text: int
         n_embd=shape.width,
         n_head=shape.heads,
         initializer_range=shape.width**-0.5,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
+        resid_pdrop=dropout,
+        embd_pdrop=dropout,
+        attn_pdrop=dropout,
         bos_token_id=end_of_text,
         eos_token_id=end_of_text,
         use_cache=False,
@@ -48,6 +52,9 @@ def shape_config(shape: Shape, vocabulary: int, positions: int, end_of_text: int
 
 _RANDOM = re.compile("drop|jitter")
 """names of noise settings in configurations, as in resid_pdrop or router_jitter_noise"""
+_NO_DROPOUT = re.compile("jitter|layer|path|classif|summary|token")
+"""those among them that drop no elements between layers: whole layers, tokens, or what only heads
+of other tasks see, as in layerdrop or summary_first_dropout"""
 _THRESHOLDS = {"phimoe": "router_jitter_noise"}
 """settings by type of model that have such a name, and are part of the model all the same"""
 
@@ -74,7 +81,7 @@ class BuiltModel(NamedTuple):
 def build_model(
     model: Model, vocabulary: int, positions: int, end_of_text: int, seed: int
 ) -> BuiltModel:
-    """Build a causal language model whose forward pass has no randomness.
+    """Build a causal language model whose forward pass has no randomness but `model.dropout`.
 
     Args:
         vocabulary: tokens of the tokenizer; a Hugging Face model must have at least as many.
@@ -84,14 +91,14 @@ def build_model(
 
     Raises:
         UserError: the model is absent, damaged or of a wrong kind, or does not fit the tokenizer
-            or the sequence length.
+            or the sequence length, or cannot drop what it is to drop.
     """
     config: PretrainedConfig
     key = "pretrained" if model.pretrained is not None else "config"
     if (shape := model.shape) is not None:
-        config = shape_config(shape, vocabulary, positions, end_of_text)
+        config = shape_config(shape, vocabulary, positions, end_of_text, model.dropout)
     else:
-        config = _huggingface_config(key, model.name, vocabulary, positions, end_of_text)
+        config = _huggingface_config(key, model.name, vocabulary, end_of_text, model.dropout)
     try:
         # torch draws on the meta device, too: to no effect, and in half of the time of this call
         with torch.device("meta"), no_init_weights():
@@ -107,7 +114,11 @@ def build_model(
     if shape is None:
         which = f"model.{key} {model.name!r}"
         _check_order(module, which)
-        _check_padded_positions(module, which, positions)
+        _check_positions(module, which, positions)
+        if model.dropout and not has_dropout(module):
+            raise UserError(
+                f"model.dropout: {type(module).__name__} of {which} has no dropout: remove it"
+            )
         # rows are not padded here: the padding token is an ordinary one, often that between
         # documents, so its row must be trained
         module.get_input_embeddings().padding_idx = None
@@ -118,21 +129,19 @@ def build_model(
 
 
 def _huggingface_config(
-    key: str, source: str, vocabulary: int, positions: int, end_of_text: int
+    key: str, source: str, vocabulary: int, end_of_text: int, dropout: float
 ) -> PretrainedConfig:
-    """Return the configuration of a Hugging Face model without randomness in its forward pass.
-
-    Dropout is 0, so that equal seeds give equal losses on any number of ranks; `use_cache` is off;
-    documents begin and end with `end_of_text`.
+    """Return the configuration of a Hugging Face model without randomness in its forward pass but
+    `dropout`; `use_cache` is off; documents begin and end with `end_of_text`.
 
     Args:
         key: the parameter that names it, for messages.
         source: folder, config.json or name on the Hugging Face hub.
-        vocabulary, positions, end_of_text: see `build_model`.
+        vocabulary, end_of_text: see `build_model`.
+        dropout: of its configuration's dropout settings; other noise is 0.
 
     Raises:
-        UserError: it cannot be read, is no causal language model, or does not fit the tokenizer
-            or the sequence length.
+        UserError: it cannot be read, is no causal language model, or does not fit the tokenizer.
     """
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
@@ -145,8 +154,8 @@ def _huggingface_config(
     if getattr(config, "quantization_config", None) is not None:
         raise UserError(f"model.{key}: {source!r} is quantized, which cannot be trained")
     text = config.get_text_config()
-    _check_fit(text, key, source, vocabulary, positions)
-    _silence(config)
+    _check_fit(text, key, vocabulary)
+    _set_noise(config, dropout)
     for part in (config, text):
         part.use_cache = False
         part.bos_token_id = end_of_text
@@ -157,32 +166,21 @@ def _huggingface_config(
     return cast(PretrainedConfig, config)
 
 
-def _check_fit(
-    config: PretrainedConfig, key: str, source: str, vocabulary: int, positions: int
-) -> None:
+def _check_fit(config: PretrainedConfig, key: str, vocabulary: int) -> None:
     if config.vocab_size < vocabulary:
         other = "raise vocab_size in it, or " if key == "config" else ""
         raise UserError(
             f"model.{key}: vocabulary of {config.vocab_size} tokens, but the tokenizer has "
             f"{vocabulary}: {other}set tokenize.tokenizer to the model's own"
         )
-    for name in ("max_position_embeddings", "max_seq_len", "max_target_positions"):
-        _check_positions(getattr(config, name, None), f"model.{key} {source!r}", positions)
 
 
-def _check_positions(longest: int | None, which: str, positions: int) -> None:
+def _check_positions(module: PreTrainedModel, which: str, positions: int) -> None:
+    longest = positions_of(module)
     if longest is not None and longest < positions:
         raise UserError(
             f"train.sequence_length: {positions}, but {which} has {longest} positions: lower it"
         )
-
-
-def _check_padded_positions(module: nn.Module, which: str, positions: int) -> None:
-    """Refuse what exceeds learned positions that are counted from after the padding (RoBERTa)."""
-    for name, part in module.named_modules():
-        if name.endswith("position_embeddings") and isinstance(part, nn.Embedding):
-            unused = 0 if part.padding_idx is None else part.padding_idx + 1
-            _check_positions(part.num_embeddings - unused, which, positions)
 
 
 def _check_order(module: PreTrainedModel, which: str) -> None:
@@ -214,13 +212,25 @@ def _forget_drawn(module: nn.Module) -> None:
                 )
 
 
-def _silence(config: PretrainedConfig) -> None:
-    """Set every noise setting to 0, also in nested configurations."""
-    for name, value in vars(config).items():
-        threshold = name == _THRESHOLDS.get(config.model_type)
-        if _RANDOM.search(name) and type(value) in (int, float) and not threshold:
-            setattr(config, name, type(value)(0))
+def _set_noise(config: PretrainedConfig, dropout: float) -> None:
+    """Set every dropout setting to that, and other noise to 0, also in nested configurations."""
+    for part in _parts(config):
+        for name, value in vars(part).items():
+            threshold = name == _THRESHOLDS.get(part.model_type)
+            if _RANDOM.search(name) and type(value) in (int, float) and not threshold:
+                is_dropout = dropout and not _NO_DROPOUT.search(name)
+                try:
+                    setattr(part, name, dropout if is_dropout else type(value)(0))
+                except Exception:  # the library raises nothing narrower
+                    raise UserError(
+                        f"model.dropout: {name} of its configuration cannot be {dropout}: remove it"
+                    ) from None
+
+
+def _parts(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
+    """Iterate over a configuration and those that it holds."""
+    yield config
     for name in config.sub_configs:
         part = getattr(config, name, None)
         if part is not None:
-            _silence(part)
+            yield from _parts(part)

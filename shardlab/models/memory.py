@@ -4,9 +4,10 @@ The peak is the fullest of the moments of a step at which most can be alive. Wit
 them in the root and G in the largest unit, N ranks and C copies of the model; b is 4 for float32
 and 2 for bf16 and fp16; k units are gathered ahead. Bytes per rank:
 
-- replicated and sharded states: parameters 4 P, gradients 4 P, the two moments of AdamW 8 P, times
-  C / N (Rajbhandari et al. 2020, ZeRO, section 3.1, for float32 weights). Where gradients are in
-  buckets or in a pool they stay between steps, elsewhere backward allocates them;
+- replicated and sharded states: parameters 4 P, gradients 4 P, the two moments of AdamW 8 P, for a
+  matrix that Muon trains the one 4 P, times C / N (Rajbhandari et al. 2020, ZeRO, section 3.1, for
+  float32 weights). Where gradients are in buckets or in a pool they stay between steps, elsewhere
+  backward allocates them;
 - error feedback: 2 B P with B bytes per residual (4, 2 or 1 + 2/128 as fp32, bf16 or int8), since
   each rank keeps what it did not send of its whole gradient, and what that was a step ago; where
   states are replicated also 2 B P / N for the sums that each rank owns;
@@ -23,10 +24,11 @@ and 2 for bf16 and fp16; k units are gathered ahead. Bytes per rank:
   values and what attention returns, and u that the first products of its feed-forward network
   give: n + a + 2 u elements, the 16 h of Korthikanti et al. 2022 (section 4.1, without dropout)
   with two normalisations of torch, n = 4 h. What is made of elementary operations stores more:
-  n = 6 h for the normalisations of Llama, and some activation functions add tensors. With a gate u
-  is twice the width of the network. Fused attention stores no matrix, other attention 3 T elements
-  per head for T tokens of a sequence. Selective checkpointing stores 3 h + a + u, full
-  checkpointing h, and one block is recomputed.
+  n = 6 h for the normalisations of Llama, and some activation functions add tensors. Dropout adds
+  2 h, for both branches. With a gate u is twice the width of the network. Fused attention stores no
+  matrix, other attention, on a CPU also that with dropout, 3 T elements per head for T tokens of a
+  sequence. Selective checkpointing stores 3 h + a + u, full checkpointing h, and one block is
+  recomputed.
   With `activations` off the device h of three blocks stays: of the last, and of two that are
   being copied;
 - logits: when backward begins, b T V bytes, and 12 T V of float32 for the logarithms of their
@@ -102,6 +104,8 @@ class Sizes(NamedTuple):
     sequence_length: int = 0
     accumulation: int = 1
     """number of micro-batches of a step"""
+    matrices: int = 0
+    """number of parameters that Muon trains, with one moment"""
     holding: bool = True
     """gradients wait until the norm of all of them is known"""
 
@@ -133,7 +137,7 @@ def _sharded_states(full: CanonicalStrategy, sizes: Sizes, world_size: int) -> C
     states = {
         "parameters": _FLOAT * sizes.parameters * replicas // world_size,
         "gradients": trained,
-        "moments": 2 * trained,
+        "moments": 2 * trained - _FLOAT * sizes.matrices * replicas // world_size,
     }
     if full.sync is None:
         return states

@@ -58,7 +58,38 @@ def transformer_blocks(model: nn.Module) -> list[nn.Module]:
     return list(largest.children())
 
 
+def hidden_matrices(model: nn.Module) -> list[nn.Parameter]:
+    """Return the trained matrices of the blocks, which Muon updates: no embedding and no head.
+
+    Raises:
+        UserError: there is none.
+    """
+    matrices = [
+        parameter
+        for block in transformer_blocks(model)
+        for parameter in block.parameters()
+        if parameter.dim() == 2 and parameter.requires_grad
+    ]
+    if not matrices:
+        raise UserError(
+            f"train.optimizer: no block of {type(model).__name__} has a matrix that is trained: "
+            "set adamw in place of muon"
+        )
+    return [*dict.fromkeys(matrices)]
+
+
 def _is_list(module: nn.Module) -> bool:
     if isinstance(module, nn.Sequential):
         return len({type(child) for child in module}) == 1
     return isinstance(module, nn.ModuleList)
+
+
+def has_dropout(module: nn.Module) -> bool:
+    """Return whether a module drops elements in training: by a part of it, or by a probability that
+    is an attribute, as attention has it."""
+    return any(
+        type(value) is float and value > 0
+        for part in module.modules()
+        for name, value in vars(part).items()
+        if "drop" in name or (name == "p" and isinstance(part, nn.Dropout))
+    )

@@ -1,34 +1,34 @@
 """Parameters of the model."""
 
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from shardlab.core.document import Document
 from shardlab.core.files import state_of
+from shardlab.core.types import OptimizerName
 
 GPT2_VOCABULARY = 50257
 
 
-class StepSize(Protocol):
-    """Parameters of training that size a step of a model."""
+class StepSize(NamedTuple):
+    """Size of a step on one rank."""
+
+    batch_size: int
+    """sequences per micro-batch"""
+    sequence_length: int
+    """tokens per sequence"""
+    accumulation: int = 1
+    """micro-batches per step"""
+    clip: float | None = 1.0
+    """maximum global gradient norm; None: none"""
+    optimizer: OptimizerName = "adamw"
 
     @property
-    def batch_size(self) -> int:
-        """Sequences per rank and micro-batch."""
-
-    @property
-    def accumulation(self) -> int:
-        """Micro-batches per step."""
-
-    @property
-    def sequence_length(self) -> int:
-        """Tokens per sequence."""
-
-    @property
-    def clip(self) -> float | None:
-        """Maximum global gradient norm; None: none."""
+    def samples(self) -> int:
+        """Sequences per step."""
+        return self.batch_size * self.accumulation
 
 
 class Shape(NamedTuple):
@@ -52,7 +52,7 @@ PRESETS = {
 
 class Model(Document):
     """Model to train: a GPT-2 of any shape with random weights, or any causal language model of
-    Hugging Face; without dropout."""
+    Hugging Face."""
 
     preset: Literal["tiny", "small", "4x176", "6x256", "8x576", "9x704", "20x1024"] | None = None
     """shape by its name: tiny is 2x96 (layers x width), small 4x128"""
@@ -66,6 +66,14 @@ class Model(Document):
     """folder or name on the Hugging Face hub with config.json and safetensors files"""
     config: str | None = None
     """folder, config.json or name on the Hugging Face hub: its architecture with random weights"""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """probability by which training drops elements, wherever the architecture does: of embeddings,
+    of residual branches, of attention"""
+
+    def meaning(self) -> dict[str, Any]:
+        """Return the parameters that results depend on, as plain data; `dropout` is left out at its
+        default, as in runs from before it."""
+        return self.model_dump(mode="json", exclude=None if self.dropout else {"dropout"})
 
     @property
     def shape(self) -> Shape | None:

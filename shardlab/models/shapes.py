@@ -253,19 +253,16 @@ def _decoder(
 class DecoderShapes:
     """Reader of a decoder, as `shardlab.models.sizes.ModelShapes` is of any model; of strategies
     whose units are single blocks.
-
-    Args:
-        train: whose ranks see the samples.
     """
 
-    def __init__(self, decoder: Decoder, train: StepSize) -> None:
-        self._decoder, self._train = decoder, train
+    def __init__(self, decoder: Decoder, step: StepSize) -> None:
+        self._decoder, self._step = decoder, step
 
     def sizes(self, strategy: CanonicalStrategy) -> Sizes:
         """Return the sizes that memory depends on."""
-        one, train = self._decoder, self._train
-        accumulation = strategy.accumulation or train.accumulation
-        samples = train.batch_size * train.accumulation // accumulation
+        one, step = self._decoder, self._step
+        accumulation = strategy.accumulation or step.accumulation
+        samples = step.samples // accumulation
         element_bytes = 2 if strategy.param_dtype in ("bf16", "fp16") else 4
         kept, elements = not strategy.reshard_after_forward, sum(one.block)
         unit = UnitShape(elements, elements, kept, element_bytes)
@@ -273,10 +270,10 @@ class DecoderShapes:
             units=() if strategy.wrap is None else (unit,) * one.layers,
             element_bytes=element_bytes,
             checkpointing=(strategy.activation_checkpointing,) * one.layers,
-            tokens=samples * train.sequence_length,
-            sequence_length=train.sequence_length,
+            tokens=samples * step.sequence_length,
+            sequence_length=step.sequence_length,
             accumulation=accumulation,
-            holding=train.clip is not None or strategy.param_dtype == "fp16",
+            holding=step.clip is not None or strategy.param_dtype == "fp16",
         )
 
     def units(self, strategy: CanonicalStrategy) -> list[UnitSize]:

@@ -11,7 +11,7 @@ from shardlab.core.files import read_json
 from shardlab.models.blocks import block_shapes
 from shardlab.models.build import build_model
 from shardlab.models.memory import Sizes, UnitShape
-from shardlab.models.parts import transformer_blocks
+from shardlab.models.parts import hidden_matrices, transformer_blocks
 from shardlab.models.settings import Model, StepSize
 from shardlab.models.units import (
     UnitPlan,
@@ -24,10 +24,11 @@ from shardlab.models.units import (
 )
 from shardlab.results.result import UnitSize
 from shardlab.strategy.document import CanonicalStrategy, Strategy
+from shardlab.strategy.validation import check_optimizer
 
 
 def sizes_of(
-    model: PreTrainedModel, strategy: Strategy, train: StepSize, device: torch.device
+    model: PreTrainedModel, strategy: Strategy, step: StepSize, device: torch.device
 ) -> Sizes:
     """Return the sizes of a model that is not wrapped yet, on any device.
 
@@ -35,11 +36,12 @@ def sizes_of(
         device: will compute; the type that `auto` stands for depends on it.
 
     Raises:
-        UserError: the strategy does not fit the model.
+        UserError: the strategy does not fit the model or the optimizer.
     """
     full, config = strategy.canonical(), model.config.get_text_config()
-    accumulation = full.accumulation or train.accumulation
-    samples = train.batch_size * train.accumulation // accumulation
+    check_optimizer(full, step.optimizer)
+    accumulation = full.accumulation or step.accumulation
+    samples = step.samples // accumulation
     blocks = transformer_blocks(model)
     modes = checkpointing_modes(model, full)
     # of ddp there are buckets in place of units
@@ -51,12 +53,13 @@ def sizes_of(
         element_bytes=dtype_of(full.param_dtype, device).itemsize,
         checkpointing=tuple(modes.get(block, "none") for block in blocks),
         width=config.hidden_size,
-        blocks=block_shapes(model, blocks),
+        blocks=block_shapes(model, blocks, device),
         vocabulary=config.vocab_size,
-        tokens=samples * train.sequence_length,
-        sequence_length=train.sequence_length,
+        tokens=samples * step.sequence_length,
+        sequence_length=step.sequence_length,
         accumulation=accumulation,
-        holding=train.clip is not None or uses_fp16(full, device),
+        matrices=_elements(hidden_matrices(model)) if step.optimizer == "muon" else 0,
+        holding=step.clip is not None or uses_fp16(full, device),
     )
 
 
@@ -87,20 +90,19 @@ class ModelShapes:
 
     Args:
         model: not wrapped; it may be on the meta device.
-        train: whose ranks see the samples.
         on_gpu: whether they compute on GPUs, of which none is needed here.
     """
 
-    def __init__(self, model: PreTrainedModel, train: StepSize, on_gpu: bool = False) -> None:
-        self._model, self._train, self.on_gpu = model, train, on_gpu
+    def __init__(self, model: PreTrainedModel, step: StepSize, on_gpu: bool = False) -> None:
+        self._model, self._step, self.on_gpu = model, step, on_gpu
         self._device = torch.device("cuda" if on_gpu else "cpu")
         self.layers = len(transformer_blocks(model))
-        self.samples = train.batch_size * train.accumulation
+        self.samples = step.samples
         self._sizes: dict[object, Sizes] = {}
         self._units: dict[object, list[UnitSize]] = {}
 
     @classmethod
-    def of(cls, model: Model, train: StepSize, tokens: Path, on_gpu: bool) -> "ModelShapes":
+    def of(cls, model: Model, step: StepSize, tokens: Path, on_gpu: bool) -> "ModelShapes":
         """Return the reader of the model that an experiment trains.
 
         Args:
@@ -111,8 +113,8 @@ class ModelShapes:
             UserError: the data or the model is absent, or they do not fit.
         """
         data = read_json(tokens / "manifest.json", "run shardlab tokenize")
-        sizes = data["vocabulary"], train.sequence_length, data["end_of_text"]
-        return cls(build_model(model, *sizes, seed=0).module, train, on_gpu)
+        sizes = data["vocabulary"], step.sequence_length, data["end_of_text"]
+        return cls(build_model(model, *sizes, seed=0).module, step, on_gpu)
 
     def sizes(self, strategy: CanonicalStrategy) -> Sizes:
         """Return the sizes that memory depends on.
@@ -123,7 +125,7 @@ class ModelShapes:
         s = strategy
         key = (*_wrapping(s), s.activation_checkpointing, s.accumulation, s.param_dtype)
         if key not in self._sizes:
-            self._sizes[key] = sizes_of(self._model, strategy, self._train, self._device)
+            self._sizes[key] = sizes_of(self._model, strategy, self._step, self._device)
         return self._sizes[key]
 
     def units(self, strategy: CanonicalStrategy) -> list[UnitSize]:

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from shardlab.core import torch_private
 from shardlab.core.errors import UserError
 from shardlab.models.names import by_layer, plain
-from shardlab.models.parts import model_parts, transformer_blocks
+from shardlab.models.parts import has_dropout, model_parts, transformer_blocks
 from shardlab.results.result import UnitSize
 from shardlab.strategy.document import CanonicalStrategy
 
@@ -40,9 +40,9 @@ _PRODUCTS = [
     _aten.addmm.default,
     _aten.bmm.default,
     _aten.baddbmm.default,
-    *torch_private.ATTENTION,
 ]
-"""operations whose results selective checkpointing keeps: what costs most to compute again"""
+"""operations whose results selective checkpointing keeps, besides attention: what costs most to
+compute again"""
 
 
 class UnitPlan(NamedTuple):
@@ -187,7 +187,9 @@ def _checkpointed(block: nn.Module, mode: str) -> partial[object]:
     again = partial(checkpoint, block.forward, use_reentrant=False)
     if mode == "full":
         return again
-    return partial(again, context_fn=partial(create_selective_checkpoint_contexts, _PRODUCTS))
+    # attention that is kept draws no numbers again, and what drops after it would get others
+    kept = _PRODUCTS if has_dropout(block) else [*_PRODUCTS, *torch_private.ATTENTION]
+    return partial(again, context_fn=partial(create_selective_checkpoint_contexts, kept))
 
 
 def _grouped(blocks: Sequence[nn.Module], strategy: CanonicalStrategy) -> Iterator[tuple[int, ...]]:

@@ -107,8 +107,8 @@ def fitted_runs(timings: Iterable[TimingResult], forecast: Forecast) -> list[Tim
 def predict(
     calibration: Calibration, timings: Sequence[TimingResult], forecast: Forecast
 ) -> ForecastDocument:
-    """Fit the model, validate it and predict, with as many micro-batches as in the first of the
-    timings that it is fitted on.
+    """Fit the model, validate it and predict, with as many samples of a rank and micro-batches as
+    in the first of the timings that it is fitted on.
 
     Raises:
         UserError: the timings lack steps without communication, or a preset is unknown.
@@ -116,8 +116,9 @@ def predict(
     machine = fit_machine(calibration)
     known = fitted_runs(timings, forecast)
     model = fit_model(machine, known)
-    parts = known[0].accumulation
-    others = {run.timing: run.accumulation for run in timings if run.accumulation != parts}
+    parts = known[0].batch_size, known[0].accumulation
+    sizes = {run.timing: (run.batch_size, run.accumulation) for run in timings}
+    others = {timing: size for timing, size in sizes.items() if size != parts}
     strategies = [
         run for run in timings if run.run != NO_COMMUNICATION and run.timing not in others
     ]
@@ -134,9 +135,9 @@ def predict(
         left_out={
             **{run: why for run, why in reasons.items() if why is not None},
             **{
-                f"timing {name}": f"its steps have other micro-batches ({count}) than "
-                f"those of the model ({parts})"
-                for name, count in others.items()
+                f"timing {name}": f"its steps have other micro-batches ({_parts(size)}) than "
+                f"those of the model ({_parts(parts)})"
+                for name, size in others.items()
             },
         },
         operations=operation_fits(calibration, machine),
@@ -153,6 +154,11 @@ def predict(
             *warnings_of([("calibration", calibration.contention), *disturbed]),
         ],
     )
+
+
+def _parts(size: tuple[int, int]) -> str:
+    """Return sequences and number of the micro-batches of a rank in words."""
+    return f"{size[1]} x {size[0]} sequences"
 
 
 def check(

@@ -155,7 +155,7 @@ def _where(link: LinkVerdict, evidence: Evidence) -> str:
     if first["shares_cores"]:
         where += f" on {plural(first['cores'], 'core')}"
     run = next(run for run in evidence.timed if run.timing == first["timing"])
-    tokens = run.batch_size * run.accumulation * run.sequence_length
+    tokens = run.tokens_of_rank
     ratio = figure(link.sync_ratio, 2)
     if math.isnan(link.sync_ratio):
         ratio = "unknown, as stock DDP was not timed"

@@ -40,10 +40,10 @@ def timing_table(
     """Return one row per timing and run, the timings without an emulated link first.
 
     The order of timings in `timed` does not matter; runs of one timing keep theirs. The first row
-    of a timing of several ranks is `ONE_DEVICE`: as many steps as there are ranks, for as many
-    tokens, of the no-communication bound of a timing of one rank without a link, with as many
-    micro-batches, that took turns with it. Without such a timing, and where ranks share cores,
-    whose loss to each other is not communication, there is no such row.
+    of a timing of several ranks is `ONE_DEVICE`: as many steps as make as many tokens, of the
+    no-communication bound of a timing of one rank without a link, with as many micro-batches, that
+    took turns with it. Without such a timing, and where ranks share cores, whose loss to each other
+    is not communication, there is no such row.
 
     Args:
         turns: by name of a timing, the name of the one that it took turns with, or its own.
@@ -74,12 +74,11 @@ def timing_table(
         ],
         ignore_index=True,
     )
-    # the batch of a rank is the same in these timings, so efficiency is the ratio of step times
     same = ["run", "accumulation"]
     single = table[(table["world_size"] == 1) & table["bits_per_second"].isna()]
-    of_one_rank = single.drop_duplicates(same).set_index(same)["step_ms"]
+    of_one_rank = single.drop_duplicates(same).set_index(same)["tokens_per_s"]
     one_rank = of_one_rank.reindex(pd.MultiIndex.from_frame(table[same])).to_numpy(float)
-    return table.assign(efficiency=one_rank / table["step_ms"])
+    return table.assign(efficiency=table["tokens_per_s"] / table["world_size"] / one_rank)
 
 
 def _order(run: TimingResult) -> tuple[int, float, int, str]:
@@ -128,7 +127,9 @@ def _without_communication(
         if bound.run != NO_COMMUNICATION or bound.world_size == 1 or shares_cores(bound):
             continue
         if single is not None:
-            step_ms = [bound.world_size * step for step in single.step_ms]
+            # with equal batches of a rank as many steps as there are ranks
+            share = bound.world_size * bound.tokens_of_rank / single.tokens_of_rank
+            step_ms = [share * step for step in single.step_ms]
             changes = {"run": ONE_DEVICE, "step_ms": step_ms, "contention": single.contention}
             yield bound.model_copy(update=changes)
 
@@ -145,7 +146,7 @@ def _over(runs: Mapping[str, TimingResult], run: str, other: str) -> Ratio:
 def _row(run: TimingResult) -> dict[str, object]:
     measured = [time for time in run.measured_ms() if not math.isnan(time)]
     step = float(np.mean(measured))
-    tokens = run.world_size * run.batch_size * run.accumulation * run.sequence_length
+    tokens = run.world_size * run.tokens_of_rank
     counted = math.nan if run.interface_bytes is None else run.interface_bytes
     payload = counted - FRAME_HEADERS * (run.interface_frames or 0)
     traced = {name: getattr(run.breakdown, name) for name in _TRACED}

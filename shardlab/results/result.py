@@ -84,6 +84,11 @@ class Result(Document):
             return f"{'run' if self.kind == 'train' else 'method'} {self.run}"
         return f"timing {self.timing}" if self.kind == "timing" else self.timing.replace("-", " ")
 
+    @property
+    def tokens_of_rank(self) -> int:
+        """Tokens of a step that a rank predicts."""
+        return self.batch_size * self.accumulation * self.sequence_length
+
     def header(self) -> dict[str, Any]:
         """Return the fields of the header by name."""
         return {name: getattr(self, name) for name in Result.model_fields}

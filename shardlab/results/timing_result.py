@@ -92,8 +92,6 @@ def machines(runs: Iterable[TimingResult]) -> dict[str, list[str]]:
 def scaling_efficiency(timed: Iterable[TimingResult], trained: Result) -> float | None:
     """Return the tokens per second and rank relative to those of one rank, on the same machine.
 
-    The batch of a rank is the same in all timings, so it is the ratio of mean step times.
-
     Args:
         timed: of all timings.
         trained: training run, whose strategy, ranks, link and micro-batches count.
@@ -103,22 +101,24 @@ def scaling_efficiency(timed: Iterable[TimingResult], trained: Result) -> float 
     """
     same = trained.strategy_hash, trained.accumulation
     own = [run for run in timed if (run.strategy_hash, run.accumulation) == same]
-    alone = [
-        run.measured_ms() for run in own if run.world_size == 1 and run.bits_per_second is None
-    ]
+    alone = [run for run in own if run.world_size == 1 and run.bits_per_second is None]
     place = trained.world_size, trained.link
-    there = [run.measured_ms() for run in own if (run.world_size, run.link) == place]
+    there = [run for run in own if (run.world_size, run.link) == place]
     if not alone or not there:
         return None
-    one, many = ([t for t in times if not math.isnan(t)] for times in (alone[0], there[0]))
-    return statistics.fmean(one) / statistics.fmean(many)
+    # with equal batches of a rank the ratio of mean step times
+    one, many = (
+        statistics.fmean(t for t in run.measured_ms() if not math.isnan(t)) / run.tokens_of_rank
+        for run in (alone[0], there[0])
+    )
+    return one / many
 
 
 BLOCK = 10
 """repetitions between two looks at the step times"""
 
 
-class Ruling(NamedTuple):
+class RaceDecision(NamedTuple):
     """Consequences of a look at the step times of a race."""
 
     stop: str | None = None

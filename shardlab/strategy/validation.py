@@ -44,6 +44,22 @@ def check_fits(strategy: Settings, world_size: int, samples: int | None = None) 
         raise UserError(reason)
 
 
+def check_optimizer(strategy: Settings, optimizer: str) -> None:
+    """Refuse Muon on engines whose ranks keep parts of matrices.
+
+    Args:
+        optimizer: `train.optimizer`.
+
+    Raises:
+        UserError: with the fix.
+    """
+    if optimizer == "muon" and strategy.engine != "ddp":
+        raise UserError(
+            f"train.optimizer: muon needs whole matrices, of which ranks of {strategy.engine} keep "
+            "parts: set engine: ddp, or optimizer: adamw"
+        )
+
+
 def _inapplicable(strategy: Settings) -> Iterator[str]:
     others = inapplicable(strategy.engine)
     for key, field in type(strategy).model_fields.items():
@@ -208,5 +224,5 @@ def _unfit(strategy: Settings, world_size: int, samples: int | None) -> Iterator
     if samples is not None and strategy.accumulation and samples % strategy.accumulation:
         yield (
             f"accumulation: {strategy.accumulation} micro-batches do not divide the {samples} "
-            "samples of a rank (train.batch_size * train.accumulation)"
+            "samples that a rank has in a step"
         )

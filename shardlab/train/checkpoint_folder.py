@@ -148,7 +148,12 @@ class CheckpointManifest(Document):
         """
         saved, wanted = self.meaning(), run.meaning()
         differ = [key for key in {**saved, **wanted} if saved.get(key) != wanted.get(key)]
-        fixed = [key for key in differ if key.partition(".")[0] not in ("train", "strategy")]
+        # moments of one optimizer are none of another
+        fixed = [
+            key
+            for key in differ
+            if key == "train.optimizer" or key.partition(".")[0] not in ("train", "strategy")
+        ]
         if not (fixed if elastic else differ):
             if self.step > run.train.steps:
                 raise UserError(

@@ -19,7 +19,7 @@ from shardlab.core.files import atomic, read_json
 from shardlab.core.progress import track
 from shardlab.data.loader import blocks
 from shardlab.data.tokenizer import CONFIG
-from shardlab.data.tokens import TokenSplit, open_split
+from shardlab.data.tokens import Tokens, open_split
 from shardlab.models.build import build_model
 from shardlab.models.settings import Model
 from shardlab.results.train_result import Validation
@@ -74,7 +74,7 @@ def load_model(folder: Path) -> PreTrainedModel:
         ) from None
 
 
-_BATCH = 32
+BATCH = 32
 """sequences per forward pass; it changes no result"""
 
 
@@ -98,8 +98,8 @@ class Evaluation(NamedTuple):
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, split: TokenSplit, sequence_length: int, batch: int) -> Evaluation:
-    """Return the quality over every token of `split` but its first.
+def evaluate(model: nn.Module, text: Tokens, sequence_length: int, batch: int) -> Evaluation:
+    """Return the quality over every token of a text but its first.
 
     The context of a token is its own window of `sequence_length` tokens.
 
@@ -108,15 +108,17 @@ def evaluate(model: nn.Module, split: TokenSplit, sequence_length: int, batch: i
     """
     model.eval()
     nats, tokens = 0.0, 0
-    windows = blocks(split, sequence_length, batch)
+    device = getattr(model, "device", "cpu")
+    windows = blocks(text, sequence_length, batch)
     for index, window in enumerate(track(windows, "validate", unit="batch")):
+        window = window.to(device)
         logits = model(input_ids=window[:, :-1]).logits.float()
         if not index:
             _refuse_looking_ahead(model, window[:1, :-1])
         targets = window[:, 1:].flatten()
         nats += float(F.cross_entropy(logits.flatten(0, 1), targets, reduction="sum"))
         tokens += targets.numel()
-    size = None if split.altered else split.text_bytes
+    size = None if text.altered else text.text_bytes
     return Evaluation(nats / tokens, tokens, size and nats / (math.log(2) * size))
 
 
@@ -179,9 +181,9 @@ def _work(
 ) -> None:
     split = open_split(data / "tokens", "validation")
     length = train.sequence_length
-    trained = evaluate(load_model(final_model), split, length, _BATCH)
+    trained = evaluate(load_model(final_model), split, length, BATCH)
     built = build_model(model, split.vocabulary, length, split.end_of_text, seed)
-    start = evaluate(built.whole(), split, length, _BATCH)
+    start = evaluate(built.whole(), split, length, BATCH)
     which = "start: " if model.pretrained else "untrained "
     validation = Validation(
         val_loss=trained.loss,

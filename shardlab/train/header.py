@@ -45,7 +45,7 @@ def header(
         "model": plan.model.name,
         "parameters": parameters,
         "sequence_length": train.sequence_length,
-        "batch_size": train.batch_size,
+        "batch_size": train.step_size(world_size).batch_size,
         "accumulation": train.accumulation,
         "link": connection_name(link, node_count(world_size)),
         "link_emulation": emulation,

@@ -1,5 +1,6 @@
 """Training loop for any engine: learning-rate schedule, timed and traced steps, divergence."""
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from shardlab.comm.emulated_link import LinkThrottle, link_counters
 from shardlab.comm.object_collectives import device_of, subgroup
 from shardlab.core.files import temporary
 from shardlab.core.progress import track
-from shardlab.data.loader import Batches
+from shardlab.data.loader import Batches, first_samples
 from shardlab.data.tokens import TokenSplit
 from shardlab.engines.base import Engine, Optimization
 from shardlab.engines.build import build_engine
@@ -77,20 +78,46 @@ class StepEvent:
     """sent over loopback by the ranks of the node"""
     bytes_wire: float = 0.0
     """in the ledger"""
+    residual_norm: float | None = None
+    """norm of what error feedback holds back on this rank after the step; None without it, or as
+    long as a device has not done the step"""
+    clipped_steps: int = 0
+    """steps up to this one whose gradient was longer than `train.clip`"""
+    skipped_steps: int = 0
+    """steps up to this one that were left out, since the gradient was not finite"""
+    memory_peak_bytes: int = 0
+    """as in a record, until the end of the step"""
+    memory_reserved_bytes: int | None = None
+    """likewise"""
+    val_loss: float | None = None
+    """validation loss after the step, on rank 0; None of a step without one"""
+
+    def count(self, before: "StepEvent | None", clip: float | None) -> None:
+        """Set the numbers of steps from those of the step before; None: there is none."""
+        self.clipped_steps = int(clip is not None and self.gradient_norm > clip)
+        self.skipped_steps = int(not self.applied)
+        if before is not None:
+            self.clipped_steps += before.clipped_steps
+            self.skipped_steps += before.skipped_steps
 
 
 def _set_collective_ms(event: StepEvent, in_collectives_s: float) -> None:
     event.collective_ms = in_collectives_s * 1e3
 
 
+def _set_residual_norm(event: StepEvent, squares: float) -> None:
+    event.residual_norm = math.sqrt(squares)
+
+
 class Loop:
     """Loop that feeds an engine with batches whose order depends on the seed alone.
 
     The samples of a step do not depend on the number of ranks, as long as the global batch size is
-    the same.
+    the same. What dropout drops depends on the seed and on the first sample of a micro-batch.
 
     Args:
         accumulation: number of micro-batches of a step.
+        dropout_seed: of what dropout drops; None: the model drops nothing.
     """
 
     def __init__(
@@ -100,24 +127,34 @@ class Loop:
         train: Train,
         group: dist.ProcessGroup,
         accumulation: int,
+        dropout_seed: int | None = None,
     ) -> None:
         self._engine = engine
         self._batches = batches
         self._train = train
         self._accumulation = accumulation
+        self._dropout_seed = dropout_seed
         self._rank = dist.get_rank(group)
         self._world_size = dist.get_world_size(group)
+        self._samples = train.step_size(self._world_size).samples
+        """of a step on this rank"""
         self._device = device_of(group)
         self.step = 0
         """number of steps done"""
         self.sample = 0
         """index of the next sample"""
 
-    def run(self, steps: int, after: Callable[[StepEvent], bool | None] | None = None) -> None:
+    def run(
+        self,
+        steps: int,
+        after: Callable[[StepEvent], bool | None] | None = None,
+        residual_norms: bool = False,
+    ) -> None:
         """Run the next `steps` steps.
 
         Args:
             after: called after each step; its time does not count. True ends the run.
+            residual_norms: measure that of each step, likewise.
         """
         numbers: Iterator[int] = iter(range(steps))
         if self._rank == 0:
@@ -134,6 +171,9 @@ class Loop:
                 event.interface_bytes_inside = after_it.inside - before.inside
             event.bytes_wire = ledger.bytes_wire - known
             traffic.end_step(partial(_set_collective_ms, event))
+            squares = self._engine.residual_squares() if residual_norms else None
+            if squares is not None:
+                ledger.read(squares, partial(_set_residual_norm, event))
             if after is not None and after(event):
                 return
 
@@ -143,8 +183,8 @@ class Loop:
         rate = learning_rate(
             self.step, train.steps, train.learning_rate, train.warmup_steps, train.decay
         )
-        outcome = self._engine.step(self.micro_batches(), rate)
-        samples = train.accumulation * self._world_size * train.batch_size
+        outcome = self._engine.step(self.micro_batches(), rate, self._seeds())
+        samples = self._world_size * self._samples
         event = StepEvent(
             step=self.step,
             loss=outcome.loss,
@@ -160,9 +200,20 @@ class Loop:
 
     def micro_batches(self) -> list[Tensor]:
         """Return the micro-batches of the next step on this rank."""
-        count = self._accumulation
-        size = self._train.batch_size * self._train.accumulation // count
-        return self._batches.micro_batches(self.sample, self._rank, self._world_size, count, size)
+        return self._batches.micro_batches(*self._position())
+
+    def _seeds(self) -> list[int] | None:
+        """Return the seeds of what dropout drops in them; None where it drops nothing."""
+        if self._dropout_seed is None:
+            return None
+        texts = [f"{self._dropout_seed}/{first}" for first in first_samples(*self._position())]
+        digests = [hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts]
+        return [int.from_bytes(digest, "big") for digest in digests]
+
+    def _position(self) -> tuple[int, int, int, int, int]:
+        """Return the arguments of `Batches.micro_batches`."""
+        size = self._samples // self._accumulation
+        return self.sample, self._rank, self._world_size, self._accumulation, size
 
 
 class BuiltLoop(NamedTuple):
@@ -204,18 +255,25 @@ def build_loop(
     whole, weights = build_model(
         model, split.vocabulary, train.sequence_length, split.end_of_text, seed
     )
-    refuse_too_large(whole, strategy, train, device, group)
+    step = train.step_size(dist.get_world_size(group))
+    refuse_too_large(whole, strategy, step, device, group)
     # read before the engine wraps the model and shards its parameters
     parameters = sum(p.numel() for p in whole.parameters())
     units = unit_sizes(whole, strategy.canonical(), device)
     flops = flops_per_token(whole, train.sequence_length)
     accumulation = strategy.accumulation or train.accumulation
     strategy = strategy.model_copy(update={"accumulation": accumulation})
-    optimization = Optimization(weight_decay=train.weight_decay, clip=train.clip, betas=train.betas)
+    optimization = Optimization(
+        optimizer=train.optimizer,
+        weight_decay=train.weight_decay,
+        clip=train.clip,
+        betas=train.betas,
+    )
     ranks = subgroup(group, [dist.get_rank(group)]) if alone else group
     engine = build_engine(whole, strategy, optimization, ranks, seed, weights, device, throttle)
     batches = Batches(split, train.sequence_length, seed)
-    loop = Loop(engine, batches, train, group, accumulation)
+    drawn = seed if model.dropout else None
+    loop = Loop(engine, batches, train, group, accumulation, drawn)
     scaled = uses_fp16(strategy.canonical(), device)
     return BuiltLoop(whole, engine, loop, parameters, units, flops, scaled)
 

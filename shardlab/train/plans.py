@@ -27,10 +27,8 @@ class RunPlan:
 
     def params_hash(self) -> str:
         """Return 16 hexadecimal digits of a hash over all parameters that the results depend on."""
-        strategy, model = (
-            document.model_dump(mode="json") for document in (self.strategy.canonical(), self.model)
-        )
-        return sha256_of_value([strategy, self.train.meaning(), model])[:16]
+        strategy = self.strategy.canonical().model_dump(mode="json")
+        return sha256_of_value([strategy, self.train.meaning(), self.model.meaning()])[:16]
 
 
 @dataclass(frozen=True)

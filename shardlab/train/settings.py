@@ -1,13 +1,23 @@
 """Parameters of training runs."""
 
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
 from shardlab.core.cpu_affinity import CpuAffinity
 from shardlab.core.document import Document
+from shardlab.core.errors import UserError
 from shardlab.core.link import Link
-from shardlab.core.types import BatchSize, Betas, Seconds, SequenceLength, WorldSize
+from shardlab.core.types import (
+    BatchSize,
+    Betas,
+    Count,
+    OptimizerName,
+    Seconds,
+    SequenceLength,
+    WorldSize,
+)
+from shardlab.models.settings import StepSize
 
 
 class Checkpoint(Document):
@@ -33,9 +43,20 @@ class Checkpoint(Document):
         return self
 
 
+class ValidationCurve(Document):
+    """Validation losses during a run. They change nothing of the training, and their time is in no
+    step."""
+
+    every: int = Field(ge=1)
+    """steps between evaluations"""
+    sequences: int | None = Field(None, ge=1)
+    """first sequences of the validation split, which are evaluated; null: all of it, as for the
+    loss of the trained model"""
+
+
 _WITHOUT_RESULTS = {"checkpoint", "timeout_s"}
 """parameters of `Train` that no result depends on"""
-_ADDED = ("betas", "deterministic")
+_ADDED = ("betas", "deterministic", "global_batch_size", "optimizer", "validation")
 """parameters of `Train` that earlier runs lacked, which had what is now the default"""
 
 
@@ -53,20 +74,26 @@ class Train(Document):
     rank of a machine, such as ['0-3,8', '4-7']"""
     steps: int = Field(120, ge=2, le=10**9)
     """updates of the parameters"""
-    batch_size: BatchSize = 8
-    """sequences per rank and micro-batch"""
+    batch_size: BatchSize | None = 8
+    """sequences per rank and micro-batch; null: as `global_batch_size` says"""
+    global_batch_size: Count | None = None
+    """sequences per step of all ranks, in place of `batch_size`: a multiple of ranks times
+    micro-batches, in timings on other numbers of ranks, too; null: as `batch_size` says"""
     accumulation: int = Field(1, ge=1, le=2**20)
     """micro-batches per step"""
     sequence_length: SequenceLength = 64
     """tokens that are predicted per sequence"""
+    optimizer: OptimizerName = "adamw"
+    """adamw; muon: torch.optim.Muon for the matrices of the blocks, whose updates are as large as
+    those of AdamW, and AdamW for embeddings, head, normalisations and biases; engine ddp alone"""
     learning_rate: float = Field(3e-3, gt=0)
-    """of AdamW, after the warm-up"""
+    """after the warm-up"""
     warmup_steps: int = Field(10, ge=0)
     """steps of linear learning-rate warm-up"""
     decay: Literal["cosine", "constant"] = "cosine"
     """learning rate after warm-up: cosine decay to a tenth, or constant"""
     weight_decay: float = Field(0.1, ge=0)
-    """of AdamW, decoupled from the gradient"""
+    """decoupled from the gradient"""
     betas: Betas = (0.9, 0.95)
     """of AdamW: decay of the first and of the second moment, as language models are commonly
     trained (Brown et al. 2020, appendix B)"""
@@ -88,6 +115,25 @@ class Train(Document):
     """emulated link between ranks of this machine; null: none"""
     checkpoint: Checkpoint | None = None
     """checkpoints to resume from after an interruption; null: start over"""
+    validation: ValidationCurve | None = None
+    """validation loss every few steps; null: of the trained model alone"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_default_batch(cls, value: Any) -> Any:
+        """Leave the default of `batch_size` out where `global_batch_size` is named alone."""
+        if isinstance(value, dict) and value.get("global_batch_size") is not None:
+            return {"batch_size": None, **value}
+        return value
+
+    @model_validator(mode="after")
+    def _one_batch(self) -> Self:
+        if (self.batch_size is None) == (self.global_batch_size is None):
+            raise ValueError(
+                "name one of batch_size (of a rank and micro-batch) and global_batch_size (of a "
+                "step of all ranks): set the other to null, or remove it"
+            )
+        return self
 
     @model_validator(mode="after")
     def _steps_remain(self) -> Self:
@@ -95,9 +141,32 @@ class Train(Document):
             raise ValueError(f"untimed_steps must be below steps ({self.steps})")
         return self
 
+    def step_size(self, world_size: int, accumulation: int | None = None) -> StepSize:
+        """Return the size of a step on each of so many ranks.
+
+        Args:
+            accumulation: micro-batches per step; None: as many as here.
+
+        Raises:
+            UserError: ranks times micro-batches do not divide `global_batch_size`.
+        """
+        count, total = accumulation or self.accumulation, self.global_batch_size
+        if total is None:
+            size = cast(int, self.batch_size)
+        else:
+            parts = world_size * count
+            size, left = divmod(total, parts)
+            if left:
+                values = [str(parts * number) for number in (size, size + 1) if number]
+                raise UserError(
+                    f"train.global_batch_size: {total} sequences are not divided by {world_size} "
+                    f"ranks x {count} micro-batches: take {' or '.join(values)}"
+                )
+        return StepSize(size, self.sequence_length, count, self.clip, self.optimizer)
+
     def meaning(self) -> dict[str, Any]:
-        """Return the parameters that the results depend on, as plain data; `betas` and
-        `deterministic` are left out at their defaults, as in runs from before them."""
+        """Return the parameters that the results depend on, as plain data; those of `_ADDED` are
+        left out at their defaults, as in runs from before them."""
         defaults = {key: type(self).model_fields[key].default for key in _ADDED}
         same = {key for key, default in defaults.items() if getattr(self, key) == default}
         return self.model_dump(mode="json", exclude=_WITHOUT_RESULTS | same)

@@ -11,14 +11,14 @@ from shardlab.comm.object_collectives import gather_values
 from shardlab.core.errors import UserError
 from shardlab.core.host import free_memory_bytes, machine_key
 from shardlab.models.memory import Categories, device_memory, host_memory
+from shardlab.models.settings import StepSize
 from shardlab.models.sizes import sizes_of
 from shardlab.strategy.document import Strategy
-from shardlab.train.settings import Train
 
 _LARGEST = 3
 _FIX = (
-    "lower train.batch_size, set activation_checkpointing: full, take engine: slide or more ranks, "
-    "or end what else uses the memory"
+    "lower train.batch_size or global_batch_size, set activation_checkpointing: full, take engine: "
+    "slide or more ranks, or end what else uses the memory"
 )
 _HOST_FIX = "take engine: slide, or more nodes, or end what else uses the memory"
 _HOST = torch.device("cpu")
@@ -27,7 +27,7 @@ _HOST = torch.device("cpu")
 def refuse_too_large(
     model: PreTrainedModel,
     strategy: Strategy,
-    train: Train,
+    step: StepSize,
     device: torch.device,
     group: dist.ProcessGroup,
 ) -> None:
@@ -39,7 +39,7 @@ def refuse_too_large(
     Raises:
         UserError: a step does not fit, on the ranks where it does not.
     """
-    given = strategy, sizes_of(model, strategy, train, device), dist.get_world_size(group)
+    given = strategy, sizes_of(model, strategy, step, device), dist.get_world_size(group)
     needs = [(device, device_memory(*given, device != _HOST), _FIX)]
     if device != _HOST:
         needs.append((_HOST, host_memory(*given), _HOST_FIX))

@@ -41,7 +41,7 @@ from shardlab.results.result import Result
 from shardlab.results.tune_result import TuneResult
 from shardlab.strategy.codec_options import CodecSpec
 from shardlab.strategy.document import Strategy
-from shardlab.train.evaluation import evaluate, load_model
+from shardlab.train.evaluation import BATCH, evaluate, load_model
 from shardlab.train.launch import launch
 from shardlab.train.plans import RunPlan
 from shardlab.train.run import train_run
@@ -50,11 +50,9 @@ from shardlab.train.tune_settings import Method, Tune, lengths_around
 
 _MEANING = (
     *("world_size", "steps", "batch_size", "sequence_length", "learning_rate", "warmup_steps"),
-    *("decay", "weight_decay", "betas", "clip"),
+    *("decay", "weight_decay", "betas", "clip", "optimizer"),
 )
 """settings of a run that its loss depends on"""
-_BATCH = 32
-"""sequences per forward pass of an evaluation; it changes no result"""
 _FIX = "remove it, and its run is trained again"
 
 
@@ -85,6 +83,11 @@ class Tuning:
     data: Path = Path("data")
     """folder with tokenizer.json, tokens/ and source.json"""
 
+    @property
+    def micro_batch(self) -> int:
+        """Sequences of a micro-batch: those of `train`."""
+        return self.train.step_size(self.train.world_size).batch_size
+
     def plan_of(self, run: Run) -> RunPlan:
         """Return what a run trains. Its micro-batches are one batch of each rank, which is faster
         and equal up to rounding."""
@@ -93,7 +96,8 @@ class Tuning:
             update={
                 "world_size": ranks,
                 "steps": run.steps,
-                "batch_size": train.batch_size * run.micro_batches // ranks,
+                "batch_size": self.micro_batch * run.micro_batches // ranks,
+                "global_batch_size": None,
                 "accumulation": 1,
                 "learning_rate": run.learning_rate,
                 "warmup_steps": round(train.warmup_steps * run.steps / train.steps),
@@ -104,6 +108,7 @@ class Tuning:
                 "profiled_steps": 1,
                 "link": None,
                 "checkpoint": None,
+                "validation": None,
             }
         )
         return RunPlan(self.name, run.seed, self.strategy, settings, self.model, self.data)
@@ -112,6 +117,7 @@ class Tuning:
         """Return what the result of a run says that is settled before it, besides its name."""
         plan = self.plan_of(run)
         train = plan.train
+        step = train.step_size(train.world_size)
         return {
             "key": key_of(plan),
             **run._asdict(),
@@ -119,8 +125,8 @@ class Tuning:
             "world_size": train.world_size,
             "model": plan.model.name,
             "sequence_length": train.sequence_length,
-            "batch_size": train.batch_size,
-            "tokens_per_step": train.batch_size * train.sequence_length * train.world_size,
+            "batch_size": step.batch_size,
+            "tokens_per_step": step.samples * train.sequence_length * train.world_size,
         }
 
 
@@ -134,7 +140,7 @@ def key_of(plan: RunPlan) -> str:
     facts = (
         plan.strategy.hash(),
         {key: value for key, value in plan.train.meaning().items() if key in _MEANING},
-        plan.model.model_dump(mode="json", exclude_none=True),
+        {key: value for key, value in plan.model.meaning().items() if value is not None},
         plan.seed,
         [shard.sha256 for shard in (*tokens.train, *tokens.validation)],
         *codecs,
@@ -275,7 +281,7 @@ def measure(plan: RunPlan) -> dict[str, Any]:
 def _evaluate(plan: RunPlan, work: Path, group: dist.ProcessGroup) -> None:
     split = open_split(plan.data / "tokens", "validation")
     model = load_model(work / "final_model")
-    quality = evaluate(model, split, plan.train.sequence_length, _BATCH)
+    quality = evaluate(model, split, plan.train.sequence_length, BATCH)
     facts = {"val_loss": quality.loss, "val_tokens": quality.tokens}
     write_json(work / "quality.json", finite(facts))
 

@@ -45,6 +45,9 @@ def test_all_but_what_dvc_interpolates_has_a_default(tmp_path: Path) -> None:
             Parameters(write(path, rest)).complete()
 
 
+BATCH = ("train.batch_size=null", "train.global_batch_size=24")
+
+
 def refusal(*overrides: str) -> str:
     """Return the first line of the error about params.yaml with these overrides."""
     with pytest.raises(UserError) as error:
@@ -65,6 +68,21 @@ def refusal(*overrides: str) -> str:
         (
             "train={steps: 5, untimed_steps: 5}",
             "train: untimed_steps must be below steps (5)",
+        ),
+        (
+            "train={batch_size: 8, global_batch_size: 16}",
+            "train: name one of batch_size (of a rank and micro-batch) and global_batch_size (of a "
+            "step of all ranks): set the other to null, or remove it",
+        ),
+        (
+            "train={global_batch_size: 10, accumulation: 4}",
+            "train.global_batch_size: 10 sequences are not divided by 2 ranks x 4 micro-batches: "
+            "take 8 or 16",
+        ),
+        (
+            "train={global_batch_size: 1}",
+            "train.global_batch_size: 1 sequences are not divided by 2 ranks x 1 micro-batches: "
+            "take 2",
         ),
         (
             "strategies.fsdp2-int8.gradients.codec=int9",
@@ -113,6 +131,11 @@ def refusal(*overrides: str) -> str:
             "methods={stock: {strategies: [ddp]}}",
             "methods: tune says what they are to reach: add it, or write methods: {}",
         ),
+        (
+            "quality.val_loss=[5.5]",
+            "quality.val_loss: nothing is evaluated during training: set train.validation.every, "
+            "or remove it",
+        ),
     ],
 )
 def test_error_names_the_key_and_the_fix(override: str, message: str) -> None:
@@ -129,6 +152,19 @@ def test_compared_steps_are_of_the_matrix_as_it_trains(override: str) -> None:
     assert params("train", "timings")
     with pytest.raises(UserError, match="comparison: timing 'two-ranks' has to time all runs"):
         params("comparison")
+
+
+def test_strategies_that_cannot_take_muon_are_named_before_anything_runs() -> None:
+    """A single run of one that can is none of them."""
+    params = Parameters(ROOT / "params/quick.yaml", ["train.optimizer=muon"])
+    assert params("train").optimizer == "muon"
+    with pytest.raises(UserError) as error:
+        params.complete()
+    assert str(error.value).split("\n") == [
+        f"strategies.{name}: train.optimizer: muon needs whole matrices, of which ranks of fsdp2 "
+        "keep parts: set engine: ddp, or optimizer: adamw"
+        for name in ("fsdp2", "fsdp2-int8")
+    ]
 
 
 def test_names_with_paths_are_refused() -> None:
@@ -214,9 +250,45 @@ def test_betas_are_two_decays_below_one() -> None:
 def test_results_from_before_a_setting_are_those_of_its_default() -> None:
     results = Train().meaning()
     assert Train(betas=(0.9, 0.95), deterministic=False, timeout_s=7).meaning() == results
-    assert not {"betas", "deterministic"} & results.keys()
+    added = {"betas", "deterministic", "global_batch_size", "optimizer", "validation"}
+    assert not added & results.keys()
+    assert results["batch_size"] == 8
+    assert Train(validation={"every": 5}).meaning()["validation"] == {"every": 5, "sequences": None}
     assert Train(betas=(0.9, 0.999)).meaning() == {**results, "betas": [0.9, 0.999]}
     assert Train(deterministic=True).meaning() == {**results, "deterministic": True}
+
+
+def test_a_batch_of_all_ranks_is_divided_by_ranks_and_micro_batches() -> None:
+    train = Parameters(ROOT / "params/quick.yaml", BATCH)("train")
+    steps = train.step_size(2), train.step_size(1), train.step_size(4, 3)
+    assert [(step.batch_size, step.accumulation) for step in steps] == [(12, 1), (24, 1), (2, 3)]
+    # as canonical parameters are written, and read again
+    assert Train(**train.model_dump(mode="json")) == Train(**train.meaning()) == train
+    assert Train(batch_size=12).step_size(7).samples == 12
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "timings.five-ranks={world_size: 5}",
+            "timings.five-ranks: train.global_batch_size: 24 sequences are not divided by 5 ranks "
+            "x 1 micro-batches: take 20 or 25",
+        ),
+        (
+            "agent.world_size=4",
+            "train.global_batch_size: tune, and a search on other ranks than those of train, need "
+            "the samples of a rank: set train.batch_size: 12 in its place",
+        ),
+        (
+            "forecast.timings=[two-ranks, one-rank]",
+            "forecast.timings.1: by train.global_batch_size a rank of 'one-rank' has other "
+            "samples than one of 'two-ranks': name timings on 2 ranks alone",
+        ),
+    ],
+)
+def test_what_needs_equal_batches_of_ranks_says_which_to_name(override: str, message: str) -> None:
+    assert refusal(*BATCH, "forecast.timings=[two-ranks]", override) == message
 
 
 def test_timings_are_read_where_no_strategy_is_known(tmp_path: Path) -> None:

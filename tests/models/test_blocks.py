@@ -10,10 +10,9 @@ from transformers import AutoModelForCausalLM
 from shardlab.models.blocks import attention_of, unplanned
 from shardlab.models.build import build_model
 from shardlab.models.memory import closed_form
-from shardlab.models.settings import Model
+from shardlab.models.settings import Model, StepSize
 from shardlab.models.sizes import ModelShapes, sizes_of
 from shardlab.strategy.document import parse_strategy
-from shardlab.train.settings import Train
 from shardlab.train.utilization import flops_per_token
 
 SIZES = {
@@ -91,7 +90,10 @@ def test_a_shared_weight_is_once_in_memory_and_as_often_as_used_in_flops(tmp_pat
     once = sum(p.numel() for p in model.parameters())
     assert used > once
     assert flops_per_token(model, 0) == 6 * used
-    shapes, strategy = ModelShapes(model, Train()), parse_strategy({"engine": "fsdp2"}).canonical()
+    shapes, strategy = (
+        ModelShapes(model, StepSize(8, 64)),
+        parse_strategy({"engine": "fsdp2"}).canonical(),
+    )
     sizes = shapes.sizes(strategy)
     assert sizes.parameters == once
     root, *units = [unit.elements for unit in shapes.units(strategy)]
@@ -163,7 +165,7 @@ def kept_bytes(model, tokens):
 
 @pytest.mark.parametrize("family", GATED)
 def test_activations_of_a_block_are_what_autograd_keeps(family):
-    tokens, train = 128, Train(batch_size=1, sequence_length=128)
+    tokens, step = 128, StepSize(batch_size=1, sequence_length=128)
     strategy = parse_strategy({"engine": "fsdp2", "param_dtype": "bf16"}).canonical()
     real, predicted = [], []
     for layers in (2, 3):
@@ -172,21 +174,42 @@ def test_activations_of_a_block_are_what_autograd_keeps(family):
         config = kind(**KEPT, num_hidden_layers=layers, **changes)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         real.append(kept_bytes(model, tokens))
-        sizes = sizes_of(model, strategy, train, torch.device("cpu"))
+        sizes = sizes_of(model, strategy, step, torch.device("cpu"))
         predicted.append(closed_form(strategy, sizes, 1)["activations"] / tokens)
     ratio = (predicted[1] - predicted[0]) / (real[1] - real[0])
     # less where normalisations compute in float32
     assert 0.75 < ratio < 1.1
 
 
+DROPPING = {
+    "gpt2": {"n_embd": 64, "n_head": 4},
+    "llama": {**KEPT, "attention_dropout": 0.1},
+    "opt": {**KEPT, "ffn_dim": 256, "word_embed_proj_dim": 64, "attention_dropout": 0.1},
+}
+
+
+@pytest.mark.parametrize("family", DROPPING)
+def test_dropout_keeps_what_it_dropped_and_on_cpus_attention_matrices(family):
+    tokens, step = 128, StepSize(batch_size=1, sequence_length=128)
+    strategy = parse_strategy({"engine": "fsdp2", "param_dtype": "fp32"}).canonical()
+    real, predicted = [], []
+    for layers in (2, 3):
+        config = transformers.CONFIG_MAPPING[family](**DROPPING[family], num_hidden_layers=layers)
+        model = AutoModelForCausalLM.from_config(config)
+        real.append(kept_bytes(model, tokens))
+        sizes = sizes_of(model, strategy, step, torch.device("cpu"))
+        predicted.append(closed_form(strategy, sizes, 1)["activations"] / tokens)
+    assert predicted[1] - predicted[0] == pytest.approx(real[1] - real[0], rel=0.05)
+
+
 def test_selective_checkpointing_keeps_both_products_before_a_gate():
-    tokens, train = 256, Train(batch_size=1, sequence_length=256)
+    tokens, step = 256, StepSize(batch_size=1, sequence_length=256)
     document = {"engine": "fsdp2", "param_dtype": "bf16", "activation_checkpointing": "selective"}
     strategy, kept = parse_strategy(document).canonical(), []
     for layers in (2, 3):
         config = transformers.LlamaConfig(**KEPT, num_hidden_layers=layers)
         model = AutoModelForCausalLM.from_config(config)
-        sizes = sizes_of(model, strategy, train, torch.device("cpu"))
+        sizes = sizes_of(model, strategy, step, torch.device("cpu"))
         kept.append(closed_form(strategy, sizes, 1)["activations"] / tokens / 2)
     # the input of the block and the products out of attention and network; of attention queries,
     # keys, values and its result; two products into the network

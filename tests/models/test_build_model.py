@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, MambaConfig, MptConfig
 
 from shardlab.core.errors import UserError
 from shardlab.models.build import build_model
@@ -91,6 +91,55 @@ def test_model_is_built_from_a_configuration(family, tmp_path):
     first = model(input_ids=TOKENS)
     assert first.logits.isfinite().all() and first.past_key_values is None
     assert torch.equal(first.logits, model(input_ids=TOKENS).logits), "no dropout"
+
+
+def test_a_shape_drops_embeddings_residual_branches_and_attention():
+    config = build(Model(preset="tiny", dropout=0.1)).module.config
+    assert (config.embd_pdrop, config.resid_pdrop, config.attn_pdrop) == (0.1, 0.1, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "settings"),
+    [
+        ("llama", {}, {"attention_dropout": 0.3}),
+        ("mixtral", {"router_jitter_noise": 0.4}, {"attention_dropout": 0.3}),
+        ("gpt2", {"summary_first_dropout": 0.4}, {"resid_pdrop": 0.3, "attn_pdrop": 0.3}),
+    ],
+)
+def test_dropout_of_huggingface_models_has_the_names_of_their_configurations(
+    family, changes, settings, tmp_path
+):
+    """Other noise stays off; evaluation drops nothing."""
+    config_of(f"{family}-tied", **changes).save_pretrained(tmp_path)
+    model = build(Model(config=str(tmp_path), dropout=0.3)).whole()
+    assert {name: getattr(model.config, name) for name in settings} == settings
+    assert {getattr(model.config, name) for name in changes} <= {0}
+    first, second = (model(input_ids=TOKENS).logits for _ in range(2))
+    assert not torch.equal(first, second)
+    model.eval()
+    assert torch.equal(*(model(input_ids=TOKENS).logits for _ in range(2)))
+
+
+def test_a_model_without_dropout_is_not_to_drop(tmp_path):
+    MambaConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2).save_pretrained(
+        tmp_path
+    )
+    assert re.fullmatch(
+        r"model\.dropout: MambaForCausalLM of model\.config '.*' has no dropout: remove it",
+        refusal(Model(config=str(tmp_path), dropout=0.1)),
+    )
+
+
+def test_a_configuration_that_takes_no_dropout_says_where(tmp_path):
+    MptConfig(vocab_size=VOCABULARY, d_model=32, n_heads=4, n_layers=2).save_pretrained(tmp_path)
+    assert refusal(Model(config=str(tmp_path), dropout=0.1)) == (
+        "model.dropout: attn_pdrop of its configuration cannot be 0.1: remove it"
+    )
+
+
+def test_results_from_before_dropout_are_those_without():
+    assert "dropout" not in Model(preset="tiny", dropout=0.0).meaning()
+    assert Model(preset="tiny", dropout=0.1).meaning()["dropout"] == 0.1
 
 
 def test_router_jitter_is_disabled(tmp_path):

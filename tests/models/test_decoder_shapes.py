@@ -7,11 +7,10 @@ import pytest
 from benchmarks.plans import mpt
 from shardlab.core.errors import UserError
 from shardlab.models.build import build_model
-from shardlab.models.settings import Model
+from shardlab.models.settings import Model, StepSize
 from shardlab.models.shapes import PUBLISHED, DecoderShapes, decoder_of, read_decoder
 from shardlab.models.sizes import ModelShapes
 from shardlab.strategy.document import parse_strategy
-from shardlab.train.settings import Train
 from shardlab.train.utilization import flops_per_token
 
 COUNTS = {
@@ -101,12 +100,12 @@ STRATEGIES = [
 def test_shapes_are_those_of_the_model_in_transformers(config, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
-    train = Train(batch_size=8, sequence_length=32)
+    step = StepSize(batch_size=8, sequence_length=32)
     model = build_model(Model(config=str(path)), 300, 32, 0, seed=0).module
     decoder = read_decoder(str(tmp_path))
     assert decoder is not None
     assert decoder.flops_per_token(32) == flops_per_token(model, 32)
-    known, found = ModelShapes(model, train), DecoderShapes(decoder, train)
+    known, found = ModelShapes(model, step), DecoderShapes(decoder, step)
     for document in STRATEGIES:
         strategy = parse_strategy(document).canonical()
         assert found.sizes(strategy) == known.sizes(strategy), document

@@ -58,6 +58,16 @@ def test_what_does_not_fit_is_said(folder: Path, capsys: pytest.CaptureFixture[s
     assert {cells["fits"] for cells in rows.values()} == {"no"}
 
 
+def test_a_batch_of_all_ranks_needs_the_memory_of_their_parts(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks = "train.world_size=4"
+    parts = printed(capsys, ranks, "train.batch_size=3", "train.accumulation=2")
+    assert parts != printed(capsys, ranks, "train.batch_size=4", "train.accumulation=2")
+    batch = "train.batch_size=null", "train.global_batch_size=24", "train.accumulation=2"
+    assert printed(capsys, ranks, *batch) == parts
+
+
 def test_a_configuration_needs_no_tokens(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     LlamaConfig(vocab_size=300, hidden_size=32, num_hidden_layers=2).save_pretrained("llama")
     model = "model={config: llama}", "inputs={llama: llama}"

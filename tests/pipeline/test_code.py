@@ -117,7 +117,7 @@ CHANGES: dict[str, tuple[str, str, str, set[str]]] = {
         set(),
     ),
     "a setting of the model": (
-        *appended("shardlab/models/settings.py", '    Hugging Face; without dropout."""\n'),
+        *appended("shardlab/models/settings.py", '    Hugging Face."""\n'),
         set(),
     ),
     "a setting of training": (

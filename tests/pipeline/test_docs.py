@@ -12,18 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 import yaml
 
 import shardlab
 from shardlab.config.experiment import Params
 from shardlab.config.parameters import Parameters
+from shardlab.report.markdown import unescape
 from tests.commands import Command
 from tests.pipeline.test_search_command import COMMAND
 from tests.pipeline.workspace import ROOT, Marked, run, wait_for
 from tests.ranks import on_ranks
 from tests.saved_model_factory import write_saved_model
 
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+README = ROOT / "README.md"
+DOCUMENTS = [README, ROOT / "experiments/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WORKFLOWS = sorted((ROOT / ".github/workflows").iterdir())
 OF_CI = ["make test", "make lint", "make test-pipeline"]
 SEARCH = " ".join(["shardlab", *COMMAND[3:], "--minutes", "10"])
@@ -125,8 +128,8 @@ def test_every_page_is_in_the_index() -> None:
     assert [page for page in listed if f"({page})" not in index] == ["README.md"]
 
 
-def test_the_tree_of_the_readme_is_that_of_the_repository() -> None:
-    tree = TREE.findall((ROOT / "README.md").read_text())[0]
+def test_what_is_where_is_the_tree_of_the_repository() -> None:
+    tree = TREE.findall((ROOT / "docs/architecture.md").read_text())[0]
     tracked = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout.split("\n")
@@ -134,6 +137,23 @@ def test_the_tree_of_the_readme_is_that_of_the_repository() -> None:
     packages = {f"{path.parent.name}/" for path in (ROOT / "shardlab").glob("*/__init__.py")}
     assert set(re.findall(r"^(\w+/)", tree, re.M)) == folders
     assert set(re.findall(r"^  (\w+/)", tree, re.M)) == packages
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_what_the_readme_shows_of_each_door_is_what_it_says() -> None:
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", README.read_text(), re.DOTALL | re.M)
+    sent, plan, verdict = (block for language, block in blocks if not language)
+    typed = next(line for line in commands([README]) if line.startswith("shardlab plan"))
+    shown = {
+        sent: run(ROOT, "shardlab", "attach", "--demo").stdout,
+        plan: run(ROOT, *typed.split()).stdout,
+        verdict: unescape((ROOT / "results/report/headline.md").read_text()),
+    }
+    for block, said in shown.items():
+        said = " ".join(said.split())
+        for part in block.split("..."):  # what is left out
+            assert " ".join(part.split()) in said
 
 
 def test_the_citation_is_of_this_version() -> None:
@@ -184,7 +204,7 @@ def type_commands(path: Path, workspace: Path, left_out: list[str]) -> dict[str,
     typed = [command for command in commands([path]) if command not in left_out]
     for command in typed:
         if command.startswith("tensorboard"):
-            serve(workspace, *command.split(), "--port", "0")
+            assert "fsdp2/seed0" in runs_in_tensorboard(workspace, *command.split())
             continue
         said[command] = run(workspace, "bash", "-ec", command).stdout
     if "snakemake --report overview.html" in typed:
@@ -192,11 +212,17 @@ def type_commands(path: Path, workspace: Path, left_out: list[str]) -> dict[str,
     return said
 
 
-def serve(root: Path, *command: str) -> None:
-    """Start a server, and end it once it has printed its address."""
-    server = Marked(root, *command)
+def runs_in_tensorboard(root: Path, *command: str) -> list[str]:
+    """Start TensorBoard, and end it once it has named the runs that it shows."""
+    server, log = Marked(root, *command, "--port", "0"), root / "marked.log"
+
+    def runs() -> list[str]:
+        address = re.search(r"http://\S+", log.read_text())
+        return requests.get(f"{address[0]}data/runs", timeout=60).json() if address else []
+
     try:
-        wait_for(lambda: "http://" in (root / "marked.log").read_text(), 120, "an address")
+        wait_for(runs, 120, "runs")  # read in the background, after the address is there
+        return runs()
     finally:
         server.close()
 

@@ -65,15 +65,19 @@ def test_a_forecast_warns_of_disturbed_timings_and_of_other_machines(timed, caps
     assert f"forecast: warning: {disturbed[0]}" in capsys.readouterr().err
 
 
-def test_timings_with_other_micro_batches_are_left_out_by_name(timed):
+@pytest.mark.parametrize(
+    ("change", "size"),
+    [({"accumulation": 4}, "4 x 8 sequences"), ({"batch_size": 4}, "1 x 4 sequences")],
+)
+def test_timings_with_other_micro_batches_are_left_out_by_name(timed, change, size):
     runs = [run for run in made_timings() if run.timing == "slow"]
-    more = [run.model_copy(update={"accumulation": 4}) for run in runs]
+    more = [run.model_copy(update=change) for run in runs]
     write_results("results/timings/slow.jsonl", more)
     forecast.main(Sections(overrides=["forecast.timings=[one-rank, two-ranks]"]))
     found = ForecastDocument.from_file(timed / "results/forecast/forecast.json", "")
     assert "slow" not in {check.timing for check in found.checks}
     assert found.left_out["timing slow"] == (
-        "its steps have other micro-batches (4) than those of the model (1)"
+        f"its steps have other micro-batches ({size}) than those of the model (1 x 8 sequences)"
     )
 
 

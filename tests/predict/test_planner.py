@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from shardlab.models.memory import CUBLAS_WORKSPACE
+from shardlab.models.settings import StepSize
 from shardlab.models.shapes import DecoderShapes, read_decoder
 from shardlab.predict.devices import (
     DEVICES,
@@ -31,7 +32,6 @@ from shardlab.predict.planner import (
 )
 from shardlab.strategy.document import parse_strategy
 from shardlab.strategy.validation import check_fits
-from shardlab.train.settings import Train
 
 TOKENS = 4 * 512
 
@@ -41,7 +41,7 @@ def made_job(model: str = "gpt2", nodes: int = 2, per_node: int = 4, **changes: 
     assert decoder is not None
     link = cluster_of(device, per_node, INSIDE["nvlink3"][0], 10e9)
     job = PlannedJob(
-        shapes=DecoderShapes(decoder, Train(batch_size=4, sequence_length=512)),
+        shapes=DecoderShapes(decoder, StepSize(batch_size=4, sequence_length=512)),
         parameters=decoder.parameters,
         flops=decoder.flops_per_token(512) * TOKENS,
         batch=4,

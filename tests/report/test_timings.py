@@ -86,6 +86,8 @@ def test_efficiency_is_throughput_per_rank_against_one_rank():
     per_rank = row["tokens_per_s"] / 4
     assert per_rank / row_of([alone], timing="one-rank")["tokens_per_s"] == pytest.approx(0.75)
     assert math.isnan(row_of([four], timing="four-ranks")["efficiency"])
+    fewer = four.model_copy(update={"batch_size": 2})
+    assert row_of([alone, fewer], timing="four-ranks")["efficiency"] == pytest.approx(0.75 / 4)
 
 
 def test_steps_are_compared_with_those_of_as_many_micro_batches():
@@ -163,6 +165,13 @@ def test_one_device_alone_makes_as_many_of_its_own_steps_as_there_are_ranks():
     assert alone[ends].tolist() == [1] * 3
     assert alone["step_ratio"] == pytest.approx(0.5)
     assert math.isnan(alone["exposed_share"])
+    # of a step with the same samples on any number of ranks, a single one
+    fewer = [run.model_copy(update={"batch_size": 4}) for run in runs]
+    table = in_turns(*fewer, make_timed("one-rank", NO_COMMUNICATION, 1, step_ms=halves))
+    strong, first, bound = (row for _, row in table[table["timing"] == "slow"].iterrows())
+    assert strong["step_ms"] == pytest.approx(0.75 * bound["step_ms"])
+    assert strong["tokens_per_s"] * strong["step_ms"] == first["tokens_per_s"] * first["step_ms"]
+    assert first["alone_ratio"] == pytest.approx(3 / 0.75)
 
 
 def test_without_a_timing_of_one_device_nothing_is_compared_with_it():
@@ -327,6 +336,20 @@ def test_time_to_a_loss_is_interpolated_steps_times_the_step_time_of_the_link():
         ["fsdp2-int8", "2.00", "0.500", ABSENT, ABSENT],
     ]
     assert after.rows == [[BASELINE, "6.25"], ["fsdp2-int8", "6.50"]]
+    # evaluations are interpolated, and the later one counts from its end on
+    curves = {run: {0: pd.Series({2: 8.0, 4: 6.0})} for run in losses}
+    evidence = make_evidence(
+        [*make_records([BASELINE])],
+        losses=losses,
+        validation=curves,
+        timed=runs,
+        comparison=runs[0].timing,
+        quality=Quality(val_loss=(7.0,), time_s=(1.0, 2.1)),
+    )
+    _, reached, after = tables_of([time_to_quality(evidence)])
+    assert reached.title == "Time to a validation loss"
+    assert reached.rows == [[BASELINE, "3.00", "1.50"], ["fsdp2-int8", "3.00", "0.750"]]
+    assert after.rows == [[BASELINE, "8.00", "6.00"], ["fsdp2-int8", "6.00", "6.00"]]
     # the first steps of a warm-up were not timed
     for part in ({"sync": {"every": 4, "warmup_steps": 9}}, {"gradients": {"warmup_steps": 9}}):
         warm = {"engine": "ddp", **part}

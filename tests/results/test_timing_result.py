@@ -29,6 +29,11 @@ def test_scaling_efficiency_is_none_without_both_timings() -> None:
     assert scaling_efficiency([TWO], make_record("ddp")) is None
 
 
+def test_scaling_efficiency_of_one_batch_of_all_ranks_is_half_the_ratio() -> None:
+    half = TWO.model_copy(update={"batch_size": 4})
+    assert scaling_efficiency([ALONE, half], make_record("ddp")) == 0.3
+
+
 def test_scaling_efficiency_is_that_of_as_many_micro_batches() -> None:
     four = [run.model_copy(update={"accumulation": 4, "step_ms": [80.0]}) for run in (ALONE, TWO)]
     assert scaling_efficiency([*four, *TIMED], make_record("ddp")) == 0.6

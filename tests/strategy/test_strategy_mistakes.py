@@ -134,8 +134,7 @@ def test_a_mistake_is_answered_in_one_line(document: dict[str, Any], message: st
         ),
         (
             {"accumulation": 3},
-            "accumulation: 3 micro-batches do not divide the 8 samples of a rank "
-            "(train.batch_size * train.accumulation)",
+            "accumulation: 3 micro-batches do not divide the 8 samples that a rank has in a step",
         ),
     ],
 )

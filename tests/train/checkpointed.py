@@ -34,7 +34,13 @@ def strategy_of(engine: str, **gradients: Any) -> dict[str, Any]:
     return {"engine": engine, "gradients": gradients} if gradients else {"engine": engine}
 
 
-def plan_of(data: Path, strategy: Mapping[str, Any], world_size: int = 2, **train: Any) -> RunPlan:
+def plan_of(
+    data: Path,
+    strategy: Mapping[str, Any],
+    world_size: int = 2,
+    dropout: float = 0.0,
+    **train: Any,
+) -> RunPlan:
     options = {"steps": 5, "untimed_steps": 1, "warmup_steps": 1, "sequence_length": 16} | train
     batch = SAMPLES // world_size
     return RunPlan(
@@ -42,7 +48,7 @@ def plan_of(data: Path, strategy: Mapping[str, Any], world_size: int = 2, **trai
         1,
         parse_strategy(dict(strategy)),
         Train(world_size=world_size, batch_size=batch, **options),
-        Model(preset="tiny"),
+        Model(preset="tiny", dropout=dropout),
         data,
     )
 
@@ -62,11 +68,12 @@ class Run:
         length = plan.train.sequence_length
         built = drawn_model(plan.model, split.vocabulary, length, split.end_of_text, plan.seed)
         model, weights = built
-        shared = ("weight_decay", "clip", "betas")
+        shared = ("optimizer", "weight_decay", "clip", "betas")
         optimization = Optimization(**{key: getattr(plan.train, key) for key in shared})
         engine = build_engine(model, plan.strategy, optimization, group, plan.seed, weights)
         batches = Batches(split, plan.train.sequence_length, plan.seed)
-        loop = Loop(engine, batches, plan.train, group, plan.train.accumulation)
+        drawn = plan.seed if plan.model.dropout else None
+        loop = Loop(engine, batches, plan.train, group, plan.train.accumulation, drawn)
         options = {"every": 1000} | options
         checkpoints = Checkpoints(plan, Checkpoint(**options), root, engine, loop, group)
         return cls(engine, loop, checkpoints, checkpoints.resume())

@@ -123,6 +123,11 @@ def test_a_checkpoint_of_another_experiment_is_refused(data, saved):
     assert 'strategy.gradients.codec.name "int4", now it is "none"' in refusal(other, root)
     for allowed in (plan, other):
         assert resumed_step(allowed, root, elastic=True) == 2
+    muon = plan_of(data, strategy_of("ddp"), optimizer="muon")
+    assert refusal(muon, root, elastic=True) == (
+        f'{root}/step-00000002: made with train.optimizer "adamw", now it is "muon": set it back, '
+        f"or remove {root} to start anew"
+    )
     path = root / "step-00000002"
     done, ends = (
         CheckpointManifest.read(path),

@@ -62,6 +62,39 @@ def test_communication_state_is_resumed(group, data, tmp_path, strategy):
     assert not differing(resumed.tensors(), straight.tensors())
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@on_ranks(2)
+def test_what_dropout_drops_is_resumed(group, data, tmp_path, engine):
+    """Whatever else has drawn numbers meanwhile."""
+    plan = plan_of(data, strategy_of(engine), dropout=0.2)
+    straight = Run.start(plan, tmp_path, group, every=2).to(4)
+    torch.manual_seed(1)
+    resumed = Run.start(plan, tmp_path, group, every=1000)
+    assert resumed.loop.step == 4
+    again = Run.start(plan, tmp_path / "none", group).to(5)
+    assert torch.equal(resumed.to(5).curve(), again.curve())
+    assert torch.equal(again.curve()[:4], straight.curve())
+    assert not differing(resumed.tensors(), again.tensors())
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@on_ranks(2)
+def test_muon_is_resumed(group, data, tmp_path, format):
+    """Also where copies of the model train alone."""
+    for number, sync in enumerate((None, {"every": 3})):
+        plan = plan_of(data, {"engine": "ddp", "sync": sync}, optimizer="muon")
+        root = tmp_path / str(number)
+        straight = Run.start(plan, root, group, every=4, **FORMATS[format]).to(5)
+        resumed = Run.start(plan, root, group)
+        assert resumed.loop.step == 4
+        assert torch.equal(resumed.to(5).curve(), straight.curve())
+        assert not differing(resumed.tensors(), straight.tensors())
+        held = {
+            name.partition(".")[0] for name in resumed.tensors() if "h.0.mlp.c_fc.weight" in name
+        }
+        assert held >= {"parameter", "momentum_buffer"} and "exp_avg" not in held
+
+
 @on_ranks(2)
 def test_random_state_and_ledger_are_resumed(group, data, tmp_path):
     plan = plan_of(data, strategy_of("fsdp2", **INT4))
@@ -74,6 +107,17 @@ def test_random_state_and_ledger_are_resumed(group, data, tmp_path):
     assert resumed.engine.ledger.sums() == straight.engine.ledger.sums()
     assert resumed.events == straight.events
     assert resumed.loop.sample == straight.loop.sample == 4 * 12
+
+
+@on_ranks(2)
+def test_others_may_read_a_checkpoint_as_the_umask_lets(group, data, tmp_path):
+    plan = plan_of(data, strategy_of("ddp"))
+    for name, options in FORMATS.items():
+        Run.start(plan, tmp_path / name, group, every=1, **options).to(1)
+    new = tmp_path / f"new-{dist.get_rank(group)}"
+    new.touch()
+    modes = {path.stat().st_mode for path in tmp_path.rglob("*") if path.is_file()}
+    assert modes == {new.stat().st_mode}
 
 
 @pytest.mark.fresh_ranks

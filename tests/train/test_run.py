@@ -104,8 +104,9 @@ def test_another_family_trains_alike_on_any_number_of_ranks(data, tmp_path):
     config_of(family).save_pretrained(tmp_path / "config")
     model = Model(config=str(tmp_path / "config"))
     short = {"steps": 3, "audit_steps": 0, "profiled_steps": 1}
-    for ranks in (1, 2):  # with the same global batch size
-        train = TRAIN.model_copy(update={"world_size": ranks, "batch_size": 4 // ranks, **short})
+    for ranks in (1, 2):
+        batch = {"batch_size": None, "global_batch_size": 4}
+        train = TRAIN.model_copy(update={"world_size": ranks, **batch, **short})
         train_run(plan(data, {"engine": "fsdp2"}, train, model), tmp_path / str(ranks))
     assert losses(tmp_path / "1") == pytest.approx(losses(tmp_path / "2"), rel=1e-5)
     trained = AutoModelForCausalLM.from_pretrained(tmp_path / "2/final_model")

@@ -1,5 +1,7 @@
 """Interleaved strategies on the same ranks: each is charged with its own steps only."""
 
+import os
+import signal
 import time
 from dataclasses import replace
 from functools import partial
@@ -77,6 +79,17 @@ def test_a_timing_may_have_micro_batches_and_steps_of_its_own(data, tmp_path):
     runs = timed(data, tmp_path, runs=("ddp",), accumulation=3, steps=2, repetitions=1)
     assert {(run.accumulation, run.batch_size) for run in runs.values()} == {(3, 2)}
     assert runs["ddp"].ledger["gradients"]["collectives"] == 1
+
+
+def test_a_batch_of_all_ranks_is_one_of_every_number_of_ranks(data, tmp_path):
+    """So steps of one rank and of two have the same samples."""
+    train = Train(steps=6, global_batch_size=4, sequence_length=16, untimed_steps=2)
+    for ranks in (1, 2):
+        few = plan(data, runs=("ddp",), world_size=ranks, repetitions=2, steps=1)
+        output = tmp_path / f"{ranks}.jsonl"
+        time_strategies([replace(few, train=train)], output)
+        [run, bound] = only(read_results(output, "time it again"), TimingResult)
+        assert (run.batch_size, bound.batch_size) == (4 // ranks, 4 // ranks)
 
 
 def test_ledger_of_a_run_holds_the_steps_of_its_repetitions(runs):
@@ -216,6 +229,13 @@ def test_a_run_that_fails_may_be_left_out(data, tmp_path, faulty, together):
     [crash] = only(results, Failure)
     assert (crash.timing, crash.run) == ("two", "fsdp2")
     assert crash.detail == "rank 1: ArithmeticError: wrong on purpose"
+
+
+def test_a_killed_rank_is_told_that_all_runs_are_in_memory_together(data, tmp_path, faulty):
+    faulty(STRATEGIES["ddp"], on_rank(1, 3, lambda: os.kill(os.getpid(), signal.SIGKILL)))
+    first, *_ = plans_of(data)
+    with pytest.raises(RunFailed, match=r"SIGKILL, out of memory\?\); .*: name fewer `runs`, or"):
+        time_strategies([first], tmp_path / "two.jsonl")
 
 
 def test_ranks_of_torchrun_take_no_turns(data, tmp_path, monkeypatch):

@@ -29,7 +29,12 @@ TOKENIZER = ["data/tokenizer.json", "data/tokenizer_config.json"]
 DATASET = ["data/source.json", *TOKENIZER, *TOKENS]
 
 # parameters of train that give the size of a step
-SAMPLES = ["train.batch_size", "train.accumulation", "train.sequence_length"]
+SAMPLES = [
+    "train.batch_size",
+    "train.global_batch_size",
+    "train.accumulation",
+    "train.sequence_length",
+]
 # those that a training run depends on
 TRAINING = [f"train.{name}" for name in config["train"] if name not in ("checkpoint", "timeout_s")]
 

@@ -50,6 +50,7 @@ rule tune:
             "train.decay",
             "train.deterministic",
             "train.learning_rate",
+            "train.optimizer",
             "train.placement",
             "train.steps",
             "train.threads",
@@ -122,6 +123,7 @@ rule timing:
             "train.threads",
             "train.placement",
             "train.deterministic",
+            "train.optimizer",
             "train.weight_decay",
             "train.clip",
             "train.profiled_steps",
@@ -140,7 +142,13 @@ rule estimate:
     params:
         code=code("estimate"),
         parameters=parameters(
-            "strategies", "model", "contents.model", *SAMPLES, "train.world_size", "train.clip"
+            "strategies",
+            "model",
+            "contents.model",
+            *SAMPLES,
+            "train.world_size",
+            "train.clip",
+            "train.optimizer",
         ),
     shell:
         "exec python -m shardlab estimate &>> {log:q}"

@@ -69,7 +69,7 @@ def setting(records: Sequence[TrainResult]) -> list[tuple[str, str]]:
     def host(name: str) -> str:
         return _distinct(record.host[name] for record in records)
 
-    tokens = (r.world_size * r.batch_size * r.accumulation * r.sequence_length for r in records)
+    tokens = (r.world_size * r.tokens_of_rank for r in records)
     return [
         ("CPU", host("cpu")),
         ("cores", host("cores")),
