@@ -10,7 +10,8 @@ form, in bf16 and with FSDP2's off-load.
 
 The device holds the most that tensors took at a time, from before the model was made. On a CPU that
 is what torch's profiler saw, which follows the thread that trains and misses what threads of
-`slide` free: its rows are upper bounds. Host memory of `slide` is what its ranks share, by the closed form, and not of the device.
+`slide` free: its rows are upper bounds. Host memory of `slide` is what its ranks share, by the
+closed form, and not of the device.
 
 Resident is what a rank has after the last step, and had not before the model was made, that the
 kernel cannot drop without swapping (Pss_Anon and Pss_Shmem of smaps_rollup): on a CPU device and
@@ -130,15 +131,15 @@ def measure(
     form, host = (sum(parts(*memory).values()) for parts in (closed_form, host_memory))
     before = _resident_bytes()
     there = parse_strategy({**STRATEGIES[name], "offload": name == "fsdp2"})
-    sizes = sizes_of(model, there, train, torch.device("cuda"))
+    sizes = sizes_of(model, there, step, torch.device("cuda"))
     on_gpu = sum(closed_form(there, sizes, options.world_size).values())
     held, engine = _held(device, partial(trained, options, layers, strategy, device, group))
     seconds = [step_s(engine, options) for _ in range(options.steps)]
-    step, parameters = statistics.median(seconds), sum(p.numel() for p in model.parameters())
+    median, parameters = statistics.median(seconds), sum(p.numel() for p in model.parameters())
     bytes_of = held, form, host, _resident_bytes() - before, on_gpu
     held_mb, form_mb, *others_mb = (nbytes / _MB for nbytes in bytes_of)
-    tokens_per_s = options.samples * options.length / step
-    return [parameters / 1e6, held_mb, form_mb, held / form, *others_mb, step, tokens_per_s]
+    tokens_per_s = options.samples * options.length / median
+    return [parameters / 1e6, held_mb, form_mb, held / form, *others_mb, median, tokens_per_s]
 
 
 def _resident_bytes() -> int:
