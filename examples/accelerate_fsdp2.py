@@ -1,10 +1,13 @@
 """Accelerate with FSDP2: a small random GPT-2 on two ranks, its communication compressed.
 
     torchrun --standalone --nproc-per-node 2 examples/accelerate_fsdp2.py
+    torchrun --standalone --nproc-per-node 2 examples/accelerate_fsdp2.py --logs FOLDER
 
-The lines that end with `# <- shardlab` are all that compression takes.
+The lines that end with `# <- shardlab` are all that compression takes. With a folder TensorBoard
+shows the loss, and what was sent; any other tracker of Accelerate takes the place of its name.
 """
 
+import argparse
 import json
 
 import torch
@@ -17,13 +20,22 @@ VOCABULARY, LENGTH = 100, 64
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--logs", help="folder for TensorBoard")
+    logs = parser.parse_args().logs
     plugin = FullyShardedDataParallelPlugin(
         fsdp_version=2,
         auto_wrap_policy="transformer_based_wrap",
         transformer_cls_names_to_wrap=["GPT2Block"],
         cpu_ram_efficient_loading=False,
     )
-    accelerator = Accelerator(cpu=not torch.accelerator.is_available(), fsdp_plugin=plugin)
+    accelerator = Accelerator(
+        cpu=not torch.accelerator.is_available(),
+        fsdp_plugin=plugin,
+        log_with="tensorboard" if logs else None,
+        project_dir=logs,
+    )
+    accelerator.init_trackers("accelerate")
     if accelerator.device.type == "cpu":
         # Accelerate turns to DDP on CPUs, where fully_shard serves as well: ask for it again
         accelerator.state.distributed_type = DistributedType.FSDP
@@ -55,6 +67,8 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         accelerator.print(f"step {step}: loss {loss.item():.3f}")
+        accelerator.log({"loss": loss.item()}, step=step)
+        accelerator.log(handle.metrics(), step=step)  # <- shardlab
 
     accelerator.print(json.dumps(handle.ledger.summary()))  # <- shardlab
     accelerator.end_training()

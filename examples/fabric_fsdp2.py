@@ -1,14 +1,18 @@
 """Lightning Fabric with FSDP2: a small perceptron on two ranks, its communication compressed.
 
     torchrun --standalone --nproc-per-node 2 examples/fabric_fsdp2.py
+    torchrun --standalone --nproc-per-node 2 examples/fabric_fsdp2.py --logs FOLDER
 
-The lines that end with `# <- shardlab` are all that compression takes.
+The lines that end with `# <- shardlab` are all that compression takes. With a folder TensorBoard
+shows the loss, and what was sent; any other logger of Fabric takes its place.
 """
 
+import argparse
 import json
 
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.loggers import TensorBoardLogger
 from lightning_fabric.strategies import ModelParallelStrategy
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -25,8 +29,12 @@ def shard(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--logs", help="folder for TensorBoard")
+    logs = parser.parse_args().logs
     strategy = ModelParallelStrategy(shard, data_parallel_size=2, tensor_parallel_size=1)
-    fabric = Fabric(accelerator="cpu", devices=2, strategy=strategy)
+    loggers = [TensorBoardLogger(logs, "fabric")] if logs else []
+    fabric = Fabric(accelerator="cpu", devices=2, strategy=strategy, loggers=loggers)
     fabric.launch()
     fabric.seed_everything(0)
     model = fabric.setup_module(
@@ -46,6 +54,8 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         fabric.print(f"step {step}: loss {loss.item():.3f}")
+        fabric.log("loss", loss.item(), step=step)
+        fabric.log_dict(handle.metrics(), step=step)  # <- shardlab
 
     fabric.print(json.dumps(handle.ledger.summary()))  # <- shardlab
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from shardlab.hf import CompressionCallback
 from tests.comm.wire import is_same_everywhere
+from tests.examples.scripts import scalars
 
 FOLDER = Path(sys.argv[1])
 DATA = [{"x": torch.randn(64, generator=torch.Generator().manual_seed(i))} for i in range(64)]
@@ -56,14 +56,6 @@ def trainer(name, *callbacks, **options):
     return Trainer(Network(), arguments, train_dataset=DATA, callbacks=[*callbacks])
 
 
-def logged(name):
-    """What TensorBoard shows, by its tag: the values by their step."""
-    (path,) = (FOLDER / name).rglob("events.out.tfevents.*")
-    events = EventAccumulator(str(path)).Reload()
-    tags = events.Tags()["scalars"]
-    return {tag: {event.step: event.value for event in events.Scalars(tag)} for tag in tags}
-
-
 def parameters(training):
     return torch.cat([p.detach().flatten() for p in training.model.parameters()])
 
@@ -74,7 +66,7 @@ callback = CompressionCallback(training, {"codec": "int8", "error_feedback": Tru
 training.train()
 sent = callback.handle.metrics()
 if dist.get_rank() == 0:
-    shown = logged("compressed")
+    shown = scalars(FOLDER / "compressed")
     steps = shown["train/comm/bytes_sent"]
     assert steps.keys() == shown["train/loss"].keys() == {2, 4, 6}
     assert steps[2] < steps[4] < steps[6] == sent["comm/bytes_sent"]

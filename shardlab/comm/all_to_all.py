@@ -23,6 +23,7 @@ from shardlab.comm.ledger import Ledger, MessageKind
 from shardlab.comm.object_collectives import release, subgroup
 from shardlab.core.device import now
 from shardlab.core.errors import UserError
+from shardlab.strategy.codec_table import CODECS
 
 
 class AllToAllCollective(CodecCollective):
@@ -44,6 +45,10 @@ class AllToAllCollective(CodecCollective):
         super().__init__(group, ledger, kind, route, extra, audited)
         assert isinstance(route.method, Codec), "a method of several phases has its own collective"
         self.codec = route.method
+        spec = CODECS.get(self.codec.name)
+        is_sum = spec is None or not spec.votes
+        self._summed = self.codec.name + ", summed in float32" * is_sum
+        """format of a reduction in the ledger"""
         self._buffers = Buffers()
 
     def _reduce_scatter(
@@ -99,15 +104,15 @@ class AllToAllCollective(CodecCollective):
         received = self._exchange(payloads)
         if self.codec.variable:
             others = [payload for to, payload in enumerate(payloads) if to != self.rank]
-            self._count_sent(vector, others, 1)
+            self._count_sent(vector, others, 1, self._summed)
         else:
-            self._count_sent(vector, payloads[:1], self.world_size - 1)
+            self._count_sent(vector, payloads[:1], self.world_size - 1, self._summed)
         return received
 
     def _gather(self, payload: Tensor, whole: Tensor) -> Sequence[Tensor]:
         """Send a payload of 1/W of `whole` to all ranks; return those of all, in rank order."""
         payloads = self._exchange([payload] * self.world_size)
-        self._count_sent(whole, [payload], self.world_size - 1)
+        self._count_sent(whole, [payload], self.world_size - 1, self.codec.name)
         return payloads
 
     def _parts_to_ranks(self, unit: Unit) -> list[str]:
@@ -178,13 +183,15 @@ class AllToAllCollective(CodecCollective):
         # nothing overflows in the largest magnitude, and no temporary is needed
         self.account.count_not_finite(torch.linalg.vector_norm(reduced, math.inf))
 
-    def _count_sent(self, whole: Tensor, payloads: Sequence[Tensor], copies: int) -> None:
+    def _count_sent(
+        self, whole: Tensor, payloads: Sequence[Tensor], copies: int, format: str
+    ) -> None:
         """Count a collective that sends payloads of 1/W of `whole`, each to `copies` ranks."""
         n, account = whole.numel() // self.world_size, self.account
-        self._count(raw=self._share_of_others(whole.nbytes), wire=0.0)
+        self._count(self._share_of_others(whole.nbytes), 0.0, None)
         for payload in payloads:
             content = self.codec.content(n, payload)
-            account.add_sent(copies * payload.numel(), self._between_nodes.exchange)
+            account.add_sent(copies * payload.numel(), self._between_nodes.exchange, format)
             account.elements += copies * n
             account.elements_sent += copies * content.elements
             account.index_bytes += copies * content.index_bytes

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from inspect import signature
 from typing import Any, TypeVar
 
 import torch
@@ -40,7 +41,7 @@ from shardlab.comm.wrappers import (
     message_names,
 )
 from shardlab.core.document import Document, validate
-from shardlab.core.errors import UserError, warn_script, without_frames
+from shardlab.core.errors import UserError, nearest, warn_script, without_frames
 from shardlab.core.types import Seed
 from shardlab.kernels import native
 from shardlab.strategy.codec_options import CodecSpec
@@ -62,6 +63,7 @@ def attach(
     replicas: dist.ProcessGroup | None = None,
     overlap: bool = False,
     seed: int = 0,
+    **unknown: Any,
 ) -> Handle:
     """Compress the gradients (and gathered parameters) of `model`, and count every byte.
 
@@ -84,10 +86,13 @@ def attach(
         overlap: overlap communication with computation on CPUs, for `fully_shard`, as far as the
             model prefetches. Backward ends when all gradients are reduced.
         seed: of random codecs; the same on all ranks.
+        unknown: refused, with the names that are right.
 
     Raises:
         UserError: in one line: options that do not fit each other or the model, or no wrapper.
     """
+    for name in unknown:
+        raise UserError(f"attach: unknown argument {name!r}; {_argument(name)}")
     return _attach(
         model,
         _document(Compression, Gradients, gradients, "gradients"),
@@ -98,6 +103,19 @@ def attach(
         validate(StrictBool, overlap, "attach: overlap"),
         validate(Seed, seed, "attach: seed"),
     )
+
+
+_ELSEWHERE = {"comm_hook": "gradients", "inner_optimizer": "optimizer"}
+"""arguments by the names that torch and torchft give them"""
+
+
+def _argument(name: str) -> str:
+    """Return a sentence that names the argument that an unknown one may stand for."""
+    if name in Sync.elsewhere:
+        return f"did you mean {Sync.elsewhere[name]!r} in the mapping sync?"
+    if name in _ELSEWHERE:
+        return f"did you mean {_ELSEWHERE[name]!r}?"
+    return nearest(name, [key for key in signature(attach).parameters if key != "unknown"])
 
 
 def _document(kind: type[_D], annotation: Any, value: object, name: str) -> _D:

@@ -215,17 +215,19 @@ class Collective(ABC):
         self.transport.all_to_all(inputs, outputs)
         self.account.add_time("extra_collective_s", begin, inputs[0].device)
 
-    def _count(self, raw: float, wire: float, ring: bool = False) -> None:
+    def _count(self, raw: float, wire: float, format: str | None, ring: bool = False) -> None:
         """Count a collective.
 
         Args:
+            format: of its bytes, see `Account.add_sent`.
             ring: whether its bytes go round the ranks, not from each to all others.
         """
         account = self.account
         account.collectives += 1
         account.extra_collectives += self._extra
         account.bytes_raw += raw
-        account.add_sent(wire, self._between_nodes.ring if ring else self._between_nodes.exchange)
+        share = self._between_nodes.ring if ring else self._between_nodes.exchange
+        account.add_sent(wire, share, format)
 
     def _share_of_others(self, nbytes: int) -> float:
         """Return (W-1)/W of a full vector: what a reduce-scatter or all-gather sends per rank."""

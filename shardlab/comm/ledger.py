@@ -88,25 +88,35 @@ class Account:
     ones show in the norm of the gradient, and a check of each message would cost as much"""
     uncompressed: Counter[str] = field(default_factory=Counter)
     """messages that a codec was meant for but does not support, by reason"""
+    formats: Counter[str] = field(default_factory=Counter)
+    """of bytes_wire: by codec, or dtype of what is sent uncompressed, and the dtype of the sums"""
     _unread: deque[_Unread] = field(default_factory=deque)
 
     def __str__(self) -> str:
-        """Say by how much messages were shorter, or what most of the uncompressed ones had."""
+        """Say by how much messages were shorter, or what most of the uncompressed ones had, and
+        what most of the bytes were."""
         ratio = self.bytes_raw / self.bytes_wire
         # a header of each message is no expansion worth a word
-        if abs(ratio - 1) >= 0.01:
-            return f"{ratio:.3g} x"
-        reasons = [reason.removeprefix("torch.") for reason, _ in self.uncompressed.most_common(1)]
-        return " ".join(["uncompressed", *(f"({reason})" for reason in reasons)])
+        is_shorter = abs(ratio - 1) >= 0.01
+        reasons = [] if is_shorter else self.uncompressed.most_common(1)
+        about = [name.removeprefix("torch.") for name, _ in reasons + self.formats.most_common(1)]
+        said = f"{ratio:.3g} x" if is_shorter else "uncompressed"
+        return f"{said} ({'; '.join(about)})" if about else said
 
     def add(self, other: "Account") -> None:
         """Add the sums of another account."""
         for each in fields(self):
             setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
-    def add_sent(self, nbytes: float, share: float) -> None:
-        """Add bytes that were sent, of which this fraction leaves the node."""
+    def add_sent(self, nbytes: float, share: float, format: str | None = None) -> None:
+        """Add bytes that were sent, of which this fraction leaves the node.
+
+        Args:
+            format: by which `formats` counts them; None: metadata.
+        """
         self.bytes_wire += nbytes
+        if format is not None:
+            self.formats[format] += nbytes  # type: ignore[assignment]  # bytes may be fractions
         self.bytes_between_nodes += share * nbytes
 
     def add_time(
@@ -141,7 +151,8 @@ class Account:
         while self._unread:
             self._unread[0].end.synchronize()
             self._read(self._unread.popleft())
-        values = {**vars(self), "uncompressed": dict(self.uncompressed)}
+        counts = {name: dict(getattr(self, name)) for name in ("uncompressed", "formats")}
+        values = {**vars(self), **counts}
         del values["_unread"]
         return values
 
@@ -280,8 +291,8 @@ class Ledger:
     def load_sums(self, sums: Mapping[MessageKind, Mapping[str, Any]]) -> None:
         """Continue from `sums()`."""
         for kind, values in sums.items():
-            uncompressed = Counter(values["uncompressed"])
-            self._accounts[kind] = Account(**{**values, "uncompressed": uncompressed})
+            counts = {k: Counter(v) for k, v in values.items() if isinstance(v, Mapping)}
+            self._accounts[kind] = Account(**{**values, **counts})
 
     def summary(self) -> dict[str, dict[str, Any]]:
         """Return bytes_raw, bytes_wire, compression_ratio and so on by kind of message."""

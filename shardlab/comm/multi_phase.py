@@ -172,6 +172,7 @@ class GroupCommunicator:
         if not self._is_first:
             account.add_time("extra_collective_s", begin, sent.device)
         account.collectives += 1
-        account.add_sent(nbytes, self._between_nodes.ring if share is None else share)
+        share = self._between_nodes.ring if share is None else share
+        account.add_sent(nbytes, share, str(sent.dtype).removeprefix("torch."))
         account.extra_collectives += not self._is_first
         self._is_first = False

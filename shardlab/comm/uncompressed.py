@@ -27,7 +27,8 @@ class Native(Collective):
     def reduce_scatter(self, output: Tensor, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
         op, rest = self._operation(vector, scale)
         wire = sum_scatter(output, vector, self.group, self.ledger.traffic, op)
-        self._count(raw=self._share_of_others(vector.nbytes), wire=wire, ring=True)
+        raw = self._share_of_others(vector.nbytes)
+        self._count(raw, wire, _summed(vector.dtype, vector.dtype), ring=True)
         if rest != 1:
             output.mul_(rest)
 
@@ -99,13 +100,14 @@ class Native(Collective):
         """Count an all-gather; return the bytes that it sends."""
         needed = self._share_of_others(output.nbytes)
         # gloo's own is not used
-        self._count(raw=needed, wire=needed, ring=dist.get_backend(self.group) != "gloo")
+        is_ring = dist.get_backend(self.group) != "gloo"
+        self._count(needed, needed, _name(output.dtype), is_ring)
         return needed
 
     def _count_all_reduce(self, vector: Tensor) -> float:
         """Count an all-reduce; return the bytes that it sends."""
         needed = 2 * self._share_of_others(vector.nbytes)
-        self._count(raw=needed, wire=needed, ring=True)
+        self._count(needed, needed, _summed(vector.dtype, vector.dtype), ring=True)
         return needed
 
 
@@ -135,7 +137,8 @@ class UncompressedAllToAll(Collective):
         received[self.rank] = chunks[self.rank]
         self._all_to_all(chunks, received)
         add_up(received, output, scale)
-        self._count_vector(vector)
+        wide = vector.dtype if vector.element_size() >= 4 else torch.float32
+        self._count_vector(vector, _summed(vector.dtype, wide))
         self._compare_exactly(output, vector, scale)
 
     @labelled
@@ -152,13 +155,13 @@ class UncompressedAllToAll(Collective):
     def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:  # noqa: D102
         self._agree(unit, output, f"none ({output.dtype})")
         self._all_to_all(*self.transport.gathering(shard, self._chunks(output)))
-        self._count_vector(output)
+        self._count_vector(output, _name(output.dtype))
 
-    def _count_vector(self, vector: Tensor) -> None:
+    def _count_vector(self, vector: Tensor, format: str) -> None:
         """Count a vector [world_size * n] of which every rank sends or receives W - 1 parts."""
         needed = self._share_of_others(vector.nbytes)
         elements = vector.numel() // self.world_size * (self.world_size - 1)
-        self._count(raw=needed, wire=needed)
+        self._count(needed, needed, format)
         self.account.elements += elements
         self.account.elements_sent += elements
 
@@ -182,6 +185,15 @@ def divides(group: dist.ProcessGroup, device: torch.device) -> bool:
     """
     # a group may have a backend for each type of device
     return device.type == "cuda" and "nccl" in dist.get_backend_config(group)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _summed(sent: torch.dtype, summed: torch.dtype) -> str:
+    """Return what the ledger says of messages of one dtype that are summed in the other."""
+    return f"{_name(sent)}, summed in {_name(summed)}"
 
 
 def sum_scatter(

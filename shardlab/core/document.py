@@ -1,9 +1,10 @@
 """Base class of all documents that a user writes: strict and frozen."""
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Self, TypeVar, overload
+from typing import Any, ClassVar, Self, TypeVar, overload
 
 import pydantic
 from pydantic import (
@@ -32,6 +33,8 @@ class Document(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
     )
+    elsewhere: ClassVar[Mapping[str, str]] = {}
+    """keys of these settings by the names that other libraries give them"""
 
     def __init__(self, /, **values: Any) -> None:
         """Validate the fields.
@@ -56,14 +59,19 @@ class Document(BaseModel):
         if not unknown:
             return handler(value)
         errors = [
-            _error(f"unknown key; {nearest(str(key), cls.model_fields)}", (str(key),), value)
-            for key in unknown
+            _error(f"unknown key; {cls._hint(str(key))}", (str(key),), value) for key in unknown
         ]
         try:
             handler({key: fields[key] for key in fields if key not in unknown})
         except ValidationError as error:
             errors += [_error(e["msg"], e["loc"], e["input"]) for e in error.errors()]
         raise ValidationError.from_exception_data(cls.__name__, errors)
+
+    @classmethod
+    def _hint(cls, key: str) -> str:
+        if key in cls.elsewhere:
+            return f"did you mean {cls.elsewhere[key]!r}?"
+        return nearest(key, cls.model_fields)
 
     @classmethod
     def from_file(cls, path: str | Path, fix: str) -> Self:

@@ -24,6 +24,17 @@ _FEW = 16
 class Sync(Document):
     """Synchronisation of the parameters of replicas, in place of the gradients of every step."""
 
+    elsewhere = {
+        "backup_device": "state: host",
+        "fragment_sync_delay": "delay",
+        "fragment_update_alpha": "alpha",
+        "model_fragments": "fragments",
+        "outer_optimizer": "optimizer",
+        "should_quantize": "codec: int8",
+        "sync_every": "every",
+    }
+    """of torchft"""
+
     every: int = Field(ge=1)
     """steps between two synchronisations of a parameter"""
     optimizer: Literal["nesterov", "sgd"] = "nesterov"

@@ -163,14 +163,15 @@ def mean_ledger(ledgers: Sequence[dict[str, Any]], steps: int) -> dict[str, dict
         result[kind] = {
             key: value if key in ratios else statistics.fmean(a[key] for a in accounts) / steps
             for key, value in first.items()
-            if key != "uncompressed"
+            if not isinstance(value, dict)
         }
-        counts = [account["uncompressed"] for account in accounts]
-        # a reason that a rank lacks counts as zero
-        result[kind]["uncompressed"] = {
-            reason: statistics.fmean(count.get(reason, 0) for count in counts) / steps
-            for reason in sorted({reason for count in counts for reason in count})
-        }
+        for key in ("uncompressed", "formats"):
+            counts = [account.get(key, {}) for account in accounts]
+            # a name that a rank lacks counts as zero
+            result[kind][key] = {
+                name: statistics.fmean(count.get(name, 0) for count in counts) / steps
+                for name in sorted({name for count in counts for name in count})
+            }
     return result
 
 

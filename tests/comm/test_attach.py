@@ -212,7 +212,7 @@ def test_a_handle_says_what_else_could_be_compressed(group, name, gradients, wei
     handle = shardlab.attach(model, gradients, weights)
     gradients_after(model, group, 1)
     assert str(handle).startswith("sent ")
-    hint = ", weights uncompressed: add weights='int8'"
+    hint = ", weights uncompressed (float32): add weights='int8'"
     assert str(handle).endswith(hint) == hinted
 
 

@@ -100,3 +100,37 @@ def test_uncompressed_sums_equal_those_of_torch(group, route, factor):
     shardlab.attach(model, {"route": route})
     found = two_micro_batches(model, group, factor)
     torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("make", "gradients", "reduced", "gathered"),
+    [
+        (fsdp2, "none", "float32, summed in float32", "float32"),
+        (reduced_in_another_type, "none", "bfloat16, summed in bfloat16", "bfloat16"),
+        (computed_in_another_type, "none", "float32, summed in float32", "bfloat16"),
+        (
+            reduced_in_another_type,
+            {"codec": "none", "route": "exchange"},
+            "bfloat16, summed in float32",
+            "bfloat16",
+        ),
+        (fsdp2, "bf16", "bf16, summed in float32", "float32"),
+        (fsdp2, "sign", "sign", "float32"),
+    ],
+)
+@on_ranks(2)
+def test_the_ledger_says_in_which_dtype_gradients_are_sent_and_summed(
+    group, make, gradients, reduced, gathered
+):
+    model = make(group)
+    if isinstance(gradients, str):
+        gradients = {"codec": gradients, "minimum_size": 0 if gradients != "none" else 1024}
+    handle = shardlab.attach(model, gradients)
+    backward(model, group, 0)
+    summary = handle.ledger.summary()
+    for kind, format in (("gradients", reduced), ("weights", gathered)):
+        account = summary[kind]
+        assert account["formats"].keys() == {format}
+        sent, other = account["bytes_wire"], account["metadata_bytes"]
+        assert sent - other <= account["formats"][format] <= sent
+    assert f"({reduced})" in str(handle) and f"({gathered})" in str(handle)

@@ -29,3 +29,32 @@ def test_what_was_uncompressed_has_its_reason() -> None:
     account.uncompressed["torch.float64"] += 2
     account.uncompressed["warm-up"] += 1
     assert str(ledger) == "sent 2.0 of 2.0 MB, nothing saved: gradients uncompressed (float64)"
+
+
+def test_a_line_names_what_most_of_the_bytes_were() -> None:
+    ledger = Ledger()
+    gradients, weights = ledger.accounts["gradients"], ledger.accounts["weights"]
+    gradients.bytes_raw = 40e6
+    gradients.add_sent(1e6, 0, "float32, summed in float32")
+    gradients.add_sent(9e6, 0, "int8, summed in float32")
+    weights.bytes_raw = 80e6
+    weights.add_sent(80e6, 0, "bfloat16")
+    assert str(ledger).endswith(
+        "gradients 4 x (int8, summed in float32), weights uncompressed (bfloat16)"
+    )
+    gradients.bytes_raw = 10e6
+    gradients.uncompressed["warm-up"] += 1
+    assert "uncompressed (warm-up; int8, summed in float32), " in str(ledger)
+
+
+def test_counts_are_continued_from_those_before_formats_were_known() -> None:
+    ledger, other = Ledger(), Ledger()
+    ledger.accounts["gradients"].add_sent(5.0, 0, "int8, summed in float32")
+    sums = ledger.sums()
+    other.load_sums(sums)
+    assert other.sums() == sums
+    for values in sums.values():
+        del values["formats"]
+    other.load_sums(sums)
+    assert other.summary()["gradients"]["formats"] == {}
+    assert other.summary()["gradients"]["bytes_wire"] == 5.0

@@ -1,4 +1,4 @@
-"""The example scripts run as they are, on two ranks, and compression is four lines of each."""
+"""The example scripts run as they are, on two ranks, and compression is a few lines of each."""
 
 import ast
 import json
@@ -9,7 +9,7 @@ import pytest
 import transformers  # noqa: F401 - imported once, before a command is forked
 
 from tests.commands import Command
-from tests.examples.scripts import ROOT, on_two_ranks
+from tests.examples.scripts import ROOT, on_two_ranks, scalars
 
 NEEDED = {
     "fsdp2": "transformers",
@@ -22,7 +22,8 @@ NEEDED = {
 @pytest.mark.parametrize("name", NEEDED)
 def test_an_example_trains_and_prints_what_it_saved(name, tmp_path):
     pytest.importorskip(NEEDED[name])
-    said = on_two_ranks(tmp_path, f"examples/{name}.py").splitlines()
+    options = [] if name == "fsdp2" else ["--logs", str(tmp_path / "logs")]
+    said = on_two_ranks(tmp_path, f"examples/{name}.py", *options).splitlines()
     losses = [float(line.split()[-1]) for line in said if line.startswith("step ")]
     assert len(losses) == 20 and losses[-1] < 0.9 * losses[0]
     [summary] = [json.loads(line) for line in said if line.startswith("{")]
@@ -30,6 +31,11 @@ def test_an_example_trains_and_prints_what_it_saved(name, tmp_path):
         assert summary[kind]["collectives"] >= 60
         assert summary[kind]["compression_ratio"] > 3.5
         assert summary[kind]["bytes_wire"] * 3.5 < summary[kind]["bytes_raw"]
+    if options:
+        shown = scalars(tmp_path / "logs")
+        assert len(shown["loss"]) == len(shown["comm/bytes_sent"]) == 20
+        sent = sum(summary[kind]["bytes_wire"] for kind in ("gradients", "weights"))
+        assert shown["comm/bytes_sent"][19] == pytest.approx(sent, rel=1e-6)
 
 
 @pytest.mark.long
@@ -59,10 +65,10 @@ def test_ranks_of_nanogpt_send_something_in_every_eighth_step_alone(tmp_path):
 
 
 @pytest.mark.parametrize("name", NEEDED)
-def test_compression_takes_four_lines(name):
+def test_compression_takes_four_lines_and_a_tracker_one(name):
     lines = (ROOT / "examples" / f"{name}.py").read_text().splitlines()
     marked = [line for line in lines if line.endswith("  # <- shardlab")]
-    assert len(marked) == 4
+    assert len(marked) == 4 + (name != "fsdp2")
     rest = ast.parse("\n".join(line for line in lines if line not in marked))
     names = {node.id for node in ast.walk(rest) if isinstance(node, ast.Name)}
     assert not names & {"shardlab", "gradients", "handle"}

@@ -74,11 +74,14 @@ def test_uncompressed_messages_are_means_over_ranks_and_timed_steps():
     ranks = []
     for reasons in ({"warm-up": 4, "not float32": 2}, {"warm-up": 8}):
         ledger = Ledger()
-        ledger.accounts["gradients"].uncompressed.update(reasons)
+        account = ledger.accounts["gradients"]
+        account.uncompressed.update(reasons)
+        account.add_sent(4.0 * len(reasons), 0, "int8")
         ranks.append(rank(EVENTS, ledger))
     found = summarize(PLAN, EVENTS, ranks)["ledger"]
     # four of the six steps are timed
     assert found["gradients"]["uncompressed"] == {"not float32": 0.25, "warm-up": 1.5}
+    assert found["gradients"]["formats"] == {"int8": 1.5}
     assert found["weights"]["uncompressed"] == {}
 
 
