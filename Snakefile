@@ -49,4 +49,3 @@ rule all:
             round=config["rounds"],
         ),
         rules.report.output,
-        rules.readme.output,

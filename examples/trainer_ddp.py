@@ -3,8 +3,9 @@
     torchrun --standalone --nproc-per-node 2 examples/trainer_ddp.py
     torchrun --standalone --nproc-per-node 2 examples/trainer_ddp.py --sync-every 8
 
-With the option, the replicas synchronise parameters in every eighth step alone. `Attached`
-is all that either takes, in any script with a Trainer.
+With the option, the replicas synchronise parameters in every eighth step alone. The line that makes
+a `CompressionCallback` is all that either takes, in any script with a Trainer. Trackers that you
+name in `report_to`, such as `"wandb"`, get its metrics with the loss; here they are printed.
 """
 
 import argparse
@@ -13,52 +14,11 @@ from typing import Any
 
 import torch
 from torch.utils.data import Dataset
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-import shardlab
+from shardlab.hf import CompressionCallback
 
 VOCABULARY, LENGTH = 100, 64
-
-
-class Attached(TrainerCallback):
-    """Compresses or rarely synchronises the communication of a Trainer, and prints what it saved.
-
-    Args:
-        trainer: the callback is added to it. It wraps its model when training begins.
-        options: of `shardlab.attach`.
-    """
-
-    def __init__(self, trainer: Trainer, **options: Any) -> None:
-        self.trainer, self.options = trainer, options
-        trainer.add_callback(self)
-
-    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        """Attach to the wrapped model, which callbacks are not given."""
-        wrapped, optimizer = self.trainer.model_wrapped, self.trainer.optimizer
-        self.handle = shardlab.attach(wrapped, optimizer=optimizer, **self.options)
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """With `sync` average the replicas after the last step, before it is evaluated.
-
-        `on_train_end` would be too late: the best model has been loaded then.
-        """
-        if state.global_step == state.max_steps:
-            self.handle.synchronize()
-
-    def on_train_end(self, args: TrainingArguments, *more: Any, **kwargs: Any) -> None:
-        """Print what was saved."""
-        if args.process_index == 0:
-            print(self.handle)
 
 
 class Numbers(Dataset[dict[str, torch.Tensor]]):
@@ -110,10 +70,11 @@ def main() -> None:
         )
         data = Numbers()
         trainer = Trainer(GPT2LMHeadModel(config), arguments, train_dataset=data, eval_dataset=data)
-        Attached(trainer, **options)
+        callback = CompressionCallback(trainer, **options)
         trainer.train()
         loss = trainer.evaluate()["eval_loss"]
         if arguments.process_index == 0:
+            print(callback.handle)
             print(f"loss of the best model {loss:.3f}")
 
 

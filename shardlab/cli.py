@@ -9,16 +9,15 @@ import gc
 import io
 import math
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from shardlab import __version__
+from shardlab.core.arguments import count, nodes, positive
 from shardlab.core.errors import RunFailed, UserError, nearest
 
 
@@ -62,26 +61,26 @@ def _plan(parser: Parser) -> None:
         f"one of {', '.join([*PRESETS, *PUBLISHED])}; a config.json or its folder; or on the hub"
     )
     add("model", metavar="MODEL", help=words)
-    add("--nodes", type=_nodes, default=(1, 1), help="nodes x devices of each, as in 2x8 (1x1)")
+    add("--nodes", type=nodes, default=(1, 1), help="nodes x devices of each, as in 2x8 (1x1)")
     add("--device", required=True, help=f"{', '.join(DEVICES)}, cpu")
     add("--link", help="rate of a node's link in one direction, such as 10gbit")
-    add("--delay-ms", type=_positive, default=0.025, help="latency between nodes (0.025)")
+    add("--delay-ms", type=positive, default=0.025, help="latency between nodes (0.025)")
     add("--inside", help="connection inside a node: nvlink, pcie4, ...; or a rate of a device")
     _add_batch(parser, 8, 2048)
     add("--vocabulary", type=int, help=f"tokens of a preset ({GPT2_VOCABULARY})")
-    words = "of computation (the device's fastest)"
-    add("--param-dtype", "--dtype", choices=("bf16", "fp16", "fp32"), help=words)
+    add("--param-dtype", "--dtype", choices=("bf16", "fp16", "fp32"), help="(the device's fastest)")
     words, modes = "(the fastest that fits)", ("none", "selective", "full")
     add("--activation-checkpointing", "--checkpointing", choices=modes, help=words)
-    add("--host-memory", type=_positive, default=math.inf, help="GB of a node (any)")
+    add("--host-memory", type=positive, default=math.inf, help="GB of a node (any)")
     words = "share of the peak in percent (of public measurements)"
-    add("--efficiency", type=_positive, nargs=2, metavar=("LOW", "HIGH"), help=words)
-    add("--peak", type=_positive, help="TFLOPS of --device cpu")
-    add("--memory", type=_positive, help="GB of --device cpu")
-    add("--bandwidth", type=_positive, help="GB/s of the memory of --device cpu")
+    add("--efficiency", type=positive, nargs=2, metavar=("LOW", "HIGH"), help=words)
+    add("--peak", type=positive, help="TFLOPS of --device cpu")
+    add("--memory", type=positive, help="GB of --device cpu")
+    add("--bandwidth", type=positive, help="GB/s of the memory of --device cpu")
     _add_strategies(parser)
-    add("--tokens", type=_count, default=0.0, help="to train on, such as 15T")
-    add("--price", type=_positive, help="of a device-hour, with --tokens")
+    add("--tokens", type=count, default=0.0, help="to train on, such as 15T")
+    words = "of a device-hour, with --tokens: a number, or gpuhunt (the cheapest to rent)"
+    add("--price", type=lambda word: word if word == "gpuhunt" else positive(word), help=words)
     add("--json", action="store_true", help="print everything as JSON")
 
 
@@ -169,6 +168,16 @@ def _chat(parser: Parser) -> None:
     add("--seed", type=int, help="(another one for each conversation)")
 
 
+def _evaluate(parser: Parser) -> None:
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="a folder, a run of this experiment, or on the hub")
+    words = "a file or folder, wikipedia, or as in params, '{source: jsonl, path: FILE}'"
+    add("--data", metavar="TEXT", required=True, help=words)
+    add("--length", type=int, help="tokens of a sequence (the model's positions, at most 1024)")
+    add("--batch", type=int, help="sequences of a forward pass (8)")
+    add("--json", dest="as_json", action="store_true", help="print everything as JSON")
+
+
 def _trial(parser: Parser) -> None:
     add = parser.add_argument
     add("number", metavar="ROUND")
@@ -241,6 +250,11 @@ _USERS = {
         _chat,
         extra="hf",
     ),
+    "evaluate": Command(
+        "measure perplexity and bits per byte of any trained model on any text",
+        "results/train/fsdp2/seed0/final_model --data book.txt",
+        _evaluate,
+    ),
 }
 STAGES = {
     "train": Command(
@@ -276,7 +290,6 @@ STAGES = {
     "propose": Command("choose what a round races", "1", _ROUND, log=("number",)),
     "trial": Command("race strategies, and train the fastest", "1", _trial, log=("number",)),
     "decide": Command("accept or roll back what a round has raced", "1", _ROUND, log=("number",)),
-    "readme": Command("write the headline table into the README"),
 }
 """stages of an experiment: `main` takes the parameters first"""
 COMMANDS = {**_USERS, **STAGES}
@@ -373,26 +386,6 @@ def _alias_stages() -> None:
         import_module("stages")
     else:
         sys.modules.setdefault("stages", import_module("shardlab.stages"))
-
-
-def _nodes(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,2})", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"expected nodes x devices, as in 2x8 (found {text!r})")
-    return int(match[1]), int(match[2])
-
-
-def _positive(text: str) -> float:
-    with suppress(ValueError):
-        if 0 < (value := float(text)) < 1e99:
-            return value
-    raise argparse.ArgumentTypeError(f"expected a number above 0 (found {text!r})")
-
-
-def _count(text: str) -> float:
-    suffixes = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
-    factor = suffixes.get(text[-1:].lower())
-    return _positive(text) if factor is None else factor * _positive(text[:-1])
 
 
 def _fail(message: str, code: int = 2) -> NoReturn:

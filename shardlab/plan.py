@@ -30,6 +30,7 @@ from shardlab.predict.devices import (
 )
 from shardlab.predict.offers import NamedStrategy
 from shardlab.predict.planner import RARE_HOST, PlannedJob, Shapes
+from shardlab.predict.prices import cheapest_offer
 from shardlab.strategy.document import Strategy
 from shardlab.train.settings import Train
 
@@ -234,5 +235,8 @@ def main(**arguments: Any) -> None:
     options = Namespace(**arguments)
     job, setup = _job(options, _model_sizes(options))
     tokens = options.batch_size * options.sequence_length
-    plan = make_plan(job, options.model, setup, tokens, options.tokens, options.price or 0.0)
+    price = options.price or 0.0
+    if price == "gpuhunt":
+        price = cheapest_offer(options.device, options.nodes[1])
+    plan = make_plan(job, options.model, setup, tokens, options.tokens, price)
     print(plan.model_dump_json(indent=2) if options.json else "\n".join(lines(plan)))

@@ -29,7 +29,7 @@ from shardlab.strategy.engine_traits import ENGINES
 
 STAGES = (
     *("prepare", "tokenize", "profile", "validate", "calibrate", "forecast", "estimate"),
-    *("collect", "propose", "trial", "decide", "report", "readme"),
+    *("collect", "propose", "trial", "decide", "report"),
 )
 """stages with one key; `train` has one for each run, `tune` for each method, `timing` for each
 timing"""

@@ -35,7 +35,7 @@ def make_folder(params: str | Path, target: Path, root: Path | None = None) -> N
     Raises:
         UserError: it is of other parameters or a part of shardlab's repository, or git is missing.
     """
-    path, page = target / "params.yaml", target / "README.md"
+    path = target / "params.yaml"
     if isinstance(params, Path) and path.exists() and not path.samefile(params):
         raise UserError(f"{target} is of {path.resolve()}: rename {params}, or remove {target}")
     if root is None:
@@ -48,8 +48,6 @@ def make_folder(params: str | Path, target: Path, root: Path | None = None) -> N
         cache = f"[cache]\n    dir = {os.path.relpath(root / '.dvc/cache', target / '.dvc')}\n"
         core = "[core]\n    analytics = false\n    no_scm = true\n"
         write_text(target / ".dvc/config", core + cache)
-    if not page.exists():
-        write_text(page, f"# {target.name}\n\n<!-- headline:begin -->\n<!-- headline:end -->\n")
     if isinstance(params, Path):
         if not path.exists():
             _link(path, os.path.relpath(params, target))

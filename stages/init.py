@@ -22,7 +22,7 @@ from shardlab.core.errors import UserError
 from shardlab.core.link import Link
 from shardlab.core.progress import say
 from shardlab.data.local_files import open_packed
-from shardlab.data.settings import Data, Tokenize
+from shardlab.data.settings import Data, Tokenize, source_of
 from shardlab.data.source_records import Tally
 from shardlab.data.sources import read_documents
 from shardlab.models.build import build_model
@@ -31,8 +31,6 @@ from shardlab.train.settings import Train
 from stages.folder import make_folder
 from stages.search import Minutes, Ranks
 
-_SOURCES = {".jsonl": "jsonl", ".json": "json", ".xml": "mediawiki", ".parquet": "huggingface"}
-"""of `Data`, by suffix; other files and folders are text"""
 _STRATEGIES: dict[str, dict[str, Any]] = {
     "ddp": {"engine": "ddp"},
     "ddp-int8": {"engine": "ddp", "gradients": {"codec": "int8"}},
@@ -151,8 +149,7 @@ def _data(text: str) -> tuple[dict[str, Any], dict[str, str]]:
     path = Path(text).absolute()
     if not path.exists():
         raise UserError(f"--text {text}: no such file or folder; give one, or wikipedia")
-    suffixes = [suffix for suffix in path.suffixes if suffix in _SOURCES]
-    data = {"source": _SOURCES[suffixes[-1]] if suffixes else "text", "path": str(path)}
+    data = {"source": source_of(str(path)), "path": str(path)}
     if data["source"] == "text":
         data |= _split(path) if path.is_file() else {}
         # records may need data.text_column, which is set in what init writes

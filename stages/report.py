@@ -1,5 +1,8 @@
 """Write the comparison: tables, plots and one HTML page."""
 
+import os
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -26,6 +29,7 @@ from shardlab.strategy.document import parse_strategy
 from shardlab.train.settings import Train
 from shardlab.train.tune_settings import Method, Tune
 from stages.sections import Sections
+from stages.summary import summarize
 
 _RESULTS = Path("results")
 _FOLDER = _RESULTS / "report"
@@ -33,7 +37,7 @@ _FORECAST = _RESULTS / "forecast" / "forecast.json"
 
 
 def main(params: Sections) -> None:
-    """Write everything in results/report except readme.md; of runs that crashed their names."""
+    """Write everything in results/report; of runs that crashed their names."""
     seeds, timings = params("seeds", list[int]), params("timings", dict[str, Timing])
     baseline, comparison = params("baseline", str), params("comparison", str)
     last = max(params.plain("rounds"), key=int)
@@ -49,14 +53,17 @@ def main(params: Sections) -> None:
     runs = [run for run in params.plain("strategies") if run not in lost]
     searched = History.from_file(history, f"run shardlab decide {last}")
     found = found_strategies(searched, {*runs, *(run.run for run in timed)})
+    curves = {
+        name: {seed: read_losses(_RESULTS, name, seed) for seed in seeds} for name in runs
+    } | {name: _losses_of(row) for name, row in found.items()}
     evidence = Evidence(
         records=select(records, runs, seeds),
         baseline=baseline,
         losses={
-            name: {seed: read_losses(_RESULTS, name, seed)["loss"] for seed in seeds}
-            for name in runs
-        }
-        | {name: _losses_of(row) for name, row in found.items()},
+            name: {seed: curve["loss"] for seed, curve in by_seed.items()}
+            for name, by_seed in curves.items()
+        },
+        validation=_validation_of(curves),
         history=searched,
         source=read_json("data/source.json", "run shardlab prepare"),
         statistics=read_json("data/statistics.json", "run shardlab tokenize"),
@@ -74,6 +81,8 @@ def main(params: Sections) -> None:
         lost={*lost},
     )
     write_report(evidence, _FOLDER)
+    if "DVC_STAGE" in os.environ:  # which has no other place to call us after its last stage
+        print(summarize(os.getppid()), file=sys.stderr)
     say(f"report: {_FOLDER / 'report.html'}")
 
 
@@ -113,12 +122,25 @@ def _tuned_rows(path: Path, method: str, strategy_hash: str) -> list[TuneResult]
     return tuned
 
 
-def _losses_of(row: StrategyResults) -> dict[int, pd.Series]:
+def _validation_of(
+    curves: Mapping[str, Mapping[int, pd.DataFrame]],
+) -> dict[str, dict[int, pd.Series]]:
+    """Return the validation losses by the number of steps done; empty where nothing was
+    evaluated."""
+    if not any(curve["evaluated"].any() for seeds in curves.values() for curve in seeds.values()):
+        return {}
+    return {
+        run: {
+            seed: curve.loc[curve["evaluated"], "val_loss"].rename(index=lambda step: step + 1)
+            for seed, curve in seeds.items()
+        }
+        for run, seeds in curves.items()
+    }
+
+
+def _losses_of(row: StrategyResults) -> dict[int, pd.DataFrame]:
     """Return by seed the losses of a strategy that a round has trained."""
     assert row.files is not None, "a round has trained it"
     runs = Path(row.files)
     fix = f"run shardlab trial {runs.parent.name}"
-    return {
-        record.seed: read_losses(runs, record.run, record.seed, fix)["loss"]
-        for record in row.trained
-    }
+    return {record.seed: read_losses(runs, record.run, record.seed, fix) for record in row.trained}

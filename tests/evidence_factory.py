@@ -94,6 +94,7 @@ def make_evidence(records: list[TrainResult], baseline: str = BASELINE, **change
         "records": records,
         "baseline": baseline,
         "losses": losses,
+        "validation": {},
         "history": make_history(records),
         "source": {
             "name": "wikipedia",

@@ -10,6 +10,7 @@ from shardlab.core.document import Document
 from shardlab.core.errors import UserError
 from shardlab.core.numbers import number, rough
 from shardlab.predict.planner import USABLE, Outcome, PlannedJob, fits_on, outcomes
+from shardlab.predict.prices import Offer
 from shardlab.results.interval import Ratio
 
 _TEXT = TextWrapper(width=100, break_on_hyphens=False)
@@ -63,10 +64,12 @@ class Plan(Document):
     break_even: dict[str, float]
     """by strategy that changes training: how many times as many tokens to a loss it may need and
     still be there as soon as anything without loss"""
+    offer: Offer | None = None
+    """that the price is of; null: it was given"""
 
 
 def make_plan(
-    job: PlannedJob, model: str, setup: str, tokens: int, goal: float, price: float
+    job: PlannedJob, model: str, setup: str, tokens: int, goal: float, price: float | Offer
 ) -> Plan:
     """Predict all strategies and rank them.
 
@@ -74,7 +77,7 @@ def make_plan(
         model, setup: in words.
         tokens: of a device in a step.
         goal: tokens to train on; 0: none.
-        price: of a device-hour; 0: unknown.
+        price: of a device-hour, or an offer that has one; 0: unknown.
 
     Raises:
         UserError: nothing fits.
@@ -100,6 +103,8 @@ def make_plan(
     lossless = next(outcome for outcome in order if outcome.devices == job.world_size)
     even = {by_name[title].name: ratio for title, ratio in ranking.break_even.items()}
     chosen = [order[0], *(by_name[title] for title in ranking.gaining[:1])]
+    offer = price if isinstance(price, Offer) else None
+    of_hour = price.price if isinstance(price, Offer) else price
     return Plan(
         answer=_answer(chosen, lossless, [o for o in (one_node, one_device) if o], ranking, even),
         model=model,
@@ -109,8 +114,9 @@ def make_plan(
         strategies=planned,
         one_node=one_node,
         one_device=one_device,
-        best=[_cost(outcome, goal, price) for outcome in chosen],
+        best=[_cost(outcome, goal, of_hour) for outcome in chosen],
         break_even=even,
+        offer=offer,
     )
 
 
@@ -222,6 +228,15 @@ def _between(ends: tuple[float, float]) -> str:
     return f"{number(ends[0])} to {number(ends[1])}"
 
 
+def _bought(offer: Offer) -> str:
+    date = "-".join((offer.catalogue[:4], offer.catalogue[4:6], offer.catalogue[6:8]))
+    return (
+        f"price: {offer.price:.3g} USD per device-hour on demand, {offer.instance} of "
+        f"{offer.provider} in {offer.region}: the cheapest in gpuhunt's catalogue of {date}, of "
+        f"{offer.providers} providers"
+    )
+
+
 def _row(outcome: Outcome, scale: float, break_even: float | None) -> str:
     """Return a line of the table: bytes in GB, rates in Gbit/s, times `scale` times the seconds."""
     parts = "+".join(
@@ -271,4 +286,6 @@ def lines(plan: Plan) -> list[str]:
             text += f", price {_between(cost.price)}"
         text_lines += _TEXT.wrap(text)
         text_lines += [f"  {line}" for line in (cost.attach or "").splitlines()]
+    if plan.offer is not None:
+        text_lines += _TEXT.wrap(_bought(plan.offer))
     return [*text_lines, *_TEXT.wrap(_TRIED)]

@@ -56,6 +56,9 @@ class AllToAllCollective(CodecCollective):
         self.codec.decode_sum(payloads, output, scale, keys)
         self.account.add_time("decode_s", begin, device)
         self._check_finite(output)
+        if self.watch is not None:
+            added = self.codec.decode(payloads[self.rank], output.numel(), keys[self.rank])
+            self.watch(added.mul_(scale), output)
 
     def _all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:
         """Reduce-scatter, then all-gather the owners' sums; each has its own residual.

@@ -81,6 +81,9 @@ class Collective(ABC):
         self.world_size = self.transport.world_size
         self.rank = self.transport.rank
         self._extra, self._audited = extra, audited
+        self.watch: Callable[[Tensor, Tensor], None] | None = None
+        """called with what this rank has added to a sum, and the sum, where a collective knows
+        both: of all elements, or of the chunk whose payloads it decodes"""
         self.settings = ""
         """what else must be equal on all ranks, in words"""
         self._agreed: set[tuple[str, int, str]] = set()

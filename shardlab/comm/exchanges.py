@@ -1,5 +1,6 @@
 """Synchronisation of replicas by outer gradients, fragment by fragment."""
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -39,6 +40,9 @@ class _Exchange:
     statistics: Tensor | None
     """running statistics of the model, float64"""
     running: Running | None = None
+    moments: Tensor | None = None
+    """float32 [4], once the means are known: the product of this replica's outer gradient and the
+    sum of the others', the squares of both, and that of the mean"""
 
 
 class Exchanges:
@@ -81,6 +85,8 @@ class Exchanges:
         # replicas with other settings would wait for messages that never come
         collective.compare(f"sync of {settings!r}", device)
         self._are_compared = False
+        self._moments: dict[int, Tensor] = {}
+        """of the last exchange of each fragment"""
 
     @torch.no_grad()
     def restart(self) -> None:
@@ -133,6 +139,8 @@ class Exchanges:
             else:
                 unit.update(mean, self._settings)
             unit.mix(self._settings.alpha)
+        if exchange.moments is not None:
+            self._moments[index] = exchange.moments
         if exchange.statistics is not None:
             buffers = running_statistics(self._model)
             parts = exchange.statistics.split([b.numel() for b in buffers])
@@ -150,6 +158,19 @@ class Exchanges:
         """Return what tells the present weights from others, uint8 [8]."""
         weights = digest(unit.flat() for unit in self.units)
         return torch.tensor(list(bytes.fromhex(weights)), dtype=torch.uint8)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the norm of the mean outer gradient at the last synchronisation, and the cosine
+        of what this replica and the others sent, where it is known; the host waits for the device.
+        """
+        if not self._moments:
+            return {}
+        sums = torch.stack([*self._moments.values()]).sum(0).tolist()
+        product, square, others_square, mean_square = sums
+        metrics = {"sync/outer_grad_norm": math.sqrt(mean_square)}
+        if square and others_square:
+            metrics["sync/replica_cosine"] = product / math.sqrt(square * others_square)
+        return metrics
 
     def wait(self) -> None:
         """Wait until all that is on the way has arrived; the parameters stay as they are."""
@@ -234,8 +255,16 @@ class Exchanges:
             part = Unit("buffers", (Block("buffers", exchange.statistics.numel(), 1),))
             self._exact.all_reduce(exchange.statistics, 1 / self._exact.world_size, part)
         vectors = exchange.means or (unit.gradient() for unit in exchange.units)
+        exchange.moments = moments = torch.zeros(4, device=exchange.units[0].device)
+
+        def watch(added: Tensor, total: Tensor) -> None:
+            others = total - added
+            moments[:3] += torch.stack([added.dot(others), added.dot(added), others.dot(others)])
+
+        self.collective.watch = watch
         for unit, vector in zip(exchange.units, vectors, strict=True):
             self.collective.all_reduce(vector, 1 / self.collective.world_size, unit.message)
+            moments[3] += vector.dot(vector)
             if self._feedback is not None:
                 self._feedback.end_step()
             yield vector

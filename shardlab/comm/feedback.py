@@ -38,6 +38,8 @@ _DRAW = "weights.draw."
 Residual = Literal["fp32", "bf16", "int8"]
 
 _GROUP = 128
+_PIECE = 1 << 20
+"""elements that are squared at once"""
 _INT8 = Int8(_GROUP)
 _LARGEST = 2.0**126
 _LARGEST_SCALE = torch.tensor(_LARGEST / 127, dtype=torch.bfloat16)
@@ -278,8 +280,21 @@ class ErrorFeedback:
 
     def norm(self) -> float:
         """Return the Euclidean norm over all residuals of this rank."""
-        squares = [widen(stored).double().square().sum() for stored in self._current.values()]
-        return math.sqrt(sum(squares))
+        return math.sqrt(self.sum_of_squares())
+
+    def sum_of_squares(self) -> Tensor:
+        """Return the sum of squares of all residuals of this rank: float64 [], on their device."""
+        total = torch.zeros((), dtype=torch.float64)
+        for stored in self._current.values():
+            if self._kind == "fp32":
+                residual = stored
+            else:
+                buffer = self._buffers.floats("residual", elements(stored), stored.device)
+                residual = widen(stored, buffer)
+            # in pieces: in float64 a whole residual takes twice its memory
+            for piece in residual.split(_PIECE):
+                total = total + piece.double().square().sum()
+        return total
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the residuals by part, as they are stored, and the layouts by unit."""

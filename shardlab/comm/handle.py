@@ -85,6 +85,21 @@ class Handle:
         size = f"{nbytes / factor:,.1f} {unit}"
         return f"in place of {size} of gradients in {steps} steps" if nbytes else ""
 
+    def metrics(self) -> dict[str, float]:
+        """Return what this rank has sent, and what it knows of error feedback and replicas.
+
+        A flat mapping of names to numbers, which trackers take as it is, such as
+        `run.log(handle.metrics(), step=step)`. Counts and seconds are totals since `attach`, or
+        `ledger.reset()`. Nothing is sent, so any rank may call it alone; on a GPU the host waits
+        for the steps so far.
+        """
+        metrics = self.ledger.metrics()
+        if self.feedback is not None:
+            metrics["comm/residual_norm"] = self.feedback.norm()
+        if self._sync is not None:
+            metrics |= self._sync.metrics()
+        return metrics
+
     def step(self) -> None:
         """End an iteration, after the update of the parameters, also where that was left out.
 

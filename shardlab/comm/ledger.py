@@ -20,6 +20,8 @@ from shardlab.core.device import Moment, now, seconds_between
 MessageKind = Literal["gradients", "weights"]
 TimeName = Literal["encode_s", "decode_s", "extra_collective_s"]
 
+_TRACKED = ("bytes_between_nodes", "collectives", "not_finite", "encode_s", "decode_s")
+"""sums that `Ledger.metrics` gives under their names"""
 _UNREAD = 1024
 """additions on a GPU that are kept, as times as pairs of events"""
 
@@ -198,6 +200,8 @@ class Ledger:
         self._accounts = _new()
         self._of_steps: dict[int, Accounts] = {}
         self._thread = threading.local()
+        self._numbers: list[tuple[torch.cuda.Event, Tensor, Callable[[float], None]]] = []
+        """of `read`, on their way to the host"""
 
     @property
     def accounts(self) -> Accounts:
@@ -226,9 +230,22 @@ class Ledger:
         wire, raw = self.bytes_wire / factor, raw / factor
         return f"sent {wire:,.1f} of {raw:,.1f} {unit}, {saved}: {parts}"
 
+    def read(self, number: Tensor, take: Callable[[float], None]) -> None:
+        """Call `take` with a number, []: now, or of a GPU by `wait`, which alone waits for it."""
+        on_host = number.to("cpu", non_blocking=True)
+        end = now(number.device)
+        if isinstance(end, float):
+            take(on_host.item())
+        else:
+            self._numbers.append((end, on_host, take))
+
     def wait(self) -> None:
-        """Wait until a GPU has done its steps, and read their times."""
+        """Wait until a GPU has done its steps, and read their times and numbers."""
         self.traffic.wait()
+        numbers, self._numbers = self._numbers, []
+        for end, on_host, take in numbers:
+            end.synchronize()
+            take(on_host.item())
 
     def reset(self) -> None:
         """Set all counts to 0, except those of `step_accounts`."""
@@ -268,6 +285,29 @@ class Ledger:
         """Return bytes_raw, bytes_wire, compression_ratio and so on by kind of message."""
         self.wait()
         return {kind: account.summary() for kind, account in self._accounts.items()}
+
+    def metrics(self) -> dict[str, float]:
+        """Return the counts of all kinds of messages as numbers by name, for `Handle.metrics`."""
+        kinds = self.summary()
+
+        def total(name: str) -> float:
+            value: float = sum(account[name] for account in kinds.values())
+            return value
+
+        raw, sent = total("bytes_raw"), total("bytes_wire")
+        messages = sum(sum(account["uncompressed"].values()) for account in kinds.values())
+        metrics = {
+            "comm/bytes_sent": sent,
+            "comm/bytes_raw": raw,
+            "comm/ratio": raw / sent if raw else 1.0,
+            "comm/uncompressed_messages": messages,
+            **{f"comm/{name}": total(name) for name in _TRACKED},
+        }
+        for kind, account in kinds.items():
+            if account["bytes_raw"]:
+                metrics[f"comm/{kind}_bytes_sent"] = account["bytes_wire"]
+                metrics[f"comm/{kind}_ratio"] = account["compression_ratio"]
+        return metrics
 
     @contextmanager
     def auditing(self) -> Iterator[Audit]:

@@ -165,11 +165,20 @@ class RareSync:
 
     def apart(self) -> str:
         """Return a phrase on replicas that have trained alone; none where they are equal."""
-        steps = self.step - max(min(self._equal_at), min(self.step, self.settings.warmup_steps))
+        steps = self._steps_apart()
         if not steps or self._is_detached or self._replicas == 1:
             return ""
         some = f"{steps} step{'s' * (steps > 1)}"
         return f"replicas have trained {some} since they were last equal: handle.synchronize()"
+
+    def metrics(self) -> dict[str, float]:
+        """Return counts of steps and rounds as numbers by name, and what the last round showed."""
+        return {
+            "sync/step": self.step,
+            "sync/round": self.settings.exchanges(self.step),
+            "sync/steps_apart": self._steps_apart(),
+            **self._exchanges.metrics(),
+        }
 
     def exchanged_state_dict(self) -> dict[str, Tensor]:
         """Return the outer parameters by name, those that are not trained, and copies of the
@@ -296,6 +305,10 @@ class RareSync:
                 "ranks"
             )
         self._saved_weights = None
+
+    def _steps_apart(self) -> int:
+        """Return the steps since all replicas had the same parameters."""
+        return self.step - max(min(self._equal_at), min(self.step, self.settings.warmup_steps))
 
     @property
     def _is_untrained(self) -> bool:

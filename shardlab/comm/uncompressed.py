@@ -35,8 +35,11 @@ class Native(Collective):
     def all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:  # noqa: D102
         op = self._scaled(vector, scale)
         nbytes = self._count_all_reduce(vector)
+        added = None if self.watch is None else vector.clone()
         with self.ledger.traffic.operation(nbytes, vector.device, self.group):
             dist.all_reduce(vector, op, group=self.group)
+        if self.watch is not None and added is not None:
+            self.watch(added / self.world_size if op == dist.ReduceOp.AVG else added, vector)
 
     @labelled
     def start_all_reduce(

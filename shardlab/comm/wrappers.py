@@ -35,7 +35,8 @@ def find_wrapper(model: nn.Module) -> nn.Module:
         raise UserError(
             f"attach: {type(model).__name__} is wrapped neither by fully_shard nor by "
             "FullyShardedDataParallel or DistributedDataParallel: wrap it first, or give what "
-            "wraps it (in a callback of transformers' Trainer: trainer.model_wrapped)"
+            "wraps it (transformers' Trainer wraps it on several ranks of torchrun: take "
+            "shardlab.hf.CompressionCallback)"
         )
     if len(wrappers) > 1:
         names = ", ".join(f"{name} ({type(module).__name__})" for name, module in wrappers.values())

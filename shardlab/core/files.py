@@ -79,10 +79,24 @@ def atomic(path: str | Path) -> Iterator[Path]:
         with unfinished(path) as holder:
             temporary = holder / path.name
             yield temporary
+            _open_to_others(temporary, holder / f"{path.name}.new")
             if path.is_dir():
                 temporary.stat()  # raises where the block has made nothing
                 path.rename(holder / "before")
             temporary.replace(path)
+
+
+def _open_to_others(made: Path, new: Path) -> None:
+    """Let those read files that the umask lets: libraries (safetensors) make them for their owner.
+
+    Args:
+        new: path for a file that shows the mode of any new one.
+    """
+    new.touch()
+    mode = new.stat().st_mode
+    for path in files_below(made).values():
+        if not path.is_symlink():
+            path.chmod(path.stat().st_mode | mode)
 
 
 @contextmanager

@@ -95,7 +95,7 @@ def resident_memory() -> ResidentMemory:
     )
 
 
-_WRITTEN_BY_THE_PIPELINE = (":!results", ":!README.md", ":!dvc.lock", ":(top,exclude)experiments")
+_WRITTEN_BY_THE_PIPELINE = (":!results", ":!dvc.lock", ":(top,exclude)experiments")
 
 
 def git_revision() -> str:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from shardlab.core.errors import UserError
-from shardlab.data.tokens import TokenSplit
+from shardlab.data.tokens import Tokens, TokenSplit
 
 
 class Batches:
@@ -79,18 +79,25 @@ def first_samples(
     ]
 
 
-def blocks(split: TokenSplit, sequence_length: int, batch: int) -> Iterator[torch.Tensor]:
-    """Yield the whole split in order, for evaluation: every token but the first is a target once.
+def blocks(
+    tokens: Tokens, sequence_length: int, batch: int, sequences: int | None = None
+) -> Iterator[torch.Tensor]:
+    """Yield all tokens in order, for evaluation: every token but the first is a target once.
+
+    Args:
+        sequences: end after so many; None: with the tokens.
 
     Yields:
         int64 `[rows, sequence_length + 1]` with `rows <= batch`, neighbours sharing one token as
         in `Batches`; at the end the remainder as `[1, rest + 1]`. A mean over targets must
         therefore weigh each tensor by its targets.
     """
-    whole, rest = divmod(max(len(split) - 1, 0), sequence_length)
+    whole, rest = divmod(max(len(tokens) - 1, 0), sequence_length)
+    if sequences is not None and sequences <= whole:
+        whole, rest = sequences, 0
     for first in range(0, whole, batch):
         rows = min(batch, whole - first)
-        tokens = split.read(first * sequence_length, rows * sequence_length + 1)
-        yield torch.from_numpy(tokens).unfold(0, sequence_length + 1, sequence_length)
+        ids = tokens.read(first * sequence_length, rows * sequence_length + 1)
+        yield torch.from_numpy(ids).unfold(0, sequence_length + 1, sequence_length)
     if rest:
-        yield torch.from_numpy(split.read(whole * sequence_length, rest + 1))[None]
+        yield torch.from_numpy(tokens.read(whole * sequence_length, rest + 1))[None]

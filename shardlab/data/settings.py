@@ -78,6 +78,22 @@ class Data(Document):
         return self
 
 
+_SOURCES = {
+    ".jsonl": "jsonl",
+    ".json": "json",
+    ".xml": "mediawiki",
+    ".parquet": "huggingface",
+    ".csv": "huggingface",
+}
+
+
+def source_of(path: str) -> str:
+    """Return the source of `Data` that reads a file of this name; other files and folders are
+    text."""
+    suffixes = [suffix for suffix in Path(path).suffixes if suffix in _SOURCES]
+    return _SOURCES[suffixes[-1]] if suffixes else "text"
+
+
 _VOCABULARY = 2048
 _BYTES = 257
 """tokens of a byte-level tokenizer that has merged nothing: the bytes and the end of text"""

@@ -163,17 +163,14 @@ def _write(job: TokenizeJob, piece: CorpusPiece, path: Path) -> Shard:
     digest = hashlib.sha256()
     tokens = documents = size = altered = 0
     with atomic(path) as temporary, temporary.open("wb") as file:
-        for batch in _batches(job, piece):
-            texts = [document.content for document in batch]
-            encoded = tokenizer.encode(texts)
-            altered += tokenizer.altered(texts, encoded)
-            ids = np.array(_ids(tokenizer, batch, encoded), dtype)
-            raw = ids.tobytes()
+        for batch in encode_documents(tokenizer, _documents(job, piece)):
+            raw = np.array(batch.ids, dtype).tobytes()
             file.write(raw)
             digest.update(raw)
-            tokens += len(ids)
-            documents += len(batch)
-            size += sum(document.size for document in batch)
+            tokens += len(batch.ids)
+            documents += batch.documents
+            size += batch.bytes
+            altered += batch.altered
     return Shard(
         file=path.name,
         tokens=tokens,
@@ -184,19 +181,49 @@ def _write(job: TokenizeJob, piece: CorpusPiece, path: Path) -> Shard:
     )
 
 
-def _batches(job: TokenizeJob, piece: CorpusPiece) -> Iterator[list[CorpusDocument]]:
-    """Yield the documents of a piece, some at a time."""
-    batch: list[CorpusDocument] = []
-    size = 0
+def _documents(job: TokenizeJob, piece: CorpusPiece) -> Iterator[CorpusDocument]:
     for document in read_corpus(job.corpus, piece.start, piece.stop):
         if is_validation(document.split_key, job.validation_share) == piece.validation:
-            batch.append(document)
-            size += document.size
-            if size >= _BATCH:
-                yield batch
-                batch, size = [], 0
+            yield document
+
+
+class EncodedDocuments(NamedTuple):
+    """Tokens of some documents, in their order."""
+
+    ids: list[int]
+    """with the end token after each document"""
+    documents: int
+    bytes: int
+    """of their UTF-8 text, titles included"""
+    altered: int
+    """documents whose text the tokens do not give back"""
+
+
+def encode_documents(
+    tokenizer: TextTokenizer, documents: Iterable[CorpusDocument]
+) -> Iterator[EncodedDocuments]:
+    """Yield the tokens of documents, some documents at a time.
+
+    Raises:
+        UserError: plain text becomes the end token.
+    """
+    batch: list[CorpusDocument] = []
+    size = 0
+    for document in documents:
+        batch.append(document)
+        size += document.size
+        if size >= _BATCH:
+            yield _encoded(tokenizer, batch, size)
+            batch, size = [], 0
     if batch:
-        yield batch
+        yield _encoded(tokenizer, batch, size)
+
+
+def _encoded(tokenizer: TextTokenizer, batch: list[CorpusDocument], size: int) -> EncodedDocuments:
+    texts = [document.content for document in batch]
+    encoded = tokenizer.encode(texts)
+    ids = _ids(tokenizer, batch, encoded)
+    return EncodedDocuments(ids, len(batch), size, tokenizer.altered(texts, encoded))
 
 
 def _ids(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 from pydantic import Field, StringConstraints
@@ -85,6 +85,21 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path, make = folder / MANIFEST, "run shardlab tokenize"
     return Manifest.from_file(path, _fix(folder) if path.exists() else make)
+
+
+class Tokens(Protocol):
+    """A text's tokens, as one long array."""
+
+    text_bytes: int | None
+    """UTF-8 bytes of all documents, titles included; None where another program read the text"""
+    altered: int
+    """documents whose text the tokens do not give back"""
+
+    def __len__(self) -> int:
+        """Number of tokens, end tokens included."""
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """Return tokens `start` to `start + count - 1`, shape `[count]`, int64."""
 
 
 class TokenSplit:

@@ -106,8 +106,8 @@ class AutogradEngine(Engine):
             torch._foreach_mul_(gradients, coefficient)
 
     def whole_parameters(self) -> Iterator[dict[str, Tensor]]:  # noqa: D102
-        for name, parameter in self._trained().items():
-            yield self.gather(name, self._laid_out(name, parameter.detach()))
+        for name, tensor in self.replicas().items():
+            yield self.gather(name, tensor)
 
     def shards(self) -> EngineState:  # noqa: D102
         kinds: EngineState = {}

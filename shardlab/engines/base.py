@@ -150,9 +150,10 @@ class Engine(ABC):
 
     @abstractmethod
     def whole_parameters(self) -> Iterator[dict[str, Tensor]]:
-        """Iterate over the model after training, some parameters at a time, whole on every rank.
+        """Iterate over the model between steps, some parameters at a time, whole on every rank.
 
-        All ranks take all of them. What was yielded may be gone when the next ones come.
+        Where copies of the model train alone these are the parameters that they agree on. All
+        ranks take all of them. What was yielded may be gone when the next ones come.
 
         Returns:
             by the names of the unwrapped module, the first name for a tied parameter.
@@ -225,6 +226,11 @@ class Engine(ABC):
         """Return the norm of what error feedback holds back on this rank; None without it."""
         feedback = self._handle.feedback
         return None if feedback is None else feedback.norm()
+
+    def residual_squares(self) -> Tensor | None:
+        """Return the square of that norm: float64 [] on the device, which nothing waits for."""
+        feedback = self._handle.feedback
+        return None if feedback is None else feedback.sum_of_squares()
 
     def audit(self) -> AbstractContextManager[Audit]:
         """Return a context in which every reduction is also done exactly and compared."""

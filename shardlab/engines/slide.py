@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -21,6 +22,7 @@ from shardlab.engines.slide_groups import make_groups
 from shardlab.engines.slide_memory import (
     FROZEN,
     KINDS,
+    MOMENTS_VARIABLE,
     GradBuffers,
     SlideUnit,
     VectorLayout,
@@ -76,7 +78,7 @@ class SlideEngine(Engine):
         root, *others = units
         self._trained = [unit for unit in units if unit.count]
         trained = [root, *(unit for unit in others if unit.count)]
-        _allocate(units, groups.here, copies)
+        _allocate(units, groups.here, copies, on_disk=strategy.moments == "disk")
         keeping = kept_gradients(strategy.accumulation, self._holding)
         self._accumulation = strategy.accumulation
         buffers = GradBuffers(trained, groups, keeping, on_device, reduced, copies.pin)
@@ -318,17 +320,27 @@ def _close(pid: int, optimizer: HostOptimizer, copies: Copies) -> None:
     copies.unpin()
 
 
-def _allocate(units: Sequence[SlideUnit], here: dist.ProcessGroup, copies: Copies) -> None:
+def _allocate(
+    units: Sequence[SlideUnit], here: dist.ProcessGroup, copies: Copies, on_disk: bool
+) -> None:
     """Allocate host memory for units, and page-lock it; a node's ranks call together.
+
+    Args:
+        on_disk: the moments, which no device reads, lie in a file instead.
 
     Raises:
         UserError: there is too little.
     """
     layout: VectorLayout = {}
+    moments: VectorLayout = {}
     for unit in units:
         layout |= unit.layout()
-    memory, vectors = shared_vectors(layout, here)
+        moments |= unit.moment_layout()
+    memory, vectors = shared_vectors(layout if on_disk else layout | moments, here)
     copies.pin(memory)
+    if on_disk:
+        folder = Path(os.environ.get(MOMENTS_VARIABLE, ".work/moments"))
+        vectors |= shared_vectors(moments, here, folder)[1]
     for unit in units:
         unit.map(vectors)
 

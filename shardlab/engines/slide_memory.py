@@ -28,33 +28,45 @@ KINDS = ("exp_avg", "exp_avg_sq")
 FROZEN = "frozen"
 """the vector of parameters that are not trained"""
 
+MOMENTS_VARIABLE = "SHARDLAB_MOMENTS"
+"""of the environment: the folder of `moments: disk`"""
 _SHARED = Path("/dev/shm")
 _GIB = 1 << 30
 
 
 def shared_vectors(
-    layout: VectorLayout, group: dist.ProcessGroup
+    layout: VectorLayout, group: dist.ProcessGroup, folder: Path = _SHARED
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return zeroed vectors that all ranks of a node map; all call together, with equal arguments.
 
-    They lie in a file in /dev/shm, which is unlinked when all ranks have mapped it, so that the
-    memory is gone with the last process, however that ends. Each rank allocates one of W equal
-    parts of each vector: a page lies on the NUMA node of the CPU that allocates it.
+    They lie in a file, which is unlinked when all ranks have mapped it, so that its memory is gone
+    with the last process, however that ends. Each rank allocates one of W equal parts of each
+    vector: a page lies on the NUMA node of the CPU that allocates it.
+
+    Args:
+        folder: of the file: by default /dev/shm, which is memory; on a disk the kernel keeps as
+            much of the file in memory as nobody else needs.
 
     Returns:
         the whole memory, uint8, and the vectors by name, each of which begins a page.
 
     Raises:
-        UserError: (on all ranks) there is too little memory, or the ranks cannot share it.
+        UserError: (on all ranks) there is too little memory or disk, or the ranks cannot share it.
     """
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     places, total = _places(layout)
+    on_disk = folder != _SHARED
 
     def create() -> str | None:
         if rank > 0:
             return None
-        _check_free(total)
-        descriptor, name = tempfile.mkstemp(prefix=f"shardlab-{os.getpid()}-", dir=_SHARED)
+        if not on_disk:
+            _check_free(total)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor, name = tempfile.mkstemp(prefix=f"shardlab-{os.getpid()}-", dir=folder)
+        except OSError as error:
+            raise _no_room(folder, total, error) if on_disk else error from error
         os.ftruncate(descriptor, total)
         os.close(descriptor)
         return name
@@ -68,10 +80,12 @@ def shared_vectors(
                     if first < last:  # a page that is missing at its use would end the process
                         os.posix_fallocate(file.fileno(), first, last - first)
         except OSError as error:
+            if on_disk:
+                raise _no_room(folder, total, error) from error
             raise _too_little(total, f"{_SHARED}: {(error.strerror or '').lower()}") from error
         return torch.from_file(str(path), True, total, dtype=torch.uint8, device="cpu")
 
-    if world_size == 1:
+    if world_size == 1 and not on_disk:
         _check_free(total)
         return own_vectors(layout)
     failed = "slide: the ranks of a node cannot share host memory"
@@ -116,6 +130,13 @@ def _too_little(total: int, why: str) -> UserError:
         f"slide: the ranks of a node share {total / _GIB:.2f} GiB of host memory, and {why}: take "
         "a smaller model, states of fewer bits or more nodes, or enlarge /dev/shm (docker run "
         "--shm-size)"
+    )
+
+
+def _no_room(folder: Path, total: int, error: OSError) -> UserError:
+    return UserError(
+        f"slide: {total / _GIB:.2f} GiB of moments do not fit into {folder} ({error.strerror}): "
+        f"make room, name another folder in {MOMENTS_VARIABLE}, or remove moments: disk"
     )
 
 
@@ -185,13 +206,16 @@ class SlideUnit:
         return self.dtype is not torch.float32
 
     def layout(self) -> VectorLayout:
-        """Return the vectors of host memory."""
+        """Return the vectors of host memory, without the moments."""
         kinds = {"parameter": (torch.float32, self.size)}
         # the last of these two is followed by the frozen part
         source = "mirror" if self.narrow else "parameter"
         kinds[source] = self.dtype, self.whole
-        kinds |= dict.fromkeys(KINDS, (self._moments, self.size))
         return {f"{self.name}/{kind}": entry for kind, entry in kinds.items()}
+
+    def moment_layout(self) -> VectorLayout:
+        """Return the vectors of the moments."""
+        return {f"{self.name}/{kind}": (self._moments, self.size) for kind in KINDS}
 
     def map(self, memory: Mapping[str, Tensor]) -> None:
         """Take the unit's vectors."""

@@ -17,7 +17,10 @@ def in_host_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors that share no memory."""
+    path.touch()
+    mode = path.stat().st_mode
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    path.chmod(mode)  # by the umask, where safetensors makes a file for its owner alone
 
 
 def save_state(path: Path, state: EngineState) -> None:

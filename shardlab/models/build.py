@@ -20,6 +20,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from shardlab.core.errors import UserError
 from shardlab.models.checkpoint_weights import CheckpointWeights
 from shardlab.models.parts import has_dropout
+from shardlab.models.pretrained import positions_of
 from shardlab.models.random_weights import RandomWeights
 from shardlab.models.settings import Model, Shape
 from shardlab.models.weights import WeightSource
@@ -97,9 +98,7 @@ def build_model(
     if (shape := model.shape) is not None:
         config = shape_config(shape, vocabulary, positions, end_of_text, model.dropout)
     else:
-        config = _huggingface_config(
-            key, model.name, vocabulary, positions, end_of_text, model.dropout
-        )
+        config = _huggingface_config(key, model.name, vocabulary, end_of_text, model.dropout)
     try:
         # torch draws on the meta device, too: to no effect, and in half of the time of this call
         with torch.device("meta"), no_init_weights():
@@ -115,8 +114,8 @@ def build_model(
     if shape is None:
         which = f"model.{key} {model.name!r}"
         _check_order(module, which)
-        _check_padded_positions(module, which, positions)
-        if model.dropout and not (has_dropout(module)):
+        _check_positions(module, which, positions)
+        if model.dropout and not has_dropout(module):
             raise UserError(
                 f"model.dropout: {type(module).__name__} of {which} has no dropout: remove it"
             )
@@ -130,7 +129,7 @@ def build_model(
 
 
 def _huggingface_config(
-    key: str, source: str, vocabulary: int, positions: int, end_of_text: int, dropout: float
+    key: str, source: str, vocabulary: int, end_of_text: int, dropout: float
 ) -> PretrainedConfig:
     """Return the configuration of a Hugging Face model without randomness in its forward pass but
     `dropout`; `use_cache` is off; documents begin and end with `end_of_text`.
@@ -138,12 +137,11 @@ def _huggingface_config(
     Args:
         key: the parameter that names it, for messages.
         source: folder, config.json or name on the Hugging Face hub.
-        vocabulary, positions, end_of_text: see `build_model`.
+        vocabulary, end_of_text: see `build_model`.
         dropout: of its configuration's dropout settings; other noise is 0.
 
     Raises:
-        UserError: it cannot be read, is no causal language model, or does not fit the tokenizer
-            or the sequence length.
+        UserError: it cannot be read, is no causal language model, or does not fit the tokenizer.
     """
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
@@ -156,7 +154,7 @@ def _huggingface_config(
     if getattr(config, "quantization_config", None) is not None:
         raise UserError(f"model.{key}: {source!r} is quantized, which cannot be trained")
     text = config.get_text_config()
-    _check_fit(text, key, source, vocabulary, positions)
+    _check_fit(text, key, vocabulary)
     _set_noise(config, dropout)
     for part in (config, text):
         part.use_cache = False
@@ -168,32 +166,21 @@ def _huggingface_config(
     return cast(PretrainedConfig, config)
 
 
-def _check_fit(
-    config: PretrainedConfig, key: str, source: str, vocabulary: int, positions: int
-) -> None:
+def _check_fit(config: PretrainedConfig, key: str, vocabulary: int) -> None:
     if config.vocab_size < vocabulary:
         other = "raise vocab_size in it, or " if key == "config" else ""
         raise UserError(
             f"model.{key}: vocabulary of {config.vocab_size} tokens, but the tokenizer has "
             f"{vocabulary}: {other}set tokenize.tokenizer to the model's own"
         )
-    for name in ("max_position_embeddings", "max_seq_len", "max_target_positions"):
-        _check_positions(getattr(config, name, None), f"model.{key} {source!r}", positions)
 
 
-def _check_positions(longest: int | None, which: str, positions: int) -> None:
+def _check_positions(module: PreTrainedModel, which: str, positions: int) -> None:
+    longest = positions_of(module)
     if longest is not None and longest < positions:
         raise UserError(
             f"train.sequence_length: {positions}, but {which} has {longest} positions: lower it"
         )
-
-
-def _check_padded_positions(module: nn.Module, which: str, positions: int) -> None:
-    """Refuse what exceeds learned positions that are counted from after the padding (RoBERTa)."""
-    for name, part in module.named_modules():
-        if name.endswith("position_embeddings") and isinstance(part, nn.Embedding):
-            unused = 0 if part.padding_idx is None else part.padding_idx + 1
-            _check_positions(part.num_embeddings - unused, which, positions)
 
 
 def _check_order(module: PreTrainedModel, which: str) -> None:

@@ -158,6 +158,7 @@ def _streamed_states(full: CanonicalStrategy, sizes: Sizes, world_size: int) -> 
     """Return the bytes of streamed states in the host memory of a node, by category."""
     mirror = 0 if sizes.element_bytes == _FLOAT else sizes.element_bytes
     frozen = sizes.parameters - sizes.trained
+    moments = 2 * DTYPE_BYTES[full.moment_dtype] * sizes.trained
     vectors = gradient_vectors(full, world_size)
     arriving = vectors * gradient_bytes(full, sizes.element_bytes, world_size)
     slots = arriving * sum(slot_sizes(sizes.trained_root, sizes.trained_units()))
@@ -168,7 +169,7 @@ def _streamed_states(full: CanonicalStrategy, sizes: Sizes, world_size: int) -> 
     }
     return {
         "parameters": (_FLOAT + mirror) * sizes.trained + sizes.element_bytes * frozen,
-        "moments": 2 * DTYPE_BYTES[full.moment_dtype] * sizes.trained,
+        "moments": 0 if full.moments == "disk" else moments,
         "gradients": gradients[kept_gradients(sizes.accumulation, sizes.holding)],
     }
 

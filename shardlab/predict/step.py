@@ -111,6 +111,8 @@ def unsupported(strategy: CanonicalStrategy) -> str | None:
         return "offload"
     if strategy.activations != "device":
         return f"activations {strategy.activations}"
+    if strategy.moments == "disk":
+        return "moments disk"
     if strategy.compile:
         return "compile"
     if any(override.module is not None for override in overrides):

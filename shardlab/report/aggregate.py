@@ -267,7 +267,7 @@ def seed_warning(records: Sequence[TrainResult]) -> str | None:
 
 
 def loss_curves(losses: Mapping[str, Mapping[int, pd.Series]]) -> pd.DataFrame:
-    """Return the training loss in long form: run, step, mean and standard deviation over seeds.
+    """Return losses in long form: run, step, mean and standard deviation over seeds.
 
     From the step on at which a seed has stopped, they are NaN.
 

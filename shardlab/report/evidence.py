@@ -13,6 +13,7 @@ from shardlab.choose.records import Decision
 from shardlab.predict.results import ForecastDocument
 from shardlab.report.aggregate import comparison, seed_warning
 from shardlab.report.loss_times import Comparison, compare_links
+from shardlab.report.quality import quality_row, training_curve
 from shardlab.report.settings import Quality
 from shardlab.report.tables import ONE_DEVICE, Column, Section, Table, make_table
 from shardlab.report.timings import ALIKE, crossovers, timing_table
@@ -55,6 +56,8 @@ class Evidence:
     baseline: str
     losses: dict[str, dict[int, pd.Series]]
     """training loss by step, of each run and seed, and then of what searches found"""
+    validation: dict[str, dict[int, pd.Series]]
+    """validation loss by the number of steps done, likewise; empty without `train.validation`"""
     history: History
     source: dict[str, Any]
     statistics: dict[str, Any]
@@ -190,14 +193,42 @@ class Evidence:
         return f"Crashed, and left out: {'; '.join(self.crashed)}." if self.crashed else None
 
     @cached_property
-    def trained(self) -> pd.DataFrame:
-        """The rows of `compared`, and those of the strategies that were found."""
+    def all_records(self) -> list[TrainResult]:
+        """The records, and those of the strategies that were found, by the names of these."""
         named = [
             record.model_copy(update={"run": name})
             for name, row in self.found.items()
             for record in row.trained
         ]
-        return comparison([*self.records, *named], self.steps, self.baseline)
+        return [*self.records, *named]
+
+    @cached_property
+    def trained(self) -> pd.DataFrame:
+        """The rows of `compared`, and those of the strategies that were found."""
+        return comparison(self.all_records, self.steps, self.baseline)
+
+    @cached_property
+    def curves(self) -> dict[str, dict[str, dict[int, pd.Series]]]:
+        """Curves of `shardlab.report.quality`: of `train_loss` and, if there are any, `val_loss`,
+        by run and seed."""
+        smoothed = {
+            run: {seed: training_curve(losses) for seed, losses in seeds.items()}
+            for run, seeds in self.losses.items()
+        }
+        validation = {"val_loss": self.validation} if self.validation else {}
+        return {"train_loss": smoothed, **validation}
+
+    @property
+    def quality_rows(self) -> list[dict[str, Any]]:
+        """One row per run and seed: `quality.quality_row`."""
+        return [
+            quality_row(
+                record,
+                {name: by_run[record.run][record.seed] for name, by_run in self.curves.items()},
+                self.quality,
+            )
+            for record in self.all_records
+        ]
 
     def run_table(self, title: str, columns: Sequence[Column]) -> Table:
         """Return a table with a row per run of `trained`, and the warning of too few seeds."""

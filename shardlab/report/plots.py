@@ -128,8 +128,10 @@ def _legend(figure: Figure, *panels: Axes) -> None:
 
 
 @mpl.rc_context(STYLE)
-def loss_plot(losses: pd.DataFrame, runs: Sequence[str], baseline: str) -> Figure:
-    """Plot mean training losses with their band over seeds; below, minus that of the baseline.
+def loss_plot(
+    losses: pd.DataFrame, runs: Sequence[str], baseline: str, kind: str = "training"
+) -> Figure:
+    """Plot mean losses of a kind with their band over seeds; below, minus that of the baseline.
 
     Args:
         losses: `aggregate.loss_curves`.
@@ -145,7 +147,7 @@ def loss_plot(losses: pd.DataFrame, runs: Sequence[str], baseline: str) -> Figur
         difference = curve["loss"] - curves[baseline]["loss"]
         smoothed = difference.rolling(smooth, min_periods=1).mean()
         below.plot(difference.index, smoothed, gid=f"run:{run}", **styles[run])
-    top.set_ylabel("training loss, nats per token")
+    top.set_ylabel(f"{kind} loss, nats per token")
     below.set_ylabel(f"minus {baseline}, nats")
     below.set_xlabel(f"step (below: mean of {smooth} steps)" if smooth > 1 else "step")
     _legend(figure, top)

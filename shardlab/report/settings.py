@@ -11,5 +11,7 @@ class Quality(Document):
 
     train_loss: Annotated[tuple[Positive, ...], AS_TUPLE] = ()
     """smoothed training losses, nats per token: steps and seconds to reach each are reported"""
+    val_loss: Annotated[tuple[Positive, ...], AS_TUPLE] = ()
+    """losses of the validation curve, likewise; for them `train.validation` is set"""
     time_s: Annotated[tuple[Positive, ...], AS_TUPLE] = ()
-    """seconds of training: the loss after each is reported"""
+    """seconds of training: the losses after each are reported"""

@@ -90,6 +90,7 @@ def write_report(evidence: Evidence, folder: Path, builders: Sequence[Builder] =
     _write_csv(loss_curves(evidence.losses), folder / "loss.csv")
     _write_csv(evidence.all_timing_rows, folder / "timings.csv")
     write_json_lines(folder / "comparison.jsonl", comparison_rows(evidence.compared))
+    write_json_lines(folder / "quality.jsonl", evidence.quality_rows)
     write_json(folder / "summary.json", summary(evidence))
     write_text(folder / "headline.md", headline_markdown(evidence, found))
     parts = [f"# {_TITLE}", _answer_markdown(found), *(s.markdown() for s in sections)]

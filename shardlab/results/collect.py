@@ -45,29 +45,26 @@ def read_estimates(path: Path, runs: Sequence[str]) -> dict[str, MemoryEstimate]
 
 
 def read_losses(results: Path, run: str, seed: int, fix: str = _FIX_TRAINING) -> pd.DataFrame:
-    """Return the curve in the events of a training run, a row per step.
+    """Return the losses in the events of a training run, in nats per token, a row per step.
 
-    Columns: loss (nats per token; NaN where it was not finite), seconds (training time until the
-    end of the step, where a pause counts as a median step).
+    Columns: loss (NaN where it was not finite), val_loss (NaN likewise), evaluated (whether there
+    is a validation loss of the step).
 
     Args:
         results: folder with train/.
         fix: what the user should do when the file is missing or damaged.
 
     Raises:
-        UserError: it is, or an event has no step, loss or time.
+        UserError: it is, or an event has no step or loss.
     """
     path = results / "train" / run / f"seed{seed}" / "events.jsonl"
     fix = fix.format(run=run, seed=seed)
     events = read_json_lines(path, fix)
     try:
         steps = pd.Index([int(event["step"]) for event in events], name="step")
-        values = [(event["loss"], event["step_ms"] / 1e3) for event in events]
-        curve = pd.DataFrame(values, steps, ["loss", "seconds"]).astype(float)
-        paused = [bool(event.get("paused")) for event in events]
-        # no time of the training passed while the machine slept
-        seconds = curve["seconds"].mask(paused, curve["seconds"].median())
-        return curve.assign(seconds=seconds.cumsum())
+        values = [(event["loss"], event.get("val_loss")) for event in events]
+        losses = pd.DataFrame(values, steps, ["loss", "val_loss"]).astype(float)
+        return losses.assign(evaluated=["val_loss" in event for event in events])
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: not the events of a training run ({error!r}): {fix}") from None
 

@@ -95,8 +95,8 @@ class Training(Document):
     """|compressed mean gradient - exact mean gradient| / |exact|, on the audited steps"""
     grad_cosine: Finite
     memory_peak_bytes: int
-    """largest peak of a rank until the end of the steps: its resident set on a CPU, tensors on a
-    GPU"""
+    """largest peak of a rank until the end of the steps, or until the first evaluation of
+    `train.validation`: its resident set on a CPU, tensors on a GPU"""
     memory_growth_bytes: int
     """of the largest rank: peak device memory minus that before the model was built; on a CPU
     resident set without mapped files, on a GPU memory of tensors"""

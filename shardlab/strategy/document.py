@@ -175,6 +175,7 @@ def _canonical_values(strategy: Settings) -> dict[str, Any]:
     # None where torch does so by default
     values["limit_all_gathers"] = False if strategy.limit_all_gathers is False else None
     values["use_orig_params"] = strategy.use_orig_params or None
+    values["moments"] = None if strategy.moments == "memory" else strategy.moments
     values["weights"] = strategy.weights.canonical() if strategy.weights else None
     values["sync"] = strategy.sync.canonical() if strategy.sync else None
     on_device = strategy.grad_sync == "gpu_reduce"

@@ -137,7 +137,7 @@ ENGINES: Mapping[EngineName, EngineTraits] = MappingProxyType(
         "slide": EngineTraits(
             factory="shardlab.engines.slide:SlideEngine",
             in_scripts="shardlab.SlideFSDP; or fully_shard, which differs in time",
-            settings=_UNITS | {"window", "param_transfer", "grad_sync", "moment_dtype"},
+            settings=_UNITS | {"window", "param_transfer", "grad_sync", "moment_dtype", "moments"},
             defaults={
                 "wrap": "block",
                 "window": 2,

@@ -153,6 +153,9 @@ class Settings(Document):
     moment_dtype: Literal["fp32", "bf16"] = "fp32"
     """slide: type of the stored moments. bf16 rounds second moments stochastically, so that their
     updates are unbiased"""
+    moments: Literal["memory", "disk"] | None = None
+    """slide: storage of the moments: host memory (default), or a mapped file in .work/moments or in
+    the folder that the environment variable SHARDLAB_MOMENTS names"""
     sync: Sync | None = None
     """ddp; fsdp2, manual with replicas: they train alone and synchronise their parameters
     (default: they reduce the gradients of every step)"""

@@ -13,7 +13,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 from transformers import (
-    AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
     LogitsProcessorList,
@@ -21,13 +20,13 @@ from transformers import (
     set_seed,
 )
 from transformers.generation.streamers import BaseStreamer
-from transformers.utils import logging
 
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
 from shardlab.core.files import read_json
 from shardlab.core.progress import say
 from shardlab.data.tokenizer import NUMBERS
+from shardlab.models.pretrained import load_causal, positions_of, refuse_no_model
 
 _UNBOUNDED = 1 << 20
 """positions of a model that does not say how many it has"""
@@ -113,7 +112,7 @@ class Conversation:
         self._folder = folder
         self._messages: list[dict[str, str]] = []
         config = self._model.config.get_text_config()
-        positions = getattr(config, "max_position_embeddings", None) or _UNBOUNDED
+        positions = positions_of(self._model) or _UNBOUNDED
         new = max(1, min(sampling.tokens, positions // 2))
         self._longest_prompt = positions - new
         ends = _ends(folder, config, self._tokenizer.eos_token_id)
@@ -215,33 +214,21 @@ def _training(folder: Path) -> list[str]:
 
 
 def _load(folder: Path) -> tuple[Any, Any]:
-    """Return tokenizer and model, on the GPU if there is one."""
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{folder}: no model: there is no {folder / 'config.json'}")
+    """Return tokenizer and model."""
+    refuse_no_model(str(folder))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
-        model = AutoModelForCausalLM.from_pretrained(
-            folder,
-            use_safetensors=True,
-            dtype="auto",
-            # the folder's own would fill in what is not set: penalties, forced tokens, a time
-            generation_config=GenerationConfig(),
-            **options,
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True
         )
     except Exception as error:  # the library raises nothing narrower
-        raise UserError(
-            f"{folder}: no causal language model with tokenizer and safetensors files: "
-            f"{_line(error)}"
-        ) from None
+        raise UserError(f"{folder}: no tokenizer that can be read: {_line(error)}") from None
     if tokenizer.init_kwargs.get(NUMBERS):
         raise UserError(
             f"{folder}: trained on tokens whose tokenizer nobody named: set tokenize.tokenizer and "
             "run it again, or copy its tokenizer.json and tokenizer_config.json there"
         )
-    return tokenizer, model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
+    # the folder's own would fill in what is not set: penalties, forced tokens, a time
+    return tokenizer, load_causal(str(folder), generation_config=GenerationConfig())
 
 
 def _ends(folder: Path, config: PretrainedConfig, of_tokenizer: int | None) -> list[int]:

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
+from shardlab.core.device import moved
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic, read_json
 from shardlab.core.progress import track
 from shardlab.data.loader import blocks
 from shardlab.data.tokenizer import CONFIG
-from shardlab.data.tokens import TokenSplit, open_split
+from shardlab.data.tokens import Tokens, open_split
 from shardlab.models.build import build_model
 from shardlab.models.settings import Model
 from shardlab.results.train_result import Validation
@@ -74,7 +75,7 @@ def load_model(folder: Path) -> PreTrainedModel:
         ) from None
 
 
-_BATCH = 32
+BATCH = 32
 """sequences per forward pass; it changes no result"""
 
 
@@ -98,25 +99,36 @@ class Evaluation(NamedTuple):
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, split: TokenSplit, sequence_length: int, batch: int) -> Evaluation:
-    """Return the quality over every token of `split` but its first.
+def evaluate(
+    model: nn.Module,
+    text: Tokens,
+    sequence_length: int,
+    batch: int,
+    sequences: int | None = None,
+) -> Evaluation:
+    """Return the quality over every token of a text but its first, where the model is.
 
     The context of a token is its own window of `sequence_length` tokens.
+
+    Args:
+        sequences: so many windows at the beginning of the split, without bits per byte; None: all.
 
     Raises:
         UserError: the model sees the tokens that it predicts.
     """
     model.eval()
     nats, tokens = 0.0, 0
-    windows = blocks(split, sequence_length, batch)
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    windows = blocks(text, sequence_length, batch, sequences)
     for index, window in enumerate(track(windows, "validate", unit="batch")):
+        window = moved(window, device)
         logits = model(input_ids=window[:, :-1]).logits.float()
         if not index:
             _refuse_looking_ahead(model, window[:1, :-1])
         targets = window[:, 1:].flatten()
         nats += float(F.cross_entropy(logits.flatten(0, 1), targets, reduction="sum"))
         tokens += targets.numel()
-    size = None if split.altered else split.text_bytes
+    size = None if text.altered or sequences is not None else text.text_bytes
     return Evaluation(nats / tokens, tokens, size and nats / (math.log(2) * size))
 
 
@@ -179,9 +191,9 @@ def _work(
 ) -> None:
     split = open_split(data / "tokens", "validation")
     length = train.sequence_length
-    trained = evaluate(load_model(final_model), split, length, _BATCH)
+    trained = evaluate(load_model(final_model), split, length, BATCH)
     built = build_model(model, split.vocabulary, length, split.end_of_text, seed)
-    start = evaluate(built.whole(), split, length, _BATCH)
+    start = evaluate(built.whole(), split, length, BATCH)
     which = "start: " if model.pretrained else "untrained "
     validation = Validation(
         val_loss=trained.loss,

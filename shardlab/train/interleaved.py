@@ -40,6 +40,10 @@ from shardlab.train.timing import Runner, slowest
 _UNTIMED_REPETITIONS = 2
 """first steps allocate memory, and DDP rebuilds its buckets after one"""
 
+_MEMORY_FIX = (
+    "the engines of all runs that take turns are in memory together: name fewer `runs`, or move a "
+    "timing out of `interleaved`"
+)
 _CRASHED = "crashed.json"
 """file of an attempt with the run that is to blame for its end"""
 
@@ -272,10 +276,12 @@ def _attempt(
                 }
             )
     except RunFailed as error:
-        if not (leave_out and (folder / _CRASHED).exists()):
-            raise
-        say(str(error))
-        return None
+        if leave_out and (folder / _CRASHED).exists():
+            say(str(error))
+            return None
+        if error.outcome == "memory":
+            raise RunFailed("memory", f"{error.detail}; {_MEMORY_FIX}", error.summary) from None
+        raise
     timed = (only(read_results(file, "time again"), TimingResult) for file in files)
     return [*itertools.chain.from_iterable(timed)]
 

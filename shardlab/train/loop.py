@@ -78,10 +78,35 @@ class StepEvent:
     """sent over loopback by the ranks of the node"""
     bytes_wire: float = 0.0
     """in the ledger"""
+    residual_norm: float | None = None
+    """norm of what error feedback holds back on this rank after the step; None without it, or as
+    long as a device has not done the step"""
+    clipped_steps: int = 0
+    """steps up to this one whose gradient was longer than `train.clip`"""
+    skipped_steps: int = 0
+    """steps up to this one that were left out, since the gradient was not finite"""
+    memory_peak_bytes: int = 0
+    """as in a record, until the end of the step"""
+    memory_reserved_bytes: int | None = None
+    """likewise"""
+    val_loss: float | None = None
+    """validation loss after the step, on rank 0; None of a step without one"""
+
+    def count(self, before: "StepEvent | None", clip: float | None) -> None:
+        """Set the numbers of steps from those of the step before; None: there is none."""
+        self.clipped_steps = int(clip is not None and self.gradient_norm > clip)
+        self.skipped_steps = int(not self.applied)
+        if before is not None:
+            self.clipped_steps += before.clipped_steps
+            self.skipped_steps += before.skipped_steps
 
 
 def _set_collective_ms(event: StepEvent, in_collectives_s: float) -> None:
     event.collective_ms = in_collectives_s * 1e3
+
+
+def _set_residual_norm(event: StepEvent, squares: float) -> None:
+    event.residual_norm = math.sqrt(squares)
 
 
 class Loop:
@@ -119,11 +144,17 @@ class Loop:
         self.sample = 0
         """index of the next sample"""
 
-    def run(self, steps: int, after: Callable[[StepEvent], bool | None] | None = None) -> None:
+    def run(
+        self,
+        steps: int,
+        after: Callable[[StepEvent], bool | None] | None = None,
+        residual_norms: bool = False,
+    ) -> None:
         """Run the next `steps` steps.
 
         Args:
             after: called after each step; its time does not count. True ends the run.
+            residual_norms: measure that of each step, likewise.
         """
         numbers: Iterator[int] = iter(range(steps))
         if self._rank == 0:
@@ -140,6 +171,9 @@ class Loop:
                 event.interface_bytes_inside = after_it.inside - before.inside
             event.bytes_wire = ledger.bytes_wire - known
             traffic.end_step(partial(_set_collective_ms, event))
+            squares = self._engine.residual_squares() if residual_norms else None
+            if squares is not None:
+                ledger.read(squares, partial(_set_residual_norm, event))
             if after is not None and after(event):
                 return
 

@@ -1,6 +1,5 @@
 """Outputs of a run: space for them, the whole model, and logs for TensorBoard."""
 
-import math
 import shutil
 import tempfile
 from collections import Counter, deque
@@ -19,7 +18,6 @@ from shardlab.core.files import atomic, writing
 from shardlab.engines.base import Engine
 from shardlab.engines.state_files import in_host_memory
 from shardlab.train.loop import StepEvent
-from shardlab.train.utilization import peak_memory
 
 
 def gather_trained(engine: Engine, group: dist.ProcessGroup) -> dict[str, Tensor]:
@@ -42,18 +40,12 @@ def gather_trained(engine: Engine, group: dist.ProcessGroup) -> dict[str, Tensor
 class Telemetry:
     """Writer of the scalars of every step, into a folder that `tensorboard --logdir` shows.
 
-    Args:
-        clip: gradient norm from which a step counts as clipped.
-        device: that computes.
-
     Raises:
         StorageError: the folder cannot be written.
     """
 
-    def __init__(self, folder: Path, clip: float | None, device: torch.device) -> None:
-        self._folder, self._device = folder, device
-        self._clip = math.inf if clip is None else clip
-        self._clipped = self._skipped = 0
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._pending: deque[StepEvent] = deque()
         """steps that a device has not done: their time in collectives is not yet known"""
         with writing(folder):
@@ -74,23 +66,24 @@ class Telemetry:
         self._writer.close()
 
     def _write(self, event: StepEvent) -> None:
-        self._clipped += event.gradient_norm > self._clip
-        self._skipped += not event.applied
-        scalars = {
+        scalars: dict[str, float | None] = {
             "train/loss": event.loss,
             "train/learning_rate": event.learning_rate,
             "train/gradient_norm": event.gradient_norm,
-            "train/clipped_steps": self._clipped,
-            "train/invalid_steps": self._skipped,
+            "train/residual_norm": event.residual_norm,
+            "train/clipped_steps": event.clipped_steps,
+            "train/skipped_steps": event.skipped_steps,
+            "validation/loss": event.val_loss,
             "speed/step_ms": event.step_ms,
             "speed/tokens_per_s": event.tokens / event.step_ms * 1e3,
-            "memory/peak_bytes": peak_memory(self._device),
+            "speed/collective_ms": event.collective_ms,
+            "memory/peak_bytes": event.memory_peak_bytes,
+            "memory/reserved_bytes": event.memory_reserved_bytes,
         }
-        if event.collective_ms is not None:
-            scalars["speed/collective_ms"] = event.collective_ms
         with writing(self._folder):
             for name, value in scalars.items():
-                self._writer.add_scalar(name, value, event.step)
+                if value is not None:
+                    self._writer.add_scalar(name, value, event.step)
 
 
 def write_traces(folder: Path, traces: Sequence[bytes]) -> None:

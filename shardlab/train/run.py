@@ -46,6 +46,7 @@ from shardlab.train.outputs import (
 from shardlab.train.plans import RunPlan
 from shardlab.train.summary import RankMeasurements, describe, merge_events, summarize, with_rates
 from shardlab.train.utilization import MemoryMeter, placements, product_flops_per_s
+from shardlab.train.validation_curve import Validator
 
 
 def train_run(
@@ -120,8 +121,8 @@ def _train(
     checkpoints = None
     if root is not None and train.checkpoint is not None:
         checkpoints = Checkpoints(plan, train.checkpoint, root, engine, loop, group)
-    telemetry = Telemetry(logs, train.clip, device) if logs is not None and is_chief else None
-    events, cpu_times = _timed_steps(built, plan, telemetry, checkpoints, group)
+    telemetry = Telemetry(logs) if logs is not None and is_chief else None
+    events, cpu_times = _timed_steps(built, plan, memory, telemetry, checkpoints, group)
     engine.synchronize()
     check_replicas(engine, loop.step, group)
     ledger, memory_use = engine.ledger.summary(), memory.used()
@@ -228,6 +229,7 @@ def _expected_bytes(
 def _timed_steps(
     built: BuiltLoop,
     plan: RunPlan,
+    memory: MemoryMeter,
     telemetry: Telemetry | None,
     checkpoints: Checkpoints | None,
     group: dist.ProcessGroup,
@@ -239,8 +241,16 @@ def _timed_steps(
     """
     train, engine, loop = plan.train, built.engine, built.loop
     events: list[StepEvent] = []
+    validator = None
+    if train.validation is not None:
+        validator = Validator(plan, engine, group, before=memory.stop)
 
     def after(event: StepEvent) -> bool:
+        used = memory.used()
+        event.memory_peak_bytes = used["memory_peak_bytes"] or 0
+        event.memory_reserved_bytes = used["memory_reserved_bytes"]
+        if validator is not None:
+            event.val_loss = validator.loss_after(loop.step)
         add(event)
         if loop.step % REPLICA_CHECK_EVERY == 0:
             check_replicas(engine, loop.step, group)
@@ -253,6 +263,7 @@ def _timed_steps(
         return plan.strategy.sync is None and has_diverged(events, built.loss_scaled)
 
     def add(event: StepEvent) -> None:
+        event.count(events[-1] if events else None, train.clip)
         events.append(event)
         if telemetry is not None:
             telemetry.write(event)
@@ -262,13 +273,13 @@ def _timed_steps(
             add(event)
     meter = CpuMeter()
     if loop.step <= train.untimed_steps and not diverged():
-        loop.run(train.untimed_steps - loop.step, after)
+        loop.run(train.untimed_steps - loop.step, after, residual_norms=True)
         if not diverged():
             if plan.strategy.sync is None:  # else the bytes of a step are those of the whole run
                 engine.ledger.reset()
             meter = CpuMeter()
     if not diverged():
-        loop.run(train.steps - loop.step, after)
+        loop.run(train.steps - loop.step, after, residual_norms=True)
     cpu_times = meter.read()
     if checkpoints is not None:
         checkpoints.wait()

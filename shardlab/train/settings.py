@@ -43,9 +43,20 @@ class Checkpoint(Document):
         return self
 
 
+class ValidationCurve(Document):
+    """Validation losses during a run. They change nothing of the training, and their time is in no
+    step."""
+
+    every: int = Field(ge=1)
+    """steps between evaluations"""
+    sequences: int | None = Field(None, ge=1)
+    """first sequences of the validation split, which are evaluated; null: all of it, as for the
+    loss of the trained model"""
+
+
 _WITHOUT_RESULTS = {"checkpoint", "timeout_s"}
 """parameters of `Train` that no result depends on"""
-_ADDED = ("betas", "deterministic", "global_batch_size", "optimizer")
+_ADDED = ("betas", "deterministic", "global_batch_size", "optimizer", "validation")
 """parameters of `Train` that earlier runs lacked, which had what is now the default"""
 
 
@@ -104,6 +115,8 @@ class Train(Document):
     """emulated link between ranks of this machine; null: none"""
     checkpoint: Checkpoint | None = None
     """checkpoints to resume from after an interruption; null: start over"""
+    validation: ValidationCurve | None = None
+    """validation loss every few steps; null: of the trained model alone"""
 
     @model_validator(mode="before")
     @classmethod

@@ -23,6 +23,7 @@ from shardlab.train.plans import RunPlan
 Event = dict[str, Any]
 _MEANS = "collective_ms", "interface_bytes", "interface_bytes_inside"
 """of an event, where they are known"""
+_MOST = "memory_peak_bytes", "memory_reserved_bytes"
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ def describe(
 
 
 def merge_events(ranks: Sequence[Sequence[Event]]) -> list[Event]:
-    """Return one event per step: means over ranks, and the duration of the slowest."""
+    """Return one event per step: means over ranks, the duration of the slowest, the memory of the
+    fullest, and the norm of the residuals of all."""
     return [
         {
             **same_step[0],
@@ -77,6 +79,8 @@ def merge_events(ranks: Sequence[Sequence[Event]]) -> list[Event]:
             "step_ms": max(event["step_ms"] for event in same_step),
             "bytes_wire": statistics.fmean(event["bytes_wire"] for event in same_step),
             **{name: _mean_if_known([event[name] for event in same_step]) for name in _MEANS},
+            **_most_memory([{name: event.get(name) for name in _MOST} for event in same_step]),
+            "residual_norm": _root_of_squares([event.get("residual_norm") for event in same_step]),
         }
         for same_step in zip(*ranks, strict=True)
     ]
@@ -84,11 +88,15 @@ def merge_events(ranks: Sequence[Sequence[Event]]) -> list[Event]:
 
 def with_rates(plan: RunPlan, events: Sequence[Event]) -> list[Event]:
     """Return the events with the tokens per second of all ranks, null where not finite, and whether
-    the machine paused."""
-    return [
-        finite({**event, "tokens_per_s": event["tokens"] / event["step_ms"] * 1e3, "paused": pause})
-        for event, pause in zip(events, _paused(plan, events), strict=True)
-    ]
+    the machine paused; `val_loss` is in those of steps with an evaluation alone."""
+    rows = []
+    for event, pause in zip(events, _paused(plan, events), strict=True):
+        rate = event["tokens"] / event["step_ms"] * 1e3
+        row = {**event, "tokens_per_s": rate, "paused": pause}
+        if row["val_loss"] is None:
+            del row["val_loss"]
+        rows.append(finite(row))
+    return rows
 
 
 def _paused(plan: RunPlan, events: Sequence[Event]) -> list[bool]:
@@ -110,7 +118,6 @@ def summarize(
     # exchanges are few and a warm-up is none of them: a part of such a run is not like the whole
     counted = timed if plan.strategy.sync is None else events
     ledger = mean_ledger([rank.ledger for rank in ranks], len(counted))
-    clip = plan.train.clip
     tail = max(1, len(events) // 10)
     tokens_per_s = sum(event["tokens"] for event in measured) / float(step_ms.sum()) * 1e3
     flops = ranks[0].flops_per_token
@@ -141,8 +148,8 @@ def summarize(
         flops_per_token=flops,
         product_flops_per_s=products / len(ranks),
         flops_share=flops * tokens_per_s / products,
-        clipped_steps=sum(clip is not None and event["gradient_norm"] > clip for event in events),
-        skipped_steps=len(skipped),
+        clipped_steps=events[-1]["clipped_steps"],
+        skipped_steps=events[-1]["skipped_steps"],
         invalid_steps=sum(not (scaled and math.isfinite(event["loss"])) for event in skipped),
     ).model_dump(mode="json")
 

@@ -41,7 +41,7 @@ from shardlab.results.result import Result
 from shardlab.results.tune_result import TuneResult
 from shardlab.strategy.codec_options import CodecSpec
 from shardlab.strategy.document import Strategy
-from shardlab.train.evaluation import evaluate, load_model
+from shardlab.train.evaluation import BATCH, evaluate, load_model
 from shardlab.train.launch import launch
 from shardlab.train.plans import RunPlan
 from shardlab.train.run import train_run
@@ -53,8 +53,6 @@ _MEANING = (
     *("decay", "weight_decay", "betas", "clip", "optimizer"),
 )
 """settings of a run that its loss depends on"""
-_BATCH = 32
-"""sequences per forward pass of an evaluation; it changes no result"""
 _FIX = "remove it, and its run is trained again"
 
 
@@ -110,6 +108,7 @@ class Tuning:
                 "profiled_steps": 1,
                 "link": None,
                 "checkpoint": None,
+                "validation": None,
             }
         )
         return RunPlan(self.name, run.seed, self.strategy, settings, self.model, self.data)
@@ -282,7 +281,7 @@ def measure(plan: RunPlan) -> dict[str, Any]:
 def _evaluate(plan: RunPlan, work: Path, group: dist.ProcessGroup) -> None:
     split = open_split(plan.data / "tokens", "validation")
     model = load_model(work / "final_model")
-    quality = evaluate(model, split, plan.train.sequence_length, _BATCH)
+    quality = evaluate(model, split, plan.train.sequence_length, BATCH)
     facts = {"val_loss": quality.loss, "val_tokens": quality.tokens}
     write_json(work / "quality.json", finite(facts))
 

@@ -82,12 +82,20 @@ class MemoryMeter:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._before = resident_memory()
+        self._final: dict[str, int | None] | None = None
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             self._allocated = torch.cuda.memory_allocated(device)
 
     def used(self) -> dict[str, int | None]:
         """Return the fields `memory_` of a record, of what the run has taken so far."""
+        return self._final or self._read()
+
+    def stop(self) -> None:
+        """Leave out of `used` what is taken from now on."""
+        self._final = self.used()
+
+    def _read(self) -> dict[str, int | None]:
         now, before, reserved = resident_memory(), self._before, None
         grown = max(0, now.highest - before.now - (now.of_files - before.of_files))
         if self._device.type == "cuda":

@@ -47,6 +47,12 @@ def test_sent_vectors_and_residual_sum_to_the_given_vectors(kind, tolerance):
     error = sent + exact.state_dict()["unit>0"] - sum(every)
     assert error.abs().max() < tolerance
     assert feedback.norm() > 1
+    # of more than are squared at once, too
+    large = ErrorFeedback(kind)
+    stored = exact.state_dict()["unit>0"].repeat(7000)
+    large.load_state_dict({"unit>0": stored})
+    assert large.norm() == pytest.approx(float(stored.double().norm()), rel=tolerance)
+    assert float(large.sum_of_squares()) == pytest.approx(large.norm() ** 2)
 
 
 @pytest.mark.parametrize(("kind", "tolerance"), [("fp32", 1e-6), ("bf16", 0.02), ("int8", 0.1)])

@@ -245,9 +245,10 @@ def test_betas_are_two_decays_below_one() -> None:
 def test_results_from_before_a_setting_are_those_of_its_default() -> None:
     results = Train().meaning()
     assert Train(betas=(0.9, 0.95), deterministic=False, timeout_s=7).meaning() == results
-    added = {"betas", "deterministic", "global_batch_size", "optimizer"}
+    added = {"betas", "deterministic", "global_batch_size", "optimizer", "validation"}
     assert not added & results.keys()
     assert results["batch_size"] == 8
+    assert Train(validation={"every": 5}).meaning()["validation"] == {"every": 5, "sequences": None}
     assert Train(betas=(0.9, 0.999)).meaning() == {**results, "betas": [0.9, 0.999]}
     assert Train(deterministic=True).meaning() == {**results, "deterministic": True}
 
@@ -271,8 +272,8 @@ def test_a_batch_of_all_ranks_is_divided_by_ranks_and_micro_batches() -> None:
         ),
         (
             "agent.world_size=4",
-            "train.global_batch_size: tune, and a search on other ranks than those of train, need "
-            "the samples of a rank: set train.batch_size: 12 in its place",
+            "train.global_batch_size: tune, and a search on other ranks, need train.batch_size in "
+            "its place: 12",
         ),
         (
             "forecast.timings=[two-ranks, one-rank]",

@@ -1,6 +1,8 @@
 """Atomic writes, JSON, hashes, and what killed processes leave."""
 
 import math
+import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +49,24 @@ def test_a_file_is_replaced_when_the_block_succeeds(tmp_path: Path) -> None:
         assert target.read_text() == "old"
     assert target.read_text() == "new"
     assert list(target.parent.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("mask, mode", [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_files_have_the_mode_of_the_umask(tmp_path: Path, mask: int, mode: int) -> None:
+    before = os.umask(mask)
+    try:
+        with files.atomic(tmp_path / "one") as temporary:
+            save_file({}, temporary)
+        with files.atomic(tmp_path / "folder") as temporary:
+            (temporary / "inner").mkdir(parents=True)
+            save_file({}, temporary / "inner/file")
+        files.write_text(tmp_path / "text", "a")
+    finally:
+        os.umask(before)
+    made = ["one", "folder/inner/file", "text"]
+    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in made] == [mode] * 3
+    folders = ["folder", "folder/inner"]
+    assert {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in folders} == {0o777 & ~mask}
 
 
 def test_folder_replaces_the_old_one(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from shardlab.core.host import (
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    for name in ("code.py", "README.md", "experiments/one/results/table.csv", "results/table.csv"):
+    for name in ("code.py", "experiments/one/results/table.csv", "results/table.csv"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("one\n")
     git("init", "--quiet")
@@ -36,7 +36,7 @@ def git(*arguments: str) -> str:
 def test_changed_code_is_marked_and_made_results_are_not(repository: Path) -> None:
     clean = git_revision()
     assert git("rev-parse", "HEAD").startswith(clean)
-    for name in ("README.md", "experiments/one/results/table.csv", "results/table.csv"):
+    for name in ("experiments/one/results/table.csv", "results/table.csv"):
         (repository / name).write_text("two\n")
     (repository / "untracked").touch()
     assert git_revision() == clean

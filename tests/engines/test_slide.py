@@ -1,5 +1,6 @@
 """The slide engine trains as `ddp`, to the bit in float32, in all modes and under delays."""
 
+import errno
 import os
 import signal
 import weakref
@@ -249,6 +250,52 @@ def test_host_memory_that_does_not_fit_is_refused_on_all_ranks(group, monkeypatc
     monkeypatch.setattr("shardlab.engines.slide_memory.free_memory_bytes", lambda: 100_000)
     with pytest.raises(UserError, match=r"GiB are free: take a smaller"):
         engine_of(group, SLIDE)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "document"),
+    [(1, SLIDE), (2, {**MODES["shard-gpu_reduce"], "moment_dtype": "bf16"})],
+    ids=str,
+)
+@on_ranks()
+def test_moments_on_disk_have_the_bits_of_those_in_memory(
+    group, tmp_path, monkeypatch, world_size, document
+) -> None:
+    monkeypatch.setenv("SHARDLAB_MOMENTS", str(tmp_path / "moments"))
+    inside = engine_of(group, document)
+    on_disk = engine_of(group, {**document, "moments": "disk"})
+    # nothing is left of a process that is killed now
+    assert (tmp_path / "moments").is_dir() and not [*(tmp_path / "moments").iterdir()]
+    assert torch.equal(train(on_disk, 3), train(inside, 3))
+    assert not differing(states_of(on_disk), states_of(inside))
+    other = engine_of(group, {**document, "moments": "disk"}, seed=2)
+    train(other, 1)
+    for kind, tensors in other.shards().items():
+        for name, tensor in tensors.items():
+            tensor.copy_(inside.shards()[kind][name])
+    assert torch.equal(train(other, 2, first=3), train(inside, 2, first=3))
+    assert not differing(states_of(other), states_of(inside))
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@on_ranks()
+def test_a_full_disk_is_refused_before_the_first_step(
+    group, tmp_path, monkeypatch, world_size
+) -> None:
+    def full(*reserved):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    words = r"moments do not fit into .*\(.*\): make room, name another folder"
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SHARDLAB_MOMENTS", str(tmp_path / "file"))
+    with pytest.raises(UserError, match=words):
+        engine_of(group, {**SLIDE, "moments": "disk"})
+    monkeypatch.setenv("SHARDLAB_MOMENTS", str(tmp_path / f"folder-{world_size}"))
+    if world_size == 1:  # else the memory that ranks share is reserved by it, too
+        monkeypatch.setattr(os, "posix_fallocate", full)
+        with pytest.raises(UserError, match=words.replace(r"\(.*\)", r"\(No space.*\)")):
+            engine_of(group, {**SLIDE, "moments": "disk"})
+        assert not [*(tmp_path / "folder-1").iterdir()]
 
 
 @on_ranks(2)

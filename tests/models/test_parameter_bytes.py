@@ -39,6 +39,7 @@ UNITS = 1000
         # states are divided; the gradients of every rank wait for the norm
         ({"engine": "slide"}, 3.0 + 4.0),
         ({"engine": "slide", "grad_sync": "gpu_reduce"}, 3.0 + 1.0),
+        ({"engine": "slide", "moments": "disk"}, 1.0 + 4.0),
     ],
 )
 def test_bytes_of_parameters_match_hand_calculation(document, expected):

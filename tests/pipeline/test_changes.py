@@ -75,6 +75,10 @@ CHANGES: dict[str, tuple[Callable[[Tree], None], set[str]]] = {
         put("rounds.2", {"after": "results/rounds/1/history.json"}),
         {"propose/2", "trial/2", "decide/2", "report"},
     ),
+    "a curve of validation losses": (
+        put("train.validation", {"every": 2}),
+        {"train/*", "trial/1", "propose/1"},
+    ),
     "steps": (
         put("train.steps", 20),
         {"train/*", "tune/*", "trial/1", "propose/1", "report"},

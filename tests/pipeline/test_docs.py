@@ -17,13 +17,15 @@ import yaml
 import shardlab
 from shardlab.config.experiment import Params
 from shardlab.config.parameters import Parameters
+from shardlab.report.markdown import unescape
 from tests.commands import Command
 from tests.pipeline.test_search_command import COMMAND
 from tests.pipeline.workspace import ROOT, Marked, run, wait_for
 from tests.ranks import on_ranks
 from tests.saved_model_factory import write_saved_model
 
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+README = ROOT / "README.md"
+DOCUMENTS = [README, ROOT / "experiments/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WORKFLOWS = sorted((ROOT / ".github/workflows").iterdir())
 OF_CI = ["make test", "make lint", "make test-pipeline"]
 SEARCH = " ".join(["shardlab", *COMMAND[3:], "--minutes", "10"])
@@ -125,8 +127,8 @@ def test_every_page_is_in_the_index() -> None:
     assert [page for page in listed if f"({page})" not in index] == ["README.md"]
 
 
-def test_the_tree_of_the_readme_is_that_of_the_repository() -> None:
-    tree = TREE.findall((ROOT / "README.md").read_text())[0]
+def test_what_is_where_is_the_tree_of_the_repository() -> None:
+    tree = TREE.findall((ROOT / "docs/architecture.md").read_text())[0]
     tracked = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout.split("\n")
@@ -134,6 +136,23 @@ def test_the_tree_of_the_readme_is_that_of_the_repository() -> None:
     packages = {f"{path.parent.name}/" for path in (ROOT / "shardlab").glob("*/__init__.py")}
     assert set(re.findall(r"^(\w+/)", tree, re.M)) == folders
     assert set(re.findall(r"^  (\w+/)", tree, re.M)) == packages
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_what_the_readme_shows_of_each_door_is_what_it_says() -> None:
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", README.read_text(), re.DOTALL | re.M)
+    sent, plan, verdict = (block for language, block in blocks if not language)
+    typed = next(line for line in commands([README]) if line.startswith("shardlab plan"))
+    shown = {
+        sent: run(ROOT, "shardlab", "attach", "--demo").stdout,
+        plan: run(ROOT, *typed.split()).stdout,
+        verdict: unescape((ROOT / "results/report/headline.md").read_text()),
+    }
+    for block, said in shown.items():
+        said = " ".join(said.split())
+        for part in block.split("..."):  # what is left out
+            assert " ".join(part.split()) in said
 
 
 def test_the_citation_is_of_this_version() -> None:

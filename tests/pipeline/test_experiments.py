@@ -8,13 +8,13 @@ import pytest
 
 from shardlab.core.errors import UserError
 from stages.folder import make_folder
-from tests.pipeline.test_docs import DOCUMENTS
 from tests.pipeline.workspace import ROOT, copy_project, run
 
 PUBLISHED = ("codecs", "fsdp", "islands", "judge")
 SMALL = [
     "README.md",
     "results/answers/0123abcd.json",
+    "results/report/headline.md",
     "results/report/plots/svg/loss.svg",
     "results/report/summary.json",
     "results/report/tables.md",
@@ -51,9 +51,9 @@ def test_git_keeps_the_small_results_alone(name: str) -> None:
 def test_a_published_experiment_is_linked_and_names_its_parameters(name: str) -> None:
     page = (ROOT / "experiments" / name / "README.md").read_text()
     assert f"make run PARAMS=params/{name}.yaml" in page and (ROOT / f"params/{name}.yaml").exists()
-    linked = [path for path in DOCUMENTS if f"experiments/{name}/README.md)" in path.read_text()]
-    assert ROOT / "README.md" in linked
-    assert f"`experiments/{name}`" in (ROOT / "docs/benchmarks.md").read_text()
+    results = (ROOT / "experiments/README.md").read_text()
+    assert f"({name}/README.md)" in results
+    assert f"`make run PARAMS=params/{name}.yaml`" in results
     for link in re.findall(r"\]\(([^)#]+)\)", page):
         assert (ROOT / "experiments" / name / link).resolve().exists(), link
 
@@ -98,7 +98,7 @@ def test_a_clone_goes_on_in_the_folder_of_committed_results(tmp_path: Path) -> N
     root = copy_project(tmp_path / "project")
     folder = root / "experiments/quick"
     (folder / "results").mkdir(parents=True)
-    page = "# A page\n\n<!-- headline:begin -->\nold\n<!-- headline:end -->\n"
+    page = "# A page\n"
     (folder / "README.md").write_text(page)
     (folder / "results/results.jsonl").write_text("{}\n")
     (root / "params").mkdir()

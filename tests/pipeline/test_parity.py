@@ -52,7 +52,7 @@ def test_a_drift_of_either_description_is_reported(tmp_path: Path) -> None:
     snakemake = snakemake_jobs(root)
     for old, new in (
         ("    - results/memory.json\n    - results/profile\n", "    - results/profile\n"),
-        ("- data/code.yaml: [report]", "- data/code.yaml: [readme]"),
+        ("- data/code.yaml: [report]", "- data/code.yaml: [collect]"),
         ("[seeds, strategies, timings]", "[seeds, strategies]"),
         ("shardlab validate ${key}", "shardlab validate --x ${key}"),
     ):

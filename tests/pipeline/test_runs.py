@@ -55,7 +55,7 @@ def test_git_sees_small_results_only(recorded: Path) -> None:
     """And DVC adds no .gitignore of its own: the one of the project names all that it caches."""
     seen = run(recorded, "git", "status", "--porcelain", "--untracked-files=all").stdout
     paths = {line[3:] for line in seen.splitlines()}
-    assert all(re.match(r"README\.md|dvc\.lock|results/", path) for path in paths), paths
+    assert all(re.match(r"dvc\.lock|results/", path) for path in paths), paths
     kinds = {Path(path).suffix for path in paths if path.startswith("results/")}
     assert kinds == {".json", ".jsonl", ".csv", ".md"}
     assert not any(path.endswith("events.jsonl") for path in paths)
@@ -87,7 +87,7 @@ def test_a_codecs_parameter_repeats_its_run_and_what_follows(workspace: Path) ->
     of_run = {f"{stage} fsdp2-int8" for stage in ("profile", "validate")}
     of_run |= {"train --run fsdp2-int8 --seed 0"}
     of_strategies = ["timing", "calibrate", "estimate", "params"]
-    after = ["collect", "forecast", "propose", "trial", "decide", "report", "readme"]
+    after = ["collect", "forecast", "propose", "trial", "decide", "report"]
     rest = every(workspace, *of_strategies, *after)
     assert pending(workspace) == of_run | rest
     trained = ("dvc", "repro", "train@fsdp2-0", "train@fsdp2-int8-0")
@@ -107,9 +107,9 @@ def test_one_more_round_runs_alone(workspace: Path) -> None:
     rounds["2"] = {"after": "results/rounds/1/history.json"}
     set_params(workspace, rounds=rounds)
     new = {"params", "propose 2", "trial 2", "decide 2", "report"}
-    assert pending(workspace) == new | {"readme"}
+    assert pending(workspace) == new
     ran = executed(run(workspace, "dvc", "repro").stdout)
-    assert new <= ran <= new | {"readme"}
+    assert ran == new
     second = json.loads((workspace / "results/rounds/2/history.json").read_text())
     assert second["rounds"][:-1] == first["rounds"]
     run(workspace, "snakemake", "--touch", "-F", "--cores", "1", "all")
@@ -119,8 +119,7 @@ def test_one_more_round_runs_alone(workspace: Path) -> None:
 def test_a_change_of_the_report_repeats_the_report_alone(workspace: Path) -> None:
     with (workspace / "shardlab/report/tables.py").open("a") as file:
         file.write("\nANOTHER = 1\n")
-    assert pending(workspace) == {"params", "report", "readme"}
-    # the headline comes out as it was, and DVC stops there
+    assert pending(workspace) == {"params", "report"}
     assert executed(run(workspace, "dvc", "repro").stdout) == {"params", "report"}
 
 
@@ -160,7 +159,7 @@ def test_the_tools_show_the_results(workspace: Path) -> None:
 
     graph = run(workspace, "dvc", "dag", "--mermaid").stdout
     assert "train@fsdp2-0" in graph
-    assert "readme" in graph
+    assert "report" in graph
 
     run(workspace, "snakemake", "--report", "page.html")
     page = (workspace / "page.html").read_text()

@@ -16,7 +16,6 @@ NEEDS = {
     "trace": set(),
     "collect": {"pandas"},
     "decide": set(),
-    "readme": set(),
 }
 
 

@@ -1,18 +1,22 @@
-"""The wheel alone: what it holds, and an experiment that it makes and runs."""
+"""The source distribution and the wheel built from it: what they hold, and an experiment that the
+wheel makes and runs."""
 
 import json
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 import torch
+from packaging.metadata import Metadata
 
 from stages.folder import FILES
+from tests.pipeline.test_light_install import SCRIPT
 from tests.pipeline.workspace import PARTS, ROOT, copy_parts
 
 PACKAGES = Path(torch.__file__).parents[1]
@@ -26,17 +30,48 @@ def test_the_wheel_takes_all_that_init_writes() -> None:
     assert all(place == f"shardlab/stages/pipeline/{name}" for name, place in included.items())
 
 
+STRAYS = ["data/tokens/train.bin", "results/results.jsonl", "shardlab/kernels/libold.so"]
+
+
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy: a build writes beside its sources."""
-    folder = tmp_path_factory.mktemp("wheel")
-    copy_parts([*PARTS, "LICENSE"], ROOT, folder / "source")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with both, of a copy: a build writes beside its sources."""
+    folder = tmp_path_factory.mktemp("built")
+    source = folder / "source"
+    copy_parts([*PARTS, "CHANGELOG.md", "CITATION.cff", "LICENSE"], ROOT, source)
+    for stray in STRAYS:
+        (source / stray).parent.mkdir(parents=True, exist_ok=True)
+        (source / stray).write_text("of a run\n")
     # one of the three libraries is enough
-    less = [f"--config-settings=cmake.define.SHARDLAB_HAVE_V{level}=OFF" for level in (3, 4)]
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--quiet", *less, "-w", folder]
-    subprocess.run([*command, folder / "source"], check=True)
-    (built,) = folder.glob("*.whl")
-    return built
+    less = [f"-Ccmake.define.SHARDLAB_HAVE_V{level}=OFF" for level in (3, 4)]
+    subprocess.run([sys.executable, "-m", "build", *less, "-o", folder, source], check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> Path:
+    (path,) = built.glob("*.whl")
+    return path
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_source_distribution_has_sources_alone(built: Path) -> None:
+    (packed,) = built.glob("*.tar.gz")
+    with tarfile.open(packed) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+        (info,) = (
+            member for member in archive if member.name.count("/") == 1 and "PKG" in member.name
+        )
+        described = archive.extractfile(info)
+        assert described is not None
+        metadata = Metadata.from_email(described.read(), validate=True)
+    for path in (*FILES, "LICENSE", "csrc", "shardlab/cli.py"):
+        assert any(name == path or name.startswith(f"{path}/") for name in names), path
+    assert not names & {*STRAYS}
+    assert metadata.license_expression == "Apache-2.0" and metadata.license_files == ["LICENSE"]
+    assert metadata.description_content_type == "text/markdown"
+    assert (metadata.description or "").strip() == (ROOT / "README.md").read_text().strip()
 
 
 @pytest.mark.long
@@ -70,6 +105,7 @@ def test_an_experiment_of_the_wheel_trains(wheel: Path, tmp_path: Path) -> None:
 
     found = run(python, "-c", "import shardlab; print(shardlab.__file__)")
     assert found.startswith(purelib), found
+    run(python, "-c", SCRIPT)
     (tmp_path / "book.txt").write_text("\n\n".join(f"Word {i} of some. " * 9 for i in range(300)))
     said = run(command, "init", "mine", "--text", "book.txt", "--link", "none")
     mine = tmp_path / "mine"

@@ -194,6 +194,26 @@ def test_every_device_names_a_known_connection_and_a_source():
         assert inside_rate(device.inside, device) == INSIDE[device.inside][0]
         assert device.source and device.memory > 1e10 and device.bandwidth > 1e11
     assert inside_rate("nvlink", DEVICES["h200"]) == INSIDE["nvlink4"][0]
+    assert inside_rate("nvlink", DEVICES["b200"]) == pytest.approx(
+        1.95 * INSIDE["nvlink4"][0], 2e-2
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "units", "per_clock", "gigahertz"),
+    [
+        ("a100-80g", 108, 2048, 1.41),
+        ("rtx4090", 128, 512, 2.52),
+        ("rtx5090", 170, 512, 2.407),
+        ("rtx-pro-6000", 188, 1024, 2.617),
+        ("mi300x", 304, 2048, 2.1),
+        ("mi350x", 256, 4096, 2.2),
+        ("mi355x", 256, 4096, 2.4),
+    ],
+)
+def test_a_peak_is_that_of_its_units_at_their_clock(name, units, per_clock, gigahertz):
+    """Operations per clock of dense matrix products in bf16 with sums in float32."""
+    assert DEVICES[name].peaks["bf16"] == pytest.approx(units * per_clock * gigahertz * 1e9, 5e-3)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])

@@ -322,6 +322,7 @@ def test_multi_phase_methods_save_bytes_on_slow_links(engine):
     [
         ({"offload": True}, "offload"),
         ({"activations": "disk", "activation_checkpointing": "full"}, "activations disk"),
+        ({"engine": "slide", "moments": "disk"}, "moments disk"),
         (
             {"gradients": {"codec": "powersgd:rank=2"}, "sharding": "no_shard"},
             "codec powersgd between copies of the model",

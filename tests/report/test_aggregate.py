@@ -188,15 +188,13 @@ def test_traced_steps_say_nothing_of_exchanges_that_are_too_rare_to_be_traced():
     assert found.loc["rare", traced].isna().all() and found.loc[BASELINE, traced].notna().all()
 
 
-def test_seconds_of_a_curve_are_without_pauses_of_the_machine(tmp_path):
+def test_losses_of_a_run_say_where_the_model_was_evaluated(tmp_path):
     path = tmp_path / "train/a-run/seed3/events.jsonl"
     path.parent.mkdir(parents=True)
-    events = [
-        {"step": step, "loss": 5.0 - step, "step_ms": ms, "paused": ms > 1e5}
-        for step, ms in enumerate((2000.0, 3e6, 2000.0, 4000.0))
-    ]
+    events = [{"step": 0, "loss": 5.0}, {"step": 1, "loss": None, "val_loss": None}]
+    events += [{"step": 2, "loss": 3.0, "val_loss": 4.0}]
     path.write_text("".join(f"{json.dumps(event)}\n" for event in events))
     curve = read_losses(tmp_path, "a-run", 3)
-    # the paused one counts as the median of all
-    assert curve["seconds"].tolist() == [2.0, 5.0, 7.0, 11.0]
-    assert curve["loss"].tolist() == [5.0, 4.0, 3.0, 2.0]
+    assert curve["loss"].fillna(0).tolist() == [5.0, 0.0, 3.0]
+    assert curve["val_loss"].fillna(0).tolist() == [0.0, 0.0, 4.0]
+    assert curve["evaluated"].tolist() == [False, True, True]

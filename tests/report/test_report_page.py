@@ -38,6 +38,7 @@ FILES = {
     "comparison.csv",
     "comparison.jsonl",
     "loss.csv",
+    "quality.jsonl",
     "summary.json",
     "timings.csv",
 }

@@ -1,13 +1,15 @@
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shardlab.core.errors import RunFailed, UserError
-from shardlab.core.files import write_json, write_json_lines
+from shardlab.core.files import read_json_lines, write_json, write_json_lines
 from shardlab.models.settings import Model
 from shardlab.report import write
+from shardlab.report.quality import steps_to_quality, training_curve
 from shardlab.results.files import read_results, write_results
 from shardlab.results.result import Breakdown, Failure
 from shardlab.results.timing_result import NO_COMMUNICATION
@@ -66,7 +68,9 @@ def _write_parts(record):
 
 def write_events(folder, run, seed):
     losses = make_losses(run, seed).items()
-    events = [{"step": step, "loss": loss, "step_ms": 50.0} for step, loss in losses]
+    events: list[dict[str, Any]] = [{"step": step, "loss": loss} for step, loss in losses]
+    for event in events[9::10]:
+        event["val_loss"] = event["loss"] + 0.1
     write_json_lines(f"{folder}/events.jsonl", events)
 
 
@@ -84,9 +88,6 @@ def measured(tmp_path, monkeypatch):
 
 
 def test_collect_joins_the_parts_and_what_was_estimated_and_timed(measured):
-    # the machine slept in one step, which is no time of the training
-    path = measured / "results/train/ddp/seed0/events.jsonl"
-    path.write_text(path.read_text().replace("50.0", "12050.0", 1))
     collect.main(Sections())
     records = read_results("results/results.jsonl", "collect")
     joined = {*Joined.model_fields, "params_hash"}
@@ -152,6 +153,40 @@ def test_report_is_written_from_files(undrawn, collected):
     assert "CC BY-SA 4.0" in text
     assert "Fewer than 3 seeds (2)" in text
     assert "with the answers: results/answers/0123456789abcdef.json." in text
+
+
+def test_each_seed_has_its_own_time_to_a_loss_beside_the_means(undrawn, collected):
+    report.main(Sections())
+    folder = collected / "results/report"
+    rows = read_json_lines(folder / "quality.jsonl")
+    assert [(row["run"], row["seed"]) for row in rows] == [(r, s) for r in RUNS for s in SEEDS]
+    (record,) = (
+        record
+        for record in read_results("results/results.jsonl", "collect")
+        if (record.run, record.seed) == ("ddp", 3)
+    )
+    losses = make_losses("ddp", 3)
+    (row,) = (row for row in rows if (row["run"], row["seed"]) == ("ddp", 3))
+    steps = steps_to_quality(training_curve(losses.values()), 6.0)
+    assert row["steps_to_quality"]["train_loss"] == {"6": steps, "0.1": None}
+    seconds = row["time_to_quality_s"]["train_loss"]["6"]
+    assert seconds == pytest.approx(steps * record.step_ms_mean / 1e3)
+    # the model was evaluated after steps 10, 20, ...
+    evaluated = losses[(int(1010 / record.step_ms_mean) // 10) * 10 - 1] + 0.1
+    assert row["quality_at_time"]["val_loss"] == {"1.01": pytest.approx(evaluated)}
+    tables = (folder / "tables.md").read_text()
+    assert "Validation loss at equal time" in tables
+    assert "](plots/svg/validation.svg)" in tables
+
+
+def test_without_evaluations_the_report_has_no_validation_curve(undrawn, collected):
+    for path in collected.glob("results/train/*/*/events.jsonl"):
+        events = read_json_lines(path)
+        write_json_lines(path, [{k: e[k] for k in ("step", "loss")} for e in events])
+    report.main(Sections())
+    tables = (collected / "results/report/tables.md").read_text()
+    assert "validation.svg" not in tables and "Training loss at equal time" in tables
+    assert "Validation loss at equal time" not in tables
 
 
 FAILURE = RunFailed("crash", "rank 1: Traceback ...", "rank 1: ArithmeticError: wrong on purpose")

@@ -336,6 +336,20 @@ def test_time_to_a_loss_is_interpolated_steps_times_the_step_time_of_the_link():
         ["fsdp2-int8", "2.00", "0.500", ABSENT, ABSENT],
     ]
     assert after.rows == [[BASELINE, "6.25"], ["fsdp2-int8", "6.50"]]
+    # evaluations are interpolated, and the later one counts from its end on
+    curves = {run: {0: pd.Series({2: 8.0, 4: 6.0})} for run in losses}
+    evidence = make_evidence(
+        [*make_records([BASELINE])],
+        losses=losses,
+        validation=curves,
+        timed=runs,
+        comparison=runs[0].timing,
+        quality=Quality(val_loss=(7.0,), time_s=(1.0, 2.1)),
+    )
+    _, reached, after = tables_of([time_to_quality(evidence)])
+    assert reached.title == "Time to a validation loss"
+    assert reached.rows == [[BASELINE, "3.00", "1.50"], ["fsdp2-int8", "3.00", "0.750"]]
+    assert after.rows == [[BASELINE, "8.00", "6.00"], ["fsdp2-int8", "6.00", "6.00"]]
     # the first steps of a warm-up were not timed
     for part in ({"sync": {"every": 4, "warmup_steps": 9}}, {"gradients": {"warmup_steps": 9}}):
         warm = {"engine": "ddp", **part}

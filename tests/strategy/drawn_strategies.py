@@ -28,6 +28,7 @@ VALUES: dict[str, list[Any]] = {
     "reduce_dtype": ["fp32", "bf16"],
     "output_dtype": [None, "fp32", "bf16"],
     "moment_dtype": ["fp32", "bf16"],
+    "moments": [None, "memory", "disk"],
     "activation_checkpointing": ["none", "selective", "full"],
     "activations": ["device", "memory", "disk"],
     "compile": [False, True],

@@ -109,6 +109,17 @@ def test_random_state_and_ledger_are_resumed(group, data, tmp_path):
     assert resumed.loop.sample == straight.loop.sample == 4 * 12
 
 
+@on_ranks(2)
+def test_others_may_read_a_checkpoint_as_the_umask_lets(group, data, tmp_path):
+    plan = plan_of(data, strategy_of("ddp"))
+    for name, options in FORMATS.items():
+        Run.start(plan, tmp_path / name, group, every=1, **options).to(1)
+    new = tmp_path / f"new-{dist.get_rank(group)}"
+    new.touch()
+    modes = {path.stat().st_mode for path in tmp_path.rglob("*") if path.is_file()}
+    assert modes == {new.stat().st_mode}
+
+
 @pytest.mark.fresh_ranks
 def test_nothing_is_unpickled(data, tmp_path):
     plan = plan_of(data, strategy_of("fsdp2", **INT4))

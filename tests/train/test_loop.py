@@ -188,6 +188,18 @@ def test_time_in_collectives_is_known_at_the_end_of_a_step(group, data, tmp_path
     assert all(0 < event.collective_ms <= event.step_ms for event in events)
 
 
+def test_steps_are_counted_that_were_clipped_and_that_were_left_out() -> None:
+    clip, before, counts = 2.0, None, []
+    for norm, letter in zip((1.0, 2.0, 2.1, math.inf, 0.1), "+++-+", strict=True):
+        (event,) = events(letter, gradient_norm=norm)
+        event.count(before, clip)
+        counts.append((event.clipped_steps, event.skipped_steps))
+        before = event
+    assert counts == [(0, 0), (0, 0), (1, 0), (2, 1), (2, 1)]
+    before.count(None, clip=None)
+    assert (before.clipped_steps, before.skipped_steps) == (0, 0)
+
+
 def events(applied: str, **changes) -> list[StepEvent]:
     """A step for each letter: `+` if it was applied, `-` if it was left out."""
     facts = {"loss": 1.0, "step_ms": 1.0, "learning_rate": 1.0, "gradient_norm": 1.0, "tokens": 1}

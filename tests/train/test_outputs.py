@@ -10,6 +10,7 @@ import torch.distributed as dist
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from shardlab.core.errors import StorageError, UserError
+from shardlab.core.files import read_json_lines
 from shardlab.models.settings import Model
 from shardlab.profiling.trace_file import load_trace
 from shardlab.strategy.document import parse_strategy
@@ -17,11 +18,9 @@ from shardlab.train.loop import Loop, StepEvent
 from shardlab.train.outputs import Telemetry, check_equal, checksum, gather_trained
 from shardlab.train.plans import RunPlan
 from shardlab.train.run import train_run
-from shardlab.train.settings import Checkpoint, Train
+from shardlab.train.settings import Checkpoint, Train, ValidationCurve
 from tests.ranks import on_ranks
 from tests.train.checkpointed import Run, plan_of, strategy_of
-
-CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("engine", ["ddp", "fsdp2"])
@@ -41,16 +40,36 @@ def test_whole_model_is_gathered_on_rank_0_and_equal_replicas_are_checked(
             gather_trained(run.engine, group)
 
 
+TINY = Model(preset="tiny")
 TRAIN = Train(steps=2, batch_size=2, sequence_length=16, untimed_steps=1, warmup_steps=1)
 # torch_tb_profiler/consts.py, version 0.4.3
 WORKER = re.compile(r"^(.*?)(\.\d+)?\.pt\.trace\.json(?:\.gz)?$")
 
 
 def test_a_run_leaves_scalars_and_traces_for_tensorboard(data, tmp_path):
-    strategy, folder = parse_strategy({"engine": "ddp"}), tmp_path / "logs"
-    plan = RunPlan("a-run", 0, strategy, TRAIN, Model(preset="tiny"), data)
-    train_run(plan, tmp_path / "run", telemetry=folder)
-    assert len(EventAccumulator(str(folder)).Reload().Scalars("train/loss")) == 2
+    feedback = {"codec": "int8", "error_feedback": True}
+    strategy = parse_strategy({"engine": "ddp", "gradients": feedback})
+    folder, run = tmp_path / "logs", tmp_path / "run"
+    train = TRAIN.model_copy(update={"validation": ValidationCurve(every=1), "clip": 0.1})
+    train_run(RunPlan("a-run", 0, strategy, train, TINY, data), run, telemetry=folder)
+    scalars, events = EventAccumulator(str(folder)).Reload(), read_json_lines(run / "events.jsonl")
+    for tag, name in (
+        ("train/residual_norm", "residual_norm"),
+        ("train/clipped_steps", "clipped_steps"),
+        ("train/skipped_steps", "skipped_steps"),
+        ("validation/loss", "val_loss"),
+    ):
+        shown = [(scalar.step, scalar.value) for scalar in scalars.Scalars(tag)]
+        # ranks hold back different gradients, and rank 0 writes its own norm
+        values = [(event["step"], event[name]) for event in events if name in event]
+        assert [step for step, _ in shown] == [step for step, _ in values]
+        if name != "residual_norm":
+            assert shown == [(step, pytest.approx(value)) for step, value in values]
+        else:
+            assert all(0 < one[1] < whole[1] for one, whole in zip(shown, values, strict=True))
+    assert len(scalars.Scalars("train/loss")) == len(scalars.Scalars("memory/peak_bytes")) == 2
+    assert all(event["memory_peak_bytes"] > 10**6 for event in events)
+    assert [event["memory_reserved_bytes"] for event in events] == [None, None]
     workers = {match[1]: path for path in folder.iterdir() if (match := WORKER.match(path.name))}
     assert workers.keys() == {"rank0", "rank1"}
     for worker, path in workers.items():
@@ -64,7 +83,7 @@ def test_outputs_are_probed_before_the_first_step(data, tmp_path, monkeypatch):
     stepped = tmp_path / "stepped"
     # no step of the other rank ends without rank 0
     monkeypatch.setattr(Loop, "run", lambda *_: dist.get_rank() or stepped.touch())
-    plan = RunPlan("a-run", 0, parse_strategy({"engine": "ddp"}), TRAIN, Model(preset="tiny"), data)
+    plan = RunPlan("a-run", 0, parse_strategy({"engine": "ddp"}), TRAIN, TINY, data)
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match=r"file/run: cannot be written .*: remove what"):
         train_run(plan, tmp_path / "file/run")
@@ -86,7 +105,7 @@ def test_outputs_are_probed_before_the_first_step(data, tmp_path, monkeypatch):
 
 def test_times_of_a_device_are_written_when_they_are_known(tmp_path):
     events = [StepEvent(step, 1.0, 1.0, 1.0, 1.0, True, 1) for step in range(3)]
-    telemetry = Telemetry(tmp_path, None, CPU)
+    telemetry = Telemetry(tmp_path)
     telemetry.write(events[0])
     events[0].collective_ms = 5.0
     telemetry.write(events[1])

@@ -69,6 +69,9 @@ def test_transformers_loads_the_model_of_every_engine(family, tied, tokenizer, t
         return result
 
     logits = run_ranks(1, on_rank)[0]
+    (tmp_path / "new").touch()
+    modes = {path.stat().st_mode for path in tmp_path.rglob("*") if path.is_file()}
+    assert modes == {(tmp_path / "new").stat().st_mode}, "others may read what the umask lets"
     for engine, expected in logits.items():
         loaded = load_model(tmp_path / engine)
         assert loaded.config.tie_word_embeddings == tied

@@ -31,6 +31,8 @@ def event(step: int, **changes):
         "gradient_norm": 1.0,
         "applied": True,
         "tokens": 64,
+        "clipped_steps": 0,
+        "skipped_steps": 0,
         "collective_ms": 4.0,
         "bytes_wire": 900.0,
         "interface_bytes": None,
@@ -115,6 +117,7 @@ def test_a_search_for_the_loss_scale_skips_steps_that_are_not_invalid(scaled, in
     events = list(EVENTS)
     events[0] = event(0, applied=False, gradient_norm=float("inf"))
     events[3] = event(3, applied=False, gradient_norm=float("nan"), loss=float("nan"))
+    events[-1] = event(5, skipped_steps=2)
     found = summarize(PLAN, events, [rank(events, loss_scaled=scaled)])
     assert (found["skipped_steps"], found["invalid_steps"]) == (2, invalid)
 
@@ -130,22 +133,29 @@ def test_a_step_has_the_mean_of_its_ranks_and_the_time_of_the_slowest():
     assert found["collective_ms"] == 3.0
 
 
+def test_a_step_has_the_memory_of_the_fullest_rank_and_the_residual_of_all():
+    parts = {"memory_peak_bytes": 7, "residual_norm": 3.0, "val_loss": 2.5}
+    more = {"memory_peak_bytes": 9, "residual_norm": 4.0, "val_loss": None}
+    (merged,) = merge_events(([event(0, **parts)], [event(0, **more)]))
+    assert (merged["memory_peak_bytes"], merged["residual_norm"]) == (9, 5.0)
+    assert (merged["memory_reserved_bytes"], merged["val_loss"]) == (None, 2.5)
+    (merged,) = merge_events(([event(0)], [event(0)]))
+    assert merged["residual_norm"] is None
+
+
 def test_the_training_loss_is_the_mean_of_the_last_tenth_of_the_steps():
     plan = replace(PLAN, train=PLAN.train.model_copy(update={"steps": 20}))
     events = [event(step, loss=float(step)) for step in range(20)]
     assert summarize(plan, events, [rank(events)])["train_loss"] == 18.5
 
 
-def test_most_bytes_are_of_a_timed_step_and_clipped_is_what_exceeds_the_norm():
-    clip = PLAN.train.clip
-    norms = [0.5 * clip, clip, 1.01 * clip, 3 * clip, 0.1 * clip, 0.2 * clip]
+def test_most_bytes_are_of_a_timed_step_and_counts_those_of_the_last():
     sent = [9e9, 9e9, 100.0, 500.0, 200.0, 300.0]
     events = [
-        event(step, gradient_norm=norm, bytes_wire=nbytes)
-        for step, (norm, nbytes) in enumerate(zip(norms, sent, strict=True))
+        event(step, bytes_wire=nbytes, clipped_steps=step // 2) for step, nbytes in enumerate(sent)
     ]
-    found = summarize(PLAN, events, [rank(events)])
-    assert (found["bytes_peak"], found["clipped_steps"]) == (500.0, 2)
+    metrics = summarize(PLAN, events, [rank(events)])
+    assert (metrics["bytes_peak"], metrics["clipped_steps"]) == (500.0, 2)
 
 
 def test_norms_and_errors_are_of_the_whole_vector_and_memory_of_the_fullest_rank():

@@ -1,5 +1,7 @@
 """Interleaved strategies on the same ranks: each is charged with its own steps only."""
 
+import os
+import signal
 import time
 from dataclasses import replace
 from functools import partial
@@ -227,6 +229,13 @@ def test_a_run_that_fails_may_be_left_out(data, tmp_path, faulty, together):
     [crash] = only(results, Failure)
     assert (crash.timing, crash.run) == ("two", "fsdp2")
     assert crash.detail == "rank 1: ArithmeticError: wrong on purpose"
+
+
+def test_a_killed_rank_is_told_that_all_runs_are_in_memory_together(data, tmp_path, faulty):
+    faulty(STRATEGIES["ddp"], on_rank(1, 3, lambda: os.kill(os.getpid(), signal.SIGKILL)))
+    first, *_ = plans_of(data)
+    with pytest.raises(RunFailed, match=r"SIGKILL, out of memory\?\); .*: name fewer `runs`, or"):
+        time_strategies([first], tmp_path / "two.jsonl")
 
 
 def test_ranks_of_torchrun_take_no_turns(data, tmp_path, monkeypatch):

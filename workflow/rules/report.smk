@@ -27,6 +27,7 @@ rule report:
         ),
         "results/report/comparison.jsonl",
         "results/report/loss.csv",
+        "results/report/quality.jsonl",
         "results/report/summary.json",
         "results/report/timings.csv",
         report(
@@ -58,16 +59,3 @@ rule report:
         ),
     shell:
         "exec python -m shardlab report &>> {log:q}"
-
-
-rule readme:
-    input:
-        "results/report/headline.md",
-    output:
-        "results/report/readme.md",
-    log:
-        "logs/readme.log",
-    params:
-        code=code("readme"),
-    shell:
-        "exec python -m shardlab readme &>> {log:q}"

@@ -10,18 +10,17 @@ their own times would compare the drift of the machine.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 
-import numpy as np
 import pandas as pd
 
 from shardlab.core.numbers import ABSENT, figure, number
 from shardlab.report.columns import MICRO_BATCHES, TIMED, in_timing
 from shardlab.report.evidence import Evidence
 from shardlab.report.plots import crossover_plot
-from shardlab.report.quality import quality_at_time, steps_to_quality
+from shardlab.report.quality import has_warmup, quality_after, steps_to_quality
 from shardlab.report.tables import RUN, Column, Figure, Row, Section, Table, make_table, speed_up
 from shardlab.report.timings import group_title, link_headings
 
@@ -117,6 +116,10 @@ def stops_paying(group: pd.DataFrame, run: str) -> str:
     return text if ends == (text, text) else f"{text} ({ends[0]} to {ends[1]})"
 
 
+_LOSSES = {"train_loss": "training", "val_loss": "validation"}
+"""in words, by the name of a curve"""
+
+
 def time_to_quality(evidence: Evidence) -> Section | None:
     """Show time to each loss and loss at each time on every link; None if nobody asks for them.
 
@@ -126,55 +129,67 @@ def time_to_quality(evidence: Evidence) -> Section | None:
     rows, quality = evidence.timing_rows, evidence.quality
     # losses of the training runs hold for their number of ranks alone
     rows = rows[rows["world_size"] == evidence.records[0].world_size]
-    rows = rows[rows["run"].isin(evidence.losses)]
-    warmed = {
-        each.run
-        for each in evidence.records
-        for part in ("sync", "gradients")
-        if (each.strategy.get(part) or {}).get("warmup_steps")
-    }
-    rows = rows[~rows["run"].isin(warmed)]
-    runs = rows["run"].unique()
-    links = link_headings(rows)
+    warmed = {record.run for record in evidence.records if has_warmup(record)}
+    rows = rows[rows["run"].isin(evidence.losses) & ~rows["run"].isin(warmed)]
+    runs = [{"run": run} for run in rows["run"].unique()]
+    tables = []
+    for name, curves in evidence.curves.items():
+        reached, after = _loss_columns(rows, curves, getattr(quality, name), quality.time_s)
+        kind = _LOSSES[name]
+        titles = {
+            f"Time to a {kind} loss": reached,
+            f"{kind.capitalize()} loss at equal time": after,
+        }
+        tables += [
+            make_table(title, [RUN, *columns], runs, evidence.baseline)
+            for title, columns in titles.items()
+            if columns
+        ]
+    sentence = (
+        "Steps until the training loss, smoothed over a twentieth of the run, is reached; the "
+        "same times the step time of each timing; and the smoothed loss of the last step that "
+        "ended by a time. Validation losses are interpolated between evaluations. A loss that a "
+        "seed does not reach has no time, and a run that is over keeps its last loss. Each seed by "
+        "its own steps: quality.jsonl."
+    )
+    shown, folded = tables[:1], [Section(t.title, tables=[t], folded=True) for t in tables[1:]]
+    return Section("Time to quality", [sentence], tables=shown, sections=folded) if tables else None
+
+
+def _loss_columns(
+    rows: pd.DataFrame,
+    curves: Mapping[str, Mapping[int, pd.Series]],
+    losses: Sequence[float],
+    moments: Sequence[float],
+) -> tuple[list[Column], list[Column]]:
+    """Return the columns of steps and time to each loss, and of the loss at each moment.
+
+    Args:
+        rows: of timings.
+        curves: by run and seed.
+    """
+    runs, links = rows["run"].unique(), link_headings(rows)
     steps_s = rows.pivot(index="run", columns="timing", values="step_ms") / 1e3
 
     def mean(run: str, measure: Callable[[pd.Series], float | None]) -> float:
         """Return the mean over seeds; NaN if one has no value."""
-        values = [measure(seed) for seed in evidence.losses[run].values()]
+        values = [measure(curve) for curve in curves.get(run, {}).values()]
         return float(pd.Series(values, dtype=float).mean(skipna=False))
 
-    def loss_after(moment: float, run: str, step_s: float) -> float:
-        return mean(
-            run, lambda seed: quality_at_time(seed, step_s * np.arange(1, len(seed) + 1), moment)
-        )
-
     reached, after = [], []
-    for loss in quality.train_loss:
+    for loss in losses:
         steps = pd.Series(
             {run: mean(run, partial(steps_to_quality, threshold=loss)) for run in runs}
         )
         reached.append(_by_run(f"loss {loss:g}", "steps", steps))
         for timing, link in links.items():
             reached.append(_by_run(f"loss {loss:g}", f"s, {link}", steps * steps_s[timing]))
-    for moment in quality.time_s:
+    for moment in moments:
         for timing, link in links.items():
-            step_s = steps_s[timing].dropna()
-            losses = {run: loss_after(moment, run, step) for run, step in step_s.items()}
-            after.append(_by_run(f"after {moment:g} s", link, pd.Series(losses, dtype=float)))
-    titles = {"Time to a training loss": reached, "Training loss at equal time": after}
-    tables = [
-        make_table(title, [RUN, *columns], [{"run": run} for run in runs], evidence.baseline)
-        for title, columns in titles.items()
-        if columns
-    ]
-    sentence = (
-        "Steps until the training loss, smoothed over a twentieth of the run, is reached; the "
-        "same times the step time of each timing; and the smoothed loss of the last step that "
-        "ended by a time. A loss that a seed does not reach has no time, and a run that is over "
-        "keeps its last loss."
-    )
-    shown, folded = tables[:1], [Section(t.title, tables=[t], folded=True) for t in tables[1:]]
-    return Section("Time to quality", [sentence], tables=shown, sections=folded) if tables else None
+            ended = moment / steps_s[timing].dropna()
+            at = {run: mean(run, partial(quality_after, steps=n)) for run, n in ended.items()}
+            after.append(_by_run(f"after {moment:g} s", link, pd.Series(at, dtype=float)))
+    return reached, after
 
 
 def _by_run(title: str, unit: str, values: pd.Series) -> Column:

@@ -37,6 +37,7 @@ def quality(evidence: Evidence) -> Section:
             "difference from the baseline at the same step.",
             loss_plot(loss_curves(evidence.losses), [*evidence.losses], baseline),
         ),
+        *_validation_curve(evidence),
         Figure(
             "bytes_quality",
             "Quality against compression. Markers show the engine; the line marks the baseline.",
@@ -44,6 +45,21 @@ def quality(evidence: Evidence) -> Section:
         ),
     ]
     return Section("What does it cost in quality?", sentences=stated, items=lines, figures=figures)
+
+
+def _validation_curve(evidence: Evidence) -> list[Figure]:
+    """Return the plot of the validation losses during training; none where there are none."""
+    if not evidence.validation:
+        return []
+    curves = loss_curves(evidence.validation)
+    runs = [*evidence.validation]
+    return [
+        Figure(
+            "validation",
+            "Validation loss during training, likewise, of the parameters after each step.",
+            loss_plot(curves, runs, evidence.baseline, "validation"),
+        )
+    ]
 
 
 def _section_of_runs(title: str, shown: Sequence[Column]) -> Callable[[Evidence], Section]:

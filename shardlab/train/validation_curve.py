@@ -1,0 +1,83 @@
+"""Validation loss between the steps of a run.
+
+Rank 0 copies the parameters of any engine into a plain model, so that a loss depends on them alone:
+with all sequences, that of the last step is the loss of the saved model.
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shardlab.comm.object_collectives import device_of
+from shardlab.data.tokens import TokenSplit, open_split
+from shardlab.engines.base import Engine
+from shardlab.models.build import build_model
+from shardlab.train.evaluation import BATCH, evaluate
+from shardlab.train.plans import RunPlan
+
+_LONGEST = timedelta(hours=1)
+"""wait of the other ranks for an evaluation"""
+
+
+class Validator:
+    """Evaluator of the model that an engine trains, between steps; all ranks call together.
+
+    Args:
+        plan: of the run, with `train.validation`.
+        group: of the ranks that train.
+        before: called on every rank before it takes memory for the first evaluation.
+
+    Raises:
+        UserError: a shard of the split is missing or damaged.
+    """
+
+    def __init__(
+        self, plan: RunPlan, engine: Engine, group: dist.ProcessGroup, before: Callable[[], None]
+    ) -> None:
+        assert plan.train.validation is not None, "nobody asks for a curve"
+        self._plan, self._engine, self._before = plan, engine, before
+        self._every = plan.train.validation.every
+        self._sequences = plan.train.validation.sequences
+        self._device = device_of(group)
+        # a separate group: evaluation may take longer than a rank may wait in a step
+        self._group = dist.new_group(dist.get_process_group_ranks(group), timeout=_LONGEST)
+        self._split: TokenSplit | None = None
+        if dist.get_rank(group) == 0:
+            self._split = open_split(plan.data / "tokens", "validation")
+        self._model: nn.Module | None = None
+
+    def loss_after(self, steps: int) -> float | None:
+        """Return the loss in nats per token after so many steps, on rank 0; None on other ranks,
+        and where no evaluation is due.
+
+        Copies of the model that train alone give that of the parameters that they agree on.
+        """
+        if steps % self._every:
+            return None
+        self._before()
+        loss = None
+        if self._split is not None:
+            loss = self._evaluate(self._split)
+        else:
+            for _ in self._engine.whole_parameters():
+                pass
+        dist.barrier(self._group)
+        return loss
+
+    @torch.no_grad()
+    def _evaluate(self, split: TokenSplit) -> float:
+        length = self._plan.train.sequence_length
+        if self._model is None:
+            built = build_model(
+                self._plan.model, split.vocabulary, length, split.end_of_text, self._plan.seed
+            )
+            model: nn.Module = built.whole()
+            self._model = model.to(self._device)
+        parameters = dict(self._model.named_parameters())
+        for part in self._engine.whole_parameters():
+            for name, tensor in part.items():
+                parameters[name].copy_(tensor)
+        return evaluate(self._model, split, length, BATCH, self._sequences).loss
