@@ -36,7 +36,8 @@ from shardlab.core.progress import say, stopwatch
 from shardlab.strategy.codec_table import CODECS, load_codecs, parse_codec
 
 SPECS = (
-    *("none", "bf16", "fp16", "natural", "fp8", "fp8:group=512", "fp8:format=e5m2"),
+    *("none", "bf16", "bf16:rounding=stochastic", "fp16", "natural"),
+    *("fp8", "fp8:group=512", "fp8:format=e5m2"),
     *("int8:group=128", "int8:group=128,rounding=stochastic", "int8-shared:group=128"),
     *("int4:group=128", "int4:group=32", "int4:group=128,rounding=stochastic"),
     *("int4:group=128,levels=nf4", "dynamic8:group=256", "qsgd:levels=127", "qsgd:levels=7"),

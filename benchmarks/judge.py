@@ -19,10 +19,10 @@ from typing import Any
 
 from benchmarks.common import WORK, arguments, publish, text_table
 from shardlab.choose.chat import LocalModel
-from shardlab.choose.evidence import describe, machine_facts
+from shardlab.choose.evidence import describe, describe_machine
 from shardlab.choose.history import initial_history
 from shardlab.choose.judge import Question, choose_by_model, choose_by_rules
-from shardlab.choose.proposal import candidate
+from shardlab.choose.proposal import candidate_of
 from shardlab.choose.records import Candidate, Prediction, Verdict
 from shardlab.choose.settings import Agent
 from shardlab.choose.space import Feasible
@@ -53,7 +53,7 @@ def draw_questions(results: Path, params: Parameters) -> list[dict[str, Any]]:
     measured = only(read_timings(results / "timings", params("timings")), TimingResult)
     timed = {(run.timing, run.run): run for run in measured}
     records = read_results(results / "results.jsonl", "run shardlab collect")
-    facts = [machine_facts(Hardware.from_file(results / "hardware.json", "run calibrate"))]
+    facts = [describe_machine(Hardware.from_file(results / "hardware.json", "run calibrate"))]
     questions = []
     for timing in _TIMINGS:
         rows = [check for check in checks if check["timing"] == timing]
@@ -72,7 +72,7 @@ def draw_questions(results: Path, params: Parameters) -> list[dict[str, Any]]:
                 option = Feasible(strategy, strategy.hash(), peak_bytes, step)
                 options[f"{chance.getrandbits(32):08x}"] = {
                     "strategy": strategy.written(),
-                    "prediction": candidate(option, history.quality).prediction.model_dump(),
+                    "prediction": candidate_of(option, history.quality).prediction.model_dump(),
                     "measured_ms": row["measured_ms"],
                 }
             questions.append(

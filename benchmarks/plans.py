@@ -5,7 +5,8 @@
 Nothing runs here. The range of each prediction is that of `EFFICIENCY_ROWS` of
 `shardlab.predict.devices`, public rows of one node that are not scored, without those of the
 model's own size, which a user's model has none of. Plans are also compared
-with the timings of the default experiment on emulated links, by its steps without communication.
+with the timings of the default experiment and of experiments/62m on emulated links, by their steps
+without communication.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,8 +16,8 @@ from typing import Any, NamedTuple
 
 from benchmarks.common import arguments, publish, text_table
 from shardlab.core.link import bits_per_second
-from shardlab.core.numbers import fixed
-from shardlab.models.settings import StepSize
+from shardlab.core.numbers import fixed, number
+from shardlab.models.settings import GPT2_VOCABULARY, StepSize
 from shardlab.models.shapes import PUBLISHED, DecoderShapes, decoder_of, gpt2_config, read_decoder
 from shardlab.predict.devices import (
     DEVICES,
@@ -210,9 +211,10 @@ _REFUSED = [
 _TIMINGS = Path("results/timings/two-ranks.jsonl"), "timings of the default experiment"
 _VOCABULARY = 2048
 """tokens of the default tokenizer"""
+_LARGE_TIMINGS = Path("experiments/62m/results/timings/link-1gbit.jsonl")
 
 
-def _timed_job(run: TimingResult, bound: TimingResult) -> PlannedJob:
+def _timed_job(run: TimingResult, bound: TimingResult, vocabulary: int) -> PlannedJob:
     """Return the job of a timed run on CPUs that are described by steps without communication.
 
     Args:
@@ -224,7 +226,7 @@ def _timed_job(run: TimingResult, bound: TimingResult) -> PlannedJob:
     step_ms, whole = median(bound.step_ms), sum(parts)
     update_s = step_ms / 1e3 * traced.update_ms / whole
     bandwidth = UPDATE_BYTES * run.parameters / update_s
-    decoder = read_decoder(run.model, _VOCABULARY, run.sequence_length)
+    decoder = read_decoder(run.model, vocabulary, run.sequence_length)
     assert decoder is not None and decoder.parameters == run.parameters
     step = StepSize(run.batch_size, run.sequence_length)
     # operations in units of what a core does in a second
@@ -243,7 +245,7 @@ def _timed_job(run: TimingResult, bound: TimingResult) -> PlannedJob:
     )
 
 
-def _emulated(path: Path) -> Table:
+def _emulated(path: Path, vocabulary: int) -> Table:
     """Return plans beside timed steps on emulated links, with plain gradients, int8 and int4."""
     runs = only(read_results(path, "run shardlab timing"), TimingResult)
     bounds = {run.timing: run for run in runs if run.run == NO_COMMUNICATION}
@@ -252,12 +254,13 @@ def _emulated(path: Path) -> Table:
         if run.bits_per_second is None or run.run == NO_COMMUNICATION:
             continue
         strategy = parse_strategy(run.strategy).canonical()
-        predicted = 1e3 * step_s(_timed_job(run, bounds[run.timing]), strategy)
+        predicted = 1e3 * step_s(_timed_job(run, bounds[run.timing], vocabulary), strategy)
         measured = median(run.step_ms)
         times = [fixed(each, 1) for each in (measured, predicted)]
         lines.append([run.link, run.run, *times, fixed(100 * (predicted / measured - 1), 1)])
     headings = ["link of 2 CPU ranks", "strategy", "measured, ms", "predicted, ms", "error, %"]
-    return text_table("Steps on emulated links", headings, lines)
+    size = number(runs[0].parameters)
+    return text_table(f"Steps of {size} parameters on emulated links", headings, lines)
 
 
 _OF_LINKS = (
@@ -365,7 +368,8 @@ def main() -> None:
         _OF_ROWS,
         text_table("Memory of a device at its peak", of_memory, sizes),
         _OF_MEMORY,
-        _emulated(args.timings),
+        _emulated(args.timings, _VOCABULARY),
+        _emulated(_LARGE_TIMINGS, GPT2_VOCABULARY),
         _OF_LINKS,
         text_table("Rows that are not scored", ["rows", "reason"], [[*each] for each in _REFUSED]),
         text_table("Share of the peak", ["device", "parameters", "achieved, %"], used),

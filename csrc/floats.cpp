@@ -24,6 +24,21 @@ struct Bf16 : NoHead {
   }
 };
 
+// Up with the probability of the 16 bits that are lost, by 16 random ones; finite stays finite.
+struct Bf16Stochastic : Bf16 {
+  SHARDLAB_INLINE_MEMBER static void encode(const float* given, int64_t count, Head, Random random,
+                                            uint8_t* __restrict codes) {
+    store_codes<2>(count, codes, [=](int64_t i) __attribute__((always_inline)) {
+      const uint32_t element = random.first + static_cast<uint32_t>(i);
+      const uint32_t chance = random_bits(element, random.k0, random.k1) >> 16;
+      const uint32_t bits = bits_of(given[i]), magnitude = bits & 0x7FFFFFFFu;
+      const uint32_t raised = (magnitude + chance) >> 16;
+      const uint32_t finite = (raised < 0x7F7Fu ? raised : 0x7F7Fu) | (bits >> 16 & 0x8000u);
+      return magnitude < 0x7F800000u ? finite : nearest_bf16(bits);
+    });
+  }
+};
+
 // To the nearest, ties to even, beyond the range infinity; NaN as above.
 struct Fp16 : NoHead {
 #ifdef __F16C__
@@ -62,6 +77,7 @@ struct Fp16 : NoHead {
 };
 
 SHARDLAB_GROUPED(bf16, Bf16)
+SHARDLAB_GROUPED(bf16_stochastic, Bf16Stochastic)
 SHARDLAB_GROUPED(fp16, Fp16)
 
 // kLargest is the largest finite value, kSmallestScale keeps all decoded values normal in float32,

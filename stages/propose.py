@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from shardlab.choose.evidence import data_facts, machine_facts
+from shardlab.choose.evidence import describe_data, describe_machine
 from shardlab.choose.history import initial_history, load_history
-from shardlab.choose.incumbent import hold_best
-from shardlab.choose.judge import judge_of
+from shardlab.choose.incumbent import with_best_incumbent
+from shardlab.choose.judge import make_judge
 from shardlab.choose.limits import with_limits
 from shardlab.choose.proposal import predictor, propose
 from shardlab.choose.records import TrialSettings
 from shardlab.choose.settings import Agent
-from shardlab.choose.space import peaks_of
+from shardlab.choose.space import peaks_by_hash
 from shardlab.core.files import read_json
 from shardlab.core.progress import say
 from shardlab.models.settings import Model
@@ -51,14 +51,14 @@ def main(params: Sections, number: str) -> None:
     limit = int(1e9 * limit_gb)
     step = train.step_size(history.workload.world_size)
     shapes = ModelShapes.of(model, step, Path("data/tokens"), bool(hardware.gpus))
-    peaks = peaks_of(history, shapes)
-    history = hold_best(history, agent.quality_tolerance, limit, peaks)
+    peaks = peaks_by_hash(history, shapes)
+    history = with_best_incumbent(history, agent.quality_tolerance, limit, peaks)
     calibration = Calibration.from_file("results/calibration.json", _CALIBRATE)
     fitted = fitted_runs(timed, forecast)
     link = agent.link or train.link
     predict = predictor(calibration, timed, fitted, history, link, train.threads, shapes)
     statistics = read_json("data/statistics.json", "run shardlab tokenize")
-    facts = machine_facts(hardware), data_facts(statistics)
+    context = describe_machine(hardware), describe_data(statistics)
     proposal = propose(
         int(number),
         history,
@@ -67,10 +67,10 @@ def main(params: Sections, number: str) -> None:
         forecast.space,
         shapes,
         predict,
-        judge_of(agent, ANSWERS),
+        make_judge(agent, ANSWERS),
         timed,
         TrialSettings.of(train, model, params("seeds", list[int])),
-        facts,
+        context,
     )
     proposal = with_limits(proposal, agent, history, timed)
     proposal.to_file(Path("results/rounds", number, "proposal.json"))

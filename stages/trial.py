@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from shardlab.choose.decision import train_promising
-from shardlab.choose.race_rule import RaceRule, ruling
+from shardlab.choose.race_rule import RaceRule, decide_race
 from shardlab.choose.records import Candidate, Proposal, Trial, TrialSettings
 from shardlab.choose.settings import Agent
 from shardlab.core.document import Document, validate
@@ -26,7 +26,7 @@ from shardlab.models.settings import Model
 from shardlab.results.files import AnyResult
 from shardlab.results.result import Failure
 from shardlab.results.settings import Timing
-from shardlab.results.timing_result import Race, Ruling
+from shardlab.results.timing_result import Race, RaceDecision
 from shardlab.results.train_result import TrainResult
 from shardlab.train.header import failure
 from shardlab.train.plans import RunPlan, TimingPlan
@@ -98,8 +98,8 @@ class Work:
         name = f"round-{proposal.round}"
         plan = TimingPlan(name, timing, {**arms}, self.train, self.model, DATA, kind="race")
 
-        def look(step_ms: dict[str, list[float]]) -> Ruling:
-            return ruling(step_ms, proposal.incumbent, rule)
+        def look(step_ms: dict[str, list[float]]) -> RaceDecision:
+            return decide_race(step_ms, proposal.incumbent, rule)
 
         race(plan, folder / "race.json", look, proposal.race_limit_s)
 

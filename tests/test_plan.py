@@ -75,7 +75,10 @@ def test_the_answer_names_the_best_without_loss_and_where_loss_breaks_even(capsy
     about = [name for name, even in plan.break_even.items() if even * (1 + MARGIN) >= most]
     assert changes.strategy == next(name for name in lossy if name in about)
     assert changes.attach == lossy[changes.strategy].attach
-    assert f"{changes.strategy}, which changes training, is sooner at a loss if" in plan.answer
+    assert (
+        f"{changes.strategy}, which changes training, reaches the same loss sooner if"
+        in plan.answer
+    )
     assert not (plan.one_node.lossy or plan.one_device.lossy)
 
 

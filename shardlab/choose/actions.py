@@ -1,14 +1,14 @@
 """Actions of the search: named changes of one setting of the incumbent, and of nothing else.
 
-An action says what it changes, which hypothesis it tests, and which measured fact speaks for it;
-without that fact it is not offered. So a round that is rejected says something of one hypothesis.
+An action says what it changes, which hypothesis it tests, and which measured fact speaks for it.
+Without that fact it is not offered, so that a rejected round refutes one hypothesis.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from shardlab.choose import facts
-from shardlab.choose.facts import Facts
+from shardlab.choose.facts import Measurements
 from shardlab.choose.records import Action
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
@@ -25,25 +25,25 @@ from shardlab.strategy.engine_traits import accepts_codec
 from shardlab.strategy.sync import ENOUGH_EXCHANGES
 
 _BITS = {"none": 32, "bf16": 16, "int8": 8, "fp8": 8, "int4": 4, "efsign": 1, "onebit": 1}
-"""of an element, by codec: one step coarser is the next lower number that the space has"""
+"""Bits per element, by codec. One step coarser is the next lower number in the space."""
 _BUCKETS_MB = (1.0, 5.0, 25.0, 100.0)
 
 
-class Offer(NamedTuple):
-    """Codecs, layers and rounds that actions may use."""
+class Choices(NamedTuple):
+    """Codecs, layers and synchronisations that actions may use."""
 
     space: Space
-    """of `sync` only what the training runs are long enough for"""
+    """Space of the search, without values of `sync` for which training runs are too short."""
     layers: int
-    """transformer blocks of the model"""
+    """Number of transformer blocks of the model."""
     steps: int
-    """of the training runs; 0 where they have other replicas, and show no `sync`"""
+    """Steps of a training run; 0 where training runs have another number of replicas."""
 
 
 ChangedSetting = dict[str, Any]
-"""one setting with its new value"""
-Change = Callable[[CanonicalStrategy, Offer], ChangedSetting | None]
-"""returns the changed setting of a strategy, or None where there is nothing to change"""
+"""One setting with its new value."""
+Change = Callable[[CanonicalStrategy, Choices], ChangedSetting | None]
+"""Returns the changed setting of a strategy, or None where there is nothing to change."""
 
 
 class Rule(NamedTuple):
@@ -51,20 +51,20 @@ class Rule(NamedTuple):
 
     name: str
     hypothesis: str
-    """why that might be faster, or fit"""
-    fact: Callable[[Facts], str | None]
+    """Why the change might be faster, or fit in memory."""
+    fact: Callable[[Measurements], str | None]
     change: Change
 
 
 def actions(
-    incumbent: CanonicalStrategy, measured: Facts, offer: Offer
+    incumbent: CanonicalStrategy, measured: Measurements, choices: Choices
 ) -> Iterator[tuple[CanonicalStrategy, Action]]:
-    """Yield what the facts speak for: legal strategies that differ from the incumbent in one
-    setting, each once, in the order of `RULES`."""
+    """Yield the actions for which a fact speaks, in the order of `RULES`, each with the legal
+    strategy that it leads to; of actions that lead to one strategy the first is yielded."""
     seen = {incumbent.hash()}
     document = incumbent.model_dump(mode="json")
     for rule in RULES:
-        fact, part = rule.fact(measured), rule.change(incumbent, offer)
+        fact, part = rule.fact(measured), rule.change(incumbent, choices)
         if fact is None or part is None:
             continue
         try:
@@ -102,96 +102,101 @@ def _has(strategy: CanonicalStrategy, setting: str) -> bool:
     return setting in strategy.traits.settings
 
 
-def _ahead(step: int) -> Change:
-    def change(held: CanonicalStrategy, offer: Offer) -> ChangedSetting | None:
-        count = (held.prefetch or 0) + step
-        most = min(offer.layers, held.traits.max_prefetch or offer.layers)
-        return {"prefetch": count} if _has(held, "prefetch") and 0 <= count <= most else None
+def _prefetch(step: int) -> Change:
+    def change(strategy: CanonicalStrategy, choices: Choices) -> ChangedSetting | None:
+        count = (strategy.prefetch or 0) + step
+        limit = min(choices.layers, strategy.traits.max_prefetch or choices.layers)
+        return {"prefetch": count} if _has(strategy, "prefetch") and 0 <= count <= limit else None
 
     return change
 
 
 def _reshard(value: bool) -> Change:
-    def change(held: CanonicalStrategy, offer: Offer) -> ChangedSetting | None:
-        return {"reshard_after_forward": value} if held.reshard_after_forward is not value else None
+    def change(strategy: CanonicalStrategy, choices: Choices) -> ChangedSetting | None:
+        differs = strategy.reshard_after_forward is not value
+        return {"reshard_after_forward": value} if differs else None
 
     return change
 
 
-def _last_layers(held: CanonicalStrategy, offer: Offer) -> ChangedSetting | None:
-    layers = [*range(offer.layers // 2, offer.layers)]
-    # with one layer to a unit; the last one may stay gathered anyway
-    possible = held.traits.unit_overrides and not held.overrides and held.wrap_size is None
-    if not possible or not held.reshard_after_forward or len(layers) <= held.traits.last_unit_stays:
+def _last_layers(strategy: CanonicalStrategy, choices: Choices) -> ChangedSetting | None:
+    layers, traits = [*range(choices.layers // 2, choices.layers)], strategy.traits
+    # overrides are of single layers; some engines keep the last unit gathered in any case
+    if not traits.unit_overrides or strategy.overrides or strategy.wrap_size is not None:
+        return None
+    if not strategy.reshard_after_forward or len(layers) <= traits.last_unit_stays:
         return None
     return {"overrides": [{"layers": layers, "reshard_after_forward": False}]}
 
 
 def _window(step: int) -> Change:
-    def change(held: CanonicalStrategy, offer: Offer) -> ChangedSetting | None:
-        if held.window is None:
+    def change(strategy: CanonicalStrategy, choices: Choices) -> ChangedSetting | None:
+        if strategy.window is None:
             return None
-        count = held.window + step
-        return {"window": count} if 2 <= count <= max(offer.layers, 2) else None
+        count = strategy.window + step
+        return {"window": count} if 2 <= count <= max(choices.layers, 2) else None
 
     return change
 
 
-def _merge(held: CanonicalStrategy, offer: Offer) -> ChangedSetting | None:
-    if held.bucket_mb is not None:
-        larger = [size for size in _BUCKETS_MB if size > held.bucket_mb]
+def _merge(strategy: CanonicalStrategy, choices: Choices) -> ChangedSetting | None:
+    if strategy.bucket_mb is not None:
+        larger = [size for size in _BUCKETS_MB if size > strategy.bucket_mb]
         return {"bucket_mb": larger[0]} if larger else None
-    size = 2 * (held.wrap_size or 1)
-    possible = held.wrap == "block" and held.traits.multi_block_units and size < offer.layers
-    return {"wrap_size": size} if possible else None
+    size = 2 * (strategy.wrap_size or 1)
+    blocks = strategy.wrap == "block" and strategy.traits.multi_block_units
+    return {"wrap_size": size} if blocks and size < choices.layers else None
 
 
-def _split(held: CanonicalStrategy, offer: Offer) -> ChangedSetting | None:
-    if held.bucket_mb is not None:
-        smaller = [size for size in _BUCKETS_MB if size < held.bucket_mb]
+def _split(strategy: CanonicalStrategy, choices: Choices) -> ChangedSetting | None:
+    if strategy.bucket_mb is not None:
+        smaller = [size for size in _BUCKETS_MB if size < strategy.bucket_mb]
         return {"bucket_mb": smaller[-1]} if smaller else None
-    possible = held.wrap == "block" and held.wrap_size is not None
-    return {"wrap_size": (held.wrap_size or 1) // 2} if possible else None
+    possible = strategy.wrap == "block" and strategy.wrap_size is not None
+    return {"wrap_size": (strategy.wrap_size or 1) // 2} if possible else None
 
 
-def _exchange(held: CanonicalStrategy, offer: Offer) -> ChangedSetting | None:
-    native = held.gradients.plain() and held.gradients.route == "native" and held.sync is None
+def _exchange(strategy: CanonicalStrategy, choices: Choices) -> ChangedSetting | None:
+    gradients = strategy.gradients
+    native = gradients.plain() and gradients.route == "native" and strategy.sync is None
     return {"gradients": {"route": "exchange"}} if native else None
 
 
-def _narrow_reduction(held: CanonicalStrategy, offer: Offer) -> ChangedSetting | None:
-    possible = _has(held, "reduce_dtype") and held.gradients.plain() and held.sync is None
-    return {"reduce_dtype": "bf16"} if possible else None
+def _narrow_reduction(strategy: CanonicalStrategy, choices: Choices) -> ChangedSetting | None:
+    plain = strategy.gradients.plain() and strategy.sync is None
+    return {"reduce_dtype": "bf16"} if plain and _has(strategy, "reduce_dtype") else None
 
 
 def _gradients(coarser: bool) -> Change:
-    def change(held: CanonicalStrategy, offer: Offer) -> ChangedSetting | None:
-        now = held.gradients
-        if held.sync is not None or now.between_nodes is not None:
+    def change(strategy: CanonicalStrategy, choices: Choices) -> ChangedSetting | None:
+        gradients = strategy.gradients
+        if strategy.sync is not None or gradients.between_nodes is not None:
             return None
         offered: dict[str, Compression] = {}
-        for spec in offer.space.gradients:
-            if accepts_codec(held.engine, spec.codec.name) and spec.between_nodes is None:
+        for spec in choices.space.gradients:
+            if accepts_codec(strategy.engine, spec.codec.name) and spec.between_nodes is None:
                 offered.setdefault(spec.codec.name, spec)
-        codec = _next(now.codec.name, [*offered], coarser)
+        codec = _next(gradients.codec.name, [*offered], coarser)
         if codec is None or codec == "none":
             return None if codec is None else {"gradients": {}}
-        # what is not compressed has no options to keep
-        kept = [] if now.plain() else ["minimum_size", "exclude", "warmup_steps"]
-        if now.error_feedback and offered[codec].error_feedback:
-            kept += ["residual", "decay"]
-        changed = offered[codec].model_copy(update={name: getattr(now, name) for name in kept})
-        return {"gradients": changed.model_dump(mode="json")}
+        # uncompressed gradients have no options that the codec could inherit
+        names = [] if gradients.plain() else ["minimum_size", "exclude", "warmup_steps"]
+        if gradients.error_feedback and offered[codec].error_feedback:
+            names += ["residual", "decay"]
+        inherited = {name: getattr(gradients, name) for name in names}
+        compression = offered[codec].model_copy(update=inherited)
+        return {"gradients": compression.model_dump(mode="json")}
 
     return change
 
 
 def _weights(coarser: bool) -> Change:
-    def change(held: CanonicalStrategy, offer: Offer) -> ChangedSetting | None:
-        if held.sync is not None or not _has(held, "weights"):
+    def change(strategy: CanonicalStrategy, choices: Choices) -> ChangedSetting | None:
+        if strategy.sync is not None or not _has(strategy, "weights"):
             return None
-        offered = {spec.name: spec.model_dump(mode="json") for spec in offer.space.weights}
-        codec = _next(held.weights.codec.name if held.weights else "none", [*offered], coarser)
+        offered = {spec.name: spec.model_dump(mode="json") for spec in choices.space.weights}
+        current = strategy.weights.codec.name if strategy.weights else "none"
+        codec = _next(current, [*offered], coarser)
         if codec is None or codec == "none":
             return None if codec is None else {"weights": None}
         return {"weights": {"codec": offered[codec]}}
@@ -199,52 +204,54 @@ def _weights(coarser: bool) -> Change:
     return change
 
 
-def _next(now: str, offered: Sequence[str], coarser: bool) -> str | None:
-    """Return a codec with the next lower or higher number of bits, or None."""
+def _next(codec: str, offered: Sequence[str], coarser: bool) -> str | None:
+    """Return the offered codec with the next lower or higher number of bits, or None."""
     bits = {name: _BITS[name] for name in ("none", *offered) if name in _BITS}
-    if now not in _BITS:
+    if codec not in _BITS:
         return None
     if coarser:
-        lower = [name for name in bits if bits[name] < _BITS[now]]
+        lower = [name for name in bits if bits[name] < _BITS[codec]]
         return max(lower, key=lambda name: bits[name], default=None)
-    higher = [name for name in bits if bits[name] > _BITS[now]]
+    higher = [name for name in bits if bits[name] > _BITS[codec]]
     return min(higher, key=lambda name: bits[name], default=None)
 
 
 def _feedback(value: bool) -> Change:
-    def change(held: CanonicalStrategy, offer: Offer) -> ChangedSetting | None:
-        if held.gradients.plain() or held.gradients.error_feedback is value:
+    def change(strategy: CanonicalStrategy, choices: Choices) -> ChangedSetting | None:
+        if strategy.gradients.plain() or strategy.gradients.error_feedback is value:
             return None
-        kept = held.gradients.model_dump(mode="json", exclude={"residual", "decay"})
-        return {"gradients": kept | {"error_feedback": value}}
+        gradients = strategy.gradients.model_dump(mode="json", exclude={"residual", "decay"})
+        return {"gradients": gradients | {"error_feedback": value}}
 
     return change
 
 
-def _begin_sync(held: CanonicalStrategy, offer: Offer) -> ChangedSetting | None:
-    plain = held.gradients.plain() and held.weights is None
-    if held.sync is not None or not _has(held, "sync") or not plain or not offer.space.sync:
+def _begin_sync(strategy: CanonicalStrategy, choices: Choices) -> ChangedSetting | None:
+    plain = strategy.gradients.plain() and strategy.weights is None
+    if strategy.sync is not None or not _has(strategy, "sync") or not plain:
         return None
-    return {"sync": offer.space.sync[0].model_dump(mode="json")}
+    if not choices.space.sync:
+        return None
+    return {"sync": choices.space.sync[0].model_dump(mode="json")}
 
 
 def _every(factor: float) -> Change:
-    def change(held: CanonicalStrategy, offer: Offer) -> ChangedSetting | None:
-        if held.sync is None:
+    def change(strategy: CanonicalStrategy, choices: Choices) -> ChangedSetting | None:
+        if strategy.sync is None:
             return None
-        changed = held.sync.model_copy(update={"every": int(held.sync.every * factor)})
-        possible = changed.every >= 1 and changed.exchanges(offer.steps) >= ENOUGH_EXCHANGES
-        return {"sync": changed.model_dump(mode="json")} if possible else None
+        sync = strategy.sync.model_copy(update={"every": int(strategy.sync.every * factor)})
+        possible = sync.every >= 1 and sync.exchanges(choices.steps) >= ENOUGH_EXCHANGES
+        return {"sync": sync.model_dump(mode="json")} if possible else None
 
     return change
 
 
 def _recompute(step: int) -> Change:
-    order = ("none", "selective", "full")
+    modes = ("none", "selective", "full")
 
-    def change(held: CanonicalStrategy, offer: Offer) -> ChangedSetting | None:
-        place = order.index(held.activation_checkpointing) + step
-        return {"activation_checkpointing": order[place]} if 0 <= place < len(order) else None
+    def change(strategy: CanonicalStrategy, choices: Choices) -> ChangedSetting | None:
+        index = modes.index(strategy.activation_checkpointing) + step
+        return {"activation_checkpointing": modes[index]} if 0 <= index < len(modes) else None
 
     return change
 
@@ -255,13 +262,13 @@ RULES = (
         "gather one unit further ahead",
         "parameters arrive late: gather earlier",
         facts.gathers_exposed,
-        _ahead(+1),
+        _prefetch(+1),
     ),
     Rule(
         "gather one unit less ahead",
         "units that wait hold memory: gather later",
         facts.full,
-        _ahead(-1),
+        _prefetch(-1),
     ),
     Rule(
         "keep all layers gathered",
@@ -388,4 +395,4 @@ RULES = (
         _recompute(-1),
     ),
 )
-"""every action that the search may take"""
+"""Every action that the search may take."""

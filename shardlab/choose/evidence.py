@@ -1,7 +1,9 @@
-"""Evidence for a judge: facts in words, by one template with fixed units.
+"""Evidence for a judge: measurements in words, by one template with fixed units.
 
-Judges favour what is longer, praised or listed first. So there is no adjective, no advice and no
-ranking here, and strategies come in the order of their hashes.
+Judges favour candidates that are described at length, praised or listed first. So the template has
+no adjective, no advice and no ranking, and strategies come in the order of their hashes.
+
+Answers of language models are stored by the hash of their prompt: a new wording asks them again.
 """
 
 import math
@@ -17,30 +19,30 @@ from shardlab.results.table import SearchWorkload, StrategyResults
 from shardlab.results.train_result import TrainResult
 
 _STRATEGIES, _ROUNDS = 6, 4
-"""that a judge is told of"""
+"""Maximum numbers of strategies and of rounds in the evidence."""
 
 
 def describe(
-    history: History, agent: Agent, memory_limit_bytes: int, facts: Sequence[str] = ()
+    history: History, agent: Agent, memory_limit_bytes: int, context: Sequence[str] = ()
 ) -> str:
-    """Return the evidence, one fact per line: on the start, the incumbent, the fastest others, and
-    the last rounds. It does not grow by the round.
+    """Return the evidence, one item per line: the start, the incumbent, the fastest further
+    strategies, and the last rounds. Its length does not grow with the number of rounds.
 
     Args:
-        facts: on the machine and the data.
+        context: sentences on the machine and the data.
     """
-    ran = sum(decision.decision != "none" for decision in history.own_rounds)
+    ran = sum(decision.decision != "none" for decision in history.search_rounds)
     incumbent = history.incumbent_results
     return "\n".join(
         [
             _workload(history.workload),
-            *facts,
+            *context,
             "Step ratios are of interleaved steps on link and ranks of the search. Training runs "
             "may have had others: their figures are means over seeds, +- the standard deviation.",
             *(_strategy(row, history) for row in _shown(history)),
             f"Start: {history.start_results.strategy.label()}.",
             f"Incumbent: {incumbent.strategy.label()} [{incumbent.source}].",
-            *map(_round, history.own_rounds[-_ROUNDS:]),
+            *map(_round, history.search_rounds[-_ROUNDS:]),
             f"Limits: validation perplexity at most {1 + agent.quality_tolerance:.3f} times the "
             f"start's; peak memory at most {memory_limit_bytes / 1e6:.0f} MB per rank.",
             f"Trials left: {max(0, agent.budget - ran)} of {agent.budget}.",
@@ -48,8 +50,8 @@ def describe(
     )
 
 
-def machine_facts(hardware: Hardware) -> str:
-    """Return what the machine is, and how fast its ranks send on each link; names have units."""
+def describe_machine(hardware: Hardware) -> str:
+    """Return the machine in words, and the rate of its ranks on each link; names have units."""
 
     def words(value: Any) -> str:
         match value:
@@ -59,12 +61,12 @@ def machine_facts(hardware: Hardware) -> str:
                 return " and ".join(f"({words(item)})" for item in value)
         return f"{value:.4g}" if isinstance(value, float) else str(value)
 
-    facts = hardware.model_dump(exclude_none=True).items()
-    return f"Machine: {'; '.join(f'{key} {words(value)}' for key, value in facts if value)}."
+    fields = hardware.model_dump(exclude_none=True).items()
+    return f"Machine: {'; '.join(f'{key} {words(value)}' for key, value in fields if value)}."
 
 
-def data_facts(statistics: Mapping[str, Any]) -> str:
-    """Return size and shape of the corpus, by the statistics that tokenize wrote."""
+def describe_data(statistics: Mapping[str, Any]) -> str:
+    """Return the size and the statistics of the corpus in words, as tokenize measured them."""
     train, length = statistics["train"], statistics["length"]
     ratio = train["bytes_per_token"]
     density = "" if ratio is None else f"{ratio:.2f} bytes per token, "
@@ -77,7 +79,7 @@ def data_facts(statistics: Mapping[str, Any]) -> str:
     )
 
 
-def predicted(prediction: Prediction) -> str:
+def describe_prediction(prediction: Prediction) -> str:
     """Return a prediction in words."""
     step = "step unknown"
     if prediction.step_ms is not None:
@@ -94,13 +96,13 @@ def predicted(prediction: Prediction) -> str:
 
 
 def _shown(history: History) -> list[StrategyResults]:
-    """Return the start, the incumbent and the others with the shortest steps, by hash."""
+    """Return the start, the incumbent and the strategies with the shortest steps, by hash."""
     load = history.workload
 
     def order(row: StrategyResults) -> tuple[bool, float, str]:
         step = row.step(load)
-        needed = row.hash in (history.start, history.incumbent)
-        return not needed, math.inf if step is None else step.ratio, row.hash
+        required = row.hash in (history.start, history.incumbent)
+        return not required, math.inf if step is None else step.ratio, row.hash
 
     tried = history.tried
     rows = [row for key, row in history.measured.items() if key in tried or row.trained]
@@ -108,7 +110,7 @@ def _shown(history: History) -> list[StrategyResults]:
 
 
 def _workload(load: SearchWorkload) -> str:
-    # without the name of the model, which others may have written: a judge would read it
+    # without the name of the model: it is text from a third party, which a judge would read
     return (
         f"Workload: {load.parameters} parameters on {load.world_size} ranks; "
         f"{load.batch_size} sequences of {load.sequence_length} tokens per rank and "
@@ -117,17 +119,17 @@ def _workload(load: SearchWorkload) -> str:
 
 
 def _strategy(row: StrategyResults, history: History) -> str:
-    facts = []
+    figures = []
     failure, step = row.failure(history.workload), row.step(history.workload)
     if failure:
-        facts.append(f"no figures, the trial ended with outcome {failure.outcome}")
+        figures.append(f"no figures, the trial ended with outcome {failure.outcome}")
     if step:
-        facts.append(
+        figures.append(
             f"step {step.ratio:.3f} times the start's (95 % {step.interval}, {step.source})"
         )
     if row.trained:
-        facts.append(_trained(row.trained, history.start_results.trained))
-    return f"Strategy {row.strategy.label()} [{row.source}]: {'; '.join(facts)}."
+        figures.append(_trained(row.trained, history.start_results.trained))
+    return f"Strategy {row.strategy.label()} [{row.source}]: {'; '.join(figures)}."
 
 
 def _trained(runs: Sequence[TrainResult], start: Sequence[TrainResult]) -> str:
@@ -139,8 +141,8 @@ def _trained(runs: Sequence[TrainResult], start: Sequence[TrainResult]) -> str:
 
     def moved(kind: str) -> str:
         raw, wire = (
-            fmean(run.ledger[kind][what] for run in runs) / 1e6
-            for what in ("bytes_raw", "bytes_wire")
+            fmean(run.ledger[kind][field] for run in runs) / 1e6
+            for field in ("bytes_raw", "bytes_wire")
         )
         return f"{raw:.3f} MB asked, {wire:.3f} MB moved"
 

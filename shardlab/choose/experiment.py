@@ -1,10 +1,10 @@
-"""Search without an experiment of one's own: its parameters, its folder, and its result as text.
+"""Search with generated parameters (`shardlab search`), and its result as text.
 
-The folder is an experiment like those of `make run PARAMS=FILE`: its `params.yaml` is derived from
-that of the tree, and the files of the pipeline are links. The matrix is the start, whose training
-runs are the reference of quality, and where there is a link those runs of the tree that only
-compress its gradients: what they lose then is known of every engine. Two short timings of all
-engines, on loopback and on the link of the search, are what the forecast is fitted on.
+The folder of the search is an experiment: its `params.yaml` is derived from the `params.yaml` of
+the tree, and the files of the pipeline are links. The matrix holds the start, whose training runs
+are the baseline of quality. With a link it also holds the runs of the tree that differ from the
+start only in compressed gradients: their loss of quality is then known for every engine. The
+forecast is fitted on two short timings of all engines, on loopback and on the link of the search.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ from shardlab.strategy.engine_traits import ENGINES
 
 _REPETITIONS = {"loopback": 20, "link": 10}
 _PATHS = ("data", "inputs", "model", "tokenize")
-"""sections whose values may be paths"""
+"""Sections with values that may be paths."""
 _HEADINGS = ("of the start's step", "perplexity", "from", "  strategy")
 
 
@@ -40,38 +40,38 @@ def search_parameters(
 
     Args:
         sections: all parameters of the tree, by name.
-        rounds: at most.
-        model: a preset, or a folder with a config.json; None: the tree's model.
+        rounds: maximum number of rounds.
+        model: preset, or folder with a config.json; None: the tree's model.
 
     Raises:
-        UserError: there is no such model.
+        UserError: the model does not exist.
     """
     tree = dict(sections)
     agent, strategies = tree["agent"], tree["strategies"]
     start = strategies[agent.start]
     plain = {engine: parse_strategy({"engine": engine}) for engine in ENGINES}
-    same = [engine for engine, strategy in plain.items() if strategy.hash() == start.hash()]
-    name = same[0] if same else "start"  # a name that no engine has
-    # the rules try codecs of unknown quality last
-    coded = {
+    equal = [engine for engine, strategy in plain.items() if strategy.hash() == start.hash()]
+    name = equal[0] if equal else "start"  # a name that no engine has
+    # trained, since the judge by rules tries codecs of unknown quality last
+    compressed = {
         run: strategy
         for run, strategy in strategies.items()
         if link and run not in plain and _differs_in_codecs(strategy, start)
     }
-    matrix: dict[str, Strategy] = {name: start, **coded}
+    matrix: dict[str, Strategy] = {name: start, **compressed}
     timed = {engine: strategy for engine, strategy in plain.items() if engine not in matrix}
     links = {"loopback": None} | ({"link": link} if link else {})
     timings = {
         timing: {
-            "runs": [name, *timed, *(coded if timing == "loopback" else ())],
+            "runs": [name, *timed, *(compressed if timing == "loopback" else ())],
             "world_size": ranks,
             "link": emulated,
             "repetitions": _REPETITIONS[timing],
         }
         for timing, emulated in links.items()
     }
-    before = ["results/results.jsonl"]
-    before += [f"results/rounds/{number}/history.json" for number in range(1, rounds)]
+    inputs = ["results/results.jsonl"]
+    inputs += [f"results/rounds/{number}/history.json" for number in range(1, rounds)]
     searched: dict[str, Any] = {
         "start": name,
         "link": link,
@@ -81,7 +81,7 @@ def search_parameters(
     }
     tree |= {
         "model": _model(model, tree["model"]),
-        # quality does not depend on the link, so nothing trains on a slow one
+        # quality does not depend on the link, so training runs without the slow one
         "train": dict(tree["train"]) | {"world_size": ranks, "link": None, "checkpoint": None},
         "strategies": _written(matrix),
         "timed_strategies": _written(timed),
@@ -93,23 +93,23 @@ def search_parameters(
         "methods": {},
         "forecast": dict(tree["forecast"]) | {"timings": [*timings], "runs": [*plain]},
         "agent": dict(agent) | searched | {"budget_minutes": None},
-        "rounds": {str(number): {"after": path} for number, path in enumerate(before, 1)},
+        "rounds": {str(number): {"after": path} for number, path in enumerate(inputs, 1)},
     }
-    found = to_jsonable_python(tree)
-    return {key: _absolute(value) if key in _PATHS else value for key, value in found.items()}
+    plain_data = to_jsonable_python(tree)
+    return {key: _absolute(value) if key in _PATHS else value for key, value in plain_data.items()}
 
 
 def _absolute(value: Any) -> Any:
-    """Return parameters with absolute paths of what is there: the folder is another one."""
+    """Return parameters with absolute paths, since the search runs in another folder."""
     if isinstance(value, dict):
         return {key: _absolute(item) for key, item in value.items()}
-    # what is no path is a word, or a name on the Hugging Face hub
-    there = isinstance(value, str) and "/" in value and Path(value).exists()
-    return str(Path(value).resolve()) if there else value
+    # a value that is not a path is a word, or a name on the Hugging Face hub
+    is_path = isinstance(value, str) and "/" in value and Path(value).exists()
+    return str(Path(value).resolve()) if is_path else value
 
 
 def _differs_in_codecs(strategy: Strategy, start: Strategy) -> bool:
-    """Return whether a strategy is the start with gradients compressed, and nothing else."""
+    """Return whether a strategy is the start with compressed gradients."""
     plain = start.canonical().gradients
     return (
         strategy.hash() != start.hash()
@@ -120,14 +120,14 @@ def _differs_in_codecs(strategy: Strategy, start: Strategy) -> bool:
 
 
 def _model(name: str | None, default: Model) -> Model:
-    """Return the model of a name: a preset, or a folder with a config.json."""
+    """Return the model with a name: a preset, or a folder with a config.json."""
     if name is None:
         return default
     if name in PRESETS:
         return validate(Model, {"preset": name}, "--model")
     if not Path(name).exists():
         raise UserError(
-            f"--model: {name!r} is no preset and no folder with a config.json; "
+            f"--model: {name!r} is neither a preset nor a folder with a config.json; "
             f"{nearest(name, PRESETS)}"
         )
     return Model(config=str(Path(name).resolve()))
@@ -138,16 +138,16 @@ def _written(strategies: Mapping[Any, Strategy]) -> dict[str, Any]:
 
 
 def result_text(history: History, folder: Path, reason: str) -> str:
-    """Return the ranking of what was raced or timed, and the strategy that is held as an entry of
-    params.yaml.
+    """Return the ranking of the strategies that were raced or timed, and the incumbent as an entry
+    of params.yaml.
 
     Args:
-        folder: of the search, after which the entry is named.
+        folder: folder of the search, which gives the entry its name.
         reason: why there are no more rounds.
     """
-    load, why = history.workload, "the fastest that was shown to be so, at a tolerated perplexity"
+    load, why = history.workload, "shown to be the fastest at a tolerated perplexity"
     if history.rounds and not history.rounds[-1].fits:
-        why = "the start: nothing was found within the memory limit"
+        why = "the start: no strategy was found within the memory limit"
     return "\n".join(
         [
             f"{load.model}, {load.world_size} ranks, link {load.link}: "
@@ -156,8 +156,8 @@ def result_text(history: History, folder: Path, reason: str) -> str:
             "",
             ranking_text(history),
             "",
-            "Steps (95 % interval) and perplexities are over those of the start.",
-            f"* held: {why}",
+            "Steps (95 % interval) and perplexities are ratios to the start's.",
+            f"* incumbent: {why}",
             *(
                 [f"its training runs: {folder / runs}"]
                 if (runs := history.incumbent_results.folder)
@@ -171,10 +171,10 @@ def result_text(history: History, folder: Path, reason: str) -> str:
 
 
 def ranking_text(history: History) -> str:
-    """Return a table of what was raced or timed on the link of the search, the shortest step first.
+    """Return a table of the strategies that were raced or timed on the link of the search.
 
-    Ratios to the start rank, since a machine is not equally fast in all races. What failed comes
-    last.
+    The shortest step comes first, as a ratio to the start's, since a machine is not equally fast in
+    all races. Failures come last.
     """
 
     def order(row: StrategyResults) -> tuple[bool, float, str]:

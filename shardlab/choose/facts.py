@@ -1,6 +1,6 @@
-"""Facts that speak for an action of the search: what was measured of the incumbent, in words.
+"""Facts that speak for an action of the search: measurements of the incumbent, in words.
 
-Each function returns one fact with its figures, or None where it does not hold.
+Each function returns one fact with its figures, or None where the fact does not hold.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,57 +15,58 @@ from shardlab.strategy.document import differences
 
 _EXPOSED = 0.1
 _MOSTLY_EXPOSED = 0.3
-"""shares of a step in waiting for communication"""
+"""Thresholds for the share of a step that waits for communication."""
 _MOSTLY = 0.3
-"""share of the bytes"""
+"""Threshold for the share of the bytes."""
 _CODING = 0.05
-"""share of a step in encoding and decoding"""
+"""Threshold for the share of a step in encoding and decoding."""
 _SMALL = 8
-"""collectives per step from which on units may be merged"""
+"""Number of collectives per step above which units may be merged."""
 _LOSSY = 0.05
-"""relative error of compressed gradients from which on error feedback may help"""
+"""Relative error of compressed gradients above which error feedback may help."""
 _NEARLY_FULL = 0.9
 _HALF_EMPTY = 0.5
-"""shares of the memory limit"""
+"""Thresholds for the peak over the memory limit."""
 _KINDS = ("gradients", "weights")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
-    """Measurements of the incumbent; quality is that of training runs with its numerics.
+class Measurements:
+    """Measurements of the incumbent; error and perplexity come from training runs with its
+    numerics.
 
-    Times are in milliseconds, bytes are those of one rank and step.
+    Times are in milliseconds; bytes are per rank and step.
     """
 
     source: str
-    """race, timing or training runs of the incumbent that steps and bytes are of"""
+    """Race, timing or training runs of the incumbent that gave the step and the bytes."""
     trained: str
-    """whose training runs error and perplexity are of"""
+    """Training runs that gave error and perplexity, in words."""
     link: str
-    """of the search"""
+    """Link of the search."""
     step_ms: float
-    """on the link of the search"""
+    """Step on the link of the search."""
     computing_ms: float
-    """step without the communication that was not overlapped"""
+    """Step without its exposed communication."""
     coding_ms: float
-    """encoding and decoding"""
+    """Encoding and decoding."""
     collectives: float
     overlap: float
-    """share of communication that was overlapped with computation"""
+    """Share of communication that was overlapped with computation."""
     backward: float
-    """share of communication that was in backward"""
+    """Share of communication that was in backward."""
     asked: Mapping[str, float]
-    """bytes that the engine asked to move, by kind: gradients, weights"""
+    """Bytes that the engine asked to move, by kind: gradients, weights."""
     moved: Mapping[str, float]
-    """bytes that were sent, by kind"""
+    """Bytes that were sent, by kind."""
     error: float | None
-    """relative error of the compressed gradient; None: not audited"""
+    """Relative error of the compressed gradient; None: not audited."""
     perplexity_ratio: float
-    """over the start's"""
+    """Perplexity over the start's."""
     tolerance: float
-    """largest relative rise of perplexity"""
+    """Largest relative rise of perplexity."""
     memory: float
-    """peak of a rank over the limit"""
+    """Peak of a rank over the limit."""
 
     @property
     def waits(self) -> float:
@@ -77,25 +78,25 @@ class Facts:
         cls,
         history: History,
         timed: Iterable[TimingResult],
-        held_ms: float | None,
+        incumbent_ms: float | None,
         memory: float,
         tolerance: float,
-    ) -> "Facts":
-        """Return the facts on the incumbent.
+    ) -> "Measurements":
+        """Return the measurements of the incumbent.
 
-        Steps and bytes are those of its latest race or timing on the ranks of the search: on the
-        link of the search, where there is one. Otherwise its training runs have them.
+        Its latest race or timing on the ranks of the search gives steps and bytes. A race or timing
+        on the link of the search takes precedence. Without any, its training runs give them.
 
         Args:
             timed: all timings.
-            held_ms: predicted step of the incumbent on the link of the search, of which its step
-                elsewhere is a part; None: unknown.
+            incumbent_ms: predicted step of the incumbent on the link of the search, which replaces
+                a step that was measured elsewhere; None: unknown.
             memory: peak of the incumbent over the limit.
         """
         source, runs = _runs_of_incumbent(history, timed)
-        load, row = history.workload, _same_numerics(history)
+        load, row = history.workload, _nearest_trained(history)
         traces = [run.breakdown if isinstance(run, TimingResult) else run for run in runs]
-        there = all((run.link, run.world_size) == (load.link, load.world_size) for run in runs)
+        on_link = all((run.link, run.world_size) == (load.link, load.world_size) for run in runs)
 
         def mean(field: str) -> float:
             return fmean(getattr(trace, field) for trace in traces)
@@ -110,7 +111,7 @@ class Facts:
             source=source,
             trained="its training runs" if row is history.incumbent_results else row.source,
             link=load.link,
-            step_ms=step_ms if there or held_ms is None else held_ms,
+            step_ms=step_ms if on_link or incumbent_ms is None else incumbent_ms,
             computing_ms=step_ms - mean("exposed_comm_ms"),
             coding_ms=1e3 * sum(of_kind(k, t) for k in _KINDS for t in ("encode_s", "decode_s")),
             collectives=sum(of_kind(kind, "collectives") for kind in _KINDS),
@@ -128,9 +129,10 @@ class Facts:
 def _runs_of_incumbent(
     history: History, timed: Iterable[TimingResult]
 ) -> tuple[str, Sequence[TimingResult | TrainResult]]:
-    """Return what was measured of the steps of the incumbent, and its name in words.
+    """Return the name, in words, of the runs that measured steps of the incumbent, and the runs.
 
-    What is held was raced or timed on the ranks of the search, or is the start, which was trained.
+    An incumbent was raced or timed on the ranks of the search, or it is the start, which was
+    trained.
     """
     load = history.workload
     raced = [(f"its race {name}", run) for name, runs in history.races.items() for run in runs]
@@ -147,119 +149,120 @@ def _runs_of_incumbent(
     return source, [run]
 
 
-def _same_numerics(history: History) -> StrategyResults:
-    """Return the incumbent, if it was trained, or what was trained with its codecs and types and
-    differs from it least."""
-    held = history.incumbent_results.strategy
-    numerics = Numerics.of(held)
+def _nearest_trained(history: History) -> StrategyResults:
+    """Return the trained strategy with the incumbent's numerics that differs from it least: the
+    incumbent itself, if it was trained."""
+    incumbent = history.incumbent_results.strategy
+    numerics = Numerics.of(incumbent)
 
     def distance(row: StrategyResults) -> tuple[bool, int, str]:
-        other = row.strategy
-        return other.engine != held.engine, len(differences(held, other)), row.hash
+        strategy = row.strategy
+        fields = differences(incumbent, strategy)
+        return strategy.engine != incumbent.engine, len(fields), row.hash
 
     trained = (row for row in history.measured.values() if row.trained)
-    same = (row for row in trained if Numerics.of(row.strategy) == numerics)
-    return min(same, key=distance, default=history.incumbent_results)
+    candidates = (row for row in trained if Numerics.of(row.strategy) == numerics)
+    return min(candidates, key=distance, default=history.incumbent_results)
 
 
-def exposed(facts: Facts) -> str | None:
+def exposed(measured: Measurements) -> str | None:
     """The step waits for communication."""
-    if facts.waits < _EXPOSED:
+    if measured.waits < _EXPOSED:
         return None
     return (
-        f"{100 * facts.waits:.0f} % of a step of {facts.step_ms:.1f} ms on link {facts.link} waits "
-        f"for communication ({facts.source})"
+        f"{100 * measured.waits:.0f} % of a step of {measured.step_ms:.1f} ms on link "
+        f"{measured.link} waits for communication ({measured.source})"
     )
 
 
-def mostly_exposed(facts: Facts) -> str | None:
+def mostly_exposed(measured: Measurements) -> str | None:
     """A large part of the step waits for communication."""
-    return exposed(facts) if facts.waits >= _MOSTLY_EXPOSED else None
+    return exposed(measured) if measured.waits >= _MOSTLY_EXPOSED else None
 
 
-def gathers_exposed(facts: Facts) -> str | None:
+def gathers_exposed(measured: Measurements) -> str | None:
     """The step waits, and parameters are gathered."""
-    waits = exposed(facts)
-    if waits is None or not facts.moved["weights"]:
+    waits = exposed(measured)
+    if waits is None or not measured.moved["weights"]:
         return None
-    return f"{waits}; gathered parameters are {_share(facts, 'weights')} of its bytes"
+    return f"{waits}; gathered parameters are {_share(measured, 'weights')} of its bytes"
 
 
-def gathered_twice(facts: Facts) -> str | None:
-    """The step waits, and parameters are gathered in backward, too."""
-    waits = gathers_exposed(facts)
-    return waits and f"{waits}; {100 * facts.backward:.0f} % of communication is in backward"
+def gathered_twice(measured: Measurements) -> str | None:
+    """The step waits, and parameters are gathered again in backward."""
+    waits = gathers_exposed(measured)
+    return waits and f"{waits}; {100 * measured.backward:.0f} % of communication is in backward"
 
 
-def many_collectives(facts: Facts) -> str | None:
+def many_collectives(measured: Measurements) -> str | None:
     """The step waits for many collectives."""
-    waits = exposed(facts)
-    if waits is None or facts.collectives < _SMALL:
+    waits = exposed(measured)
+    if waits is None or measured.collectives < _SMALL:
         return None
-    return f"{waits}; {facts.collectives:.0f} collectives per step"
+    return f"{waits}; {measured.collectives:.0f} collectives per step"
 
 
-def no_overlap(facts: Facts) -> str | None:
+def no_overlap(measured: Measurements) -> str | None:
     """The step waits, and less than half of communication overlaps with computation."""
-    waits = exposed(facts)
-    if waits is None or facts.overlap >= 0.5:
+    waits = exposed(measured)
+    if waits is None or measured.overlap >= 0.5:
         return None
-    return f"{waits}; {100 * facts.overlap:.0f} % of communication was overlapped"
+    return f"{waits}; {100 * measured.overlap:.0f} % of communication was overlapped"
 
 
-def mostly(kind: str) -> Callable[[Facts], str | None]:
+def mostly(kind: str) -> Callable[[Measurements], str | None]:
     """The step waits, and gradients or weights are a large part of the bytes."""
 
-    def fact(facts: Facts) -> str | None:
-        waits, least = exposed(facts), _MOSTLY * sum(facts.moved.values())
-        if waits is None or not facts.moved[kind] or facts.moved[kind] < least:
+    def fact(measured: Measurements) -> str | None:
+        waits, threshold = exposed(measured), _MOSTLY * sum(measured.moved.values())
+        if waits is None or not measured.moved[kind] or measured.moved[kind] < threshold:
             return None
-        return f"{waits}; {kind} are {_share(facts, kind)} of its bytes"
+        return f"{waits}; {kind} are {_share(measured, kind)} of its bytes"
 
     return fact
 
 
-def moved_twice(facts: Facts) -> str | None:
+def moved_twice(measured: Measurements) -> str | None:
     """The process group's reduce-scatter moves more than it was asked to, as gloo's does."""
-    asked, moved = facts.asked["gradients"], facts.moved["gradients"]
+    asked, moved = measured.asked["gradients"], measured.moved["gradients"]
     if not asked or moved < 1.2 * asked:
         return None
-    return f"gradients of {asked / 1e6:.3f} MB moved as {moved / 1e6:.3f} MB ({facts.source})"
+    return f"gradients of {asked / 1e6:.3f} MB moved as {moved / 1e6:.3f} MB ({measured.source})"
 
 
-def coding(facts: Facts) -> str | None:
+def coding(measured: Measurements) -> str | None:
     """Codecs take time."""
-    share = facts.coding_ms / facts.step_ms
+    share = measured.coding_ms / measured.step_ms
     return f"coding takes {100 * share:.0f} % of a step" if share >= _CODING else None
 
 
-def worse(facts: Facts) -> str | None:
+def worse(measured: Measurements) -> str | None:
     """Half of the tolerated rise of perplexity is spent."""
-    if not facts.perplexity_ratio > 1 + facts.tolerance / 2:
+    if not measured.perplexity_ratio > 1 + measured.tolerance / 2:
         return None
-    return f"perplexity is {facts.perplexity_ratio:.3f} times the start's ({facts.trained})"
+    return f"perplexity is {measured.perplexity_ratio:.3f} times the start's ({measured.trained})"
 
 
-def lossy(facts: Facts) -> str | None:
+def lossy(measured: Measurements) -> str | None:
     """Compressed gradients are far from exact ones."""
-    if facts.error is None or facts.error < _LOSSY:
+    if measured.error is None or measured.error < _LOSSY:
         return None
-    return f"compressed gradients are off by {100 * facts.error:.0f} % ({facts.trained})"
+    return f"compressed gradients are off by {100 * measured.error:.0f} % ({measured.trained})"
 
 
-def full(facts: Facts) -> str | None:
+def full(measured: Measurements) -> str | None:
     """Hardly any memory is left."""
-    if facts.memory < _NEARLY_FULL:
+    if measured.memory < _NEARLY_FULL:
         return None
-    return f"the peak is {100 * facts.memory:.0f} % of the memory limit"
+    return f"the peak is {100 * measured.memory:.0f} % of the memory limit"
 
 
-def half_empty(facts: Facts) -> str | None:
+def half_empty(measured: Measurements) -> str | None:
     """Much memory is left."""
-    if facts.memory > _HALF_EMPTY:
+    if measured.memory > _HALF_EMPTY:
         return None
-    return f"the peak is {100 * facts.memory:.0f} % of the memory limit"
+    return f"the peak is {100 * measured.memory:.0f} % of the memory limit"
 
 
-def _share(facts: Facts, kind: str) -> str:
-    return f"{100 * facts.moved[kind] / sum(facts.moved.values()):.0f} %"
+def _share(measured: Measurements, kind: str) -> str:
+    return f"{100 * measured.moved[kind] / sum(measured.moved.values()):.0f} %"

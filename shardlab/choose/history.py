@@ -1,8 +1,9 @@
 """State of the search between two rounds: the table of measurements, the incumbent, decisions.
 
-Quality depends neither on the link nor, hardly, on how a model is sharded, so the perplexity of one
-strategy says something of every other with the same numerics. Searches on other links or ranks
-share the table; steps and failures count on their own link and ranks alone.
+Quality does not depend on the link, and hardly on how a model is sharded. So the perplexity of one
+strategy predicts the perplexity of every strategy with the same numerics. Searches on several links
+or numbers of ranks share the table; a step or a failure counts only on the link and the ranks on
+which it was measured.
 """
 
 import math
@@ -21,7 +22,7 @@ from shardlab.core.numbers import plural
 from shardlab.results.files import AnyResult
 from shardlab.results.interval import Ratio, paired_ratio
 from shardlab.results.result import only
-from shardlab.results.table import SearchWorkload, StrategyResults, measured
+from shardlab.results.table import SearchWorkload, StrategyResults, results_by_strategy
 from shardlab.results.timing_result import TimingResult
 from shardlab.results.train_result import TrainResult
 from shardlab.strategy.compression import gradient_words, weight_words
@@ -35,15 +36,15 @@ class Numerics(NamedTuple):
     replicas synchronise."""
 
     gradients: str
-    """codec with its options; empty: none"""
+    """Codec with its options; empty: none."""
     weights: str
     types: str
-    """of computation, reduction and stored moments"""
+    """Dtypes of computation, reduction and stored moments."""
     flat: bool
-    """codecs see flat vectors of whole units, and not single parameters"""
+    """Whether codecs see flat vectors of whole units in place of single parameters."""
     sync: str = ""
-    """synchronisation of parameters between replicas that train apart, and how many there are;
-    empty: the gradients of every step are reduced"""
+    """Synchronisation of parameters, with the number of replicas; empty: the gradients of every
+    step are reduced."""
 
     @classmethod
     def of(cls, strategy: CanonicalStrategy) -> "Numerics":
@@ -61,7 +62,7 @@ class Numerics(NamedTuple):
         return cls(gradients, coded, " ".join(types), flat, sync)
 
     def includes(self, other: "Numerics") -> bool:
-        """Return whether the other has some or all codecs of this one, on any vectors."""
+        """Return whether the other has some or all of these codecs, on any vectors."""
         return (
             (other.types, other.sync) == (self.types, self.sync)
             and bool(other.gradients or other.weights)
@@ -71,15 +72,16 @@ class Numerics(NamedTuple):
 
 
 class PerplexityRatio(NamedTuple):
-    """Perplexity of a strategy over that of the start; infinite for what diverged."""
+    """Perplexity of a strategy over the start's; infinite where the strategy diverged."""
 
     ratio: float
     source: str
     sure: bool = True
-    """of the same numerics; otherwise its codecs saw other vectors, or were not all there, or other
-    numbers of replicas trained apart, or synchronised less than `ENOUGH_EXCHANGES` times"""
+    """Whether it was measured with the same numerics. Otherwise the codecs saw other vectors, some
+    codecs were missing, the number of replicas with `sync` was another one, or they synchronised
+    fewer than `ENOUGH_EXCHANGES` times."""
     lossless: bool = False
-    """whether it computes what the start computes"""
+    """Whether the strategy computes what the start computes."""
 
     @property
     def perplexity(self) -> Ratio:
@@ -91,31 +93,31 @@ class History(Document):
     """Everything that the search knows between two rounds."""
 
     search: str = ""
-    """its name; empty for the one without a name"""
+    """Name of the search; empty for the search without a name."""
     workload: SearchWorkload
     start: str
-    """hash of the strategy that the search started from: the reference for steps and quality"""
+    """Hash of the strategy that the search started from: the baseline of steps and quality."""
     incumbent: str
-    """hash of the strategy that is held"""
+    """Hash of the best strategy so far."""
     results: list[AnyResult]
-    """all measurements: of the matrix, its timings, and the rounds"""
+    """All measurements of the matrix, its timings and the rounds."""
     rounds: list[Decision] = []
-    """of all searches"""
+    """Decisions of all searches."""
 
     @cached_property
     def measured(self) -> dict[str, StrategyResults]:
-        """The table of measurements, by hash of the strategy: steps are over the start's."""
-        return measured(self.results, self.start)
+        """The table of measurements, by hash of the strategy; steps are over the start's."""
+        return results_by_strategy(self.results, self.start)
 
     def with_results(self, results: Iterable[AnyResult]) -> Self:
         """Return the history with further results."""
-        changed = self.model_copy(update={"results": [*self.results, *results]})
-        vars(changed).pop("measured", None)  # a copy has the table of the original
-        return changed
+        history = self.model_copy(update={"results": [*self.results, *results]})
+        vars(history).pop("measured", None)  # the copy would keep the cached table of the original
+        return history
 
     @property
     def races(self) -> dict[str, list[TimingResult]]:
-        """Runs of the race of each round, by its name."""
+        """Runs of the race of each round, by name of the round."""
         races: dict[str, list[TimingResult]] = {}
         for run in only(self.results, TimingResult):
             if run.kind == "race":
@@ -133,10 +135,10 @@ class History(Document):
         return self.measured[self.start]
 
     @property
-    def own_rounds(self) -> list[Decision]:
+    def search_rounds(self) -> list[Decision]:
         """The rounds of this search since it began, perhaps again after another one."""
-        own = takewhile(lambda decision: decision.search == self.search, reversed(self.rounds))
-        return [*own][::-1]
+        latest = takewhile(lambda decision: decision.search == self.search, reversed(self.rounds))
+        return [*latest][::-1]
 
     @property
     def tried(self) -> dict[str, StrategyResults]:
@@ -148,11 +150,12 @@ class History(Document):
 
     @property
     def quality(self) -> Callable[[CanonicalStrategy], PerplexityRatio | None]:
-        """A function to the quality of a strategy, which need not have been trained.
+        """A function that returns the quality of a strategy, which need not have been trained.
 
-        Its own runs count before those with the same numerics. Of what was trained with a part of
-        its codecs alone, or with all of them on other vectors, the worst counts, since more codecs
-        hardly improve it. None: nothing like it was trained.
+        Training runs of the strategy count first, then training runs with the same numerics.
+        Without both, the worst quality counts of all strategies that were trained with some of its
+        codecs, or with all of them on other vectors: further codecs hardly improve quality. None:
+        nothing similar was trained.
         """
         start, load = Numerics.of(self.start_results.strategy), self.workload
         trained = [
@@ -162,29 +165,29 @@ class History(Document):
         ]
 
         def quality(strategy: CanonicalStrategy) -> PerplexityRatio | None:
-            wanted, key = Numerics.of(strategy), strategy.hash()
-            if wanted == start:
+            numerics, key = Numerics.of(strategy), strategy.hash()
+            if numerics == start:
                 return PerplexityRatio(1.0, "computes what the start computes", lossless=True)
-            same = [(row, ratio) for numerics, row, ratio in trained if numerics == wanted]
-            own = [(row, ratio) for row, ratio in same if row.hash == key]
-            if rows := own or same:
+            equal = [(row, ratio) for other, row, ratio in trained if other == numerics]
+            of_strategy = [(row, ratio) for row, ratio in equal if row.hash == key]
+            if rows := of_strategy or equal:
                 mean = math.prod(ratio for _, ratio in rows) ** (1 / len(rows))
                 sources = ", ".join(row.source for row, _ in rows)
-                source = f"{'its own' if own else 'the same numerics'}: {sources}"
+                source = f"{'its own' if of_strategy else 'the same numerics'}: {sources}"
                 doubt = ""
                 if strategy.sync is not None:
                     steps = min((run.steps for row, _ in rows for run in row.trained), default=0)
                     exchanges = strategy.sync.exchanges(steps)
                     if exchanges < ENOUGH_EXCHANGES:
                         doubt = f", after {plural(exchanges, 'synchronisation')}"
-                    # of more replicas that train apart each sees fewer samples
+                    # with more replicas, each sees fewer samples between synchronisations
                     if load.world_size != load.trained_on:
                         doubt += f", on {load.trained_on} ranks"
                 return PerplexityRatio(mean, source + doubt, sure=not doubt)
-            alike = [(row, ratio) for numerics, row, ratio in trained if wanted.includes(numerics)]
-            if not alike:
+            partial = [(row, ratio) for other, row, ratio in trained if numerics.includes(other)]
+            if not partial:
                 return None
-            worst, ratio = max(alike, key=lambda each: each[1])
+            worst, ratio = max(partial, key=lambda row_and_ratio: row_and_ratio[1])
             return PerplexityRatio(
                 ratio, f"its codecs, or a part of them: {worst.source}", sure=False
             )
@@ -196,10 +199,10 @@ def reason_to_stop(history: History, agent: Agent) -> str | None:
     """Return why no more trials run, or None."""
     if history.workload.world_size == 1:
         return "one rank: there is nothing to shard and nothing to send"
-    ran = [decision for decision in history.own_rounds if decision.decision != "none"]
+    ran = [decision for decision in history.search_rounds if decision.decision != "none"]
     if len(ran) >= agent.budget:
         return f"the budget of {agent.budget} trials is spent"
-    minutes = sum(decision.seconds for decision in history.own_rounds) / 60
+    minutes = sum(decision.seconds for decision in history.search_rounds) / 60
     if agent.budget_minutes is not None and minutes >= agent.budget_minutes:
         return f"the budget of {agent.budget_minutes:g} minutes is spent: {minutes:.1f} minutes"
     last = [decision.decision for decision in ran[-agent.stop_loss :]]
@@ -215,21 +218,23 @@ def initial_history(
     train: Train,
     search: str | None = None,
 ) -> History:
-    """Return the state before the first round: all that was measured of the matrix.
+    """Return the state before the first round: all measurements of the matrix.
 
-    The start is held: a proposal, which knows the memory limit, replaces it by `hold_best`.
+    The incumbent is the start. A proposal, which knows the memory limit, replaces it by
+    `with_best_incumbent`.
 
     Args:
-        records: of the matrix.
-        timed: of all timings; those with other micro-batches than the records do not count.
+        records: results of the matrix.
+        timed: results of all timings; timings with other micro-batches than the records are left
+            out.
         agent: settings of the search.
-        search: its name, where it has one.
+        search: name of the search, where it has one.
 
     Raises:
-        UserError: no record of `agent.start`, or it diverged or crashed; or records of different
-            workloads.
+        UserError: there is no record of `agent.start`, or it diverged or crashed, or the records
+            are of different workloads.
     """
-    # two names of one meaning are one strategy: name and figures of the start take precedence
+    # two names may stand for one strategy: name and figures of the start take precedence
     records = sorted(records, key=lambda record: record.run != agent.start)
     if not records or records[0].run != agent.start:
         runs = {record.run for record in records}
@@ -238,7 +243,7 @@ def initial_history(
         )
     start = records[0].strategy_hash
     assert start is not None, "a training run has a strategy"
-    if failures := measured(records, start)[start].failures:
+    if failures := results_by_strategy(records, start)[start].failures:
         raise UserError(
             f"agent.start: run {agent.start!r} failed ({failures[0].detail}): name another run"
         )
@@ -253,13 +258,14 @@ def initial_history(
 
 
 def load_history(path: str, results: str, first: History) -> History:
-    """Return the state that a round starts from: `first` (the path is `results`), or a history.
+    """Return the state that a round starts from: `first` where the path is `results`, otherwise the
+    history at the path.
 
-    Where that is of another search, this one begins with everything that was measured before, and
-    holds the start.
+    Where that history is of another search, this search begins with all of its measurements, and
+    with the start as incumbent.
 
     Raises:
-        UserError: there is no such history.
+        UserError: there is no history at the path.
     """
     if path == results:
         return first
@@ -270,36 +276,38 @@ def load_history(path: str, results: str, first: History) -> History:
     return history.model_copy(update=update)
 
 
-def perplexity_ratio(row: StrategyResults, reference: StrategyResults) -> float:
-    """Return the perplexity of a strategy that was trained over the reference's."""
-    return math.inf if row.diverged else mean_ratio(row.trained, reference.trained)
+def perplexity_ratio(row: StrategyResults, baseline: StrategyResults) -> float:
+    """Return the perplexity of a trained strategy over the baseline's."""
+    return math.inf if row.diverged else mean_ratio(row.trained, baseline.trained)
 
 
-def mean_ratio(runs: Iterable[TrainResult], others: Iterable[TrainResult]) -> float:
-    """Return the geometric mean over seeds of the perplexity over the other's; NaN without one."""
-    first, second = ({run.seed: run.val_ppl or math.nan for run in of} for of in (runs, others))
-    seeds = [seed for seed in first if seed in second]
-    return paired_ratio([first[s] for s in seeds], [second[s] for s in seeds]).ratio
+def mean_ratio(runs: Iterable[TrainResult], baseline: Iterable[TrainResult]) -> float:
+    """Return the geometric mean over seeds of the perplexity over the baseline's; NaN where they
+    share no seed."""
+    by_seed = {run.seed: run.val_ppl or math.nan for run in runs}
+    of_baseline = {run.seed: run.val_ppl or math.nan for run in baseline}
+    seeds = [seed for seed in by_seed if seed in of_baseline]
+    return paired_ratio([by_seed[s] for s in seeds], [of_baseline[s] for s in seeds]).ratio
 
 
 def _workload(records: Sequence[TrainResult], agent: Agent, train: Train) -> SearchWorkload:
-    """Return what the records trained, on the link of the search.
+    """Return the workload of the records, on the link and the ranks of the search.
 
     Raises:
-        UserError: they are of different workloads.
+        UserError: the records are of different workloads.
     """
     names = [name for name in SearchWorkload.model_fields if name in TrainResult.model_fields]
-    first, *others = records
-    for record in others:
+    first, *later = records
+    for record in later:
         if any(getattr(record, name) != getattr(first, name) for name in names):
             raise UserError(
                 f"results: run {record.run!r} trained another workload than {first.run!r}: collect "
                 "the results again"
             )
     link = agent.link or train.link
-    own = {
+    of_search = {
         "link": LOOPBACK if link is None else link.name,
         "world_size": agent.world_size or first.world_size,
         "trained_on": first.world_size,
     }
-    return SearchWorkload(**{name: getattr(first, name) for name in names} | own)
+    return SearchWorkload(**{name: getattr(first, name) for name in names} | of_search)

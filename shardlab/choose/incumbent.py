@@ -1,4 +1,4 @@
-"""What a search holds before its first race, by the rule that chooses among all measurements."""
+"""Incumbent of a search before its first race, by the rule that chooses among all measurements."""
 
 from collections.abc import Mapping
 
@@ -15,14 +15,14 @@ def option_of(
     quality: PerplexityRatio | None,
     memory: int = 0,
 ) -> Option:
-    """Return a strategy that was measured as an option under its hash.
+    """Return a measured strategy as an option, named by its hash.
 
-    A search holds by the mean perplexity over seeds, of which it trains few; a verdict asks for its
-    interval.
+    A search decides by the mean perplexity over seeds, since it trains few. A verdict of the report
+    decides by the interval.
 
     Args:
-        step: over that of a common reference.
-        quality: counts where it is sure.
+        step: step over the step of a common baseline.
+        quality: perplexity over the start's; unknown for the rule unless it is sure.
         memory: peak of a rank, bytes.
     """
     return Option(
@@ -39,13 +39,13 @@ def option_of(
 def best_measured(
     history: History, tolerance: float, limit_bytes: int, peaks: Mapping[str, int]
 ) -> StrategyResults:
-    """Return what the rule puts first of all that was measured on the link and the ranks of the
-    search, and did not fail; the start, where nothing may be used.
+    """Return the strategy that the rule ranks first, among all that were measured on the link and
+    the ranks of the search without a failure; the start, where none may be used.
 
     Args:
         tolerance: largest relative rise of perplexity.
-        limit_bytes: of the peak of a rank.
-        peaks: of ranks, by hash; what is not there fits.
+        limit_bytes: limit of the peak of a rank.
+        peaks: peaks of a rank in bytes, by hash; a strategy without a peak fits.
     """
     quality = history.quality
     options = [
@@ -58,22 +58,22 @@ def best_measured(
         for row in history.measured.values()
         if (step := row.step(history.workload)) and not row.failure(history.workload)
     ]
-    # races do not time one device
+    # no option is a single device, since races do not time one
     first = rank(options, [], tolerance, limit_bytes).first
     return history.start_results if first is None else history.measured[str(first.name)]
 
 
-def hold_best(
+def with_best_incumbent(
     history: History, tolerance: float, limit_bytes: int, peaks: Mapping[str, int]
 ) -> History:
-    """Return the history with `best_measured` held, if its search has no round.
+    """Return the history with `best_measured` as incumbent, if its search has no round yet.
 
     The first race has to confirm it.
 
     Args:
-        tolerance, limit_bytes, peaks: of `best_measured`.
+        tolerance, limit_bytes, peaks: as in `best_measured`.
     """
-    if history.own_rounds:
+    if history.search_rounds:
         return history
     best = best_measured(history, tolerance, limit_bytes, peaks)
     return history.model_copy(update={"incumbent": best.hash})

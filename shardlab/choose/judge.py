@@ -1,10 +1,10 @@
 """Judges: one follows a rule and needs no server, the other asks a language model.
 
-A language model chooses one of the ids that it is offered, and nothing else of its answers is used
-but the reason that is shown: no answer becomes code, a path or a command. Models favour places in a
-list, so each question is asked with the candidates in both orders, and only a choice that both
-answers agree on counts (Zheng et al. 2023, "Judging LLM-as-a-judge", section 3.4). Every answer is
-stored under the hash of its prompt, so that a rerun needs no server.
+A language model chooses one of the ids that it is offered. Only the id and the displayed reason of
+its answer are used: no answer becomes code, a path or a command. Models favour positions in a list.
+So each question is asked with the candidates in both orders, and a choice counts only where both
+answers agree (Zheng et al. 2023, "Judging LLM-as-a-judge", section 3.4). Every answer is stored
+under the hash of its prompt, so that a rerun needs no server.
 """
 
 import json
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from shardlab.choose.chat import Endpoint, LocalModel, Messages, one_line
-from shardlab.choose.evidence import predicted
+from shardlab.choose.evidence import describe_prediction
 from shardlab.choose.rank import Option, rank, simplicity_of
 from shardlab.choose.records import Candidate, Verdict
 from shardlab.choose.settings import Agent
@@ -28,7 +28,7 @@ from shardlab.results.interval import Ratio
 
 ABSTAIN = "abstain"
 _LONGEST_REASON = 300
-"""characters"""
+"""Maximum length of a reason, in characters."""
 
 _INSTRUCTIONS = (
     "You help to search for the strategy with the shortest training step. You are given "
@@ -37,7 +37,7 @@ _INSTRUCTIONS = (
     "meaning. Choose the one candidate that should be raced against the incumbent next, or abstain "
     "when the measurements give no ground for a choice."
 )
-# in words: small models repeat an example of the answer
+# describes the answer without an example, which small models would repeat
 _QUESTION = (
     'Which candidate should be raced next? Answer with one JSON object: first the key "reason" '
     'with at most two sentences that cite measurements, then the key "choice" with the id of that '
@@ -50,18 +50,18 @@ class Question:
     """Question to a judge: which of the candidates should be raced next?"""
 
     evidence: str
-    """the facts, in words"""
+    """Measurements, in words."""
     incumbent_ms: float | None
-    """predicted step of what is held; None: it cannot be predicted, or does not fit in memory"""
+    """Predicted step of the incumbent; None: it cannot be predicted, or does not fit in memory."""
     candidates: list[Candidate]
 
 
 Judge = Callable[[Question], Verdict]
-"""chooses one of the candidates by its id, or abstains, and says why; equal questions get equal
-answers, whatever the order of the candidates"""
+"""Chooses one of the candidates by its id, or abstains, with the reason. Equal questions get equal
+answers, in any order of the candidates."""
 
 
-def judge_of(agent: Agent, answers: Path) -> Judge:
+def make_judge(agent: Agent, answers: Path) -> Judge:
     """Return the judge that the parameters name.
 
     Args:
@@ -80,32 +80,32 @@ def judge_of(agent: Agent, answers: Path) -> Judge:
 
 
 def choose_by_rules(question: Question) -> Verdict:
-    """Choose from predictions alone, by the rule of `shardlab.choose.rank`.
+    """Choose by predictions, with the rule of `shardlab.choose.rank`.
 
-    Predictions err together, so that the interval of one says little of its ratio to another: the
-    margin of the rule tells them apart. The first candidate of the first of these kinds that there
-    are any of:
+    Predictions have errors in common, so their intervals say little of their ratio, and the margin
+    of the rule tells them apart. The choice is the first candidate of the first kind that is not
+    empty:
 
-    1. the quality is known, and it is told apart from the incumbent as faster;
-    2. the quality is unknown, and so is it, or no step can be predicted;
-    3. the quality is known, and it is not told apart from the incumbent.
+    1. the quality is known, and the candidate is told apart from the incumbent as faster;
+    2. the quality is unknown, and the candidate is told apart as faster, or no step is predicted;
+    3. the quality is known, and the candidate is not told apart from the incumbent.
 
-    Abstains when there is none.
+    Abstains where all are empty.
     """
-    held = Option("incumbent", _step(question.incumbent_ms), measured=False)
+    incumbent = Option("incumbent", _step(question.incumbent_ms), measured=False)
     options = [_option(candidate) for candidate in question.candidates]
-    # what is known is tolerated, as the shortlist holds nothing else
-    ranking = rank([held, *options], [], math.inf)
+    # the tolerance is infinite, since the shortlist holds no known quality that is not tolerated
+    ranking = rank([incumbent, *options], [], math.inf)
 
     def is_faster(option: Option) -> bool:
-        return held.step is None or option.step is None or ranking.precedes(option, held)
+        return incumbent.step is None or option.step is None or ranking.precedes(option, incumbent)
 
-    order = [ranked.option for ranked in ranking.order if ranked.option != held]
-    unknown = [ranked.option for ranked in ranking.apart if ranked.option != held]
+    order = [ranked.option for ranked in ranking.order if ranked.option != incumbent]
+    unknown = [ranked.option for ranked in ranking.apart if ranked.option != incumbent]
     kinds = (
         [option for option in order if is_faster(option)],
         [option for option in unknown if is_faster(option)],
-        [option for option in order if not ranking.precedes(held, option)],
+        [option for option in order if not ranking.precedes(incumbent, option)],
     )
     best = next((option.name for kind in kinds for option in kind), None)
     if best is None:
@@ -115,12 +115,12 @@ def choose_by_rules(question: Question) -> Verdict:
     return Verdict(choice=chosen.id, reason=_reason(chosen, question.incumbent_ms), judge="rules")
 
 
-def _reason(chosen: Candidate, held_ms: float | None) -> str:
-    """Return what is predicted of the choice."""
+def _reason(chosen: Candidate, incumbent_ms: float | None) -> str:
+    """Return the prediction of the choice in words."""
     prediction = chosen.prediction
     if prediction.step_ms is None or prediction.perplexity_ratio is None:
         return f"{chosen.label}: {prediction.note}"
-    than = "" if held_ms is None else f", {held_ms:.1f} ms for the incumbent"
+    than = "" if incumbent_ms is None else f", {incumbent_ms:.1f} ms for the incumbent"
     return f"{chosen.label}: a step of {prediction.step_ms:.1f} ms is predicted{than}"
 
 
@@ -129,7 +129,7 @@ def _step(step_ms: float | None) -> Ratio | None:
 
 
 def _option(candidate: Candidate) -> Option:
-    """Return a candidate as an option; its step is in ms."""
+    """Return a candidate as an option, with its step in ms."""
     prediction, strategy = candidate.prediction, candidate.strategy
     quality = prediction.perplexity_ratio
     return Option(
@@ -144,9 +144,9 @@ def _option(candidate: Candidate) -> Option:
 
 
 def choose_by_model(question: Question, model: Endpoint | LocalModel, answers: Path) -> Verdict:
-    """Return the choice that a model's answers to both orders of the candidates agree on.
+    """Return the choice of a model, or an abstention where its answers to both orders differ.
 
-    Where it gives no usable answer, rules choose, and the reason says why.
+    Where the model gives no usable answer, rules choose, and the reason says why.
 
     Args:
         answers: folder of stored answers.
@@ -156,10 +156,10 @@ def choose_by_model(question: Question, model: Endpoint | LocalModel, answers: P
     try:
         for order in forward, forward[::-1]:
             messages = prompt(question, order)
-            asked = {"model": model.model, "messages": messages}
-            file = answers / f"{sha256_of_value(asked)[:16]}.json"
+            request = {"model": model.model, "messages": messages}
+            file = answers / f"{sha256_of_value(request)[:16]}.json"
             if not file.exists():
-                write_json(file, {**asked, "answer": model.answer(messages, answer_schema(ids))})
+                write_json(file, {**request, "answer": model.answer(messages, answer_schema(ids))})
             files.append(str(file))
             choices.append(read_choice(str(read_json(file)["answer"]), ids))
     except UserError as error:
@@ -175,9 +175,9 @@ def choose_by_model(question: Question, model: Endpoint | LocalModel, answers: P
 
 
 def prompt(question: Question, candidates: Sequence[Candidate]) -> Messages:
-    """Return the messages of a question, with its candidates in this order.
+    """Return the messages of a question, with the candidates in this order.
 
-    The origin of a candidate is left out, since it would carry authority.
+    They do not say why a candidate was shortlisted, which would carry authority.
     """
     listed = map(_listed, candidates)
     user = "\n".join([question.evidence, "", "Candidates:", *listed, "", _QUESTION])
@@ -185,13 +185,13 @@ def prompt(question: Question, candidates: Sequence[Candidate]) -> Messages:
 
 
 def _listed(candidate: Candidate) -> str:
-    """Return a candidate as a line; one that an action makes, as what it changes, and why."""
-    what, action = candidate.label, candidate.action
+    """Return a candidate as a line: its action with hypothesis and fact, or else its label."""
+    text, action = candidate.label, candidate.action
     if action is not None:
-        what = (
+        text = (
             f"{action.name} ({action.change}). Hypothesis: {action.hypothesis}. Fact: {action.fact}"
         )
-    return f"- {candidate.id}: {what}; {predicted(candidate.prediction)}"
+    return f"- {candidate.id}: {text}; {describe_prediction(candidate.prediction)}"
 
 
 def answer_schema(offered: Sequence[str]) -> dict[str, Any]:
@@ -208,19 +208,19 @@ def answer_schema(offered: Sequence[str]) -> dict[str, Any]:
 
 
 def read_choice(answer: str, offered: Sequence[str]) -> tuple[str, str]:
-    """Parse choice and reason of an answer, which may wrap its JSON object in other text.
+    """Return choice and reason of an answer, which may wrap its JSON object in other text.
 
     Raises:
-        UserError: no choice, or an id that was not offered; the message holds none of its text.
+        UserError: there is no choice, or its id was not offered; the message quotes no answer.
     """
-    # templates that begin the answer with <think> leave it out
+    # where the chat template begins the answer with <think>, only </think> is in the text
     text = re.sub(r"<think>.*", "", answer.rpartition("</think>")[2], flags=re.DOTALL)
-    # all of it, or the last of several
+    # the text from the first brace to the last, or the last of several objects
     objects = re.findall(r"\{.*\}", text, re.DOTALL) + re.findall(r"\{[^{}]*\}", text)[::-1]
     verdict: dict[str, Any] = {}
-    for found in objects:
+    for candidate in objects:
         with suppress(ValueError, RecursionError):
-            verdict = json.loads(found)
+            verdict = json.loads(candidate)
             break
     choice, reason = verdict.get("choice"), verdict.get("reason")
     if not isinstance(choice, str):

@@ -1,5 +1,4 @@
-"""A plan: strategies with predicted steps, ranked by the rule that chooses, as text for a
-terminal."""
+"""Plan: strategies with predicted steps, ranked by the rule that chooses, and its text."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,12 +15,13 @@ from shardlab.results.interval import Ratio
 _TEXT = TextWrapper(width=100, break_on_hyphens=False)
 _DAY = 86_400
 _NAME = 27
-"""characters of a name in the table"""
+"""Width of a name in the table, in characters."""
 _MOST_NODES = 4096
 _LEGEND = (
-    "device GB: states+activations+window; checkp.: checkpointing /micro-batches; even: sooner at "
-    "a loss where it needs fewer than so many times as many tokens; %: computation in the step; "
-    "link: Gbit/s of a node where that is 50/75/90 %; *: changes training, and is in no ranking"
+    "device GB: states+activations+window; checkp.: checkpointing /micro-batches; even: reaches "
+    "the same loss sooner where it needs fewer than so many times as many tokens; %: computation "
+    "in the step; link: Gbit/s of a node where that is 50/75/90 %; *: changes training, and is in "
+    "no ranking"
 )
 _TRIED = (
     "Validated: 2 CPU ranks on emulated links, and public GPU runs without codecs on fast links. "
@@ -31,41 +31,40 @@ _TRIED = (
 
 
 class Cost(Document):
-    """Duration and price of a number of tokens with one strategy, from its fastest to its slowest
-    step."""
+    """Duration and price of training with one strategy, at the ends of its predicted step."""
 
     strategy: str
     devices: int
     attach: str | None
-    """line for a script, where the strategy needs one"""
+    """Lines for a script, where the strategy needs them."""
     tokens_per_day: tuple[float, float]
     hours: tuple[float, float] | None
     price: tuple[float, float] | None
 
 
 class Plan(Document):
-    """Everything that a plan says."""
+    """Content of a plan."""
 
     answer: str
-    """in one sentence"""
+    """Answer in one sentence."""
     model: str
     parameters: int
     flops_per_token: float
     setup: str
     strategies: list[Outcome]
-    """on all devices"""
+    """Strategies on all devices."""
     one_node: Outcome | None
-    """the best without loss on one node alone; null: nothing fits, or there is one node"""
+    """Best strategy without loss on one node; null: none fits, or the cluster has one node."""
     one_device: Outcome | None
-    """likewise on one device"""
+    """Best strategy without loss on one device; null: none fits, or the cluster has one device."""
     best: list[Cost]
-    """the best without loss, then the best that changes training, where its break-even is above the
-    margin of the rule"""
+    """Cost of the best strategy without loss, then of the best that changes training, where its
+    break-even is above the margin of the rule."""
     break_even: dict[str, float]
-    """by strategy that changes training: how many times as many tokens to a loss it may need and
-    still be there as soon as anything without loss"""
+    """How many times as many tokens to a loss a strategy that changes training may need and still
+    reach it as soon as the best without loss; by strategy."""
     offer: Offer | None = None
-    """that the price is of; null: it was given"""
+    """Offer that the price is of; null: the price was given."""
 
 
 def make_plan(
@@ -74,27 +73,30 @@ def make_plan(
     """Predict all strategies and rank them.
 
     Args:
-        model, setup: in words.
-        tokens: of a device in a step.
-        goal: tokens to train on; 0: none.
-        price: of a device-hour, or an offer that has one; 0: unknown.
+        model, setup: descriptions of the model and of the assumptions.
+        tokens: tokens of a device in a step.
+        goal: tokens to train on; 0: no goal.
+        price: price of a device-hour, or an offer that has one; 0: unknown.
 
     Raises:
-        UserError: nothing fits.
+        UserError: no strategy without loss fits.
     """
     planned = outcomes(job, tokens)
     if not any(outcome.fits for outcome in planned if not outcome.lossy):
         raise UserError(_what_fits(job, planned, model))
-    per_node, alone, options = job.cluster.ranks_per_node, [], _offered(planned)
+    per_node, single, several = job.cluster.ranks_per_node, [], _usable(planned)
     if job.nodes > 1 and per_node > 1:
-        alone += _offered(outcomes(job.alone(per_node), tokens, lossy=False))
+        single += _usable(outcomes(job.alone(per_node), tokens, lossy=False))
     if job.world_size > 1:
-        alone += _offered(outcomes(job.alone(1), tokens, lossy=False))
+        single += _usable(outcomes(job.alone(1), tokens, lossy=False))
     else:
-        alone, options = options, []
-    by_name = {_title(outcome): outcome for outcome in (*options, *alone)}
-    several, one = ([_option(o, planned) for o in some] for some in (options, alone))
-    ranking = rank(several, one, tolerance=0.0)
+        single, several = several, []
+    by_name = {_title(outcome): outcome for outcome in (*several, *single)}
+    ranking = rank(
+        [_option(outcome, planned) for outcome in several],
+        [_option(outcome, planned) for outcome in single],
+        tolerance=0.0,
+    )
     order = [by_name[str(ranked.option.name)] for ranked in ranking.order]
     one_node, one_device = (
         next((o for o in order if o.devices == devices), None) if devices < job.world_size else None
@@ -128,47 +130,49 @@ def _title(outcome: Outcome) -> str:
     return f"{outcome.name} on {outcome.devices}"
 
 
-def _offered(predicted: Iterable[Outcome]) -> list[Outcome]:
-    """Return the outcomes that fit, with states in host memory only where nothing else without loss
-    does: how much of it a node has is often unknown."""
+def _usable(predicted: Iterable[Outcome]) -> list[Outcome]:
+    """Return the outcomes that fit. Those with states in host memory are included only where no
+    other outcome without loss fits, since the host memory of a node is often unknown."""
     fitting = [outcome for outcome in predicted if outcome.fits]
-    lean = [outcome for outcome in fitting if not outcome.host]
-    return lean if any(not outcome.lossy for outcome in lean) else fitting
+    without_host = [outcome for outcome in fitting if not outcome.host]
+    return without_host if any(not outcome.lossy for outcome in without_host) else fitting
 
 
 def _option(outcome: Outcome, planned: Sequence[Outcome]) -> Option:
-    """Return an outcome as an option: the time of a token, without an interval, since what is
-    assumed of devices and links is the same for all strategies."""
-    names = [other.name for other in planned]
+    """Return an outcome as an option with its time per token. The time has no interval, since all
+    strategies share the assumptions on devices and links."""
+    names = [outcome.name for outcome in planned]
     return Option(
         _title(outcome),
         Ratio(1 / _speed(outcome), math.nan, math.nan),
         devices=outcome.devices,
         measured=False,
         lossless=not outcome.lossy,
-        # those that change training least come first
+        # the order of the plan: strategies that change training least come first
         simplicity=names.index(outcome.name) if outcome.name in names else 0,
     )
 
 
 def _what_fits(job: PlannedJob, predicted: Iterable[Outcome], model: str) -> str:
-    """Return that nothing fits, and what to type next."""
-    least = min(predicted, key=lambda outcome: outcome.device_bytes)
-    have, per_node = USABLE * job.device.memory, job.cluster.ranks_per_node
-    wrong = (
-        f"{model} fits on no strategy: {least.name} needs {least.device_bytes / 1e9:.3g} GB of "
-        f"{have / 1e9:.3g} GB of a device and {least.host / 1e9:,.0f} GB of a node's host"
+    """Return the message that no strategy fits, with the options to try next."""
+    smallest = min(predicted, key=lambda outcome: outcome.device_bytes)
+    available, per_node = USABLE * job.device.memory, job.cluster.ranks_per_node
+    message = (
+        f"{model} fits on no strategy: {smallest.name} needs {smallest.device_bytes / 1e9:.3g} GB "
+        f"of {available / 1e9:.3g} GB of a device and {smallest.host / 1e9:,.0f} GB of a node's "
+        "host"
     )
-    if least.host > job.host_bytes:
-        wrong += f", which has {job.host_bytes / 1e9:,.0f}"
+    if smallest.host > job.host_bytes:
+        message += f", which has {job.host_bytes / 1e9:,.0f}"
     nodes = 2 * job.nodes
     while nodes <= _MOST_NODES:
         if fits_on(job._replace(nodes=nodes)):
             link = " --link 100gbit" if job.nodes == 1 else ""
-            return f"{wrong}: try --nodes {nodes}x{per_node}{link}"
+            return f"{message}: try --nodes {nodes}x{per_node}{link}"
         nodes *= 2
-    smaller = "raise --host-memory" if least.device_bytes <= have else "halve --sequence-length"
-    return f"{wrong}: more nodes do not help: {smaller}, or take a larger device"
+    fits_device = smallest.device_bytes <= available
+    smaller = "raise --host-memory" if fits_device else "halve --sequence-length"
+    return f"{message}: more nodes do not help: {smaller}, or take a larger device"
 
 
 def _where(outcome: Outcome) -> str:
@@ -178,7 +182,7 @@ def _where(outcome: Outcome) -> str:
 def _answer(
     chosen: Sequence[Outcome],
     lossless: Outcome,
-    alone: Sequence[Outcome],
+    single: Sequence[Outcome],
     ranking: Ranking,
     break_even: Mapping[str, float],
 ) -> str:
@@ -188,32 +192,35 @@ def _answer(
     text += "computing"
     if where:
         ratio = _speed(lossless) / _speed(best)
-        text += f"; all {lossless.devices} devices without loss reach {rough(ratio)} x its tokens/s"
+        text += (
+            f"; all {lossless.devices} devices, without changing training, reach {rough(ratio)} x "
+            "its tokens/s"
+        )
     else:
-        gains = (f", {rough(_speed(best) / _speed(one))} x {_where(one)} alone" for one in alone)
-        text += "".join(gains)
-    assert ranking.first is not None, "something fits"
-    if same := ranking.same_as(ranking.first):
-        text += f"; not told apart from it: {', '.join(str(option.name) for option in same)}"
+        for outcome in single:
+            text += f", {rough(_speed(best) / _speed(outcome))} x {_where(outcome)} alone"
+    assert ranking.first is not None, "a strategy without loss fits"
+    if tied := ranking.same_as(ranking.first):
+        text += f"; not told apart from it: {', '.join(str(option.name) for option in tied)}"
     if not lossy:
         return f"{text}; nothing that changes training is faster."
     return (
-        f"{text}; {lossy[0].name}, which changes training, is sooner at a loss if it needs fewer "
-        f"than {rough(break_even[lossy[0].name])} x as many tokens."
+        f"{text}; {lossy[0].name}, which changes training, reaches the same loss sooner if "
+        f"it needs fewer than {rough(break_even[lossy[0].name])} x as many tokens."
     )
 
 
 def _cost(best: Outcome, goal: float, price: float) -> Cost:
     slow, fast = best.tokens_per_s.low, best.tokens_per_s.high
     hours = (goal / fast / 3600, goal / slow / 3600) if goal else None
-    of_hour = best.devices * price
+    per_hour = best.devices * price
     return Cost(
         strategy=best.name,
         devices=best.devices,
         attach=best.attach,
         tokens_per_day=(slow * _DAY, fast * _DAY),
         hours=hours,
-        price=(hours[0] * of_hour, hours[1] * of_hour) if hours and price else None,
+        price=(hours[0] * per_hour, hours[1] * per_hour) if hours and price else None,
     )
 
 
@@ -238,14 +245,14 @@ def _bought(offer: Offer) -> str:
 
 
 def _row(outcome: Outcome, scale: float, break_even: float | None) -> str:
-    """Return a line of the table: bytes in GB, rates in Gbit/s, times `scale` times the seconds."""
+    """Return a line of the table: memory in GB, rates in Gbit/s, times in seconds by `scale`."""
     parts = "+".join(
         f"{n / 1e9:.0f}" for n in (outcome.states, outcome.activations, outcome.window)
     )
     mode = {"selective": "sel."}.get(outcome.checkpointing, outcome.checkpointing)
     mode += f" /{outcome.micro_batches}" if outcome.micro_batches > 1 else ""
     name = outcome.name + "*" * outcome.lossy
-    # longer names have a line of their own
+    # a name that is too long for its column gets a separate line
     title = f"{name:{_NAME}}" if len(name) <= _NAME else f"{name}\n{'':{_NAME}}"
     row = f"{title} {parts:>10} {outcome.host / 1e9:4.0f} {mode:8}"
     if not outcome.fits:
@@ -255,7 +262,7 @@ def _row(outcome: Outcome, scale: float, break_even: float | None) -> str:
     )
     rates = "/".join("-" if r is None else rough(r / 1e9) for r in outcome.link_rates.values())
     ends = rough(low), rough(high)
-    # equal ends say no more than the middle, with fewer digits
+    # ends that are equal after rounding add nothing to the middle
     step = f"{middle:.3g}" + f" ({'-'.join(ends)})" * (ends[0] != ends[1])
     even = "" if break_even is None else rough(break_even)
     return f"{row} {step:>18} {even:>6} {100 * outcome.utilisation:3.0f} {rates}".rstrip()
@@ -275,9 +282,9 @@ def lines(plan: Plan) -> list[str]:
         *(_row(outcome, scale, plan.break_even.get(outcome.name)) for outcome in plan.strategies),
         *_TEXT.wrap(_LEGEND),
     ]
-    for alone in (plan.one_node, plan.one_device):
-        if alone is not None:
-            text_lines.append(f"{_where(alone)} alone: {alone.name}, {_seconds(alone)}")
+    for outcome in (plan.one_node, plan.one_device):
+        if outcome is not None:
+            text_lines.append(f"{_where(outcome)} alone: {outcome.name}, {_seconds(outcome)}")
     for cost in plan.best:
         text = f"{cost.strategy} on {cost.devices}: {_between(cost.tokens_per_day)} tokens per day"
         if cost.hours:

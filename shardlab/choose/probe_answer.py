@@ -1,6 +1,6 @@
 """Advice of a probe: ways to synchronise replicas, ranked by the rule that chooses.
 
-Plain arithmetic of speed, from measured times. Nothing overlaps in it, and it judges no quality.
+The ranking is arithmetic with measured times. It assumes no overlap, and it does not judge quality.
 """
 
 import math
@@ -14,18 +14,18 @@ from shardlab.results.interval import Ratio
 from shardlab.strategy.document import CanonicalStrategy, parse_strategy
 
 STOCK = "all-reduce"
-"""torch's own, uncompressed; no codec has that name"""
+"""Torch's own uncompressed all-reduce; no codec has this name."""
 
 
 class Times(NamedTuple):
-    """Median of the times of the slowest rank, with its 96 % interval; in seconds."""
+    """Median of the times of the slowest rank, with its 96 % interval, in seconds."""
 
     median: float
     low: float
     high: float
 
     def scaled(self, factor: float) -> "Times":
-        """Return the times of `factor` times as much."""
+        """Return the times of `factor` times the work."""
         return Times(*(factor * seconds for seconds in self))
 
     def __str__(self) -> str:
@@ -34,22 +34,22 @@ class Times(NamedTuple):
 
 
 class Replicas(NamedTuple):
-    """A way to synchronise replicas, and what it takes."""
+    """A way to synchronise replicas, and its cost."""
 
     name: str
     strategy: CanonicalStrategy
     lossy: bool
     ratio: float
-    """seconds of synchronisation for each of a step's computation"""
+    """Synchronisation over computation of a step, in time."""
 
 
 def replicas_of(ratios: Mapping[str, float], nodes: int = 1) -> list[Replicas]:
     """Return the ways to synchronise replicas.
 
     Args:
-        ratios: seconds of an all-reduce over those of a step's computation, by `STOCK` and codec,
-            the strongest last.
-        nodes: replicas, each of which shards the model inside; 1: each rank is a replica.
+        ratios: time of an all-reduce over the computation of a step, by `STOCK` and codec, the
+            strongest codec last.
+        nodes: number of replicas, each of which shards the model; 1: each rank is a replica.
     """
     offers = []
     for offer in replica_candidates([*ratios][-1], nodes):
@@ -68,10 +68,15 @@ ALONE = "one replica alone"
 
 
 def rank_replicas(offers: Sequence[Replicas], count: int) -> Ranking:
-    """Rank ways to synchronise so many replicas, and one alone, by the time of a sample; nothing
-    overlaps, so a ratio is no measurement of a step."""
+    """Rank ways to synchronise replicas, and a single replica, by the time of a sample.
 
-    def option(place: int, offer: Replicas) -> Option:
+    Options count as predicted: without overlap, a ratio is not a measurement of a step.
+
+    Args:
+        count: number of replicas.
+    """
+
+    def option(position: int, offer: Replicas) -> Option:
         step = Ratio((1 + offer.ratio) / count, math.nan, math.nan)
         return Option(
             offer.name,
@@ -79,12 +84,12 @@ def rank_replicas(offers: Sequence[Replicas], count: int) -> Ranking:
             devices=count,
             measured=False,
             lossless=not offer.lossy,
-            simplicity=place,
+            simplicity=position,
         )
 
-    alone = Option(ALONE, Ratio(1.0, math.nan, math.nan), measured=False)
-    options = [option(place, offer) for place, offer in enumerate(offers)]
-    return rank(options, [alone], tolerance=0.0)
+    single = Option(ALONE, Ratio(1.0, math.nan, math.nan), measured=False)
+    options = [option(position, offer) for position, offer in enumerate(offers)]
+    return rank(options, [single], tolerance=0.0)
 
 
 def advice(
@@ -92,21 +97,22 @@ def advice(
     count: int,
     times: Mapping[str, Times],
     gradient_bytes: int,
-    what: str,
+    computation_name: str,
     computation: Times,
     sharded: bool = False,
     asked: Mapping[str, tuple[CanonicalStrategy, Times]] | None = None,
 ) -> str:
-    """Return what the ways to synchronise replicas cost, and which to use.
+    """Return a table of the costs of ways to synchronise replicas, and which one to use.
 
     Args:
-        link: its name.
-        count: replicas.
-        times: of an all-reduce of the gradient, by `STOCK` and codec, the strongest last.
-        gradient_bytes: that each rank reduces over the link.
-        what: is called computation, in words.
-        sharded: whether each replica shards the model inside; otherwise each rank is a replica.
-        asked: strategies of the user, with the times of what their replicas send at once.
+        link: name of the link.
+        count: number of replicas.
+        times: times of an all-reduce of the gradient, by `STOCK` and codec, the strongest last.
+        gradient_bytes: bytes that each rank reduces over the link.
+        computation_name: heading of the line with the computation.
+        computation: times of the computation of a step.
+        sharded: whether each replica shards the model; otherwise each rank is a replica.
+        asked: strategies of the user, each with the times of one synchronisation.
     """
     ratios = {name: time.median / computation.median for name, time in times.items()}
     offers, stock = replicas_of(ratios, count if sharded else 1), times[STOCK]
@@ -120,7 +126,7 @@ def advice(
         f"\n{link}: synchronisation / computation {ratios[STOCK]:.3g} "
         f"({stock.low / computation.high:.3g} to {stock.high / computation.low:.3g})",
         f"  all-reduce of {gradient_bytes:,} bytes at the rate above {stock}",
-        f"  {what} {computation}",
+        f"  {computation_name} {computation}",
         f"  {'':{width}}    ratio  of step     gain     even",
     ]
     for offer in offers:
@@ -132,20 +138,22 @@ def advice(
 
 
 def _uses(offers: Mapping[str, Replicas], ranking: Ranking) -> list[str]:
-    """Return what to use without loss, and what else may be sooner at a loss, with the lines of a
-    script."""
+    """Return the option to use without loss, and one that may reach a loss sooner, with the lines
+    of a script."""
     first = ranking.order[0]
     lines = [f"  without loss use {first.option.name}: {first.reason}"]
     if not ranking.gaining:
         return [*lines, "  nothing that changes training is faster"]
     name = ranking.gaining[0]
     even, script = ranking.break_even[name], offers[name].strategy.attach_call() or ""
-    lines.append(f"  {name} is sooner at a loss if it needs fewer than {even:.2f} x the samples")
+    lines.append(
+        f"  {name} reaches the same loss sooner if it needs fewer than {even:.2f} x the samples"
+    )
     return [*lines, *(f"  {line}" for line in script.splitlines())]
 
 
 LEGEND = """
-of step: share of synchronisation without overlap; backward may hide some of it
-gain: samples per second over those of one replica, as fast as while all compute
-even: it changes training, and pays where it needs fewer than so many times the samples to a loss
-Quality is not judged here: experiments/islands/README.md has times to one loss of two replicas."""
+of step: share of synchronisation in a step without overlap; backward may hide some of it
+gain: samples per second, over one replica's at the speed that it has while all replicas compute
+even: changes training; pays where it needs fewer than so many times the samples to reach a loss
+Quality is not measured: experiments/islands/README.md has times to one loss of two replicas."""

@@ -1,8 +1,8 @@
 """Proposal of a round: evidence, shortlist by prediction, verdict, and the arms of the race.
 
 Steps are predicted by the forecast, memory by formula, quality by earlier runs. Many strategies of
-a grid lie within the error of a prediction: its shortlist has the best of each class, an engine
-with a kind of codec, and one strategy of unknown quality, or two where one of them has `sync`.
+a grid lie within the error of a prediction. So the shortlist holds the best strategy of each class
+(an engine with its codecs), and one of unknown quality, or two where one of them has `sync`.
 """
 
 import math
@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardlab.choose.actions import Offer, actions
+from shardlab.choose.actions import Choices, actions
 from shardlab.choose.evidence import describe
-from shardlab.choose.facts import Facts
+from shardlab.choose.facts import Measurements
 from shardlab.choose.history import History, PerplexityRatio, reason_to_stop
 from shardlab.choose.judge import Judge, Question
 from shardlab.choose.rank import MARGIN, is_tolerated
@@ -27,7 +27,14 @@ from shardlab.choose.records import (
     Verdict,
 )
 from shardlab.choose.settings import Agent
-from shardlab.choose.space import Feasible, Peak, feasible, peak_of, peaks_of, settled
+from shardlab.choose.space import (
+    Feasible,
+    Peak,
+    drop_short_sync,
+    feasible,
+    peak_function,
+    peaks_by_hash,
+)
 from shardlab.core.errors import UserError
 from shardlab.core.link import Link
 from shardlab.predict.machine import fit_machine
@@ -38,11 +45,11 @@ from shardlab.results.timing_result import TimingResult
 from shardlab.strategy.document import CanonicalStrategy
 from shardlab.strategy.validation import check_fits
 
-if TYPE_CHECKING:  # it needs torch, which a stage that passes one has
+if TYPE_CHECKING:  # the module imports torch, which this package does without
     from shardlab.models.sizes import ModelShapes
 
 Predict = Callable[[CanonicalStrategy], Estimate | str]
-"""predicts the seconds of a step on ranks and link of the search, or says why it cannot"""
+"""Predicts the seconds of a step on the ranks and the link of the search, or says why it cannot."""
 
 
 def predictor(
@@ -54,13 +61,13 @@ def predictor(
     threads: int,
     shapes: "ModelShapes",
 ) -> Predict:
-    """Return predictions by the forecast, fitted on timings and on what earlier races timed.
+    """Return the function that predicts steps by the forecast, fitted on timings and earlier races.
 
     Args:
-        timed: all timings; those with a link say how it is emulated here.
-        fitted: those to fit on.
-        link: of the search.
-        threads: of each rank.
+        timed: all timings; a timing with a link says how this machine emulates links.
+        fitted: timings to fit on.
+        link: link of the search.
+        threads: threads of each rank.
 
     Raises:
         UserError: the calibration or the timings lack something.
@@ -104,7 +111,7 @@ def propose(
     judge: Judge,
     timed: Sequence[TimingResult],
     settings: TrialSettings,
-    facts: Sequence[str] = (),
+    context: Sequence[str] = (),
 ) -> Proposal:
     """Return the proposal of round `number`.
 
@@ -112,52 +119,54 @@ def propose(
     abstains; the verdict's reason says which.
 
     Args:
-        limit_bytes: of the peak of a rank.
-        space: codecs that may be proposed.
+        limit_bytes: limit of the peak of a rank.
+        space: codecs and `sync` that may be proposed.
         timed: all timings, for the facts that speak for an action.
-        settings: of the training runs of the round.
-        facts: on the machine and the data, for the evidence.
+        settings: settings of the training runs of the round.
+        context: sentences on the machine and the data, for the evidence.
     """
-    peak, quality = peak_of(history, shapes), history.quality
+    peak, quality = peak_function(history, shapes), history.quality
 
     def option(strategy: CanonicalStrategy) -> Feasible:
         return Feasible(strategy, strategy.hash(), peak(strategy), predict(strategy))
 
-    held, peaks = predict(history.incumbent_results.strategy), peaks_of(history, shapes)
-    held_ms = None if isinstance(held, str) else 1e3 * held.value
-    stop, evidence = reason_to_stop(history, agent), describe(history, agent, limit_bytes, facts)
+    step, peaks = predict(history.incumbent_results.strategy), peaks_by_hash(history, shapes)
+    incumbent_ms = None if isinstance(step, str) else 1e3 * step.value
+    stop, evidence = reason_to_stop(history, agent), describe(history, agent, limit_bytes, context)
     narrowed, shortlist = None, Shortlist([], [], 0)
     if stop is None:
         count = Counter(strategies=0, beyond_memory=0, spared=0)
         steps = _steps_of_replicas(history)
-        space, too_short = settled(space, steps)
+        space, too_short = drop_short_sync(space, steps)
         if agent.candidates == "action":
             share = peaks[history.incumbent] / limit_bytes
-            measured = Facts.of(history, timed, held_ms, share, agent.quality_tolerance)
-            offer = Offer(space, shapes.layers, steps)
-            legal = changed(history, measured, offer, shapes, peak, limit_bytes, count)
+            measured = Measurements.of(history, timed, incumbent_ms, share, agent.quality_tolerance)
+            choices = Choices(space, shapes.layers, steps)
+            legal = feasible_actions(history, measured, choices, shapes, peak, limit_bytes, count)
         else:
             legal = feasible(space, shapes, history.workload.world_size, peak, limit_bytes, count)
-        ranked = by_step(legal, predict)
-        shortlist = shorten(ranked, history, agent.quality_tolerance, agent.max_candidates)
-        unpredicted = Counter(each.step for each in ranked if isinstance(each.step, str))
+        ranked = sort_by_step(legal, predict)
+        shortlist = make_shortlist(ranked, history, agent.quality_tolerance, agent.max_candidates)
+        reasons = (option.step for option in ranked)
+        unpredicted = Counter(reason for reason in reasons if isinstance(reason, str))
         predicted = len(ranked) - unpredicted.total()
         figures = {"unpredicted": dict(unpredicted), "predicted": predicted, "too_short": too_short}
-        narrowed = Narrowing.model_validate({**count, "known": shortlist.known, **figures})
+        narrowed = Narrowing.model_validate({**count, "known": shortlist.excluded, **figures})
         if not shortlist.options:
-            what = "action has a fact for it and" if agent.candidates == "action" else "strategy"
-            stop = f"no {what} is legal, new, tolerated and fits in memory"
+            subject = "action has a fact for it and" if agent.candidates == "action" else "strategy"
+            stop = f"no {subject} is legal, new, tolerated and fits in memory"
     trained = {key for key, row in history.measured.items() if row.trained}
     candidates = [
-        candidate(each, quality, trained=each.hash in trained) for each in shortlist.options
+        candidate_of(listed, quality, trained=listed.hash in trained)
+        for listed in shortlist.options
     ]
+    fits = peaks[history.incumbent] <= limit_bytes
     if stop is None:
-        # what does not fit is no step to beat
-        fits = peaks[history.incumbent] <= limit_bytes
-        verdict = judge(Question(evidence, held_ms if fits else None, candidates))
+        # a candidate need not beat the step of an incumbent that does not fit
+        verdict = judge(Question(evidence, incumbent_ms if fits else None, candidates))
     else:
         verdict = Verdict(choice=None, reason=stop, judge=agent.judge)
-    chosen = [each.strategy for each in candidates if each.id == verdict.choice]
+    chosen = [offered.strategy for offered in candidates if offered.id == verdict.choice]
     assert bool(chosen) == (verdict.choice is not None), "a judge only chooses what is offered"
     arms = _arms(number, history, chosen[0], shortlist.tolerated) if chosen else {}
     return Proposal(
@@ -167,13 +176,13 @@ def propose(
         incumbent=history.incumbent,
         evidence=evidence,
         memory_limit_bytes=limit_bytes,
-        fits=peaks[history.incumbent] <= limit_bytes,
+        fits=fits,
         peaks=peaks,
         space=narrowed,
-        candidates=sorted(candidates, key=lambda each: each.id),
+        candidates=sorted(candidates, key=lambda candidate: candidate.id),
         verdict=verdict,
         arms=[
-            candidate(option(arm), quality, "", roles, trained=key in trained)
+            candidate_of(option(arm), quality, "", roles, trained=key in trained)
             for key, (arm, roles) in arms.items()
         ],
         reference=[*history.start_results.trained],
@@ -182,28 +191,29 @@ def propose(
 
 
 def _steps_of_replicas(history: History) -> int:
-    """Return the steps of the training runs; 0 where those have more or fewer replicas than the
-    search, so that they show nothing of `sync`."""
+    """Return the steps of a training run; 0 where training has another number of ranks than the
+    search, so that it shows nothing of `sync`."""
     load = history.workload
-    same = load.world_size == load.trained_on
-    return min(run.steps for run in history.start_results.trained) if same else 0
+    if load.world_size != load.trained_on:
+        return 0
+    return min(run.steps for run in history.start_results.trained)
 
 
-def changed(
+def feasible_actions(
     history: History,
-    facts: Facts,
-    offer: Offer,
+    measured: Measurements,
+    choices: Choices,
     shapes: "ModelShapes",
     peak: Peak,
     limit_bytes: int,
     count: Counter[str],
 ) -> Iterator[Feasible]:
-    """Yield what the actions make of the incumbent and what fits in memory.
+    """Yield the strategies that actions lead to and that fit in memory.
 
     Args:
-        count: how many `strategies` are legal, and how many are `beyond_memory`.
+        count: is updated: how many `strategies` are legal, and how many are `beyond_memory`.
     """
-    for strategy, action in actions(history.incumbent_results.strategy, facts, offer):
+    for strategy, action in actions(history.incumbent_results.strategy, measured, choices):
         try:
             check_fits(strategy, history.workload.world_size, shapes.samples)
             memory = peak(strategy)
@@ -216,80 +226,83 @@ def changed(
             count["beyond_memory"] += 1
 
 
-def by_step(options: Iterable[Feasible], predict: Predict) -> list[Feasible]:
-    """Return the options with predictions, the shortest step first; those without one last."""
-    predicted = [option._replace(step=predict(option.strategy)) for option in options]
-    # of ties first what compresses less, then by hash: the same list in every run
-    predicted.sort(key=lambda it: (seconds(it), it.strategy.weights is not None, it.hash))
-    return predicted
+def sort_by_step(options: Iterable[Feasible], predict: Predict) -> list[Feasible]:
+    """Return the options with predictions, the shortest step first, without a prediction last."""
+
+    def key(option: Feasible) -> tuple[float, bool, str]:
+        # ties: uncompressed weights first, then by hash, so that every run gives the same list
+        return predicted_seconds(option), option.strategy.weights is not None, option.hash
+
+    return sorted((option._replace(step=predict(option.strategy)) for option in options), key=key)
 
 
-def seconds(option: Feasible) -> float:
-    """Return the predicted step; infinite where there is none."""
+def predicted_seconds(option: Feasible) -> float:
+    """Return the predicted step; infinite where it cannot be predicted."""
     return math.inf if isinstance(option.step, str) else option.step.value
 
 
 class Shortlist(NamedTuple):
-    """Strategies that a judge may choose from, and those among which the controls are."""
+    """Strategies that a judge may choose from, and strategies that the controls are drawn from."""
 
     options: list[Feasible]
-    """the shortest predicted steps of each class whose quality is known and tolerated, then one to
-    explore: the shortest of unknown quality, or one whose step cannot be predicted. Likewise one
-    whose replicas train apart, where there is one"""
+    """Strategies for the judge: of each class the shortest predicted step at a known, tolerated
+    quality, then one to explore, whose quality is unknown or whose step cannot be predicted. With
+    `sync` among the unknown, a second one to explore."""
     tolerated: list[Feasible]
-    """all new strategies of known, tolerated quality, the shortest predicted step first"""
-    known: int
-    """number that were left out: timed before, failed, or worse than is tolerated"""
+    """All new strategies of known, tolerated quality, the shortest predicted step first."""
+    excluded: int
+    """Number of strategies that were timed before, failed, or are worse than is tolerated."""
 
 
-def shorten(
-    ranked: Sequence[Feasible], history: History, tolerance: float, at_most: int
+def make_shortlist(
+    ranked: Sequence[Feasible], history: History, tolerance: float, max_candidates: int
 ) -> Shortlist:
-    """Shorten the predictions to at most so many strategies.
+    """Return the shortlist of the predicted strategies.
 
     Args:
-        ranked: the shortest step first, those without prediction last.
+        ranked: strategies, the shortest step first, without a prediction last.
         tolerance: largest relative rise of perplexity.
-        at_most: strategies that a judge may choose from.
+        max_candidates: maximum number of strategies for the judge.
     """
     best: list[Feasible] = []
     tolerated: list[Feasible] = []
     unknown: list[Feasible] = []
-    known, tried, quality_of = 0, history.tried, history.quality
+    excluded, tried, quality_of = 0, history.tried, history.quality
     for option in ranked:
         quality = quality_of(option.strategy)
         if option.hash in tried or (quality and not is_tolerated(quality.perplexity, tolerance)):
-            known += 1
+            excluded += 1
         elif quality is None or isinstance(option.step, str):
             unknown.append(option)
         else:
             tolerated.append(option)
-            if not any(_is_alike(option, other) for other in best):
+            if not any(_represents(listed, option) for listed in best):
                 best.append(option)
-    # replicas that train apart would hide codecs: their steps are the shortest on every slow link
+    # at most one of each kind: on slow links `sync` has the shortest steps and would hide codecs
     explored: dict[bool, Feasible] = {}
     for option in unknown:
         explored.setdefault(option.strategy.sync is None, option)
-    exploratory = [*explored.values()][: at_most - 1]
-    return Shortlist([*best[: at_most - len(exploratory)], *exploratory], tolerated, known)
+    exploratory = [*explored.values()][: max_candidates - 1]
+    options = [*best[: max_candidates - len(exploratory)], *exploratory]
+    return Shortlist(options, tolerated, excluded)
 
 
-def _is_alike(option: Feasible, best: Feasible) -> bool:
-    """Return whether the shorter of two predictions stands for the other, too: engine, codecs and
-    `sync` are the same, or only the codec of weights differs and the predictions tie."""
+def _represents(listed: Feasible, option: Feasible) -> bool:
+    """Return whether a listed strategy stands for a slower option: engine, codecs and `sync` are
+    equal, or only the codec of weights differs and the predictions tie."""
     if option.action is not None:
-        return False  # each tests another hypothesis
-    one, other = option.strategy, best.strategy
-    weights, others = (s.weights.codec.name if s.weights else "none" for s in (one, other))
-    return (
-        one.engine == other.engine
-        and one.gradients.codec.name == other.gradients.codec.name
-        and one.sync == other.sync
-        and (weights == others or seconds(option) <= (1 + MARGIN) * seconds(best))
-    )
+        return False  # each action tests another hypothesis
+    first, second = listed.strategy, option.strategy
+    if (first.engine, first.sync) != (second.engine, second.sync):
+        return False
+    if first.gradients.codec.name != second.gradients.codec.name:
+        return False
+    weights = {s.weights.codec.name if s.weights else "none" for s in (first, second)}
+    tie = predicted_seconds(option) <= (1 + MARGIN) * predicted_seconds(listed)
+    return len(weights) == 1 or tie
 
 
-def candidate(
+def candidate_of(
     option: Feasible,
     quality_of: Callable[[CanonicalStrategy], PerplexityRatio | None],
     why: str | None = None,
@@ -299,16 +312,16 @@ def candidate(
     """Return an option with all predictions, for a judge or as an arm of a race.
 
     Args:
-        why: its origin; None: the shortlist.
-        trained: whether it has records.
+        why: why it is a candidate; None: the reason for the shortlist.
+        trained: whether it has training runs.
     """
     quality, step = quality_of(option.strategy), option.step
-    known = quality is not None and quality.ratio < math.inf
+    finite = quality is not None and quality.ratio < math.inf
     source = quality.source if quality else "its codecs were never trained with"
     if isinstance(step, str):
         note, value, low, high = step, None, None, None
     else:
-        note, (value, low, high) = source, (1e3 * each for each in step)
+        note, (value, low, high) = source, (1e3 * seconds for seconds in step)
     if why is None:
         exploratory = value is None or quality is None
         why = "the shortest predicted step of its engine and codecs"
@@ -326,7 +339,7 @@ def candidate(
             low_ms=low,
             high_ms=high,
             memory_bytes=option.memory_bytes,
-            perplexity_ratio=quality.ratio if quality and known else None,
+            perplexity_ratio=quality.ratio if quality and finite else None,
             note=note,
         ),
         roles=[*roles],
@@ -337,14 +350,14 @@ def candidate(
 def _arms(
     number: int, history: History, chosen: CanonicalStrategy, tolerated: Sequence[Feasible]
 ) -> dict[str, tuple[CanonicalStrategy, list[Role]]]:
-    """Return by hash what the race times: the incumbent, the start, the choice and two controls,
-    the forecast's first and a random strategy.
+    """Return by hash the strategies of the race, with their roles: the incumbent, the start, the
+    choice, and two controls, which are the forecast's first and a random strategy.
 
-    A strategy that is several of them is raced once, in all its roles.
+    A strategy with several roles is raced once.
 
     Args:
-        number: of the round, which the random choice depends on, so that a rerun repeats it.
-        tolerated: of the shortlist.
+        number: number of the round, the seed of the random choice, so that a rerun repeats it.
+        tolerated: strategies that the controls are taken from.
     """
     raced: list[tuple[Role, CanonicalStrategy]] = [
         ("incumbent", history.incumbent_results.strategy),

@@ -1,15 +1,16 @@
 """Rule of a race: which challengers have shorter steps than the incumbent.
 
-Every repetition gives a challenger one log ratio of its step time over the incumbent's; what both
-share, such as the drift of the machine, cancels. Five repetitions are a block, whose value is the
-mean of its middle three ratios: other processes stretch single steps, and neighbours in time
-resemble each other.
+Every repetition gives a challenger one log ratio of its step time over the incumbent's; whatever
+slows both down, such as the drift of the machine, cancels. Five repetitions are a block. The value
+of a block is the mean of its middle three ratios, since other processes stretch single steps.
+Blocks, in place of steps, are averaged because steps that follow each other are correlated.
 
-After 10, 20, 40, ... repetitions and after the last one, Student's interval of the mean over blocks
-is computed. The error of each end is divided by the number of these looks (Bonferroni), so that all
-intervals of a challenger hold together, with their intersection. The upper end decides what is
-accepted, so its error is the search's 5 % divided by all challengers that the search may race. The
-lower end only gives challengers up; its error is the chance to miss a useful gain.
+A look at the race comes after 10, 20, 40, ... repetitions and after the last one. It computes
+Student's interval of the mean over blocks. The error of each end is divided by the number of looks
+(Bonferroni), so that all intervals of a challenger, and their intersection, are valid at once. The
+upper end decides what is accepted, so its error is the search's 5 % divided by the number of all
+challengers that the search may race. The lower end only gives challengers up, so its error is the
+chance to miss a useful gain.
 """
 
 import math
@@ -22,19 +23,19 @@ from numpy.typing import NDArray
 # not scipy.stats, whose import takes half a second
 from scipy.special import stdtrit
 
-from shardlab.results.timing_result import BLOCK, Ruling
+from shardlab.results.timing_result import BLOCK, RaceDecision
 
 SEARCH_ERROR = 0.05
-"""chance that a search accepts any strategy that is not faster than its incumbent"""
+"""Chance that a search accepts any strategy that is not faster than its incumbent."""
 MISSED = 0.05
-"""chance to give up one challenger with a useful gain"""
+"""Chance to give up one challenger with a useful gain."""
 USEFUL = 0.05
-"""smallest gain worth racing for, relative"""
+"""Smallest relative gain that is worth a race."""
 _LARGEST_RACE = 4
-"""challengers: the start, the judge's choice, the forecast's and a random one"""
+"""Maximum number of challengers: the start, the judge's choice, the forecast's and a random one."""
 
 _BLOCK_SIZE = 5
-"""repetitions, of which the middle three count"""
+"""Repetitions of a block; its middle three count."""
 
 Array = NDArray[np.float64]
 
@@ -43,16 +44,16 @@ class RaceRule(NamedTuple):
     """Error and length of one race."""
 
     false_accept: float
-    """chance to accept one challenger that is not faster"""
+    """Chance to accept one challenger that is not faster."""
     repetitions: int
-    """at most"""
+    """Maximum number of repetitions."""
 
     @classmethod
     def of(cls, budget: int, repetitions: int) -> "RaceRule":
-        """Return the rule of each race, such that its error holds over the whole search.
+        """Return the rule of each race that keeps the error of the search at `SEARCH_ERROR`.
 
         Args:
-            budget: races of the search at most.
+            budget: maximum number of races of the search.
         """
         return cls(SEARCH_ERROR / (_LARGEST_RACE * budget), repetitions)
 
@@ -63,15 +64,14 @@ class RaceRule(NamedTuple):
         return [*(look for look in doubled if look < self.repetitions), self.repetitions]
 
 
-class Standing(NamedTuple):
-    """Challenger after the last look, or arrays of several."""
+class StepComparison(NamedTuple):
+    """Step of a challenger over the incumbent's at the last look; or arrays, for several."""
 
     ratio: Array
-    """of step times over the incumbent's"""
     low: Array
     high: Array
     repetitions: int
-    """at the last look"""
+    """Number of repetitions at the last look."""
 
     @property
     def faster(self) -> Any:
@@ -89,49 +89,52 @@ class Standing(NamedTuple):
         return {"ratio": ratio, "low": low, "high": high, "repetitions": self.repetitions}
 
 
-def standings(
+def compare_steps(
     step_ms: Mapping[str, Sequence[float]], incumbent: str, rule: RaceRule
-) -> dict[str, Standing]:
-    """Return how each challenger stands, by arm; none where the incumbent has no steps.
+) -> dict[str, StepComparison]:
+    """Return the comparison of each challenger with the incumbent, by arm; empty where the
+    incumbent has no steps.
 
     Args:
-        step_ms: one per repetition, by arm; fewer for an arm that has left.
+        step_ms: step times by arm, one per repetition; fewer for an arm that has left.
     """
     logs = {arm: np.log(times) for arm, times in step_ms.items()}
-    held = logs.pop(incumbent, None)
-    if held is None:
+    baseline = logs.pop(incumbent, None)
+    if baseline is None:
         return {}
-    return {arm: intervals(times - held[: len(times)], rule) for arm, times in logs.items()}
+    return {arm: intervals(times - baseline[: len(times)], rule) for arm, times in logs.items()}
 
 
-def ruling(step_ms: Mapping[str, Sequence[float]], incumbent: str, rule: RaceRule) -> Ruling:
+def decide_race(
+    step_ms: Mapping[str, Sequence[float]], incumbent: str, rule: RaceRule
+) -> RaceDecision:
     """Return whether a race ends, and which challengers leave it.
 
     Args:
-        step_ms: of `standings`.
+        step_ms: as in `compare_steps`.
     """
     if incumbent not in step_ms:
-        return Ruling("the incumbent diverged")
-    known = standings(step_ms, incumbent, rule)
-    hopeless = tuple(arm for arm, state in known.items() if state.hopeless)
-    fastest = min((float(s.high) for s in known.values() if s.faster), default=0.0)
-    still = {arm: s for arm, s in known.items() if not s.faster and not s.hopeless}
-    if not known:
-        return Ruling("no challenger is left")
-    if not still:
-        return Ruling("every challenger is decided", hopeless)
-    if all(float(state.low) > fastest > 0 for state in still.values()):
-        return Ruling(f"{', '.join(still)} cannot become the fastest", hopeless)
+        return RaceDecision("the incumbent diverged")
+    steps = compare_steps(step_ms, incumbent, rule)
+    hopeless = tuple(arm for arm, step in steps.items() if step.hopeless)
+    fastest = min((float(step.high) for step in steps.values() if step.faster), default=0.0)
+    undecided = {arm: step for arm, step in steps.items() if not step.faster and not step.hopeless}
+    if not steps:
+        return RaceDecision("no challenger is left")
+    if not undecided:
+        return RaceDecision("every challenger is decided", hopeless)
+    if all(float(step.low) > fastest > 0 for step in undecided.values()):
+        return RaceDecision(f"{', '.join(undecided)} cannot become the fastest", hopeless)
     if len(step_ms[incumbent]) >= rule.repetitions:
-        return Ruling(f"all of {rule.repetitions} repetitions", hopeless)
-    return Ruling(None, hopeless)
+        return RaceDecision(f"all of {rule.repetitions} repetitions", hopeless)
+    return RaceDecision(None, hopeless)
 
 
-def intervals(log_ratios: Array, rule: RaceRule) -> Standing:
+def intervals(log_ratios: Array, rule: RaceRule) -> StepComparison:
     """Return the intersection of the intervals of all looks until the last complete one.
 
     Args:
-        log_ratios: [..., repetitions], at least `BLOCK` of them.
+        log_ratios: [..., repetitions], with at least `BLOCK` repetitions.
     """
     looks = [look for look in rule.looks if look <= log_ratios.shape[-1]]
     shape = log_ratios.shape[:-1]
@@ -150,4 +153,4 @@ def intervals(log_ratios: Array, rule: RaceRule) -> Standing:
         high = np.minimum(high, mean + upper * error)
     low = np.minimum(low, high)
     ratio = np.clip(mean, low, high)
-    return Standing(np.exp(ratio), np.exp(low), np.exp(high), looks[-1])
+    return StepComparison(np.exp(ratio), np.exp(low), np.exp(high), looks[-1])

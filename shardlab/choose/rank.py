@@ -1,18 +1,19 @@
-"""The rule that chooses: what reaches the same quality first, on this link and this memory?
+"""The rule that chooses: which option reaches the same quality first, on this link and memory?
 
 Plans, probes, the judge of a search, the decision of a round, the verdict of a report and published
-comparisons ask it, and word its answer. docs/choosing.md states it for readers.
+comparisons use this rule and its reasons. docs/choosing.md states it for users.
 
-- Ranked are times to the same loss where losses were measured. Otherwise steps for as many samples
-  are, of strategies that keep the quality: without loss, or with a measured perplexity whose whole
-  interval is tolerated. Apart stands what may not be used, with the reason. Where only its quality
-  is unknown, so does its break-even: how many times as many samples to a loss it may need and still
-  be there as soon as the fastest without loss.
-- One option is told apart from another by the interval of their ratio; where there is none, by
-  `MARGIN`. A prediction has to be better than a measurement by `MARGIN` in any case.
-- Of options that are not told apart come first: the one in use, what was measured, what is shown
-  to beat one device, what has no loss, what is simpler (torch's own), fewer devices, and the
-  smaller mean.
+- Options are ranked by the time to one loss where losses were measured. Otherwise they are ranked
+  by the step for equally many samples. An option must then keep the quality: it has no loss, or the
+  whole interval of its measured perplexity is tolerated.
+- Options that may not be used are listed separately (`Ranking.apart`), with the reason. Where only
+  the quality is unknown, the break-even is given: how many times as many samples an option may need
+  to a loss and still reach it as soon as the fastest option without loss.
+- Two options are told apart by the interval of their ratio; without an interval, by `MARGIN`. A
+  prediction always has to be better than a measurement by `MARGIN`.
+- Among options that are not told apart, these come first, in this order: the one in use, measured
+  ones, those shown to beat one device, those without loss, simpler ones (torch's own), fewer
+  devices, the smaller mean.
 """
 
 import math
@@ -40,9 +41,9 @@ class Option(NamedTuple):
     """One way to train that may be chosen."""
 
     name: Hashable
-    """Unique among the options, such as a name or the hash of the strategy."""
+    """Unique name, such as the name or the hash of the strategy."""
     step: Ratio | None
-    """Time for as many samples over that of a common reference; None: unknown."""
+    """Time for equally many samples, over the time of a common baseline; None: unknown."""
     devices: int = 1
     measured: bool = True
     """Whether the time was measured rather than predicted."""
@@ -51,13 +52,13 @@ class Option(NamedTuple):
     perplexity: Ratio | None = None
     """Perplexity over the baseline's; None: unknown."""
     to_loss: Ratio | None = None
-    """Time to the same loss over that of the common reference; None: unknown."""
+    """Time to one loss over the time of the common baseline; None: unknown."""
     memory: float = 0.0
-    """Bytes of a rank at its peak."""
+    """Peak of a rank in bytes."""
     simplicity: int = 0
-    """Smaller is simpler: `simplicity_of`, or what changes training less."""
+    """Smaller is simpler: `simplicity_of`, or a rank by how little training changes."""
     label: str = ""
-    """Name in reasons, where it is another one."""
+    """Name in reasons; empty: `name`."""
 
     @property
     def title(self) -> str:
@@ -66,17 +67,17 @@ class Option(NamedTuple):
 
     @property
     def time(self) -> Ratio | None:
-        """What is ranked; None where it is unknown, also where no repetition was measured (NaN)."""
+        """Time that is ranked; None where it is unknown or no repetition was measured (NaN)."""
         time = self.step if self.to_loss is None else self.to_loss
         return None if time is None or math.isnan(time.ratio) else time
 
 
 Compare = Callable[[Option, Option], Ratio]
-"""Returns the time of one option over that of another."""
+"""Returns the time of the first option over the time of the second."""
 
 
 class Ranked(NamedTuple):
-    """An option and why it stands where it does."""
+    """An option and the reason for its position."""
 
     option: Option
     reason: str
@@ -84,14 +85,15 @@ class Ranked(NamedTuple):
 
 @dataclass(frozen=True)
 class Ranking:
-    """Options in the order in which they should be used, and those that may not be used."""
+    """Options in the order in which they should be used, and options that may not be used."""
 
     order: Sequence[Ranked]
+    """Options that may be used, the best first."""
     apart: Sequence[Ranked]
-    """The most promising first, those of unknown time last."""
+    """Options that may not be used, the most promising first, options of unknown time last."""
     break_even: dict[str, float]
-    """How many times as many samples to a loss each option of unknown quality may need and still
-    reach it as soon as any without loss, by name, in the order of `apart`."""
+    """How many times as many samples to a loss an option of unknown quality may need and still
+    reach it as soon as any option without loss; by name, in the order of `apart`."""
     compare: Compare
 
     @property
@@ -101,50 +103,51 @@ class Ranking:
 
     @property
     def first(self) -> Option | None:
-        """What to use; None where nothing may be used."""
+        """The option to use; None where no option may be used."""
         return self.order[0].option if self.order else None
 
     @property
     def gaining(self) -> list[str]:
-        """Names of those that may need more samples by more than `MARGIN`, the best first."""
+        """Names of options with a break-even above 1 + `MARGIN`, the best first."""
         return [name for name, ratio in self.break_even.items() if ratio > 1 + MARGIN]
 
-    def precedes(self, one: Option, other: Option) -> bool:
+    def precedes(self, option: Option, other: Option) -> bool:
         """Return whether an option is shown to be faster than another."""
-        return is_faster(one, other, self.compare)
+        return is_faster(option, other, self.compare)
 
     def same_as(self, option: Option) -> list[Option]:
-        """Return the options that may be used as well and are not told apart from one."""
-        others = (ranked.option for ranked in self.order)
+        """Return the usable options that are not told apart from this one."""
+        usable = (ranked.option for ranked in self.order)
         return [
             other
-            for other in others
+            for other in usable
             if other.name != option.name
             and not (self.precedes(option, other) or self.precedes(other, option))
         ]
 
 
-def quotient(one: Option, other: Option) -> Ratio:
-    """Return the time of one option over that of another, by way of the common reference."""
-    assert one.time is not None and other.time is not None, "options without a time are apart"
-    return one.time.times(other.time.inverse)
+def quotient(option: Option, other: Option) -> Ratio:
+    """Return the time of an option over the time of another, both over the common baseline."""
+    assert option.time is not None and other.time is not None, "both options have a time"
+    return option.time.times(other.time.inverse)
 
 
-def is_faster(one: Option, other: Option, compare: Compare = quotient) -> bool:
-    """Return whether an option is told apart from another as the faster one."""
-    if one.name == other.name or one.time is None or other.time is None:
+def is_faster(option: Option, other: Option, compare: Compare = quotient) -> bool:
+    """Return whether an option is shown to be faster than another."""
+    if option.name == other.name or option.time is None or other.time is None:
         return False
-    ratio = compare(one, other)
+    ratio = compare(option, other)
     beyond_margin = ratio.ratio * (1 + MARGIN) < 1
     if math.isnan(ratio.high):
         return beyond_margin
-    return ratio.high < 1 and (one.measured or not other.measured or beyond_margin)
+    return ratio.high < 1 and (option.measured or not other.measured or beyond_margin)
 
 
 def is_tolerated(perplexity: Ratio | None, tolerance: float, lossless: bool = False) -> bool:
     """Return whether a perplexity over the baseline's is shown to be within a tolerance.
 
-    Its whole interval has to be; one seed has none. Without loss the mean is enough, or nothing.
+    The whole interval has to be within it, and one seed gives no interval. For an option without
+    loss the mean is enough, and no measurement is needed.
     """
     if lossless:
         return perplexity is None or not perplexity.ratio > 1 + tolerance
@@ -152,9 +155,11 @@ def is_tolerated(perplexity: Ratio | None, tolerance: float, lossless: bool = Fa
 
 
 def simplicity_of(strategy: CanonicalStrategy) -> int:
-    """Return how simple a strategy is: first torch's own engines, then those of this project; after
-    all of them, in the same order, what has codecs, collectives or parameter synchronisation of
-    this project."""
+    """Return the simplicity of a strategy; smaller is simpler.
+
+    Torch's own engines come first, then the engines of this project. Strategies with codecs,
+    collectives or `sync` of this project follow, in the same order.
+    """
     engine = strategy.engine
     order = TORCH_ENGINES.index(engine) if engine in TORCH_ENGINES else len(TORCH_ENGINES)
     exchanged = strategy.gradients.route == "exchange" and engine in TORCH_ENGINES
@@ -165,7 +170,7 @@ def simplicity_of(strategy: CanonicalStrategy) -> int:
 
 def rank(
     options: Sequence[Option],
-    alone: Sequence[Option],
+    single: Sequence[Option],
     tolerance: float,
     memory: float | None = None,
     compare: Compare = quotient,
@@ -174,42 +179,42 @@ def rank(
     """Order the options.
 
     Args:
-        options: on several devices or nodes.
-        alone: one device and one node alone, at their best settings, which are options too; empty
-            only where nobody knows how fast they are.
+        options: options on several devices or nodes.
+        single: one device and one node at their best settings, which may also be chosen; empty only
+            where their speed is unknown.
         tolerance: largest relative rise of perplexity.
-        memory: bytes that a rank has; None: as much as any option needs.
-        compare: of two options; paired measurements, where there are any.
-        in_use: name of the option that only what is shown to be faster displaces.
+        memory: bytes that a rank has; None: as many as any option needs.
+        compare: comparison of two options, by paired measurements where there are any.
+        in_use: name of an option that only an option shown to be faster may replace.
     """
-    everything = [*options, *alone]
-    names = [option.name for option in everything]
-    assert len({*names}) == len(names), "options have names of their own"
+    candidates = [*options, *single]
+    names = [option.name for option in candidates]
+    assert len({*names}) == len(names), "names of options are unique"
     ratios: dict[tuple[Hashable, Hashable], Ratio] = {}
 
-    def cached(one: Option, other: Option) -> Ratio:
-        pair = one.name, other.name
+    def cached(option: Option, other: Option) -> Ratio:
+        pair = option.name, other.name
         if pair not in ratios:
-            ratios[pair] = compare(one, other)
+            ratios[pair] = compare(option, other)
         return ratios[pair]
 
-    by_loss = any(option.to_loss is not None for option in everything)
-    why = {o.name: _objection(o, tolerance, memory, by_loss) for o in everything}
-    usable = [option for option in everything if not why[option.name]]
-    beaten = [option for option in alone if not why[option.name]]
-    rule = _Order(cached, beaten, in_use)
+    by_loss = any(option.to_loss is not None for option in candidates)
+    objections = {o.name: _objection(o, tolerance, memory, by_loss) for o in candidates}
+    usable = [option for option in candidates if not objections[option.name]]
+    usable_single = [option for option in single if not objections[option.name]]
+    rule = _Order(cached, usable_single, in_use)
     order = rule.in_order(usable)
     lossless = [option for option in order if option.lossless]
     best = min(lossless, key=rule.mean, default=None)
-    apart = rule.in_order(option for option in everything if why[option.name])
-    apart.sort(key=lambda option: option.time is None)
+    refused = rule.in_order(option for option in candidates if objections[option.name])
+    refused.sort(key=lambda option: option.time is None)
     return Ranking(
         [Ranked(option, rule.reason(option, order)) for option in order],
-        [Ranked(option, why[option.name]) for option in apart],
+        [Ranked(option, objections[option.name]) for option in refused],
         {
             str(option.name): cached(best, option).ratio
-            for option in apart
-            if best is not None and why[option.name] == _UNMEASURED
+            for option in refused
+            if best is not None and objections[option.name] == _UNMEASURED
         },
         cached,
     )
@@ -219,7 +224,7 @@ _UNMEASURED = "its perplexity was not measured"
 
 
 def _objection(option: Option, tolerance: float, memory: float | None, by_loss: bool) -> str:
-    """Return why an option may not be used; empty: it may."""
+    """Return why an option may not be used; empty where it may be used."""
     limit, perplexity = f"{1 + tolerance:.3f} times the baseline's", option.perplexity
     reasons = []
     if memory is not None and option.memory > memory:
@@ -253,45 +258,52 @@ _CRITERIA = (
 
 
 class _Order:
-    """Order of options by what is shown, and then by what is preferable."""
+    """Order of options by measured or predicted time first, and by `_CRITERIA` among ties."""
 
     def __init__(
-        self, compare: Compare, alone: Collection[Option], in_use: Hashable | None
+        self, compare: Compare, single: Collection[Option], in_use: Hashable | None
     ) -> None:
-        self._compare, self._alone, self._in_use = compare, alone, in_use
+        self._compare, self._single, self._in_use = compare, single, in_use
 
-    def is_faster(self, one: Option, other: Option) -> bool:
-        return is_faster(one, other, self._compare)
+    def is_faster(self, option: Option, other: Option) -> bool:
+        return is_faster(option, other, self._compare)
 
     def in_order(self, options: Iterable[Option]) -> list[Option]:
-        """Return the options such that none stands before one that is shown to be faster; what is
-        not shown to be faster than the one in use stands behind that."""
-        left = sorted(options, key=lambda option: (*self._key(option), str(option.name)))
-        used = next((option for option in left if option.name == self._in_use), None)
+        """Return the options in an order in which no option precedes one that is shown to be
+        faster.
+
+        The option in use precedes every option that is not shown to be faster than it.
+        """
+        preferred = sorted(options, key=lambda option: (*self._key(option), str(option.name)))
+        used = next((option for option in preferred if option.name == self._in_use), None)
         if used is None:
-            return self._sorted(left)
-        ahead = [option for option in left if self.is_faster(option, used)]
-        behind = [option for option in left if option not in (used, *ahead)]
+            return self._sorted(preferred)
+        ahead = [option for option in preferred if self.is_faster(option, used)]
+        behind = [option for option in preferred if option not in (used, *ahead)]
         return [*self._sorted(ahead), used, *self._sorted(behind)]
 
     def _sorted(self, preferred: Iterable[Option]) -> list[Option]:
-        """Return the options, the preferable first, such that none stands before one that is shown
-        to be faster."""
-        left, order = [*preferred], []
-        while left:
-            beaten = {o.name for o in left if any(self.is_faster(other, o) for other in left)}
-            # paired measurements of different repetitions may contradict each other
-            first = next((option for option in left if option.name not in beaten), left[0])
-            left.remove(first)
+        """Return the options, the preferred first, in an order in which no option precedes one that
+        is shown to be faster."""
+        remaining, order = [*preferred], []
+        while remaining:
+            beaten = {
+                option.name
+                for option in remaining
+                if any(self.is_faster(other, option) for other in remaining)
+            }
+            # paired measurements of different repetitions may contradict each other: all are beaten
+            first = next((o for o in remaining if o.name not in beaten), remaining[0])
+            remaining.remove(first)
             order.append(first)
         return order
 
     def _key(self, option: Option) -> tuple[float, ...]:
-        """Return what decides among options that are not told apart, as in `_CRITERIA`."""
+        """Return the values of `_CRITERIA`, which decide among options that are not told apart."""
         return (
             option.name != self._in_use,
             not option.measured,
-            self._beats_alone(option),
+            self._beats_single(option),
             not option.lossless,
             option.simplicity,
             option.devices,
@@ -302,28 +314,29 @@ class _Order:
         """Return the mean time, infinite where it is unknown."""
         return math.inf if option.time is None else option.time.ratio
 
-    def _beats_alone(self, option: Option) -> int:
-        """Return 0 where an option is shown to be faster than one device and one node alone, 2
-        where it is shown to be slower than one of them, 1 otherwise."""
-        if not self._alone or option in self._alone:
+    def _beats_single(self, option: Option) -> int:
+        """Return 0 where an option is shown to be faster than one device and than one node, 2 where
+        it is shown to be slower than either, 1 otherwise."""
+        if not self._single or option in self._single:
             return 1
-        if all(self.is_faster(option, one) for one in self._alone):
+        if all(self.is_faster(option, single) for single in self._single):
             return 0
-        return 2 if any(self.is_faster(one, option) for one in self._alone) else 1
+        return 2 if any(self.is_faster(single, option) for single in self._single) else 1
 
     def reason(self, option: Option, order: Sequence[Option]) -> str:
-        """Return why an option has its place in the order."""
+        """Return the reason for the position of an option in the order."""
         first, *later = order
         if option is not first:
             if self.is_faster(first, option):
                 longer = within(*self._compare(option, first), 2)
                 return f"takes {longer} times as long as {first.title}"
             return f"not told apart from {first.title}, which {self._difference(first, option)}"
-        same = [other for other in later if not self.is_faster(first, other)]
-        if not same:
+        tied = [other for other in later if not self.is_faster(first, other)]
+        if not tied:
             return "shown to be the fastest" if later else "nothing else may be used"
-        return f"not told apart from {same[0].title}, but {self._difference(first, same[0])}"
+        return f"not told apart from {tied[0].title}, but {self._difference(first, tied[0])}"
 
     def _difference(self, first: Option, other: Option) -> str:
-        pairs = zip(_CRITERIA, self._key(first), self._key(other), strict=True)
-        return next((what for what, one, second in pairs if one < second), "is shown to be faster")
+        values = zip(_CRITERIA, self._key(first), self._key(other), strict=True)
+        better = (criterion for criterion, value, second in values if value < second)
+        return next(better, "is shown to be faster")

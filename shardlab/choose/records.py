@@ -15,24 +15,25 @@ from shardlab.strategy.document import CanonicalStrategy
 from shardlab.train.settings import Train
 
 Role = Literal["incumbent", "start", "judge", "forecast", "random"]
-"""why a strategy is raced: held so far; the reference; chosen by the judge; the lowest prediction;
-drawn from all feasible strategies. The last two measure the judge as it works"""
+"""Reason to race a strategy. incumbent: the best so far; start: the baseline; judge: the choice of
+the judge; forecast: the shortest predicted step; random: drawn from all tolerated strategies. The
+last two are controls that show what the judge is worth."""
 
 
 class Prediction(Document):
     """Prediction of a strategy by the performance model, the memory formula and earlier runs."""
 
     step_ms: float | None
-    """None where the model cannot predict it"""
+    """Step; None where the model cannot predict it."""
     low_ms: float | None
     high_ms: float | None
-    """95 % prediction interval"""
+    """95 % prediction interval."""
     memory_bytes: int
-    """peak of a rank"""
+    """Peak of a rank."""
     perplexity_ratio: float | None
-    """over the start's, in runs with the same codecs; None: unknown"""
+    """Perplexity over the start's, in runs with the same codecs; None: unknown."""
     note: str = ""
-    """source of the perplexity, or why there is no prediction"""
+    """Source of the perplexity, or why there is no prediction."""
 
 
 class Action(Document):
@@ -40,11 +41,11 @@ class Action(Document):
 
     name: str
     hypothesis: str
-    """why it might be faster, or fit"""
+    """Why the change might be faster, or fit in memory."""
     fact: str
-    """measurement that speaks for it"""
+    """Measurement that speaks for the change."""
     change: str
-    """setting with its value before and after"""
+    """Setting with its value before and after."""
 
 
 class Candidate(Document):
@@ -54,18 +55,18 @@ class Candidate(Document):
     strategy: CanonicalStrategy
     label: str
     why: str
-    """origin"""
+    """Why it is a candidate."""
     action: Action | None = None
-    """that makes it of the incumbent; None: it is any strategy"""
+    """Action that changes the incumbent to it; None: there is none."""
     prediction: Prediction
     roles: list[Role] = []
-    """in the race"""
+    """Roles in the race."""
     trained: bool = False
-    """whether it has records, so that no round trains it again"""
+    """Whether it has training runs, so that no round trains it again."""
 
     @property
     def id(self) -> str:
-        """First digits of the hash, independent of its place in a list."""
+        """First digits of the hash, which do not depend on the position in a list."""
         return self.hash[:8]
 
 
@@ -73,85 +74,87 @@ class Narrowing(Document):
     """Numbers of strategies by which the space of the search was narrowed down."""
 
     strategies: int
-    """legal ones, or actions for which a fact speaks"""
+    """Number of legal strategies, or of actions with a fact that speaks for them."""
     beyond_memory: int
     spared: int
-    """that save memory which is not needed, and take longer"""
+    """Number that save memory without need, and take longer."""
     known: int
-    """measured before, or worse in perplexity than is tolerated"""
+    """Number that were measured before, or are worse in perplexity than is tolerated."""
     unpredicted: dict[str, int]
-    """by reason"""
+    """Number without a prediction, by reason."""
     predicted: int
     too_short: str = ""
-    """synchronisations of parameters that are not proposed, and why"""
+    """Values of `sync` that are not proposed, and why."""
 
 
 class Verdict(Document):
     """Answer of a judge."""
 
     choice: str | None
-    """id of a candidate, or null for an abstention"""
+    """Id of a candidate, or null for an abstention."""
     reason: str
     judge: str
     prompts: list[str] = []
-    """to a language model: files with the prompts and their answers"""
+    """Files with the prompts to a language model and its answers."""
 
 
 class TrialSettings(Document):
-    """Parameters of the training runs of a round, beside the strategies of its arms."""
+    """Parameters of the training runs of a round, without the strategies of its arms."""
 
     train: Train
-    """what no result depends on is at its default"""
+    """Settings of training; a setting that no result depends on has its default."""
     model: Model
     seeds: Annotated[tuple[Seed, ...], AS_TUPLE]
 
     @classmethod
     def of(cls, train: Train, model: Model, seeds: Sequence[int]) -> Self:
-        """Return those of the parameters of an experiment."""
+        """Return the settings by the parameters of an experiment."""
         return cls(train=Train(**train.meaning()), model=model, seeds=(*seeds,))
 
 
 class Proposal(Document):
-    """Shortlist of one round, the choice among it, and what the race times."""
+    """Shortlist of one round, the choice of the judge, and the strategies that the race times."""
 
     round: int
     settings: TrialSettings
-    """with which arms are trained"""
+    """Settings with which arms are trained."""
     workload: SearchWorkload
     incumbent: str
-    """hash"""
+    """Hash of the incumbent."""
     evidence: str
     memory_limit_bytes: int
     fits: bool = True
-    """whether the incumbent's peak is within the limit; otherwise a slower arm may replace it"""
+    """Whether the incumbent's peak is within the limit; otherwise a slower arm may replace it."""
     peaks: dict[str, int] = {}
-    """of a rank, by hash of all that was measured; bytes, predicted where no training gave them"""
+    """Peak of a rank in bytes, by hash of each measured strategy; predicted where none was
+    measured."""
     space: Narrowing | None
-    """None where the search had to stop"""
+    """None where the search had to stop."""
     candidates: list[Candidate]
     verdict: Verdict
     arms: list[Candidate]
-    """of the race, the incumbent first; empty where nothing was chosen"""
+    """Strategies of the race, the incumbent first; empty where nothing was chosen."""
     reference: list[TrainResult]
-    """of the start, with which those of an arm are compared"""
+    """Training runs of the start, the baseline of an arm's perplexity."""
     repetitions: int
-    """of the race at most"""
+    """Maximum repetitions of the race."""
     race_limit_s: float = 300.0
-    """maximum duration of the race"""
+    """Maximum duration of the race."""
     training_limit_s: float = 300.0
-    """maximum duration of the training runs of an arm"""
+    """Maximum duration of the training runs of an arm."""
 
 
 class Trial(Document):
-    """Race of a round, and the training runs of what was faster and may be worse."""
+    """Race of a round, and training runs of faster strategies that may be worse in quality."""
 
     round: int
     race: Race | None = None
-    """its runs are named by the hashes of their strategies; None in a round without a choice"""
+    """The race, with runs named by the hashes of their strategies; None in a round without a
+    choice."""
     results: list[AnyResult] = []
-    """of the training runs"""
+    """Results of the training runs."""
     seconds: float = 0.0
-    """of the race and of training"""
+    """Duration of the race and of training."""
 
 
 class Comparison(Document):
@@ -162,35 +165,35 @@ class Comparison(Document):
     roles: list[Role]
     outcome: Literal["ok"] | FailureOutcome
     step: StepRatio | None
-    """over the incumbent; None where the race gave no figures"""
+    """Step over the incumbent's; None where the race gave no figures."""
     predicted_ms: float | None = None
-    """step that the forecast expected"""
+    """Step that the forecast predicted."""
     perplexity_ratio: float | None = None
-    """over the start's; None: unknown"""
+    """Perplexity over the start's; None: unknown."""
     objections: list[str] = []
-    """to holding it; it is admissible and faster where there is none"""
+    """Objections to it as the next incumbent; empty where it is admissible and faster."""
 
 
 class Decision(Document):
-    """One round, from the candidates to the strategy that is held after it, and why."""
+    """One round, from the candidates to the incumbent after it, and why."""
 
     round: int
     search: str
-    """name of the search; empty for the one without a name"""
+    """Name of the search; empty for the search without a name."""
     link: str
     world_size: int
     verdict: Verdict
     space: Narrowing | None
     candidates: list[Candidate]
     stopped: str
-    """why the race ended"""
+    """Why the race ended."""
     seconds: float
     decision: Literal["accept", "reject", "none"]
     reason: str
     held: str
-    """hash"""
+    """Hash of the incumbent after the round."""
     fits: bool = True
-    """whether its peak is within the memory limit, as far as it is known"""
+    """Whether its peak is within the memory limit, as far as the peak is known."""
     compared: list[Comparison] = []
     warnings: list[str] = []
-    """on CPU time that others used during the race"""
+    """Warnings of CPU time that other processes used during the race."""

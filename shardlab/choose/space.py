@@ -1,9 +1,10 @@
 """Space of the search: every legal strategy on a grid of settings that fits in memory.
 
-Settings have a few values each, whose product is validated as any strategy is; what an engine
-lacks, cannot do or does alike drops out. `sync` is not combined with codecs of gradients or
-weights, and is only there where the training runs are long enough for it. To recompute activations
-or to split a batch only saves memory and takes time, so of these the first that fits is taken.
+Each setting has a few values. Their product is validated like any strategy; a combination that an
+engine cannot do, or that means the same as an earlier one, drops out. `sync` is not combined with
+codecs, and it is proposed only where the training runs are long enough for it. Recomputed
+activations and micro-batches only save memory at the cost of time, so the first of these levels
+that fits is taken.
 """
 
 from collections import Counter
@@ -26,11 +27,10 @@ if TYPE_CHECKING:  # it needs torch, which a stage that passes one has
     from shardlab.models.sizes import ModelShapes
 
 PartialStrategy = dict[str, Any]
-"""some settings of a strategy"""
+"""Some settings of a strategy, as plain data."""
 
 _BUCKETS_MB = (1.0, 5.0, 25.0, 100.0)
-_AHEAD = (0, 1, 2)
-"""units gathered ahead"""
+_PREFETCH = (0, 1, 2)
 _WINDOWS = (2, 3, 4)
 
 
@@ -40,38 +40,40 @@ class Feasible(NamedTuple):
     strategy: CanonicalStrategy
     hash: str
     memory_bytes: int
-    """peak of a rank"""
+    """Peak of a rank."""
     step: Estimate | str = "not predicted"
-    """in seconds, or why it cannot be predicted"""
+    """Predicted step in seconds, or why it cannot be predicted."""
     action: Action | None = None
-    """that makes it of the incumbent"""
+    """Action that changes the incumbent to it."""
 
 
 Peak = Callable[[CanonicalStrategy], int]
-"""peak memory of a rank under a strategy, bytes; raises UserError where it does not fit the model
-"""
+"""Returns the peak memory of a rank under a strategy, in bytes; raises UserError where the strategy
+does not fit the model."""
 
 
 def formula_bytes(strategy: CanonicalStrategy, shapes: "ModelShapes", world_size: int) -> int:
-    """Return the peak of a rank by the closed form, of the memory that limits it."""
-    need = device_memory(strategy, shapes.sizes(strategy), world_size, shapes.on_gpu)
-    return sum(need.values())
+    """Return the peak of a rank by the closed form, in bytes, of the memory that limits it."""
+    by_category = device_memory(strategy, shapes.sizes(strategy), world_size, shapes.on_gpu)
+    return sum(by_category.values())
 
 
-def peak_of(history: History, shapes: "ModelShapes") -> Peak:
-    """Return the formula plus what the start's peak has beyond it, such as the interpreter."""
+def peak_function(history: History, shapes: "ModelShapes") -> Peak:
+    """Return the function that predicts peaks: the formula plus a constant, such as the memory of
+    the interpreter, by which the start's measured peak exceeds the formula."""
     start, load = history.start_results, history.workload
     measured = max(run.memory_peak_bytes for run in start.trained)
-    rest = max(0, measured - formula_bytes(start.strategy, shapes, load.trained_on))
-    return lambda strategy: rest + formula_bytes(strategy, shapes, load.world_size)
+    constant = max(0, measured - formula_bytes(start.strategy, shapes, load.trained_on))
+    return lambda strategy: constant + formula_bytes(strategy, shapes, load.world_size)
 
 
-def peaks_of(history: History, shapes: "ModelShapes") -> dict[str, int]:
-    """Return the peak of a rank by hash of all that was measured: its own, or else predicted.
+def peaks_by_hash(history: History, shapes: "ModelShapes") -> dict[str, int]:
+    """Return the peak of a rank in bytes, measured or else predicted, by hash of each measured
+    strategy.
 
-    Where training ran on other ranks than the search has, its peaks are none of the search.
+    All peaks are predicted where training ran on another number of ranks than the search has.
     """
-    peak, load = peak_of(history, shapes), history.workload
+    peak, load = peak_function(history, shapes), history.workload
     return {
         key: peak(row.strategy) if (measured := row.peak(load)) is None else measured
         for key, row in history.measured.items()
@@ -86,17 +88,17 @@ def feasible(
     limit_bytes: int,
     count: Counter[str],
 ) -> Iterator[Feasible]:
-    """Yield the feasible strategies of the grid, each meaning once, in a fixed order.
+    """Yield the feasible strategies of the grid, without repetitions, in a fixed order.
 
-    Of strategies that only differ in how they save activation memory the fastest that fits comes,
-    and the others are spared.
+    Where strategies differ only in how they save activation memory, only the fastest one that fits
+    is yielded.
 
     Args:
-        count: how many `strategies` are legal, `beyond_memory` and `spared`.
+        count: is updated: how many `strategies` are legal, `beyond_memory` and `spared`.
     """
     seen: set[str] = set()
-    levels = frugality(shapes.samples)
-    for document in documents(space, shapes.layers, world_size):
+    levels = memory_saving_levels(shapes.samples)
+    for document in grid_documents(space, shapes.layers, world_size):
         for number, level in enumerate(levels):
             try:
                 strategy = parse_strategy(document | level).canonical()
@@ -104,7 +106,7 @@ def feasible(
                 memory = peak(strategy)
             except UserError:
                 if number == 0:
-                    break  # no level changes what is wrong with the rest
+                    break  # the strategy is illegal at every level
                 continue
             key = strategy.hash()
             if key in seen:
@@ -112,59 +114,59 @@ def feasible(
             seen.add(key)
             count["strategies"] += 1
             if memory <= limit_bytes:
-                spared = len(levels) - number - 1
-                count.update(strategies=spared, spared=spared)
+                skipped = len(levels) - number - 1
+                count.update(strategies=skipped, spared=skipped)
                 yield Feasible(strategy, key, memory)
                 break
             count["beyond_memory"] += 1
 
 
-def settled(space: Space, steps: int) -> tuple[Space, str]:
-    """Return the space without `sync` that training runs are too short for, and that in words;
-    empty where they are long enough for all of it.
+def drop_short_sync(space: Space, steps: int) -> tuple[Space, str]:
+    """Return the space without values of `sync` for which the training runs are too short, and the
+    reason in words; the reason is empty where they are long enough for every value.
 
     Args:
-        steps: of the training runs; 0 where they show nothing of `sync`.
+        steps: steps of a training run; 0 where training runs show nothing of `sync`.
     """
     short = [sync for sync in space.sync if sync.exchanges(steps) < ENOUGH_EXCHANGES]
-    kept = (*(sync for sync in space.sync if sync not in short),)
+    remaining = (*(sync for sync in space.sync if sync not in short),)
     counts = [f" ({sync.exchanges(steps)})" if steps else "" for sync in short]
     named = ", ".join(f"every={sync.every}{n}" for sync, n in zip(short, counts, strict=True))
     reason = f"training runs of {steps} steps synchronise fewer than {ENOUGH_EXCHANGES} times"
     if not steps:
         reason = "the training runs have other ranks than the search"
-    return space.model_copy(update={"sync": kept}), named and f"sync {named}: {reason}"
+    return space.model_copy(update={"sync": remaining}), named and f"sync {named}: {reason}"
 
 
-def documents(space: Space, layers: int, world_size: int) -> Iterator[PartialStrategy]:
-    """Return every combination but for frugality, legal or not, as plain data.
+def grid_documents(space: Space, layers: int, world_size: int) -> Iterator[PartialStrategy]:
+    """Yield every combination of settings, legal or not, without settings that save activations.
 
     Args:
         layers: transformer blocks of the model.
     """
     for engine, traits in ENGINES.items():
         structures = product(
-            _units(traits, layers), _meshes(traits, world_size), _motion(traits, layers)
+            _units(traits, layers), _meshes(traits, world_size), _prefetching(traits, layers)
         )
         compressed = product(_gradients(engine, space), _weights(traits, space))
         encodings = [gradients | weights for gradients, weights in compressed]
-        encodings += _rare(traits, space)
+        encodings += _syncs(traits, space)
         dtypes = [{}, {"param_dtype": "bf16"}]
         default = traits.defaults.get("bucket_mb")
         for parts in product(list(structures), encodings, dtypes):
-            (units, mesh, motion), coded, dtype = parts
-            if "overrides" in motion and units.get("wrap_size") != 1:
-                continue  # they are of layers, which these units are not
-            if "sync" in coded and units.get("bucket_mb", default) != default:
-                continue  # no bucket is reduced
-            yield {"engine": engine} | units | mesh | motion | coded | dtype
+            (units, mesh, prefetching), encoding, dtype = parts
+            if "overrides" in prefetching and units.get("wrap_size") != 1:
+                continue  # overrides are of layers, so a unit has to be one layer
+            if "sync" in encoding and units.get("bucket_mb", default) != default:
+                continue  # with `sync` no bucket is reduced, so its size changes nothing
+            yield {"engine": engine} | units | mesh | prefetching | encoding | dtype
 
 
-def frugality(samples: int) -> list[PartialStrategy]:
-    """Return the levels of what saves activation memory at the cost of time, cheapest first.
+def memory_saving_levels(samples: int) -> list[PartialStrategy]:
+    """Return the settings that save activation memory at the cost of time, the cheapest first.
 
     Args:
-        samples: number of samples that one rank sees in a step.
+        samples: samples of one rank in a step.
     """
     modes = [{}, *({"activation_checkpointing": mode} for mode in ("selective", "full"))]
     counts = [count for count in (2, 4, 8, 16) if samples % count == 0]
@@ -172,7 +174,7 @@ def frugality(samples: int) -> list[PartialStrategy]:
 
 
 def _units(traits: EngineTraits, layers: int) -> list[PartialStrategy]:
-    """Return the units: blocks by powers of two, and the whole model; or the sizes of buckets."""
+    """Return the units: 1, 2, 4, ... blocks, and the whole model; or the sizes of buckets."""
     if "wrap" not in traits.settings:
         return [{"bucket_mb": size} for size in _BUCKETS_MB]
     sizes = [2**power for power in range(layers.bit_length()) if 2**power < layers]
@@ -183,12 +185,12 @@ def _units(traits: EngineTraits, layers: int) -> list[PartialStrategy]:
 def _meshes(traits: EngineTraits, world_size: int) -> list[PartialStrategy]:
     if "sharding" not in traits.settings:
         return [{}]
-    copies = [count for count in range(2, world_size) if world_size % count == 0]
-    hybrid = [{"sharding": "hybrid_shard", "replicas": count} for count in copies]
+    replicas = [count for count in range(2, world_size) if world_size % count == 0]
+    hybrid = [{"sharding": "hybrid_shard", "replicas": count} for count in replicas]
     return [{}, {"sharding": "no_shard"}, *hybrid]
 
 
-def _motion(traits: EngineTraits, layers: int) -> list[PartialStrategy]:
+def _prefetching(traits: EngineTraits, layers: int) -> list[PartialStrategy]:
     """Return when parameters are gathered or transferred, and where gradients are reduced."""
     if traits.residency == "streamed":
         return [
@@ -208,9 +210,11 @@ def _motion(traits: EngineTraits, layers: int) -> list[PartialStrategy]:
     last = [*range(layers // 2, layers)]
     if traits.unit_overrides and layers > 1 and len(last) > traits.last_unit_stays:
         resharding.append({"overrides": [{"layers": last, "reshard_after_forward": False}]})
-    ahead = [{"prefetch": count} for count in _AHEAD if count <= (traits.max_prefetch or count)]
-    # settings that are pointless, such as those of what a whole unit gathers, only by themselves
-    return [{}, *(a | b for a, b in product(resharding, ahead))]
+    prefetch = [
+        {"prefetch": count} for count in _PREFETCH if count <= (traits.max_prefetch or count)
+    ]
+    # {}: for units on which these settings have no effect, such as the whole model
+    return [{}, *(a | b for a, b in product(resharding, prefetch))]
 
 
 def _gradients(engine: EngineName, space: Space) -> list[PartialStrategy]:
@@ -231,7 +235,7 @@ def _weights(traits: EngineTraits, space: Space) -> list[PartialStrategy]:
     return [{}, *({"weights": {"codec": codec.model_dump(mode="json")}} for codec in coded)]
 
 
-def _rare(traits: EngineTraits, space: Space) -> list[PartialStrategy]:
-    """Return the synchronisations of replicas, whose gradients are not compressed, too."""
-    rare = space.sync if "sync" in traits.settings else ()
-    return [{"sync": sync.model_dump(mode="json")} for sync in rare]
+def _syncs(traits: EngineTraits, space: Space) -> list[PartialStrategy]:
+    """Return the values of `sync`, without codecs."""
+    syncs = space.sync if "sync" in traits.settings else ()
+    return [{"sync": sync.model_dump(mode="json")} for sync in syncs]

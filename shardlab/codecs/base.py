@@ -1,4 +1,4 @@
-"""Contracts of codecs: a float vector to a byte payload and back; the unit that a vector is of."""
+"""Contract of codecs, which encode a float vector as a byte payload; names of what is encoded."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -12,7 +12,7 @@ from shardlab.kernels.native import check, check_floats
 
 
 class Block(NamedTuple):
-    """One parameter of a unit, as a matrix of its first dimension by all others."""
+    """One parameter of a unit, as a matrix: its first dimension by the product of the others."""
 
     name: str
     rows: int
@@ -20,24 +20,24 @@ class Block(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """Name and blocks of a message; the same on all ranks and in all steps.
+    """Name and blocks of a vector that is communicated; the same on all ranks and in all steps.
 
-    Blocks are consecutive. In a vector that is to be scattered over W ranks each of the W equal
-    chunks holds ceil(rows / W) rows of each block, padded with zeros at the end (the layout of
-    gradients in `torch.distributed.fsdp.fully_shard`); in a vector that is not scattered every
-    block is whole. Without blocks only the length is known.
+    Blocks are consecutive. A vector that is scattered over W ranks has W equal chunks, each with
+    ceil(rows / W) rows of each block, padded with zeros at the end. This is the layout of gradients
+    in `torch.distributed.fsdp.fully_shard`. A vector that is not scattered is one chunk. A unit
+    without blocks says nothing about the layout.
     """
 
     name: str
     blocks: tuple[Block, ...] = ()
 
     def chunk_sizes(self, world_size: int) -> list[int]:
-        """Return the elements of each block in one chunk."""
+        """Return the number of elements of each block in one chunk."""
         return [-(-block.rows // world_size) * block.columns for block in self.blocks]
 
 
 class MessageKey(NamedTuple):
-    """Identity of one message of a run, from which random codecs draw reproducible numbers."""
+    """Identity of one message of a run: the seed of the random numbers of its codec."""
 
     seed: int
     step: int
@@ -45,70 +45,71 @@ class MessageKey(NamedTuple):
     rank: int
 
     def words(self) -> tuple[int, int]:
-        """Return two numbers of 32 bits, different from those of every other key (BLAKE2b)."""
+        """Return two numbers of 32 bits, a BLAKE2b hash of the key."""
         text = f"{self.seed}\0{self.step}\0{self.unit}\0{self.rank}"
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
     def shared(self) -> "MessageKey":
-        """Return the key that the messages of all ranks share."""
+        """Return a key that is the same on all ranks."""
         return self._replace(rank=-1)
 
 
 class PayloadContent(NamedTuple):
-    """Parts of a payload of n elements."""
+    """Composition of a payload of n elements."""
 
     elements: int
-    """elements that are sent"""
+    """Elements that are sent."""
     index_bytes: int
-    """bytes of their positions"""
+    """Bytes of the positions of these elements."""
     metadata_bytes: int
-    """scales, counts and all else that is neither an element nor a position"""
+    """Bytes of scales and counts."""
 
 
 class Codec(ABC):
-    """Encoder of float32 vectors into payloads, and decoder that adds to a vector.
+    """Encoder of float32 vectors into byte payloads, with its decoder.
 
-    Laws, for every vector x of n elements:
+    Laws, where x is a vector of n elements and D(payload) the decoded vector:
 
-    - the payload is one contiguous `uint8` tensor, complete: codec, n and key are enough to decode
-      it;
-    - it has `payload_bytes(n)` bytes; at most as many if the codec is `variable`;
-    - `encode` is a function of (x, key) alone: same bytes on every machine and thread count;
-    - `decode_add(payload, out, alpha)` adds `alpha * D(payload)` to `out` and changes nothing else;
-    - `decode_sum(payloads, out, alpha)` makes out = alpha * (D(payload 0) + D(payload 1) + ...).
-      Except for codecs whose specification `votes`: their sum of several payloads is a majority
-      vote, and only a single payload decodes to alpha * D(payload);
-    - after `encode_residual(x, e, kept)`: D(payload) + kept = x + e, up to one rounding in float32;
-    - an x with a NaN or an infinity decodes to a vector that holds a NaN or an infinity, and
-      `kept` is finite wherever e was: errors are always detected and never kept; numbers beyond the
-      range of fp16 count as infinities there;
-    - a linear codec's payloads, viewed as float32, may be summed before they are decoded.
+    - A payload is one contiguous `uint8` tensor. Codec, n and key are enough to decode it.
+    - It has `payload_bytes(n)` bytes, or at most as many if the codec is `variable`.
+    - `encode` depends only on x and the key: it returns the same bytes on every machine, with any
+      number of threads.
+    - `decode_add(payload, out, alpha)` adds `alpha * D(payload)` to `out`.
+    - `decode_sum(payloads, out, alpha)` sets out to alpha * (D(payload 0) + D(payload 1) + ...).
+      The exception are codecs whose specification sets `votes`: they decode several payloads to a
+      majority vote.
+    - `encode_residual(x, e, new_residual)` makes D(payload) + new_residual = x + e, up to one
+      rounding in float32.
+    - If x holds a NaN or an infinity, so does D(payload): the receiver detects the error. Where e
+      is finite, `new_residual` is finite: the error does not stay in the residual. For codecs that
+      send fp16, numbers beyond its range count as infinities.
+    - Payloads of a `linear` codec, viewed as float32, may be summed before they are decoded.
 
-    Payloads start at a multiple of 8 bytes. Buffers of one call never overlap, except that `kept`
-    may be `residual`.
+    Payloads start at a multiple of 8 bytes. The tensors of one call must not overlap, except that
+    `new_residual` may be `residual`.
     """
 
     name: ClassVar[str]
-    """name in strategies"""
+    """Name in strategies."""
     unbiased: bool
-    """the mean of D(encode(x, key)) over keys is x"""
+    """Whether the mean of D(encode(x, key)) over keys is x."""
     random: bool = False
-    """what is sent depends on the key, too"""
+    """Whether the payload depends on the key."""
     random_elements: ClassVar[bool] = False
-    """which elements are sent depends on the key, and on nothing else"""
+    """Whether the positions of the elements that are sent depend only on the key."""
     linear: bool = False
-    """payloads can be summed on the wire"""
+    """Whether payloads can be summed on the wire."""
     variable: bool = False
-    """the payload's size depends on the values"""
+    """Whether the size of a payload depends on the values."""
 
     @abstractmethod
     def payload_bytes(self, n: int) -> int:
-        """Return the bytes of the payload of n elements; the largest possible if `variable`."""
+        """Return the bytes of the payload of n elements; if `variable`, the largest possible."""
 
     @abstractmethod
     def content(self, n: int, payload: Tensor) -> PayloadContent:
-        """Return the parts of `payload`, which encodes n elements."""
+        """Return the composition of `payload`, which encodes n elements."""
 
     @abstractmethod
     def encode(
@@ -117,8 +118,8 @@ class Codec(ABC):
         """Return the payload of a contiguous float32 vector.
 
         Args:
-            key: needed by random codecs.
-            out: uint8 [payload_bytes(n)] to write to; the payload is the used part of it.
+            key: Key of the message; random codecs require it.
+            out: uint8 [payload_bytes(n)] to write to. The payload is then its used part.
         """
 
     @abstractmethod
@@ -128,30 +129,30 @@ class Codec(ABC):
         """Add `alpha` times the decoded payload to the float32 vector `out`.
 
         Args:
-            key: of the encoding; needed by codecs whose choice of elements is random.
+            key: Key of the encoding; codecs with `random_elements` require it.
 
         Raises:
-            ValueError: the payload cannot have come from this codec and `out.numel()` elements.
+            ValueError: This codec cannot have encoded `out.numel()` elements as this payload.
         """
 
     def encode_residual(
         self,
         vector: Tensor,
         residual: Tensor,
-        kept: Tensor,
+        new_residual: Tensor,
         key: MessageKey | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Return the payload of `vector + residual`; write to `kept` what it loses.
+        """Return the payload of `vector + residual`; write its error to `new_residual`.
 
         The error-feedback step of Seide et al. 2014 (section 3.1) and Karimireddy et al. 2019
-        (algorithm 2). Where the difference is not finite, `kept` is the old residual. Codecs
-        override it with one pass over memory.
+        (algorithm 2). Where the error is not finite, `new_residual` becomes the old residual.
+        Codecs override this method to read and write memory once.
         """
-        wanted = vector + residual
-        payload = self.encode(wanted, key, out)
-        self.decode_add(payload, wanted, -1.0, key)
-        torch.where(wanted.isfinite(), wanted, residual, out=kept)
+        corrected = vector + residual
+        payload = self.encode(corrected, key, out)
+        self.decode_add(payload, corrected, -1.0, key)
+        torch.where(corrected.isfinite(), corrected, residual, out=new_residual)
         return payload
 
     def decode_sum(
@@ -161,10 +162,13 @@ class Codec(ABC):
         alpha: float = 1.0,
         keys: Sequence[MessageKey] | None = None,
     ) -> None:
-        """Set out to alpha * (D(payload 0) + D(payload 1) + ...), summed in this order in float32.
+        """Set `out` to alpha * (D(payload 0) + D(payload 1) + ...), added in this order in float32.
 
-        The owner of a shard calls it with the payloads of all ranks. Codecs override it with one
-        pass over memory; those that vote, with the vote in place of the sum.
+        The owner of a shard calls it with the payloads of all ranks. Codecs override this method
+        to read and write memory once. Codecs that vote write the vote in place of the sum.
+
+        Args:
+            keys: Keys of the payloads; codecs with `random_elements` require them.
         """
         out.zero_()
         for index, payload in enumerate(payloads):
@@ -189,22 +193,22 @@ class Codec(ABC):
 
 
 class FusedCodec(Codec):
-    """Base of codecs that encode with or without a residual, and add or set sums, in one pass."""
+    """Base of codecs that read and write memory once, with and without a residual."""
 
     @abstractmethod
     def write(
         self,
         x: Tensor,
         residual: Tensor | None,
-        kept: Tensor | None,
+        new_residual: Tensor | None,
         key: MessageKey | None,
         payload: Tensor,
     ) -> Tensor:
-        """Encode `x`, or `x + residual`, as `encode` and `encode_residual` do.
+        """Return the payload of `x`, or of `x + residual` if there is a residual.
 
         Args:
-            kept: written where there is a residual.
-            payload: written; what is returned is the used part of it.
+            new_residual: Set to the error, if there is a residual.
+            payload: Buffer, uint8 [payload_bytes(n)]; its used part is returned.
         """
 
     @abstractmethod
@@ -216,7 +220,11 @@ class FusedCodec(Codec):
         keys: Sequence[MessageKey] | None,
         add: bool,
     ) -> None:
-        """Decode as `decode_sum` and, for one payload that is to be added, `decode_add` do."""
+        """Set `out` to the decoded sum, as `decode_sum` does.
+
+        Args:
+            add: Add the one payload to `out` instead, as `decode_add` does.
+        """
 
     def encode(  # noqa: D102
         self, vector: Tensor, key: MessageKey | None = None, out: Tensor | None = None
@@ -227,11 +235,11 @@ class FusedCodec(Codec):
         self,
         vector: Tensor,
         residual: Tensor,
-        kept: Tensor,
+        new_residual: Tensor,
         key: MessageKey | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        return self.write(vector, residual, kept, key, self._buffer(vector, out))
+        return self.write(vector, residual, new_residual, key, self._buffer(vector, out))
 
     def decode_add(  # noqa: D102
         self, payload: Tensor, out: Tensor, alpha: float = 1.0, key: MessageKey | None = None
@@ -253,9 +261,9 @@ class FusedCodec(Codec):
         return vector.new_empty(self.payload_bytes(vector.numel()), dtype=torch.uint8)
 
     def _check_written(
-        self, x: Tensor, residual: Tensor | None, kept: Tensor | None, payload: Tensor
+        self, x: Tensor, residual: Tensor | None, new_residual: Tensor | None, payload: Tensor
     ) -> None:
-        check_floats(x, residual=residual, kept=kept)
+        check_floats(x, residual=residual, new_residual=new_residual)
         check("payload", payload, self.payload_bytes(x.numel()), x.device, torch.uint8)
 
     def _check_read(self, payloads: list[Tensor], out: Tensor) -> None:
@@ -266,10 +274,13 @@ class FusedCodec(Codec):
 
 
 def key_words(key: MessageKey | None, name: str) -> tuple[int, int]:
-    """Return the words of the key of a message, which a random codec needs.
+    """Return the words of the key of a message.
+
+    Args:
+        name: Name of the codec, for the error.
 
     Raises:
-        ValueError: there is none.
+        ValueError: The key is None.
     """
     if key is None:
         raise ValueError(f"{name}: a random codec needs the key of the message")

@@ -16,28 +16,44 @@ others those that the kernels take at a time, which no payload shows"""
 
 
 class BFloat16(GroupedCodec):
-    """C(x) = x rounded to bfloat16, to nearest even. 16 bits per element.
+    """C(x) = x rounded to bfloat16. 16 bits per element.
 
-    Biased, relative error at most 2^-8 per element for normal numbers; a contraction with
-    delta >= 1 - 2^-16. Magnitudes above the largest bfloat16 become infinity; NaN keeps its sign
-    and upper payload bits. Payloads are not summed on the wire, since that would round once per
-    rank.
+    `nearest` (ties to even) is biased, its relative error at most 2^-8 per element for normal
+    numbers; a contraction with delta >= 1 - 2^-16. Magnitudes above the largest bfloat16 become
+    infinity.
+
+    `stochastic` becomes one of the two neighbours, the larger magnitude with the probability that
+    makes it unbiased, for subnormal numbers too; a number of bfloat16 stays what it is. Finite
+    magnitudes above the largest bfloat16 become that, and these alone are biased.
+
+    Infinity stays infinity, and NaN keeps its sign and upper payload bits. Payloads are not summed
+    on the wire, since that would round once per rank.
+
+    Args:
+        rounding: `nearest` or `stochastic`.
     """
 
     name = "bf16"
-    unbiased = False
     head_bytes = 0
     bits = 16
     kernels = True
+    _LARGEST_CODE = 0x7F7F
 
-    def __init__(self) -> None:
-        super().__init__(_GROUP)
+    def __init__(self, rounding: str = "nearest") -> None:
+        self.random = self.unbiased = rounding == "stochastic"
+        super().__init__(_GROUP, "bf16_stochastic" if self.random else "bf16")
 
     def quantize(self, rows: Tensor, chance: Tensor | None) -> tuple[Tensor, Tensor]:  # noqa: D102
+        bits = rows.view(torch.int32)
         # PyTorch's own NaN differs between its vector and scalar code
-        quiet = ((rows.view(torch.int32) >> 16) | 0x0040).to(torch.int16)
-        words = rows.to(torch.bfloat16).view(torch.int16)
-        return _no_heads(rows), torch.where(rows.isnan(), quiet, words)
+        quiet = ((bits >> 16) | 0x0040).to(torch.int16)
+        words = torch.where(rows.isnan(), quiet, rows.to(torch.bfloat16).view(torch.int16))
+        if chance is not None:
+            # 16 random bits carry into the upper half as often as the lower one is large
+            raised = ((bits & 0x7FFFFFFF) + (chance * 2.0**16).to(torch.int32)) >> 16
+            drawn = raised.clamp_max(self._LARGEST_CODE) | (bits >> 16 & 0x8000)
+            words = torch.where(rows.isfinite(), drawn.to(torch.int16), words)
+        return _no_heads(rows), words
 
     def dequantize(self, heads: Tensor, codes: Tensor) -> Tensor:  # noqa: D102
         return codes.view(torch.bfloat16).to(torch.float32)

@@ -6,11 +6,12 @@ Payload of n float32 elements in groups of G (the last group may be shorter):
     head_bytes * ceil(n / G)    head of each group: its scales
     ceil(n * bits / 8)          code of each element
 
-Codes of less than 8 bits are packed in planes: of the m = ceil(count * bits / 8) bytes of a group
-of `count` elements, byte j holds elements j, j + m, j + 2 m, ... from its lowest bits up. Codes of
-9 bits are their low bytes, one for each element of a group, then their highest bits so packed.
+Codes of fewer than 8 bits are packed in planes: a group of `count` elements has m =
+ceil(count * bits / 8) bytes, and byte j holds the elements j, j + m, j + 2 m, ... from its lowest
+bits up. Codes of 9 bits are the low bytes of all elements of a group, then their highest bits,
+packed as codes of one bit.
 
-The compiled kernels of csrc/grouped.h compute the same bits for the formats that they know.
+Compiled kernels of csrc/grouped.h compute the same bits for some formats.
 """
 
 from abc import abstractmethod
@@ -33,22 +34,22 @@ _LARGEST_GROUP = 4096  # csrc/decoding.h
 class GroupedCodec(FusedCodec):
     """Codec that maps each group of elements to a head and codes.
 
-    A subclass sets the sizes and defines `quantize` and `dequantize` in PyTorch, which see many
-    groups of one length at once. Its limits: groups are multiples of 8 up to 4096 elements, heads
-    are whole bytes, a code has 1, 2, 4, 8, 9 or 16 bits; both methods compute every group alone,
-    without looking at values on the host, so that they can be compiled for GPUs.
+    A subclass sets the sizes and defines `quantize` and `dequantize` in PyTorch. Both methods get
+    many groups of one length at once and compute each group independently. They do not read values
+    on the host, so that they can be compiled for GPUs. A group has a multiple of 8 elements, at
+    most 4096. A code has 1, 2, 4, 8, 9 or 16 bits.
 
     Args:
-        group: elements that share a head.
-        format: name of the format, of its kernels NAME_encode and NAME_decode if it has some.
+        group: Elements that share a head.
+        format: Name of the format; its kernels are FORMAT_encode and FORMAT_decode.
     """
 
     head_bytes: int
-    """of a group; part of the metadata"""
+    """Bytes of the head of a group; part of the metadata."""
     bits: int
-    """of a code"""
+    """Bits of a code."""
     kernels: ClassVar[bool] = False
-    """csrc/ has kernels of the format"""
+    """Whether csrc/ has kernels of the format."""
 
     def __init__(self, group: int, format: str | None = None) -> None:
         if group % 8 or not 8 <= group <= _LARGEST_GROUP:
@@ -62,20 +63,20 @@ class GroupedCodec(FusedCodec):
 
         Args:
             rows: float32 [groups, G].
-            chance: for `random` codecs, uniform in [0, 1), float32 [groups, G].
+            chance: Random numbers of `random` codecs, uniform in [0, 1), float32 [groups, G].
         """
 
     @abstractmethod
     def dequantize(self, heads: Tensor, codes: Tensor) -> Tensor:
-        """Return the decoded rows, float32 [groups, G], from what `quantize` returned."""
+        """Return the decoded rows, float32 [groups, G], from the heads and codes of `quantize`."""
 
     def payload_bytes(self, n: int) -> int:  # noqa: D102
         return self.head_bytes * -(-n // self.group) + self.code_bytes(n)
 
     def code_bytes(self, n: int) -> int:
         """Return the bytes of the codes of n elements."""
-        rest = n % self.group
-        return n // self.group * self.group * self.bits // 8 + -(-rest * self.bits // 8)
+        last = n % self.group
+        return n // self.group * self.group * self.bits // 8 + -(-last * self.bits // 8)
 
     def content(self, n: int, payload: Tensor) -> PayloadContent:  # noqa: D102
         return PayloadContent(n, 0, self.head_bytes * -(-n // self.group))
@@ -84,17 +85,17 @@ class GroupedCodec(FusedCodec):
         self,
         x: Tensor,
         residual: Tensor | None,
-        kept: Tensor | None,
+        new_residual: Tensor | None,
         key: MessageKey | None,
         payload: Tensor,
     ) -> Tensor:
-        self._check_written(x, residual, kept, payload)
+        self._check_written(x, residual, new_residual, payload)
         words = key_words(key, self.name) if self.random else (0, 0)
         if self.kernels and native.compiled(x):
             encode, _ = _kernels(self.format)
-            encode(x, residual, kept, self.group, *words, payload)
+            encode(x, residual, new_residual, self.group, *words, payload)
         else:
-            encode_groups(self, x, residual, kept, *words, payload)
+            encode_groups(self, x, residual, new_residual, *words, payload)
         return payload
 
     def read(  # noqa: D102
@@ -118,35 +119,35 @@ def encode_groups(
     codec: GroupedCodec,
     x: Tensor,
     residual: Tensor | None,
-    kept: Tensor | None,
+    new_residual: Tensor | None,
     k0: int,
     k1: int,
     payload: Tensor,
 ) -> None:
-    """Write the payload of `x + residual`, and to `kept` what it loses, in PyTorch."""
-    wanted = x if residual is None else x + residual
+    """Write the payload of `x + residual`, and its error to `new_residual`, in PyTorch."""
+    corrected = x if residual is None else x + residual
     chance = uniform(len(x), k0, k1, x.device) if codec.random else None
     heads, packed, decoded = [], [], []
     for start, stop, width in _parts(codec, len(x)):
         chances = None if chance is None else chance[start:stop].view(-1, width)
-        head, codes = codec.quantize(wanted[start:stop].view(-1, width), chances)
+        head, codes = codec.quantize(corrected[start:stop].view(-1, width), chances)
         heads.append(head)
         packed.append(pack(codes, constant(codec.bits)))
         if residual is not None:
             decoded.append(_unpacked(codec, head, packed[-1], width))
     if heads:
-        # one pass: each write to a part of the payload would be one over all of it once compiled
+        # one write: torch.compile turns a write to a part of the payload into one over all of it
         payload.copy_(torch.cat([part.flatten() for part in (*heads, *packed)]))
-    if residual is not None and kept is not None and decoded:
-        rest = wanted - torch.cat(decoded)
-        kept.copy_(torch.where(rest.isfinite(), rest, residual))
+    if residual is not None and new_residual is not None and decoded:
+        error = corrected - torch.cat(decoded)
+        new_residual.copy_(torch.where(error.isfinite(), error, residual))
 
 
 @compiled_on_gpus
 def decode_groups(
     codec: GroupedCodec, payloads: Sequence[Tensor], out: Tensor, alpha: float, add: bool
 ) -> None:
-    """Set `out` to alpha times the sum of the decoded payloads in their order, or add it."""
+    """Set `out` to alpha times the sum of the decoded payloads, or add this sum to `out`."""
     total = _decoded(codec, payloads[0], out.numel())
     for payload in payloads[1:]:
         total = total + _decoded(codec, payload, out.numel())
@@ -172,8 +173,7 @@ def _unpacked(codec: GroupedCodec, heads: Tensor, packed: Tensor, width: int) ->
 
 
 def _parts(codec: GroupedCodec, n: int) -> Iterator[tuple[int, int, int]]:
-    """Yield begin, end and elements of a group for all full groups, then for the shorter last one,
-    where there are such."""
+    """Yield start, stop and group size of the full groups, then of the shorter last group."""
     group = constant(codec.group)
     full = n // group * group
     for start, stop, width in ((0, full, group), (full, n, n - full)):
@@ -214,12 +214,12 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
 
 @cache
 def _kernels(format: str) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Return the compiled encoding and decoding of a format."""
+    """Return the kernels that encode and decode a format."""
     return (
         kernel(
             f"{format}_encode",
-            "threads(x), Tensor x, Tensor? residual, Tensor(a!)? kept, size(x), int group, int k0, "
-            "int k1, Tensor(b!) payload",
+            "threads(x), Tensor x, Tensor? residual, Tensor(a!)? new_residual, size(x), int group, "
+            "int k0, int k1, Tensor(b!) payload",
         ),
         kernel(
             f"{format}_decode",

@@ -1,4 +1,4 @@
-"""Uncompressed float32, `none`: the trivial codec, so that the baseline takes the same path."""
+"""Uncompressed float32: `none`, with which a baseline runs the same code as compression does."""
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ class Identity(Codec):
     def encode(
         self, vector: Tensor, key: MessageKey | None = None, out: Tensor | None = None
     ) -> Tensor:
-        """Return a view of the vector, without a copy, where no buffer is given."""
+        """Return the bytes of the vector: a view of it, or a copy in `out`."""
         payload = vector.view(torch.uint8)
         return payload if out is None else out.copy_(payload)
 
@@ -33,13 +33,13 @@ class Identity(Codec):
         self,
         vector: Tensor,
         residual: Tensor,
-        kept: Tensor,
+        new_residual: Tensor,
         key: MessageKey | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        wanted = None if out is None else out.view(torch.float32)
-        payload = torch.add(vector, residual, out=wanted).view(torch.uint8)
-        kept.zero_()
+        buffer = None if out is None else out.view(torch.float32)
+        payload = torch.add(vector, residual, out=buffer).view(torch.uint8)
+        new_residual.zero_()
         return payload
 
     def decode_add(  # noqa: D102

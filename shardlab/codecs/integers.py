@@ -1,16 +1,16 @@
 """Integers with a scale per group: `int8`, `int4` and `qsgd`. Wire: docs/wire-formats.md.
 
-An element decodes to `code * scale`, exactly representable in float32. With steps = x times the
+An element decodes to `code * scale`, which float32 represents exactly. With steps = x times the
 float32 reciprocal of the scale (one division per group), the code is
 
 * nearest: steps rounded to the nearest integer, ties to even;
-* stochastic: floor(steps + u), with steps cut to 24 bits after the point and u the upper 24 of the
-  element's random bits as a fraction, so the mean over u is steps; steps that float32 rounded above
-  the largest code are first set to it.
+* stochastic: floor(steps + u), where steps are cut to 24 bits after the point and u is a fraction
+  made of the upper 24 random bits of the element, so that the mean over u is steps. Steps that
+  float32 rounded above the largest code are set to the largest code first.
 
-Codes are at most 2**(bits - 1) - 1. Those of 8 bits are two's complement, narrower ones are stored
-with 2**(bits - 1) added. Groups with scale 0 or NaN have codes 0. With a residual and nearest
-rounding, what is lost is exactly representable in float32: sent and kept add up to the input.
+Codes are at most 2**(bits - 1) - 1. Codes of 8 bits are two's complement; narrower codes are stored
+with 2**(bits - 1) added. Groups with scale 0 or NaN have codes 0. With nearest rounding float32
+represents the error exactly, so that payload and residual add up to the input.
 """
 
 import torch
@@ -33,10 +33,10 @@ _LEVELS = (
     *(2608, 5273, 8065, 11073, 14441, 18436, 23690, 32768),
 )
 NF4 = tuple(level / 2**15 for level in _LEVELS)
-"""the levels of NormalFloat by code: those of Dettmers et al. 2023 (QLoRA, appendix E), quantiles
-of the normal distribution, rounded to multiples of 2**-15"""
+"""Levels of NormalFloat by code: the quantiles of the normal distribution of Dettmers et al. 2023
+(QLoRA, appendix E), rounded to multiples of 2**-15."""
 _NF4 = torch.tensor(NF4)
-"""a tensor, since torch.compile makes each number of a tuple an input"""
+"""The levels as a tensor, since torch.compile makes each number of a tuple an input."""
 
 
 def quantize(
@@ -46,9 +46,9 @@ def quantize(
 
     Args:
         rows: float32 [groups, G].
-        words: bits of the bfloat16 scales, int16 [groups, 1].
-        bits: of a code.
-        chance: uniform in [0, 1), float32 [groups, G]; None rounds to the nearest.
+        words: Bits of the bfloat16 scales, int16 [groups, 1].
+        bits: Bits of a code.
+        chance: Uniform in [0, 1), float32 [groups, G]; None rounds to the nearest.
     """
     blank = (words == 0) | (words == NOT_FINITE)
     steps = rows * widened(words).masked_fill(blank, 1.0).reciprocal()
@@ -78,11 +78,11 @@ class Int8(GroupedCodec):
     The group-wise symmetric quantizer of ZeRO++ (Wang et al. 2023, section 3.1). 8 + 16/group bits
     per element. `nearest` (ties to even) is biased, |x_i - C(x)_i| <= s/2, a contraction;
     `stochastic` rounds up with the probability that makes it unbiased, |x_i - C(x)_i| < s, and
-    E|C(x) - x|^2 <= n s^2 / 4. Not linear: every sender has its own scales. A group with a value
+    E|C(x) - x|^2 <= n s^2 / 4. Not linear, since the scales of senders differ. A group with a value
     that is not finite decodes to NaN.
 
     Args:
-        group: elements that share one scale.
+        group: Elements that share one scale.
         rounding: `nearest` or `stochastic`.
     """
 
@@ -103,22 +103,21 @@ class Int8(GroupedCodec):
 
 
 class Int4(GroupedCodec):
-    """C(x)_i = s * code, four bits for each code: the quantizer of ZeRO++ and SDP4Bit.
+    """C(x)_i = s * code with four bits per code: the quantizer of ZeRO++ and SDP4Bit.
 
     4 + 16/group bits per element. Not linear. A group with a value that is not finite decodes to
     NaN. By rounding and levels:
 
-    - nearest, uniform: codes -8 to 7, the element of largest magnitude has -8 and its sign lies in
-      s (as in GGML's Q4_0); of two such elements with opposite signs the positive one counts, so
-      that negating a vector negates what it decodes to. Biased, |x_i - C(x)_i| <= s/2, or s where 7
-      is the nearest left; a contraction.
-    - stochastic, uniform: codes -7 to 7, s = max|x| / 7: unbiased, |x_i - C(x)_i| < s.
-    - nearest, nf4: s = max|x|, x_i / s becomes the nearest of the quantiles `NF4` of a normal
-      distribution (Dettmers et al. 2023, "QLoRA", section 3), the lower one half-way: biased, a
-      contraction. Groups with scale 0 or NaN have code 7, whose level is 0.
+    - nearest, uniform: codes -8 to 7. The element of largest magnitude has code -8, and s has the
+      opposite sign (as in GGML's Q4_0). If two such elements have opposite signs, the positive one
+      decides. Biased, |x_i - C(x)_i| <= s/2, or s where 8 would be the nearest code; a contraction.
+    - stochastic, uniform: codes -7 to 7, s = max|x| / 7. Unbiased, |x_i - C(x)_i| < s.
+    - nearest, nf4: s = max|x|. x_i / s becomes the nearest of the quantiles `NF4` of a normal
+      distribution (Dettmers et al. 2023, "QLoRA", section 3), the lower of two equally near ones.
+      Biased, a contraction. Groups with scale 0 or NaN have code 7, whose level is 0.
 
     Args:
-        group: elements that share one scale.
+        group: Elements that share one scale.
         rounding: `nearest` or `stochastic`.
         levels: `uniform` or `nf4`.
     """
@@ -161,13 +160,14 @@ class Qsgd(GroupedCodec):
     """C(x)_i = |x|_2 / s * sgn(x_i) * l, l = s |x_i| / |x|_2 rounded down or up at random.
 
     QSGD (Alistarh et al. 2017, section 3.1) with buckets: |x|_2 is the norm of a group. Unbiased;
-    E|C(x) - x|^2 <= min(group / s^2, sqrt(group) / s) |x|^2 in a group (lemma 3.1). Codes of equal
-    width rather than the paper's Elias codes: 2 bits for s = 1, 4 up to s = 7, 8 up to 127, and
-    16/group for the norm. Not linear. A group with a value that is not finite decodes to NaN.
+    E|C(x) - x|^2 <= min(group / s^2, sqrt(group) / s) |x|^2 in a group (lemma 3.1). Codes have a
+    fixed width in place of the paper's Elias codes: 2 bits for s = 1, 4 up to s = 7, 8 up to 127.
+    The norm adds 16/group bits per element. Not linear. A group with a value that is not finite
+    decodes to NaN.
 
     Args:
-        levels: s, levels above zero, from 1 to 127.
-        group: elements that share one norm.
+        levels: Levels above zero, s: from 1 to 127.
+        group: Elements that share one norm.
     """
 
     name = "qsgd"

@@ -10,30 +10,28 @@ from shardlab.codecs.base import Codec, MessageKey, Unit
 
 
 class Communicator(Protocol):
-    """Collectives of which the phases of a method consist."""
+    """Collectives that a multi-phase method calls, one for each phase."""
 
     rank: int
     world_size: int
 
-    def sum(self, vector: Tensor) -> None:
-        """vector[m] = sum over ranks of vector, float32 or int8, in place; the same bytes on all
-        ranks."""
+    def all_reduce(self, vector: Tensor) -> None:
+        """Set vector[m], float32 or int8, to its sum over ranks: the same bytes on all ranks."""
 
-    def sum_scatter(self, vector: Tensor) -> Tensor:
-        """Return the sum over ranks of chunk `rank` of vector[world_size * m]: [m], of the same
-        dtype."""
+    def reduce_scatter(self, vector: Tensor) -> Tensor:
+        """Return chunk `rank` of the sum over ranks of vector[world_size * m]: [m], same dtype."""
 
-    def largest(self, vector: Tensor) -> None:
-        """vector[m] = maximum over ranks of vector, float32, in place."""
+    def all_reduce_max(self, vector: Tensor) -> None:
+        """Set vector[m], float32, to its maximum over ranks."""
 
-    def gather(self, shard: Tensor) -> Tensor:
-        """Return the shards[m] of all ranks, concatenated: [world_size * m], of the same dtype.
+    def all_gather(self, shard: Tensor) -> Tensor:
+        """Return the shards[m] of all ranks, concatenated: [world_size * m], same dtype.
 
-        Positions of elements are integers, and counted as such.
+        Integers are counted as positions of elements.
         """
 
-    def uncompressed(self, reason: str) -> None:
-        """Report that the vector summed now is sent uncompressed, and why."""
+    def report_uncompressed(self, reason: str) -> None:
+        """Report that this vector is sent uncompressed, with the reason."""
 
 
 class MultiPhaseMethod(ABC):
@@ -41,9 +39,9 @@ class MultiPhaseMethod(ABC):
 
     Laws, where rank r holds x_r and contributes sent_r, and all ranks call in the same order:
     - the result is the sum over ranks of sent_r, the same bytes wherever two ranks hold it;
-    - `given` becomes x_r - sent_r (what was not sent), up to rounding in float32;
+    - `vector` becomes x_r - sent_r (what was not sent), up to rounding in float32;
     - the result is a function of the vectors, the key and `state` alone;
-    - a NaN or an infinity on any rank makes the result hold one on every rank; then `given` may
+    - a NaN or an infinity on any rank makes the result hold one on every rank; then `vector` may
       hold anything, and `state` is as it was, or as it begins.
     """
 
@@ -52,23 +50,25 @@ class MultiPhaseMethod(ABC):
 
     def __init__(self) -> None:
         self.state: dict[str, Tensor] = {}
-        """what is carried from step to step (bases, previous factors), by unit; in checkpoints"""
+        """Bases or factors that the next step starts from, by unit; saved in checkpoints."""
 
     @abstractmethod
-    def sum_scatter(self, given: Tensor, unit: Unit, wire: Communicator, key: MessageKey) -> Tensor:
-        """Return the sum over ranks of chunk `wire.rank` of given[world_size * n]: float32 [n].
+    def reduce_scatter(
+        self, vector: Tensor, unit: Unit, comm: Communicator, key: MessageKey
+    ) -> Tensor:
+        """Return chunk `comm.rank` of the sum over ranks of vector[world_size * n]: float32 [n].
 
         Args:
-            given: float32, contiguous; overwritten with what was not sent.
-            key: its seed, step and unit are the same on all ranks.
+            vector: float32, contiguous; overwritten with what was not sent.
+            key: Its seed, step and unit are the same on all ranks.
         """
 
     @abstractmethod
-    def sum(self, given: Tensor, unit: Unit, wire: Communicator, key: MessageKey) -> Tensor:
-        """Return the sum over ranks of given[n]: float32 [n], the same bytes on all ranks."""
+    def all_reduce(self, vector: Tensor, unit: Unit, comm: Communicator, key: MessageKey) -> Tensor:
+        """Return the sum over ranks of vector[n]: float32 [n], the same bytes on all ranks."""
 
     def elements_sent(self, n: int) -> int:
-        """Return how many of n elements can differ from zero in sent_r."""
+        """Return the largest number of elements of sent_r[n] that are not zero."""
         return n
 
     def reset(self) -> None:
@@ -77,11 +77,14 @@ class MultiPhaseMethod(ABC):
 
 
 Method = Codec | MultiPhaseMethod
-"""whatever a strategy can name as a codec"""
+"""Type of everything that a strategy can name as a codec."""
 
 
 def alarm(values: Tensor) -> Tensor:
-    """Return 0 if all values are finite, else NaN: float32 []. Its sum informs all ranks."""
+    """Return 0 if all values are finite, else NaN: float32 [].
+
+    A sum over ranks that includes it is NaN on every rank if a value on one rank is not finite.
+    """
     if not values.numel():
         return values.new_zeros(())
     largest: Tensor = torch.linalg.vector_norm(values, ord=float("inf"))
@@ -89,5 +92,5 @@ def alarm(values: Tensor) -> Tensor:
 
 
 def all_finite(values: Tensor) -> bool:
-    """Return whether there is neither a NaN nor an infinity in `values`."""
+    """Return whether `values` holds neither a NaN nor an infinity; the host waits for a device."""
     return not bool(alarm(values).isnan())

@@ -1,16 +1,17 @@
-"""Positions of k of n elements as bytes, whose number n and k alone determine.
+"""Positions of k of n elements, encoded in a number of bytes that depends only on n and k.
 
-`elias_fano`: a position p is split into its lower l = floor(log2(n / k)) bits and the rest. A
-stream of bits, the lowest of a byte first, holds the lower parts of all positions in their order, l
-bits each, lowest bit first; it is filled up with zeros to a byte. A second one of
-k + floor((n - 1) / 2^l) bits has a one at (p >> l) + j for position j. Elias 1974 and Fano 1971;
-Vigna 2013, Quasi-succinct indices, section 3. Up to k = n / 8 it takes at most 0.7 bits per
-position more than any code of k of n positions must.
+`elias_fano`: a position p is split into its lower l = floor(log2(n / k)) bits and its upper bits.
+The first stream holds the lower bits of all positions in order, l bits per position, and is padded
+with zeros to a byte. The second stream has k + floor((n - 1) / 2^l) bits; for position j it has a
+one at (p >> l) + j. In both streams the lowest bit of a byte or position comes first. Elias 1974
+and Fano 1971; Vigna 2013, Quasi-succinct indices, section 3. Up to k = n / 8 it takes at most 0.7
+bits per position more than the information-theoretic bound.
 
-`bitmap`: n bits, of which those of the positions are ones: the second stream for l = 0, without
-the j. `smaller` is the bitmap where that takes fewer bytes, from about k = n / 4 on.
+`bitmap`: n bits, with a one at each position. This is the second stream for l = 0, without the j.
+`smaller`: the bitmap if it takes fewer bytes, from about k = n / 4 on, else `elias_fano`.
 
-For k = 0 there are no bytes. Neither the host of a device nor a receiver has to ask for a size.
+k = 0 takes 0 bytes. Since n and k determine the size, a receiver need not be told it, and the host
+need not wait for a GPU.
 """
 
 from collections.abc import Sequence
@@ -28,25 +29,25 @@ from shardlab.strategy.codec_options import Indices
 
 
 class Split(NamedTuple):
-    """Sizes of the two streams of k of n positions."""
+    """Sizes of the two streams that encode k of n positions."""
 
     bits: int
-    """l: lower bits of each position"""
+    """Lower bits of each position: l."""
     spread: int
-    """0 or 1: zeros in the second stream between ones that would follow one another"""
+    """Factor of j in the second stream: 1, or 0 for a bitmap."""
     lower: int
-    """bytes of the lower parts"""
+    """Bytes of the first stream."""
     upper: int
-    """bytes of the rest"""
+    """Bytes of the second stream."""
 
     @property
     def size(self) -> int:
-        """Return the bytes of both."""
+        """Return the bytes of both streams."""
         return self.lower + self.upper
 
     @staticmethod
     def of(n: int, k: int, coding: Indices) -> "Split":
-        """Return the sizes for 0 <= k <= n."""
+        """Return the sizes for k of n positions, 0 <= k <= n."""
         if not k:
             return Split(0, 0, 0, 0)
         bits = (n // k).bit_length() - 1
@@ -56,17 +57,17 @@ class Split(NamedTuple):
         return bitmap if coding == "bitmap" or shorter else split
 
 
-def most_bytes(n: int, k: int, coding: Indices) -> int:
-    """Return a size that suffices for at most k of n positions."""
-    # bits grow with k, but each of both streams is rounded up to a byte
+def max_bytes(n: int, k: int, coding: Indices) -> int:
+    """Return an upper bound of the bytes for k or fewer of n positions."""
+    # the bits grow with k, but each stream is rounded up to a byte
     return Split.of(n, k, coding).size + 1
 
 
 def encode(positions: Tensor, n: int, coding: Indices, out: Tensor) -> None:
-    """Write the positions.
+    """Write encoded positions to `out`.
 
     Args:
-        positions: int32 [k], contiguous, ascending, all different and below n.
+        positions: int32 [k], contiguous, ascending, distinct, below n.
         out: uint8 [Split.of(n, k, coding).size], contiguous.
     """
     native.check_positions(positions, positions)
@@ -79,12 +80,12 @@ def encode(positions: Tensor, n: int, coding: Indices, out: Tensor) -> None:
 
 
 def decode(coded: Sequence[Tensor], n: int, counts: Sequence[int], coding: Indices) -> list[Tensor]:
-    """Return the positions, int32, in each of the given uint8 vectors.
+    """Return the positions, int32, in each of the uint8 vectors.
 
     Raises:
-        ValueError: one has not the size of `count` positions, or on a CPU is not made of as many
-            ascending ones below n. On a device, where the host would wait for the answer, such
-            bytes become any positions below n.
+        ValueError: The size of a vector does not fit its count; or, on a CPU, its bytes are not
+            `count` ascending positions below n. On a GPU such bytes decode to arbitrary positions
+            below n, since the host would have to wait for the check.
     """
     splits = []
     for part, count in zip(coded, counts, strict=True):
@@ -94,58 +95,58 @@ def decode(coded: Sequence[Tensor], n: int, counts: Sequence[int], coding: Indic
     on_host = accelerator_of(coded[0].device) is None
     if native.compiled(coded[0]):
         positions = [coded[0].new_empty(count, dtype=torch.int32) for count in counts]
-        valid = torch.ones(len(coded), dtype=torch.int64)
+        flags = torch.ones(len(coded), dtype=torch.int64)
         sizes = [size for k, split in zip(counts, splits, strict=True) for size in (k, *split)]
-        _DECODE(threads_for(sum(counts)), list(coded), n, sizes, positions, valid)
-        good = valid.tolist()
+        _DECODE(threads_for(sum(counts)), list(coded), n, sizes, positions, flags)
+        valid = flags.tolist()
     else:
         decoded = [
             decode_reference(part, n, k, list(split))
             for part, k, split in zip(coded, counts, splits, strict=True)
         ]
-        positions = [found for found, _ in decoded]
-        good = [bool(valid) if on_host else True for _, valid in decoded]
-    for fine, part, count in zip(good, coded, counts, strict=True):
-        if not fine:
+        positions = [part_positions for part_positions, _ in decoded]
+        valid = [bool(flag) if on_host else True for _, flag in decoded]
+    for is_valid, part, count in zip(valid, coded, counts, strict=True):
+        if not is_valid:
             raise _refusal(part, n, count)
     return positions
 
 
 @compiled_on_gpus
 def encode_reference(positions: Tensor, split: list[int], out: Tensor) -> None:
-    """Write positions in PyTorch.
+    """Run `encode` in PyTorch.
 
     Args:
-        split: the fields of a `Split`.
+        split: Fields of a `Split`.
     """
     width, spread, border, _ = split
     k, device = positions.numel(), positions.device
-    at = positions.long()
-    lower = (at[:, None] >> torch.arange(width, device=device) & 1).to(torch.uint8).flatten()
+    index = positions.long()
+    lower = (index[:, None] >> torch.arange(width, device=device) & 1).to(torch.uint8).flatten()
     upper = torch.zeros(8 * (out.numel() - border), dtype=torch.uint8, device=device)
-    upper[(at >> width) + spread * torch.arange(k, device=device)] = 1
-    filled = torch.nn.functional.pad(lower, (0, 8 * border - lower.numel()))
-    bits = torch.cat([filled, upper]).view(-1, 8)
+    upper[(index >> width) + spread * torch.arange(k, device=device)] = 1
+    padded = torch.nn.functional.pad(lower, (0, 8 * border - lower.numel()))
+    bits = torch.cat([padded, upper]).view(-1, 8)
     weights = 1 << torch.arange(8, dtype=torch.uint8, device=device)
     out.copy_((bits * weights).sum(1, dtype=torch.uint8))
 
 
 @compiled_on_gpus
 def decode_reference(coded: Tensor, n: int, k: int, split: list[int]) -> tuple[Tensor, Tensor]:
-    """Return k positions, all below n whatever the bytes are, and whether these are valid."""
+    """Return k positions, below n for any bytes, and a bool []: whether the bytes are valid."""
     width, spread, border, _ = split
     device = coded.device
     bits = (coded[:, None] >> torch.arange(8, dtype=torch.uint8, device=device) & 1).flatten()
     lower = bits[: k * width].view(k, width).long()
     upper = bits[8 * border :].long()
-    # the position of each one; those beyond k, and the zeros, go to an element that is dropped
+    # the position of each one bit; zeros, and ones after the k-th, go to an element that is dropped
     rank = torch.where(upper == 1, upper.cumsum(0) - 1, k).clamp_max(k)
     ones = torch.zeros(k + 1, dtype=torch.int64, device=device)
     ones.scatter_(0, rank, torch.arange(len(upper), device=device))
-    found = (ones[:k] - spread * torch.arange(k, device=device)) << width
-    found = found + (lower << torch.arange(width, device=device)).sum(1)
-    valid = (upper.sum() == k) & (found.diff() > 0).all() & (found < n).all()
-    return found.clamp(0, max(n - 1, 0)).to(torch.int32), valid
+    positions = (ones[:k] - spread * torch.arange(k, device=device)) << width
+    positions = positions + (lower << torch.arange(width, device=device)).sum(1)
+    valid = (upper.sum() == k) & (positions.diff() > 0).all() & (positions < n).all()
+    return positions.clamp(0, max(n - 1, 0)).to(torch.int32), valid
 
 
 def _refusal(coded: Tensor, n: int, count: int) -> ValueError:

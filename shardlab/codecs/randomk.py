@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from shardlab.codecs.base import FusedCodec, MessageKey, PayloadContent, key_words
-from shardlab.codecs.selection import keep, scatter_add, scatter_sum
+from shardlab.codecs.selection import scatter_add, scatter_sum, write_residual
 from shardlab.codecs.sparse import VALUE_CODECS, decoded_values
 from shardlab.kernels.compiled import compiled_on_gpus
 from shardlab.kernels.random import random_bits
@@ -15,20 +15,21 @@ from shardlab.kernels.random import random_bits
 class RandomK(FusedCodec):
     """Selection of k = max(1, round(density * n)) random elements, without replacement.
 
-    Stich et al. 2018 (definition 2.1). The positions follow from the key, which all ranks share:
-    32 * density bits per element, none of them for indices, and payloads of float32 can be summed
-    before they are decoded. Other values take less, as in `shardlab.codecs.sparse`. Every element
-    is drawn with probability k/n (`random_positions`), from which both bounds follow: unscaled, a
-    contraction in the mean with delta = k/n; scaled by n/k, unbiased with the variance
-    (n/k - 1) ||x||^2. Scaled values diverge under error feedback, where unscaled ones belong.
+    Stich et al. 2018 (definition 2.1). All ranks draw the same positions from the key, so indices
+    are not sent: 32 * density bits per element, and payloads of float32 can be summed before they
+    are decoded. Other formats of values take fewer bits, as in `shardlab.codecs.sparse`.
+
+    Every element is drawn with probability k/n (`random_positions`). Unscaled values are therefore
+    a contraction in the mean with delta = k/n; use them with error feedback. Values scaled by n/k
+    are unbiased with variance (n/k - 1) ||x||^2; with error feedback they diverge.
 
     Wire: the k values in ascending order of their positions, as a payload of the value codec. If
-    any of the n elements is not finite all k are NaN: a position that is not drawn would hide it.
+    any of the n elements is not finite, all k values are NaN, since the element may not be drawn.
 
     Args:
-        density: fraction of the elements that is sent, above 0 and at most 1.
-        scaled: multiply by n/k.
-        values: format of the sent elements: fp32, fp16, bf16, int8 or int4.
+        density: Fraction of the elements that is sent, above 0 and at most 1.
+        scaled: Multiply values by n/k.
+        values: Format of the values: fp32, fp16, bf16, int8 or int4.
     """
 
     name = "randomk"
@@ -41,31 +42,31 @@ class RandomK(FusedCodec):
         self.linear = values == "fp32"
 
     def payload_bytes(self, n: int) -> int:  # noqa: D102
-        return self.values.payload_bytes(self._kept(n))
+        return self.values.payload_bytes(self._elements_sent(n))
 
     def content(self, n: int, payload: Tensor) -> PayloadContent:  # noqa: D102
-        k = self._kept(n)
+        k = self._elements_sent(n)
         return PayloadContent(k, 0, self.values.content(k, payload).metadata_bytes)
 
     def write(  # noqa: D102
         self,
         x: Tensor,
         residual: Tensor | None,
-        kept: Tensor | None,
+        new_residual: Tensor | None,
         key: MessageKey | None,
         payload: Tensor,
     ) -> Tensor:
-        self._check_written(x, residual, kept, payload)
+        self._check_written(x, residual, new_residual, payload)
         positions = self._positions(x, key)
-        wanted = x if residual is None else x + residual
-        drawn = wanted[positions]
-        sent = drawn.masked_fill(~wanted.isfinite().all(), float("nan"))
+        corrected = x if residual is None else x + residual
+        drawn = corrected[positions]
+        sent = drawn.masked_fill(~corrected.isfinite().all(), float("nan"))
         if self.scaled and drawn.numel():
             sent.mul_(x.numel() / drawn.numel())
         self.values.encode(sent, None, payload)
-        if residual is not None and kept is not None:
+        if residual is not None and new_residual is not None:
             decoded = decoded_values(self.values, payload, len(drawn), None)
-            keep(x, residual, kept, positions, drawn, decoded)
+            write_residual(x, residual, new_residual, positions, drawn, decoded)
         return payload
 
     def read(  # noqa: D102
@@ -81,37 +82,37 @@ class RandomK(FusedCodec):
             key_words(None, self.name)
         drawn = {key: self._positions(out, key) for key in {key.shared() for key in keys or ()}}
         positions = [drawn[key.shared()] for key in keys or ()]
-        k = self._kept(out.numel())
+        k = self._elements_sent(out.numel())
         values = [decoded_values(self.values, payload, k, None) for payload in payloads]
         if add:
             scatter_add(values[0], positions[0], out, alpha)
         else:
             scatter_sum(values, positions, out, alpha)
 
-    def _kept(self, n: int) -> int:
+    def _elements_sent(self, n: int) -> int:
         return min(n, max(1, round(self.density * n)))
 
     def _positions(self, vector: Tensor, key: MessageKey | None) -> Tensor:
         n = vector.numel()
         words = key_words(key.shared() if key else None, self.name)
-        return random_positions(n, self._kept(n), words, vector.device)
+        return random_positions(n, self._elements_sent(n), words, vector.device)
 
 
 def random_positions(n: int, k: int, key: tuple[int, int], device: torch.device) -> Tensor:
-    """Return k different positions below n < 2**31: int32 [k], ascending.
+    """Return k distinct positions below n < 2**31: int32 [k], ascending.
 
     [0, n) is cut into k parts, part j from floor(j n / k) to floor((j + 1) n / k). One position is
-    drawn in each, and all are shifted by one random amount, modulo n:
+    drawn in each part, then all positions are shifted by one random amount, modulo n:
 
         size_j = floor((j + 1) n / k) - floor(j n / k)
         position_j = (floor(j n / k) + floor(bits_j size_j / 2**32) + floor(bits_k n / 2**32)) mod n
 
-    where bits_i are the 32 bits of element i under the key. The shift makes every element as likely
-    as any other, k/n, whatever the sizes of the parts (up to n * 2**-32, since 32 bits fill no n
-    exactly). Without it an element of a shorter part would be likelier.
+    where bits_i are the 32 random bits of element i under the key. With the shift every element has
+    the same probability k/n (up to n * 2**-32, since 2**32 is not a multiple of every n). Without
+    it an element of a shorter part would be more likely.
 
     Args:
-        key: words of a key that all ranks share.
+        key: Words of a key that is the same on all ranks.
     """
     bits = random_bits(k + 1, *key, device)
     return _positions_of(bits, n)
@@ -125,6 +126,6 @@ def _positions_of(bits: Tensor, n: int) -> Tensor:
     part = torch.arange(k + 1, dtype=torch.int64, device=bits.device) * n // k
     drawn = part[:-1] + (bits[:-1] * part.diff() >> 32)
     shifted = (drawn + (bits[-1] * n >> 32)) % n
-    # ascending but for one fall, where the shift moved the last ones past the end
-    turn = torch.arange(k, device=bits.device) + shifted.argmin()
-    return shifted[turn % k].to(torch.int32)
+    # the shift moved the last positions past n, to the start: rotate them back into order
+    order = torch.arange(k, device=bits.device) + shifted.argmin()
+    return shifted[order % k].to(torch.int32)

@@ -1,4 +1,4 @@
-"""Codecs made from their specifications in `shardlab.strategy.codec_table`."""
+"""Construction of codecs from their specifications in `shardlab.strategy.codec_table`."""
 
 from collections.abc import Mapping
 from pkgutil import resolve_name
@@ -12,10 +12,10 @@ from shardlab.strategy.codec_table import parse_codec
 
 
 def make_codec(spec: str | Mapping[str, Any] | CodecSpec) -> Codec:
-    """Return a codec from `"int8:group=64"`, `{"name": "int8", "group": 64}` or its specification.
+    """Return the codec of `"int8:group=64"`, `{"name": "int8", "group": 64}` or a specification.
 
     Raises:
-        UserError: as `make_method`; or a method of several phases.
+        UserError: As `make_method`; or the specification names a multi-phase method.
     """
     method = make_method(spec)
     if isinstance(method, MultiPhaseMethod):
@@ -27,25 +27,25 @@ def make_codec(spec: str | Mapping[str, Any] | CodecSpec) -> Codec:
 
 
 def make_method(spec: str | Mapping[str, Any] | CodecSpec) -> Method:
-    """Return what a specification describes: a codec, or a method of several phases without state.
+    """Return the codec, or a multi-phase method with empty state, of a specification.
 
     Raises:
-        UserError: unknown name or option, with the valid ones; a factory that does not fit.
+        UserError: A name or option is unknown, or the factory does not fit the specification.
     """
-    checked = parse_codec(spec)
-    factory = type(checked).factory
+    parsed = parse_codec(spec)
+    factory = type(parsed).factory
     if not factory:
-        raise UserError(f"codec {checked.name!r}: set factory in {type(checked).__name__}")
+        raise UserError(f"codec {parsed.name!r}: set factory in {type(parsed).__name__}")
     try:
         make = resolve_name(factory) if isinstance(factory, str) else factory
-        codec = make(**checked.model_dump(exclude={"name"}))
+        codec = make(**parsed.model_dump(exclude={"name"}))
     except TypeError as error:
         raise UserError(
-            f"codec {checked.name!r}: its factory must take the options of its spec: {error}"
+            f"codec {parsed.name!r}: its factory must take the options of its spec: {error}"
         ) from error
-    if not isinstance(codec, Codec | MultiPhaseMethod) or codec.name != checked.name:
+    if not isinstance(codec, Codec | MultiPhaseMethod) or codec.name != parsed.name:
         raise UserError(
-            f"codec {checked.name!r}: its factory must make a shardlab.codecs.base.Codec of that "
+            f"codec {parsed.name!r}: its factory must make a shardlab.codecs.base.Codec of that "
             f"name (found {codec!r})"
         )
     return codec

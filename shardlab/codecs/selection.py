@@ -1,8 +1,9 @@
 """Sparse vectors: exact selection of the largest elements, residuals, and sums in a dense vector.
 
-Selected are the k elements of largest magnitude, ties to the lower index, in ascending order
-of their index; only magnitudes of at least `floor`, of which there may be fewer than k. Magnitudes
-are compared as the bit patterns of |x|: infinity lies above every finite number and NaN above it.
+The selection takes the k elements of largest magnitude, ties to the lower index, in ascending order
+of their index. It skips magnitudes below `floor`, so that fewer than k may remain. Magnitudes are
+compared as the bit patterns of |x|: infinity is above every finite number, and NaN is above
+infinity.
 """
 
 from collections.abc import Sequence
@@ -21,56 +22,56 @@ def largest(
     k: int,
     floor: int = 0,
     residual: Tensor | None = None,
-    kept: Tensor | None = None,
+    new_residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return values, float32, and positions, int32, of the largest elements of `x + residual`.
 
     Args:
         x: float32 [n], contiguous, n < 2**31.
-        k: at most n.
-        floor: smallest magnitude that is selected, as a bit pattern. If it is not 0 the host waits
-            for the number of elements that reach it.
-        kept: float32 [n], set to `x + residual`, or to `residual` where that is not finite; not
-            the memory of `residual`.
+        k: Number of elements, at most n.
+        floor: Smallest magnitude to select, as a bit pattern. If it is not 0, the host waits for
+            the number of elements that reach it.
+        new_residual: float32 [n], set to `x + residual`, or to `residual` where the sum is not
+            finite. It must not share the memory of `residual`.
     """
-    check_floats(x, residual=residual, kept=kept)
+    check_floats(x, residual=residual, new_residual=new_residual)
     if not k <= x.numel() < 2**31:
         raise ValueError(f"cannot select {k} of {x.numel()} elements")
     if native.compiled(x):
         values, positions = x.new_empty(k), x.new_empty(k, dtype=torch.int32)
         count = torch.empty(1, dtype=torch.int64)
-        _LARGEST(x, residual, kept, floor, values, positions, count)
-        found = int(count) if floor else k  # to read a tensor takes longer than to compare
-        return values[:found], positions[:found]
+        _LARGEST(x, residual, new_residual, floor, values, positions, count)
+        selected = int(count) if floor else k  # without a floor, skip the slow read of a tensor
+        return values[:selected], positions[:selected]
     if floor:
         total = x if residual is None else x + residual
         k = min(k, int(((total.view(torch.int32) & 0x7FFFFFFF) >= floor).sum()))
-    return largest_reference(x, k, residual, kept)
+    return largest_reference(x, k, residual, new_residual)
 
 
-def keep(
+def write_residual(
     x: Tensor | None,
     residual: Tensor,
-    kept: Tensor,
+    new_residual: Tensor,
     positions: Tensor,
     values: Tensor,
     decoded: Tensor,
 ) -> None:
-    """Write the new residual after `decoded` was sent for `values` at `positions`.
+    """Write the new residual after `values` at `positions` were sent and decoded to `decoded`.
 
-    kept[positions] = values - decoded; all other elements become x + residual if x is given. Where
-    these are not finite, `kept` is the old residual.
+    Sets new_residual[positions] to values - decoded and, if there is an x, all other elements to
+    x + residual. Where a difference or sum is not finite, `new_residual` becomes the old residual.
 
     Args:
-        residual, kept: float32 [n]; `kept` may be `residual` if x is given.
+        residual, new_residual: float32 [n]; with x they may be the same tensor.
         positions: int32 [k], ascending.
         values, decoded: float32 [k].
     """
     check_floats(values, decoded=decoded)
-    check_floats(residual, kept=kept, x=x)
+    check_floats(residual, new_residual=new_residual, x=x)
     check_positions(positions, values)
-    run = _KEEP if native.compiled(residual) else keep_reference
-    run(x, residual, kept, positions, values, decoded)
+    run = _WRITE_RESIDUAL if native.compiled(residual) else write_residual_reference
+    run(x, residual, new_residual, positions, values, decoded)
 
 
 def scatter_add(values: Tensor, positions: Tensor, out: Tensor, alpha: float = 1.0) -> None:
@@ -78,7 +79,7 @@ def scatter_add(values: Tensor, positions: Tensor, out: Tensor, alpha: float = 1
 
     Args:
         values: float32 [k], contiguous.
-        positions: int32 [k], contiguous, ascending, all different and below out.numel().
+        positions: int32 [k], contiguous, ascending, distinct, below out.numel().
         out: float32 [n], contiguous.
     """
     check_floats(out)
@@ -93,56 +94,56 @@ def scatter_add(values: Tensor, positions: Tensor, out: Tensor, alpha: float = 1
 def scatter_sum(
     values: list[Tensor], positions: list[Tensor], out: Tensor, alpha: float = 1.0
 ) -> None:
-    """Set `out` to `alpha * sum of the sparse vectors`, in their order, in one pass over it."""
+    """Set `out` to alpha times the sum of the sparse vectors, added in their order."""
     check_floats(out)
-    for some, at in zip(values, positions, strict=True):
-        check_floats(some)
-        check_positions(at, some)
+    for vector, index in zip(values, positions, strict=True):
+        check_floats(vector)
+        check_positions(index, vector)
     if native.compiled(out):
-        _SUM(values, positions, [some.numel() for some in values], alpha, out)
+        _SUM(values, positions, [vector.numel() for vector in values], alpha, out)
     else:
         sum_reference(values, positions, out, alpha)
 
 
 @compiled_on_gpus
 def largest_reference(
-    x: Tensor, k: int, residual: Tensor | None = None, kept: Tensor | None = None
+    x: Tensor, k: int, residual: Tensor | None = None, new_residual: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return what `largest` does without a floor, in PyTorch."""
-    wanted = x if residual is None else x + residual
-    magnitude = (wanted.view(torch.int32) & 0x7FFFFFFF).long()
-    # one number for magnitude and position, larger for a lower position: no ties are left
-    order = torch.arange(wanted.numel(), device=wanted.device)
+    """Run `largest` without a floor in PyTorch."""
+    corrected = x if residual is None else x + residual
+    magnitude = (corrected.view(torch.int32) & 0x7FFFFFFF).long()
+    # one sort key of magnitude and position, larger for a lower position: there are no ties
+    order = torch.arange(corrected.numel(), device=corrected.device)
     ranked = (magnitude << 31) + (2**31 - 1 - order)
     positions = torch.topk(ranked, k, sorted=False).indices.sort().values
-    if residual is not None and kept is not None:
-        kept.copy_(torch.where(wanted.isfinite(), wanted, residual))
-    return wanted[positions], positions.to(torch.int32)
+    if residual is not None and new_residual is not None:
+        new_residual.copy_(torch.where(corrected.isfinite(), corrected, residual))
+    return corrected[positions], positions.to(torch.int32)
 
 
 @compiled_on_gpus
-def keep_reference(
+def write_residual_reference(
     x: Tensor | None,
     residual: Tensor,
-    kept: Tensor,
+    new_residual: Tensor,
     positions: Tensor,
     values: Tensor,
     decoded: Tensor,
 ) -> None:
-    """Run `keep` in PyTorch."""
-    at, rest = positions.long(), values - decoded
-    rest = torch.where(rest.isfinite(), rest, residual[at])
+    """Run `write_residual` in PyTorch."""
+    index, error = positions.long(), values - decoded
+    error = torch.where(error.isfinite(), error, residual[index])
     if x is not None:
-        wanted = x + residual
-        kept.copy_(torch.where(wanted.isfinite(), wanted, residual))
-    kept[at] = rest
+        corrected = x + residual
+        new_residual.copy_(torch.where(corrected.isfinite(), corrected, residual))
+    new_residual[index] = error
 
 
 @compiled_on_gpus
 def add_reference(values: Tensor, positions: Tensor, out: Tensor, alpha: float) -> None:
     """Run `scatter_add` in PyTorch."""
-    at = positions.long()
-    out[at] = out[at] + values * alpha
+    index = positions.long()
+    out[index] = out[index] + values * alpha
 
 
 @compiled_on_gpus
@@ -151,20 +152,20 @@ def sum_reference(
 ) -> None:
     """Run `scatter_sum` in PyTorch."""
     total = torch.zeros_like(out)
-    for some, at in zip(values, positions, strict=True):
-        at = at.long()
-        total[at] = total[at] + some
+    for vector, index in zip(values, positions, strict=True):
+        index = index.long()
+        total[index] = total[index] + vector
     out.copy_(total * alpha)
 
 
 _LARGEST = kernel(
     "select_largest",
-    "threads(x), Tensor x, Tensor? residual, Tensor(a!)? kept, size(x), size(values), int floor, "
-    "Tensor(b!) values, Tensor(c!) positions, Tensor(d!) count",
+    "threads(x), Tensor x, Tensor? residual, Tensor(a!)? new_residual, size(x), size(values), "
+    "int floor, Tensor(b!) values, Tensor(c!) positions, Tensor(d!) count",
 )
-_KEEP = kernel(
+_WRITE_RESIDUAL = kernel(
     "select_keep",
-    "threads(residual), Tensor? x, Tensor residual, Tensor(a!) kept, size(residual), "
+    "threads(residual), Tensor? x, Tensor residual, Tensor(a!) new_residual, size(residual), "
     "Tensor positions, Tensor values, Tensor decoded, size(positions)",
 )
 _ADD = kernel(

@@ -1,4 +1,4 @@
-"""Integers with scales that all ranks share, which can be summed as they are: `int8-shared`."""
+"""Integers with scales that all ranks share, so that sums need no decoding: `int8-shared`."""
 
 import torch
 from torch import Tensor
@@ -8,20 +8,21 @@ from shardlab.codecs.base import MessageKey, Unit
 from shardlab.codecs.multi_phase import Communicator, MultiPhaseMethod
 from shardlab.core.errors import UserError
 
-_LARGEST = 127
+_MAX_INT8 = 127
 
 
 class SharedInt8(MultiPhaseMethod):
-    """Eight-bit integers that the group's own collective sums, of one scale per group of elements.
+    """Eight-bit integers that the process group sums, with one scale per group of elements.
 
-    1. m = maximum over ranks of the largest magnitude of each group: an all-reduce of maxima;
-    2. every rank sends round(x / s) with the step s = m / R and R = 127 // W of W ranks;
-    3. sums of these fit into int8 and ride the backend's all-reduce or reduce-scatter.
+    1. m = maximum over ranks of the largest magnitude of each group: an all-reduce of maxima.
+    2. Every rank encodes round(x / s) with the step s = m / R, where R = 127 // W for W ranks.
+    3. The backend's all-reduce or reduce-scatter sums these integers; the sums fit into int8.
 
-    The result is s times the sum of integers, with no rounding after the sum. Deterministic; the
-    error of each rank is at most s / 2 = m / (2 R) per element, so W / (2 R) times m for the sum:
-    it grows with W squared, where `int8` by all-to-all grows with W. Bits per element: 8 and
-    32 / group, of an all-reduce in both phases. Nothing of a value is read by the host.
+    The result is s times the sum of integers, with no rounding after the sum. Deterministic. The
+    error of each rank is at most s / 2 = m / (2 R) per element, so the error of the sum is at most
+    W m / (2 R): it grows with W squared, where the error of `int8` by all-to-all grows with W.
+    Bits per element: 8 for the integers and 32 / group for the maxima, each as an all-reduce. The
+    host reads no values, so it does not wait for a device.
 
     Source: block floating point with the largest exponent of all workers, which leaves room for
     their sum (Sapio et al. 2021, SwitchML), with 8 bits in place of 32.
@@ -36,33 +37,35 @@ class SharedInt8(MultiPhaseMethod):
         super().__init__()
         self.group = group
 
-    def sum_scatter(self, given: Tensor, unit: Unit, wire: Communicator, key: MessageKey) -> Tensor:  # noqa: D102
-        codes, steps = self._encode(given, wire)
-        return wire.sum_scatter(codes).float() * steps.view(wire.world_size, -1)[wire.rank]
+    def reduce_scatter(  # noqa: D102
+        self, vector: Tensor, unit: Unit, comm: Communicator, key: MessageKey
+    ) -> Tensor:
+        codes, steps = self._quantize(vector, comm)
+        return comm.reduce_scatter(codes).float() * steps.view(comm.world_size, -1)[comm.rank]
 
-    def sum(self, given: Tensor, unit: Unit, wire: Communicator, key: MessageKey) -> Tensor:  # noqa: D102
-        codes, steps = self._encode(given, wire)
-        wire.sum(codes)
+    def all_reduce(self, vector: Tensor, unit: Unit, comm: Communicator, key: MessageKey) -> Tensor:  # noqa: D102
+        codes, steps = self._quantize(vector, comm)
+        comm.all_reduce(codes)
         return codes.float() * steps
 
-    def _encode(self, given: Tensor, wire: Communicator) -> tuple[Tensor, Tensor]:
-        """Agree on the scales, and leave in `given` what the integers lack.
+    def _quantize(self, vector: Tensor, comm: Communicator) -> tuple[Tensor, Tensor]:
+        """Quantize with scales that all ranks share; subtract what is sent from `vector`.
 
         Returns:
-            codes, int8, and the step of each, float32: NaN if a number on some rank is not finite.
+            codes, int8 [n], and their steps, float32 [n]: NaN if a value on any rank is not finite.
         """
-        levels = _LARGEST // wire.world_size
+        levels = _MAX_INT8 // comm.world_size
         if levels == 0:
             raise UserError(
-                f"int8-shared: sums over {wire.world_size} ranks do not fit into 8 bits: use int8"
+                f"int8-shared: sums over {comm.world_size} ranks do not fit into 8 bits: use int8"
             )
-        n = given.numel()
-        groups = pad(given, (0, -n % self.group)).view(-1, self.group)
-        # a NaN is no maximum, and an infinity is one
+        n = vector.numel()
+        groups = pad(vector, (0, -n % self.group)).view(-1, self.group)
+        # infinity in place of NaN, since a maximum over ranks may ignore a NaN
         maxima = groups.abs().amax(1).nan_to_num(nan=float("inf"), posinf=float("inf"))
-        wire.largest(maxima)
+        comm.all_reduce_max(maxima)
         scales = (maxima / levels).repeat_interleave(self.group)[:n]
         steps = torch.where((scales > 0) & scales.isfinite(), scales, 1.0)
-        codes = (given / steps).nan_to_num(0.0, 0.0, 0.0).round_().clamp_(-levels, levels)
-        given.sub_(codes * steps)
+        codes = (vector / steps).nan_to_num(0.0, 0.0, 0.0).round_().clamp_(-levels, levels)
+        vector.sub_(codes * steps)
         return codes.to(torch.int8), torch.where(maxima.isinf().any(), float("nan"), steps)

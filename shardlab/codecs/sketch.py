@@ -23,33 +23,33 @@ from shardlab.codecs.selection import largest
 from shardlab.kernels.compiled import compiled_on_gpus
 from shardlab.kernels.random import random_bits
 
-_NEAR = 1 << 16
-"""elements of a stretch, in which 16 bits encode a position"""
+_STRETCH = 1 << 16
+"""Elements of a stretch, within which 16 bits encode a position."""
 Keys = Sequence[tuple[int, int]]
-"""two words for each row"""
+"""Two key words for each row of a table."""
 
 
 class Sketch(MultiPhaseMethod):
-    """The k elements of largest magnitude of the *sum*, as a count sketch of it estimates them.
+    """Selection of the k elements of largest magnitude in the *sum*, found by a count sketch.
 
-    Ivkin et al. 2019 (Sketched-SGD with HeavyMix). Phase 1 sums the sketches S(x_r), a table of
-    `rows` x max(1, round(width * n)) buckets (see above): linear, so the sum is the
-    sketch of the sum. The k = max(1, round(density * n)) largest estimates are selected, ties to
-    the lower index. Phase 2 sums the exact values of the selected elements: sent_r is x_r there
-    and 0 elsewhere. Hashes are drawn anew in every step.
+    Ivkin et al. 2019 (Sketched-SGD with HeavyMix). Phase 1 sums the sketches S(x_r), each a table
+    of `rows` x max(1, round(width * n)) buckets (see the module). Sketches are linear, so their sum
+    is the sketch of the sum. The k = max(1, round(density * n)) largest estimates are selected,
+    ties to the lower index. Phase 2 sums the exact values of the selected elements: sent_r is x_r
+    at these positions and 0 elsewhere. Each step draws new hashes.
 
-    Biased; with a sketch wide enough to find the largest elements a contraction with
-    delta >= k / n, so it needs error feedback. An element whose square is a share of at least
-    c / buckets of |sum x_r|^2, for some constant c, is found with probability 1 - exp(-Omega(rows))
-    (Charikar et al. 2002).
+    Biased. With a sketch wide enough to find the largest elements it is a contraction with
+    delta >= k / n, so it needs error feedback. For some constant c, an element whose square is at
+    least c / buckets of |sum x_r|^2 is found with probability 1 - exp(-Omega(rows)) (Charikar et
+    al. 2002).
 
-    Bits per element of a reduce-scatter: 32 * rows * width + 32 * density, and for the positions,
-    which owners gather, 16 * density + 2**-11. An all-reduce needs no positions.
+    Bits per element of a reduce-scatter: 32 * rows * width + 32 * density, and 16 * density +
+    2**-11 for the positions, which the owners gather. An all-reduce needs no positions.
 
     Args:
-        rows: independent hash functions; the estimate is their median.
-        width: buckets of a row, as a fraction of the elements.
-        density: fraction of the elements that is sent exactly.
+        rows: Independent hash functions; the estimate is the median of their estimates.
+        width: Buckets of a row, as a fraction of the elements.
+        density: Fraction of the elements that is sent exactly.
     """
 
     name = "sketch"
@@ -67,37 +67,39 @@ class Sketch(MultiPhaseMethod):
         """Return the buckets in a row of the sketch of n elements."""
         return max(1, round(self.width * n))
 
-    def sum_scatter(self, given: Tensor, unit: Unit, wire: Communicator, key: MessageKey) -> Tensor:
-        """Sketch each chunk for its owner, and gather the positions that owners select."""
-        chunks = given.view(wire.world_size, -1)
+    def reduce_scatter(
+        self, vector: Tensor, unit: Unit, comm: Communicator, key: MessageKey
+    ) -> Tensor:
+        """Sketch each chunk for its owner, and gather the positions that the owners select."""
+        chunks = vector.view(comm.world_size, -1)
         n, keys = chunks.shape[1], self._keys(key)
-        message = given.new_zeros(wire.world_size, self.rows * self.buckets(n) + 1)
+        message = vector.new_zeros(comm.world_size, self.rows * self.buckets(n) + 1)
         for chunk, part in zip(chunks, message, strict=True):
             add_sketch(chunk, keys, part[:-1].view(self.rows, -1))
         message[:, -1] = alarm(message)
-        summed = wire.sum_scatter(message.flatten())
+        summed = comm.reduce_scatter(message.flatten())
         selected = self._select(summed[:-1], keys, n)
-        everyones = wire.gather(pack_places(selected, n)).view(wire.world_size, -1)
-        places = torch.cat(
+        gathered = comm.all_gather(pack_positions(selected, n)).view(comm.world_size, -1)
+        positions = torch.cat(
             [
-                unpack_places(packed, n, selected.numel()) + n * rank
-                for rank, packed in enumerate(everyones)
+                unpack_positions(packed, n, selected.numel()) + n * rank
+                for rank, packed in enumerate(gathered)
             ]
         )
-        result = given.new_zeros(n)
-        result[selected] = wire.sum_scatter(_taken(given, places))
+        result = vector.new_zeros(n)
+        result[selected] = comm.reduce_scatter(_take(vector, positions))
         result[:1] += summed[-1]
         return result
 
-    def sum(self, given: Tensor, unit: Unit, wire: Communicator, key: MessageKey) -> Tensor:  # noqa: D102
-        n, keys = given.numel(), self._keys(key)
-        table = given.new_zeros(self.rows, self.buckets(n))
-        add_sketch(given, keys, table)
-        wire.sum(table.view(-1))
+    def all_reduce(self, vector: Tensor, unit: Unit, comm: Communicator, key: MessageKey) -> Tensor:  # noqa: D102
+        n, keys = vector.numel(), self._keys(key)
+        table = vector.new_zeros(self.rows, self.buckets(n))
+        add_sketch(vector, keys, table)
+        comm.all_reduce(table.view(-1))
         selected = self._select(table, keys, n)
-        values = _taken(given, selected)
-        wire.sum(values)
-        result = given.new_zeros(n)
+        values = _take(vector, selected)
+        comm.all_reduce(values)
+        result = vector.new_zeros(n)
         result[selected] = values
         result[:1] += alarm(table)
         return result
@@ -116,7 +118,7 @@ def add_sketch(x: Tensor, keys: Keys, table: Tensor) -> None:
     for row, key in zip(table, keys, strict=True):
         bucket, sign = _hashes(x.numel(), len(row), key, x.device)
         if x.is_cuda:
-            # sorted before it is summed: atomic additions would come in any order
+            # sorts before it adds: atomic additions would come in any order
             row.index_put_((bucket,), x * sign, accumulate=True)
         else:
             row.index_add_(0, bucket, x * sign)
@@ -140,36 +142,38 @@ def _median(values: Tensor) -> Tensor:
 def _hashes(
     n: int, buckets: int, key: tuple[int, int], device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return the bucket, int64 [n], and the sign, float32 [n], of each element in a row."""
+    """Return bucket, int64 [n], and sign, float32 [n], of each element in a row."""
     bits = random_bits(n, *key, device)
     return ((bits >> 1) * buckets) >> 31, (1 - 2 * (bits & 1)).to(torch.float32)
 
 
-def _taken(given: Tensor, places: Tensor) -> Tensor:
-    """Return the elements at `places`; zero them in `given`."""
-    values = given[places]
-    given[places] = 0
+def _take(vector: Tensor, positions: Tensor) -> Tensor:
+    """Return the elements at `positions`, and set them to zero in `vector`."""
+    values = vector[positions]
+    vector[positions] = 0
     return values
 
 
-def pack_places(places: Tensor, n: int) -> Tensor:
-    """Pack ascending positions in [0, n) as int32: counts by stretch, then 16 bits for each.
+def pack_positions(positions: Tensor, n: int) -> Tensor:
+    """Pack ascending positions in [0, n): a count per stretch, then 16 bits per position.
 
     Returns:
-        [ceil(n / 65536) + ceil(k / 2)]: per stretch of 65536 elements the number of positions in
-        it; then the positions modulo 65536, two to a word, the first in the lower half.
+        int32 [ceil(n / 65536) + ceil(k / 2)]: the number of positions in each stretch of 65536
+        elements, then the positions modulo 65536, two to a word, the first in the lower half.
     """
-    ends = torch.arange(_NEAR, n + _NEAR, _NEAR, device=places.device)
-    # torch.bincount would let the host wait for a device
-    counts = torch.searchsorted(places, ends).diff(prepend=places.new_zeros(1)).to(torch.int32)
-    halves = torch.nn.functional.pad(places % _NEAR, (0, places.numel() % 2)).view(-1, 2)
+    ends = torch.arange(_STRETCH, n + _STRETCH, _STRETCH, device=positions.device)
+    # torch.bincount would make the host wait for a device
+    counts = (
+        torch.searchsorted(positions, ends).diff(prepend=positions.new_zeros(1)).to(torch.int32)
+    )
+    halves = torch.nn.functional.pad(positions % _STRETCH, (0, positions.numel() % 2)).view(-1, 2)
     return torch.cat([counts, (halves[:, 0] | halves[:, 1] << 16).to(torch.int32)])
 
 
-def unpack_places(packed: Tensor, n: int, k: int) -> Tensor:
-    """Return the k positions in the result of `pack_places`: int64 [k]."""
-    stretches = -(-n // _NEAR)
+def unpack_positions(packed: Tensor, n: int, k: int) -> Tensor:
+    """Return the k positions that `pack_positions` packed: int64 [k]."""
+    stretches = -(-n // _STRETCH)
     counts, words = packed[:stretches].long(), packed[stretches:].long()
-    near = torch.stack([words & 0xFFFF, (words >> 16) & 0xFFFF], 1).flatten()
-    start = torch.arange(stretches, device=packed.device) * _NEAR
-    return start.repeat_interleave(counts, output_size=k) + near[:k]
+    offsets = torch.stack([words & 0xFFFF, (words >> 16) & 0xFFFF], 1).flatten()
+    starts = torch.arange(stretches, device=packed.device) * _STRETCH
+    return starts.repeat_interleave(counts, output_size=k) + offsets[:k]

@@ -1,4 +1,4 @@
-"""Sparse codecs, whose values another codec may encode: `topk`, `threshold`."""
+"""Sparse codecs, whose values may be encoded by another codec: `topk`, `threshold`."""
 
 import struct
 from abc import abstractmethod
@@ -22,34 +22,34 @@ VALUE_CODECS: dict[str, Callable[[], Codec]] = {
     "int8": Int8,
     "int4": Int4,
 }
-"""by the option `values`, with their default groups"""
+"""Codecs of values by the option `values`, with their default groups."""
 
 
 def decoded_values(codec: Codec, payload: Tensor, k: int, key: MessageKey | None) -> Tensor:
-    """Return the k values that a value codec encoded; uncompressed ones as a view."""
+    """Return the k values in the payload of a value codec; a view if they are uncompressed."""
     if isinstance(codec, Identity):
         return payload.view(torch.float32)
     return codec.decode(payload, k, key)
 
 
 class Sparse(FusedCodec):
-    """Selected elements with their positions; the residual keeps all others.
+    """Selection of elements, sent with their positions; the other elements stay in the residual.
 
-    Wire: the number of elements (uint32, only where n does not determine it), the values in order
-    of their index as a payload of the value codec, then the indices (`shardlab.codecs.positions`).
+    Wire: the number of elements (uint32, only if n does not determine it), the values in order of
+    their index as a payload of the value codec, then the indices (`shardlab.codecs.positions`).
 
-    The composition with a value codec is the one of Qsparse-local-SGD (Basu et al. 2019, section
-    2): contractions of delta1 and delta2 make one of at least delta1 * delta2, and what the value
-    codec loses is in the residual too.
+    The composition with a value codec is from Qsparse-local-SGD (Basu et al. 2019, section 2):
+    contractions with delta1 and delta2 compose to a contraction with at least delta1 * delta2. The
+    error of the value codec is part of the residual.
 
     Args:
-        values: format of the selected elements: fp32, fp16, bf16, int8 or int4.
-        indices: elias_fano, bitmap, or whichever is smaller.
+        values: Format of the selected elements: fp32, fp16, bf16, int8 or int4.
+        indices: Coding of the positions: elias_fano, bitmap, or smaller (the shorter of the two).
     """
 
     unbiased = False
     _floor = 0
-    """magnitude that an element must reach, as a bit pattern"""
+    """Smallest magnitude to select, as a bit pattern."""
     _count_bytes = 0
 
     def __init__(self, values: str, indices: Indices) -> None:
@@ -58,15 +58,15 @@ class Sparse(FusedCodec):
         self.variable = self._count_bytes > 0
 
     @abstractmethod
-    def most(self, n: int) -> int:
-        """Return the largest number of elements that are sent of n."""
+    def max_elements(self, n: int) -> int:
+        """Return the largest number of n elements that are sent."""
 
     def payload_bytes(self, n: int) -> int:  # noqa: D102
-        k = self.most(n)
-        # with fewer elements both parts are smaller
+        k = self.max_elements(n)
+        # the sizes of values and positions do not decrease with k, so the largest k is the bound
         size = self._count_bytes + self.values.payload_bytes(k)
         if self.variable:
-            return size + coding.most_bytes(n, k, self.indices)
+            return size + coding.max_bytes(n, k, self.indices)
         return size + coding.Split.of(n, k, self.indices).size
 
     def content(self, n: int, payload: Tensor) -> PayloadContent:  # noqa: D102
@@ -80,19 +80,22 @@ class Sparse(FusedCodec):
         self,
         x: Tensor,
         residual: Tensor | None,
-        kept: Tensor | None,
+        new_residual: Tensor | None,
         key: MessageKey | None,
         payload: Tensor,
     ) -> Tensor:
-        k = self.most(x.numel())
-        if residual is None or kept is None:
+        k = self.max_elements(x.numel())
+        if residual is None or new_residual is None:
             return self._join(*selection.largest(x, k, self._floor), x.numel(), key, payload)
-        apart = kept.data_ptr() != residual.data_ptr()
-        written = kept if apart else None
+        separate = new_residual.data_ptr() != residual.data_ptr()
+        # in place, x + residual must not be written before the elements are selected
+        written = new_residual if separate else None
         values, positions = selection.largest(x, k, self._floor, residual, written)
         payload = self._join(values, positions, x.numel(), key, payload)
         sent = self._values(payload, len(values), key)
-        selection.keep(None if apart else x, residual, kept, positions, values, sent)
+        selection.write_residual(
+            None if separate else x, residual, new_residual, positions, values, sent
+        )
         return payload
 
     def read(  # noqa: D102
@@ -112,7 +115,7 @@ class Sparse(FusedCodec):
     def _join(
         self, values: Tensor, positions: Tensor, n: int, key: MessageKey | None, out: Tensor
     ) -> Tensor:
-        """Write values and positions to `out`; return the used part of it."""
+        """Write values and positions to `out`, and return its used part."""
         if self._count_bytes:
             count = torch.tensor(list(struct.pack("<I", len(values))), dtype=torch.uint8)
             out[: self._count_bytes] = count
@@ -144,17 +147,17 @@ class Sparse(FusedCodec):
         return decoded_values(self.values, part, k, key)
 
     def _count(self, payload: Tensor, n: int) -> int:
-        """Return the number of elements in the payload.
+        """Return the number of elements in a payload.
 
         Raises:
-            ValueError: it is too short for them.
+            ValueError: The payload is too short for this number.
         """
         self._check_payload(payload, n)
-        k = self.most(n)
+        k = self.max_elements(n)
         if self._count_bytes and payload.numel() >= self._count_bytes:
             k = struct.unpack("<I", bytes(payload[: self._count_bytes].tolist()))[0]
-        least = self._count_bytes + self.values.payload_bytes(k)
-        if k > self.most(n) or payload.numel() < least:
+        minimum = self._count_bytes + self.values.payload_bytes(k)
+        if k > self.max_elements(n) or payload.numel() < minimum:
             raise ValueError(
                 f"{self.name}: payload of {payload.numel()} bytes cannot hold {k} of {n} elements"
             )
@@ -164,15 +167,15 @@ class Sparse(FusedCodec):
 class TopK(Sparse):
     """Selection of the k = max(1, round(density * n)) elements of largest magnitude.
 
-    Stich et al. 2018 (definition 2.1): biased, a contraction with delta >= k/n, so it needs error
-    feedback. density * (32 + 8.6) bits per element at a density of 1 % of float32 values. Ties go
-    to the lower index; NaN counts as larger than infinity. Not linear: every sender selects other
-    elements.
+    Stich et al. 2018 (definition 2.1). Biased, a contraction with delta >= k/n, so it needs error
+    feedback. At a density of 1 % of float32 values, density * (32 + 8.6) bits per element. Ties go
+    to the lower index; NaN counts as larger than infinity. Not linear, since senders select
+    different elements.
 
-    Wire: `Sparse`, without the number of elements.
+    Wire: as `Sparse`, without the number of elements.
 
     Args:
-        density: fraction of the elements that is sent, above 0 and at most 1.
+        density: Fraction of the elements that is sent, above 0 and at most 1.
     """
 
     name = "topk"
@@ -183,23 +186,23 @@ class TopK(Sparse):
         super().__init__(values, indices)
         self.density = density
 
-    def most(self, n: int) -> int:  # noqa: D102
+    def max_elements(self, n: int) -> int:  # noqa: D102
         return min(n, max(1, round(self.density * n)))
 
 
 class Threshold(Sparse):
     """Selection of elements with |x| >= threshold, at most the max(1, round(cap * n)) largest.
 
-    Sahu et al. 2021 (the hard-threshold sparsifier): biased, an absolute compressor,
-    ||C(x) - x||^2 <= n * threshold^2 where the cap does not bind, so it needs error feedback; the
-    residual keeps what the cap excludes. 32 + index bits for each kept element and 32 bits per
-    message. NaN and infinity are always selected, unless more than the cap are. Not linear.
+    Sahu et al. 2021 (the hard-threshold sparsifier). Biased, so it needs error feedback. An
+    absolute compressor: ||C(x) - x||^2 <= n * threshold^2 unless more elements than the cap reach
+    the threshold; the elements above the cap stay in the residual. 32 + index bits per selected
+    element and 32 bits per message. NaN and infinity are selected first. Not linear.
 
-    Wire: `Sparse`, with the number of elements; the size varies, so the host waits for a device.
+    Wire: as `Sparse`, with the number of elements. The size varies, so the host waits for a device.
 
     Args:
-        threshold: smallest magnitude that is sent, as float32.
-        cap: largest fraction of the elements that is sent.
+        threshold: Smallest magnitude that is sent, as float32.
+        cap: Largest fraction of the elements that is sent.
     """
 
     name = "threshold"
@@ -217,5 +220,5 @@ class Threshold(Sparse):
         self.cap = cap
         self._floor = int(torch.tensor(threshold, dtype=torch.float32).view(torch.int32))
 
-    def most(self, n: int) -> int:  # noqa: D102
+    def max_elements(self, n: int) -> int:  # noqa: D102
         return min(n, max(1, round(self.cap * n)))

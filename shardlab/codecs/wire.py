@@ -1,7 +1,8 @@
-"""Payloads on the wire: what ranks agree on before they send, and buffers of messages.
+"""Payloads on the wire: the version of the format, descriptions of codecs, buffers of messages.
 
-A message is a payload and nothing else. Ranks compare what they are about to send before the first
-message of each unit, size and codec (`shardlab.comm.collective.Collective`).
+A message is a payload and nothing else: it does not say which codec wrote it. Ranks therefore
+compare codec and size before the first message of each unit
+(`shardlab.comm.collective.Collective`).
 """
 
 from collections.abc import Sequence
@@ -13,20 +14,20 @@ from shardlab.codecs.base import Codec
 from shardlab.codecs.multi_phase import Method
 
 VERSION = 4
-"""of the wire format; until 3 every payload had an envelope"""
+"""Version of the wire format; payloads of versions up to 3 had an envelope."""
 _LINE = 64
-"""bytes of a cache line"""
+"""Bytes of a cache line."""
 
 
 class PayloadError(ValueError):
-    """Payload with other contents than this rank expects."""
+    """Error of ranks that disagree on the payloads that they are about to send."""
 
 
 def describe(method: Method) -> str:
     """Return the codec's name and options, as in `"int8:format=int8,group=128"`.
 
-    Options are the public attributes that are plain values or codecs, in the order of their names,
-    without those that every codec has.
+    Options are the public attributes whose values are numbers, strings or codecs, sorted by name;
+    attributes that every codec has are left out.
     """
     values = {
         key: describe(value) if isinstance(value, Codec) else value
@@ -42,16 +43,16 @@ def describe(method: Method) -> str:
 class Buffers:
     """One growing buffer per purpose, reused from message to message.
 
-    Fresh memory costs more than encoding into it. A buffer keeps its bytes until its purpose is
-    requested again. On a GPU every buffer is new: several streams encode at a time, as of shards
-    and of replicas, and PyTorch's allocator keeps what was freed for the stream that used it.
+    To allocate memory costs more than to encode into it. A buffer keeps its bytes until its purpose
+    is requested again. On a GPU every buffer is new, since several streams may encode at a time,
+    and PyTorch's allocator returns freed memory to the stream that used it.
     """
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
 
     def bytes(self, purpose: str, size: int, device: torch.device) -> Tensor:
-        """Return uninitialized uint8 [size] that starts at a cache line."""
+        """Return an uninitialized buffer, uint8 [size], that starts at a cache line."""
         if device.type != "cpu":
             return torch.empty(size, dtype=torch.uint8, device=device)
         buffer = self._buffers.get(purpose)
@@ -60,13 +61,13 @@ class Buffers:
         return buffer[:size]
 
     def floats(self, purpose: str, size: int, device: torch.device) -> Tensor:
-        """Return uninitialized float32 [size]."""
+        """Return an uninitialized buffer, float32 [size]."""
         return self.bytes(purpose, 4 * size, device).view(torch.float32)
 
     def messages(self, purpose: str, sizes: Sequence[int], device: torch.device) -> list[Tensor]:
-        """Return buffers of these sizes, each of which starts at a cache line.
+        """Return buffers of `sizes` bytes, each of which starts at a cache line.
 
-        Kernels write whole lines faster than parts of two.
+        Kernels write full lines faster than parts of two lines.
         """
         starts, end = [], 0
         for size in sizes:

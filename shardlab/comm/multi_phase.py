@@ -57,13 +57,13 @@ class MultiPhaseCollective(CodecCollective):
     def _reduce_scatter(
         self, output: Tensor, vector: Tensor, scale: float, unit: Unit, step: int
     ) -> None:
-        total = self._reduce_in_phases(self.method.sum_scatter, vector, unit, step)
+        total = self._reduce_in_phases(self.method.reduce_scatter, vector, unit, step)
         torch.mul(total, scale, out=output)
         self.account.bytes_raw += self._share_of_others(vector.nbytes)
 
     def _all_reduce(self, vector: Tensor, scale: float, unit: Unit) -> None:
         step = self._begin(unit, vector)
-        vector.copy_(self._reduce_in_phases(self.method.sum, vector, unit, step).mul_(scale))
+        vector.copy_(self._reduce_in_phases(self.method.all_reduce, vector, unit, step).mul_(scale))
         self.account.bytes_raw += 2 * self._share_of_others(vector.nbytes)
 
     def return_compressed(self, vector: Tensor, unit: Unit) -> None:  # noqa: D102
@@ -110,19 +110,19 @@ class GroupCommunicator:
         """Count the next collective as the first one of a message, later ones as extra."""
         self._is_first = True
 
-    def sum(self, vector: Tensor) -> None:
+    def all_reduce(self, vector: Tensor) -> None:
         """Set vector[m] to the sum over ranks: an all-reduce, 2 (W - 1) / W of its bytes."""
         with self._phase(2 * vector.nbytes * self._others(), vector):
             dist.all_reduce(vector, group=self._group)
 
-    def largest(self, vector: Tensor) -> None:
+    def all_reduce_max(self, vector: Tensor) -> None:
         """Set vector[m] to the maximum over ranks; counted as metadata."""
         nbytes = 2 * vector.nbytes * self._others()
         with self._phase(nbytes, vector):
             dist.all_reduce(vector, dist.ReduceOp.MAX, group=self._group)
         self._account.metadata_bytes += nbytes
 
-    def sum_scatter(self, vector: Tensor) -> Tensor:
+    def reduce_scatter(self, vector: Tensor) -> Tensor:
         """Return the sum over ranks of chunk `rank`, for (W - 1) / W of the bytes: by the backend's
         reduce-scatter, or on gloo, whose own one sends twice as much, by an all-to-all whose owner
         sums in rank order.
@@ -140,7 +140,7 @@ class GroupCommunicator:
             total += other
         return total
 
-    def gather(self, shard: Tensor) -> Tensor:
+    def all_gather(self, shard: Tensor) -> Tensor:
         """Return the shards of all ranks: an all-gather, W - 1 times the bytes of a shard."""
         gathered = shard.new_empty(self.world_size * shard.numel())
         nbytes = shard.nbytes * (self.world_size - 1)
@@ -150,7 +150,7 @@ class GroupCommunicator:
             self._account.index_bytes += nbytes
         return gathered
 
-    def uncompressed(self, reason: str) -> None:
+    def report_uncompressed(self, reason: str) -> None:
         """Count a message that its method sends uncompressed."""
         self._account.uncompressed[reason] += 1
 

@@ -79,13 +79,8 @@ def first_samples(
     ]
 
 
-def blocks(
-    tokens: Tokens, sequence_length: int, batch: int, sequences: int | None = None
-) -> Iterator[torch.Tensor]:
+def blocks(tokens: Tokens, sequence_length: int, batch: int) -> Iterator[torch.Tensor]:
     """Yield all tokens in order, for evaluation: every token but the first is a target once.
-
-    Args:
-        sequences: end after so many; None: with the tokens.
 
     Yields:
         int64 `[rows, sequence_length + 1]` with `rows <= batch`, neighbours sharing one token as
@@ -93,8 +88,6 @@ def blocks(
         therefore weigh each tensor by its targets.
     """
     whole, rest = divmod(max(len(tokens) - 1, 0), sequence_length)
-    if sequences is not None and sequences <= whole:
-        whole, rest = sequences, 0
     for first in range(0, whole, batch):
         rows = min(batch, whole - first)
         ids = tokens.read(first * sequence_length, rows * sequence_length + 1)

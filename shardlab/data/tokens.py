@@ -102,6 +102,28 @@ class Tokens(Protocol):
         """Return tokens `start` to `start + count - 1`, shape `[count]`, int64."""
 
 
+class FirstTokens:
+    """Tokens at the beginning of a text, whose bytes nobody knows.
+
+    Args:
+        count: all tokens where the text has fewer.
+    """
+
+    text_bytes: int | None = None
+    altered = 0
+
+    def __init__(self, text: Tokens, count: int) -> None:
+        self._text, self._count = text, min(count, len(text))
+
+    def __len__(self) -> int:
+        """Number of tokens."""
+        return self._count
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """Return tokens `start` to `start + count - 1`, shape `[count]`, int64."""
+        return self._text.read(start, count)
+
+
 class TokenSplit:
     """Tokens of `train` or `validation`, with shards in the order of the corpus."""
 

@@ -182,15 +182,15 @@ class LocalCommunicator:
         self.messages: list[tuple[Operation, int]] = []
         """operation and bytes of the whole vector"""
 
-    def sum(self, vector: Tensor) -> None:
+    def all_reduce(self, vector: Tensor) -> None:
         """Record an all-reduce."""
         self.messages.append(("all_reduce", vector.nbytes))
 
-    def largest(self, vector: Tensor) -> None:
+    def all_reduce_max(self, vector: Tensor) -> None:
         """Record an all-reduce of maxima."""
         self.messages.append(("all_reduce", vector.nbytes))
 
-    def sum_scatter(self, vector: Tensor) -> Tensor:
+    def reduce_scatter(self, vector: Tensor) -> Tensor:
         """Record a reduce-scatter; return W times the own chunk."""
         self.messages.append(("reduce_scatter", vector.nbytes))
         own = vector.chunk(self.world_size)[self.rank]
@@ -199,12 +199,12 @@ class LocalCommunicator:
             total += own
         return total
 
-    def gather(self, shard: Tensor) -> Tensor:
+    def all_gather(self, shard: Tensor) -> Tensor:
         """Record an all-gather; return the shard W times."""
         self.messages.append(("gather", self.world_size * shard.nbytes))
         return shard.repeat(self.world_size)
 
-    def uncompressed(self, reason: str) -> None:
+    def report_uncompressed(self, reason: str) -> None:
         """Do nothing: what is sent uncompressed is recorded as any message."""
 
 
@@ -258,7 +258,7 @@ class Reduction:
         assert isinstance(method, MultiPhaseMethod), "codecs of one payload are measured by it"
         self._feedback, self._group, self._unit = feedback, group, unit_of(elements)
         scattered = operation == "reduce_scatter"
-        self._reduce = method.sum_scatter if scattered else method.sum
+        self._reduce = method.reduce_scatter if scattered else method.all_reduce
         ranks = dist.get_world_size(group) if scattered else 1
         n = ranks * sum(self._unit.chunk_sizes(ranks))
         self._vector, self._residual = torch.randn(n) * 1e-3, torch.zeros(n)

@@ -164,7 +164,7 @@ def ratio_to(
     return ratios
 
 
-def measured(results: Sequence[Result], reference: str) -> dict[str, StrategyResults]:
+def results_by_strategy(results: Sequence[Result], reference: str) -> dict[str, StrategyResults]:
     """Return the table of measurements by hash of the strategy, in the order of the results.
 
     Two names of one meaning are one strategy: the first one's runs count. A timing counts where it

@@ -118,7 +118,7 @@ BLOCK = 10
 """repetitions between two looks at the step times"""
 
 
-class Ruling(NamedTuple):
+class RaceDecision(NamedTuple):
     """Consequences of a look at the step times of a race."""
 
     stop: str | None = None

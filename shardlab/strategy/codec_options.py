@@ -80,9 +80,12 @@ class Bf16Spec(CodecSpec):
     """Rounded to bfloat16."""
 
     factory = "shardlab.codecs.floats:BFloat16"
-    examples = ("bf16",)
+    examples = ("bf16", "bf16:rounding=stochastic")
 
     name: Literal["bf16"] = "bf16"
+    # written where it differs alone: strategies and calibrations from before it have none
+    rounding: Rounding = Field("nearest", exclude_if=lambda value: value == "nearest")
+    """nearest, or stochastic, which is unbiased"""
 
 
 class Fp8Spec(CodecSpec):

@@ -132,7 +132,8 @@ def codec_text(codec: CodecSpec) -> str:
     shown = [
         f"{key}={values[key]}"
         for key in fields
-        if key == fields[0] or values[key] != type(codec).model_fields[key].default
+        if key in values
+        and (key == fields[0] or values[key] != type(codec).model_fields[key].default)
     ]
     return f"{codec.name}:{','.join(shown)}" if shown else codec.name
 

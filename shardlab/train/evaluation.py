@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from shardlab.core.device import moved
 from shardlab.core.errors import UserError
 from shardlab.core.files import atomic, read_json
 from shardlab.core.progress import track
@@ -99,36 +98,27 @@ class Evaluation(NamedTuple):
 
 
 @torch.no_grad()
-def evaluate(
-    model: nn.Module,
-    text: Tokens,
-    sequence_length: int,
-    batch: int,
-    sequences: int | None = None,
-) -> Evaluation:
-    """Return the quality over every token of a text but its first, where the model is.
+def evaluate(model: nn.Module, text: Tokens, sequence_length: int, batch: int) -> Evaluation:
+    """Return the quality over every token of a text but its first.
 
     The context of a token is its own window of `sequence_length` tokens.
-
-    Args:
-        sequences: so many windows at the beginning of the split, without bits per byte; None: all.
 
     Raises:
         UserError: the model sees the tokens that it predicts.
     """
     model.eval()
     nats, tokens = 0.0, 0
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    windows = blocks(text, sequence_length, batch, sequences)
+    device = getattr(model, "device", "cpu")
+    windows = blocks(text, sequence_length, batch)
     for index, window in enumerate(track(windows, "validate", unit="batch")):
-        window = moved(window, device)
+        window = window.to(device)
         logits = model(input_ids=window[:, :-1]).logits.float()
         if not index:
             _refuse_looking_ahead(model, window[:1, :-1])
         targets = window[:, 1:].flatten()
         nats += float(F.cross_entropy(logits.flatten(0, 1), targets, reduction="sum"))
         tokens += targets.numel()
-    size = None if text.altered or sequences is not None else text.text_bytes
+    size = None if text.altered else text.text_bytes
     return Evaluation(nats / tokens, tokens, size and nats / (math.log(2) * size))
 
 

@@ -29,7 +29,7 @@ from shardlab.kernels import native
 from shardlab.results.contention import Contention
 from shardlab.results.files import read_results, write_results
 from shardlab.results.result import Failure, only
-from shardlab.results.timing_result import NO_COMMUNICATION, Ruling, TimingResult
+from shardlab.results.timing_result import NO_COMMUNICATION, RaceDecision, TimingResult
 from shardlab.train.agreement import open_training_tokens, refuse_differences
 from shardlab.train.blame import Marks, blamed
 from shardlab.train.header import failure
@@ -47,7 +47,7 @@ _MEMORY_FIX = (
 _CRASHED = "crashed.json"
 """file of an attempt with the run that is to blame for its end"""
 
-Look = Callable[[dict[str, list[float]]], Ruling]
+Look = Callable[[dict[str, list[float]]], RaceDecision]
 """rules on a race from the step times of the slowest rank, by run: one per repetition, fewer for a
 run that has left"""
 Mark = Callable[[str], None]
@@ -199,7 +199,7 @@ def _build(plan: TimingPlan, link: Emulation, mark: Mark, group: dist.ProcessGro
     return runners
 
 
-def _ruling(runners: list[Runner], look: Look, group: dist.ProcessGroup) -> Ruling:
+def _ruling(runners: list[Runner], look: Look, group: dist.ProcessGroup) -> RaceDecision:
     """Return what rank 0 rules, on every rank."""
     step_ms = {runner.run: runner.step_ms for runner in runners}
     ranks = gather_values(step_ms, group)
@@ -212,7 +212,7 @@ def _ruling(runners: list[Runner], look: Look, group: dist.ProcessGroup) -> Ruli
                 if runner.run != NO_COMMUNICATION and not runner.diverged
             }
         )
-    return Ruling(*gather_values(ruling, group)[0])
+    return RaceDecision(*gather_values(ruling, group)[0])
 
 
 def order(number: int, count: int) -> list[int]:
@@ -314,8 +314,8 @@ def _work(
     marks: Marks,
     group: dist.ProcessGroup,
 ) -> None:
-    def look(step_ms: dict[str, list[float]]) -> Ruling:
-        return Ruling()
+    def look(step_ms: dict[str, list[float]]) -> RaceDecision:
+        return RaceDecision()
 
     mark = partial(marks.mark, dist.get_rank(group))
     own = None if turns is None else turns.of(number, dist.get_rank(group))

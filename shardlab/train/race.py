@@ -16,7 +16,7 @@ from shardlab.core.files import finite, temporary
 from shardlab.core.progress import stopwatch
 from shardlab.kernels import native
 from shardlab.results.result import Failure, FailureOutcome
-from shardlab.results.timing_result import BLOCK, NO_COMMUNICATION, Race, Ruling
+from shardlab.results.timing_result import BLOCK, NO_COMMUNICATION, Race, RaceDecision
 from shardlab.train.blame import Marks, blamed
 from shardlab.train.header import failure
 from shardlab.train.interleaved import Look, interleave, launch_plan
@@ -90,7 +90,7 @@ def _attempt(
     """Write the record of a race of all runs of the plan, on rank 0."""
     elapsed = stopwatch()
 
-    def look_in_time(step_ms: dict[str, list[float]]) -> Ruling:
+    def look_in_time(step_ms: dict[str, list[float]]) -> RaceDecision:
         ruling = look(step_ms)
         block_s = sum(sum(times[-BLOCK:]) for times in step_ms.values()) / 1e3
         if ruling.stop is None and elapsed() + block_s > _LAST_LOOK * limit_s:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from shardlab.comm.object_collectives import device_of
-from shardlab.data.tokens import TokenSplit, open_split
+from shardlab.data.tokens import FirstTokens, Tokens, TokenSplit, open_split
 from shardlab.engines.base import Engine
 from shardlab.models.build import build_model
 from shardlab.train.evaluation import BATCH, evaluate
@@ -39,8 +39,7 @@ class Validator:
     ) -> None:
         assert plan.train.validation is not None, "nobody asks for a curve"
         self._plan, self._engine, self._before = plan, engine, before
-        self._every = plan.train.validation.every
-        self._sequences = plan.train.validation.sequences
+        self._options = plan.train.validation
         self._device = device_of(group)
         # a separate group: evaluation may take longer than a rank may wait in a step
         self._group = dist.new_group(dist.get_process_group_ranks(group), timeout=_LONGEST)
@@ -55,7 +54,7 @@ class Validator:
 
         Copies of the model that train alone give that of the parameters that they agree on.
         """
-        if steps % self._every:
+        if steps % self._options.every:
             return None
         self._before()
         loss = None
@@ -80,4 +79,7 @@ class Validator:
         for part in self._engine.whole_parameters():
             for name, tensor in part.items():
                 parameters[name].copy_(tensor)
-        return evaluate(self._model, split, length, BATCH, self._sequences).loss
+        text: Tokens = split
+        if self._options.sequences is not None:
+            text = FirstTokens(split, self._options.sequences * length + 1)
+        return evaluate(self._model, text, length, BATCH).loss

@@ -10,7 +10,7 @@ from shardlab.choose.decision import conclude, train_promising
 from shardlab.choose.history import History, initial_history
 from shardlab.choose.judge import Judge
 from shardlab.choose.proposal import propose
-from shardlab.choose.race_rule import RaceRule, ruling
+from shardlab.choose.race_rule import RaceRule, decide_race
 from shardlab.choose.records import Candidate, Proposal, Trial, TrialSettings
 from shardlab.choose.settings import Agent
 from shardlab.choose.space import Feasible, feasible, formula_bytes
@@ -236,7 +236,7 @@ class Machine:
             for key in racing & steps.keys():
                 noise = drift + self.rng.normal(0, self._noise / math.sqrt(2), BLOCK)
                 steps[key] += [*(1e3 * self.true_s(running[key]) * np.exp(noise))]
-            reason, leaving = ruling(steps, proposal.incumbent, rule)
+            reason, leaving = decide_race(steps, proposal.incumbent, rule)
             racing -= {*leaving}
         return Race(
             name=name,

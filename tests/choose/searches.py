@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
 from shardlab.choose.history import History, initial_history
-from shardlab.choose.incumbent import hold_best
+from shardlab.choose.incumbent import with_best_incumbent
 from shardlab.choose.judge import Question
 from shardlab.choose.records import (
     Candidate,
@@ -41,7 +41,7 @@ def begin(
     runs: list[str] | None = None, timed: Iterable[TimingResult] = (), agent: Agent = AGENT
 ) -> History:
     first = initial_history(make_records(runs, seeds=2), timed, agent, Train())
-    return hold_best(first, agent.quality_tolerance, LIMIT, peaks_of_runs(first))
+    return with_best_incumbent(first, agent.quality_tolerance, LIMIT, peaks_of_runs(first))
 
 
 def peaks_of_runs(history: History) -> dict[str, int]:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from shardlab.choose.actions import RULES, Offer, actions
-from shardlab.choose.facts import Facts, exposed, gathers_exposed, moved_twice
-from shardlab.choose.incumbent import hold_best
+from shardlab.choose.actions import RULES, Choices, actions
+from shardlab.choose.facts import Measurements, exposed, gathers_exposed, moved_twice
+from shardlab.choose.incumbent import with_best_incumbent
 from shardlab.choose.judge import choose_by_rules
 from shardlab.predict.settings import Space
 from shardlab.strategy.document import differences, parse_strategy
@@ -15,7 +15,7 @@ from tests.choose.machine import Machine
 from tests.record_factory import in_round, make_breakdown
 from tests.timed_run_factory import make_timed
 
-QUIET = Facts(
+QUIET = Measurements(
     source="its timing slow",
     trained="its training runs",
     link="100mbit",
@@ -38,14 +38,14 @@ SLOW, SMALL = {**WAITS, "overlap": 0.1}, {**WAITS, "collectives": 12.0}
 FULL, WORSE, CODING = {"memory": 0.95}, {"perplexity_ratio": 1.02}, {"coding_ms": 9.0}
 INT8, INT4 = {"codec": "int8:group=128"}, {"codec": "int4:group=128", "error_feedback": True}
 TWICE = {"moved": {"gradients": 2e6, "weights": 1e6}}
-OFFER = Offer(Space(), layers=8, steps=30 * 100)
+CHOICES = Choices(Space(), layers=8, steps=30 * 100)
 
 
 def offered(strategy: dict[str, Any], **facts: Any) -> dict[str, str]:
     """Return by name what the actions change of a strategy."""
     values = {name: getattr(QUIET, name) for name in QUIET.__dataclass_fields__}
     incumbent = parse_strategy(strategy).canonical()
-    found = actions(incumbent, Facts(**values | facts), OFFER)
+    found = actions(incumbent, Measurements(**values | facts), CHOICES)
     return {action.name: action.change for _, action in found}
 
 
@@ -192,8 +192,10 @@ def test_every_action_is_among_these_cases():
 @pytest.mark.parametrize("strategy", [strategy for _, strategy, *_ in CASES])
 def test_an_action_changes_one_setting_and_nothing_else(strategy):
     incumbent = parse_strategy(strategy).canonical()
-    facts = Facts(**{**vars(QUIET), **WAITS, **SMALL, **SLOW, **WORSE, **CODING, "error": 0.2})
-    found = list(actions(incumbent, facts, OFFER))
+    facts = Measurements(
+        **{**vars(QUIET), **WAITS, **SMALL, **SLOW, **WORSE, **CODING, "error": 0.2}
+    )
+    found = list(actions(incumbent, facts, CHOICES))
     assert found
     for changed, action in found:
         assert len(differences(incumbent, changed)) == 1, action
@@ -211,7 +213,7 @@ def test_a_coarser_codec_keeps_the_other_options_of_compression():
             parse_strategy({"engine": "fsdp2", "gradients": part | options}).canonical()
             for part in (before, after)
         )
-        found = actions(held, Facts(**{**vars(QUIET), **WAITS}), OFFER)
+        found = actions(held, Measurements(**{**vars(QUIET), **WAITS}), CHOICES)
         (changed,) = [s for s, action in found if action.name == "code gradients one step coarser"]
         assert changed == expected
 
@@ -220,7 +222,7 @@ def test_a_coarser_codec_keeps_the_other_options_of_compression():
 def test_half_as_often_is_offered_where_training_synchronises_thirty_times(warmup, offered_every):
     sync = {"every": 32, "warmup_steps": warmup}
     held = parse_strategy({"engine": "ddp", "sync": sync}).canonical()
-    found = actions(held, Facts(**{**vars(QUIET), **WAITS}), OFFER)
+    found = actions(held, Measurements(**{**vars(QUIET), **WAITS}), CHOICES)
     longer = [s.sync.every for s, a in found if a.name == "synchronise half as often" and s.sync]
     assert longer == ([] if offered_every is None else [offered_every])
 
@@ -228,7 +230,7 @@ def test_half_as_often_is_offered_where_training_synchronises_thirty_times(warmu
 def test_the_facts_are_those_of_the_incumbents_training_on_the_link_of_the_search():
     history = Machine(rate="100mbit").begin()
     runs = history.start_results.trained
-    facts = Facts.of(history, (), 2 * runs[0].profiled_step_ms, memory=0.7, tolerance=0.03)
+    facts = Measurements.of(history, (), 2 * runs[0].profiled_step_ms, memory=0.7, tolerance=0.03)
     computing = fmean(run.profiled_step_ms - run.exposed_comm_ms for run in runs)
     assert facts.computing_ms == pytest.approx(computing)
     assert facts.waits == pytest.approx(1 - computing / facts.step_ms)
@@ -245,9 +247,9 @@ def test_an_incumbent_that_was_only_timed_has_the_facts_of_its_own_timing():
     ]
     timed = [*slow, make_timed("two-ranks", "ddp"), make_timed("one-rank", "ddp", world_size=1)]
     machine = Machine(rate="100mbit")
-    history = hold_best(machine.begin(timed=(*timed,), runs=["fsdp2"]), 0.03, 10**15, {})
+    history = with_best_incumbent(machine.begin(timed=(*timed,), runs=["fsdp2"]), 0.03, 10**15, {})
     assert history.incumbent_results.strategy.engine == "ddp"
-    facts = Facts.of(history, timed, 500.0, memory=0.7, tolerance=0.03)
+    facts = Measurements.of(history, timed, 500.0, memory=0.7, tolerance=0.03)
     assert (facts.source, facts.trained) == ("its timing slow", "run fsdp2")
     assert facts.waits == pytest.approx(0.25)
     assert facts.moved == {"gradients": slow[1].ledger["gradients"]["bytes_wire"], "weights": 0.0}
@@ -273,7 +275,7 @@ def test_the_latest_race_on_the_link_of_the_search_counts():
     elsewhere = [run.model_copy(update={"link": "1gbit"}) for run in race.runs]
     elsewhere = [run.model_copy(update={"timing": "round-2"}) for run in elsewhere]
     after = history.with_results([*race.runs, *elsewhere])
-    facts = Facts.of(after, [make_timed("slow", "fsdp2")], None, memory=0.7, tolerance=0.03)
+    facts = Measurements.of(after, [make_timed("slow", "fsdp2")], None, memory=0.7, tolerance=0.03)
     (run,) = [run for run in race.runs if run.run == history.incumbent]
     assert facts.source == "its race round-1"
     assert facts.step_ms == run.breakdown.profiled_step_ms
@@ -286,6 +288,6 @@ def test_an_untrained_incumbent_has_the_quality_of_equal_numerics():
     raced = make_timed("race").model_copy(update=in_round(near, 1, "race"))
     changed = history.with_results([raced]).model_copy(update={"incumbent": near.hash()})
     timed = [make_timed("slow", "fsdp2-int8", strategy_hash=near.hash())]
-    facts = Facts.of(changed, timed, None, memory=0.7, tolerance=0.03)
+    facts = Measurements.of(changed, timed, None, memory=0.7, tolerance=0.03)
     assert (facts.source, facts.trained) == ("its timing slow", "run fsdp2-int8")
     assert facts.error == row.trained[0].grad_rel_error

@@ -1,9 +1,9 @@
-"""Facts in words: one template, no ranking, in the order of hashes."""
+"""Measurements in words: one template, no ranking, in the order of hashes."""
 
 import re
 
 from shardlab.choose.decision import conclude
-from shardlab.choose.evidence import data_facts, describe, machine_facts, predicted
+from shardlab.choose.evidence import describe, describe_data, describe_machine, describe_prediction
 from shardlab.results.hardware import Connection, Gpu, Hardware
 from shardlab.strategy.document import parse_strategy
 from tests.choose.searches import (
@@ -73,13 +73,16 @@ def test_races_failures_and_the_budget_are_told():
 
 def test_a_prediction_says_what_is_unknown():
     known = make_candidate(engine="manual").prediction
-    assert predicted(known) == (
+    assert describe_prediction(known) == (
         "predicted: step 40.00 ms (95 % 36.50 to 43.50), peak memory 812 MB per rank, perplexity "
         "1.002 times the start's (its codecs: run fsdp2-bf16)"
     )
     nothing = {"step_ms": None, "low_ms": None, "high_ms": None, "perplexity_ratio": None}
     unknown = known.model_copy(update={**nothing, "note": "no run"})
-    assert "step unknown, peak memory 812 MB per rank, perplexity unknown (no" in predicted(unknown)
+    assert (
+        "step unknown, peak memory 812 MB per rank, perplexity unknown (no"
+        in describe_prediction(unknown)
+    )
 
 
 def test_machine_and_data_are_facts_without_names_of_files():
@@ -91,7 +94,7 @@ def test_machine_and_data_are_facts_without_names_of_files():
         gpus=[Gpu(name="H100", memory_gb=80.0, link="NVLink 4", peak_tflops=989.4)],
         connections=[Connection(world_size=2, link="100mbit", mb_per_s=12.1, latency_us=900.0)],
     )
-    machine = machine_facts(hardware)
+    machine = describe_machine(hardware)
     assert machine == (
         "Machine: cpu A processor; cores 2; caches_kb L1 data 32, L2 unified 1024; memory_gb 8.59; "
         "gpus (name H100, memory_gb 80, link NVLink 4, peak_tflops 989.4); connections (world_size "
@@ -100,10 +103,10 @@ def test_machine_and_data_are_facts_without_names_of_files():
     train = {"documents": 90, "tokens": 9000, "bytes_per_token": 3.3}
     shape = {"length": {"p50": 80.0, "p90": 151.0, "p99": 400.0}, "pad_ratio": 0.0}
     facts = {"vocabulary": 300, "entropy_bits": 6.789, **shape}
-    data = data_facts({"train": train, **facts})
+    data = describe_data({"train": train, **facts})
     assert data.startswith("Data: 9000 training tokens of 90 documents, 3.30 bytes per token, vo")
     assert data.endswith("p99 400; padding 0 %; entropy of token frequencies 6.79 bits.")
-    unknown = data_facts({"train": train | {"bytes_per_token": None}, **facts})
+    unknown = describe_data({"train": train | {"bytes_per_token": None}, **facts})
     assert unknown == data.replace("3.30 bytes per token, ", "")
     lines = describe(begin(), AGENT, LIMIT, (machine, data)).splitlines()
     assert lines[1:3] == [machine, data]

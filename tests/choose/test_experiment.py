@@ -74,7 +74,7 @@ def test_models_are_presets_or_folders(tmp_path, monkeypatch):
     for name, model in (("small", {"preset": "small"}), (str(tmp_path), {"config": str(tmp_path)})):
         found = search_parameters(params, *SLOW, name)["model"]
         assert {key: value for key, value in found.items() if value is not None} == model
-    with pytest.raises(UserError, match=r"^--model: 'tinny' is no preset .* 'tiny'\?$"):
+    with pytest.raises(UserError, match=r"^--model: 'tinny' is neither a preset .* 'tiny'\?$"):
         search_parameters(params, *SLOW, "tinny")
     monkeypatch.chdir(tmp_path)
     Path("my/model").mkdir(parents=True)

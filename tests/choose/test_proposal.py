@@ -7,7 +7,7 @@ import pytest
 from shardlab.choose.decision import conclude
 from shardlab.choose.history import initial_history, reason_to_stop
 from shardlab.choose.judge import choose_by_rules
-from shardlab.choose.proposal import propose, shorten
+from shardlab.choose.proposal import make_shortlist, propose
 from shardlab.choose.records import Decision, Narrowing, Verdict
 from shardlab.choose.settings import Agent
 from shardlab.choose.space import Feasible
@@ -52,17 +52,17 @@ def test_a_shortlist_holds_the_best_of_each_class_and_one_to_explore():
         {"engine": "manual"},
         {"engine": "fsdp1"},
     )
-    found = shorten(predicted, HISTORY, 0.03, 4)
+    found = make_shortlist(predicted, HISTORY, 0.03, 4)
     assert labels(found.options) == [
         "ddp, none, bucket_mb=5.0",
         "fsdp2, int8:group=128, reshard_after_forward=false",
         "manual, none, route=exchange",
         "ddp, int8:group=64",
     ]
-    assert found.known == 1
-    fewer = shorten(predicted, HISTORY, 0.03, 2)
+    assert found.excluded == 1
+    fewer = make_shortlist(predicted, HISTORY, 0.03, 2)
     assert fewer.options == [found.options[0], found.options[-1]]
-    assert labels(shorten(predicted[1:], HISTORY, 0.03, 4).options)[-1] == "fsdp1, none"
+    assert labels(make_shortlist(predicted[1:], HISTORY, 0.03, 4).options)[-1] == "fsdp1, none"
 
 
 def test_rare_exchanges_do_not_take_the_place_of_a_codec_to_explore():
@@ -73,9 +73,9 @@ def test_rare_exchanges_do_not_take_the_place_of_a_codec_to_explore():
         {"engine": "ddp", "bucket_mb": 5.0},
         {"engine": "fsdp1"},
     )
-    found = shorten(predicted, HISTORY, 0.03, 4)
+    found = make_shortlist(predicted, HISTORY, 0.03, 4)
     assert found.options == [predicted[3], predicted[0], predicted[2]]
-    assert shorten(predicted, HISTORY, 0.03, 2).options == [predicted[3], predicted[0]]
+    assert make_shortlist(predicted, HISTORY, 0.03, 2).options == [predicted[3], predicted[0]]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_predictions_that_tie_are_listed_once(step, listed):
     coded = other.strategy
     history = HISTORY.with_results(trial_run(coded, seed) for seed in range(2))
     both = [one, other._replace(step=Estimate(step, 0, 1))]
-    found = shorten(both, history, 0.03, 6)
+    found = make_shortlist(both, history, 0.03, 6)
     assert (found.options, found.tolerated) == (both[:listed], both)
 
 
@@ -97,9 +97,12 @@ def test_what_was_raced_or_failed_is_not_listed_again():
     trial = trial_of(proposal, **{f"_{KEPT.hash()}": "crash"})
     history = conclude(HISTORY, proposal, trial, AGENT)
     predicted = ranked("ddp", {"reshard_after_forward": False}, "fsdp2", "fsdp2-exchange", "ddp")
-    assert labels(shorten(predicted, HISTORY, 0.03, 6).options)[:2] == ["ddp, none", KEPT.label()]
-    after = shorten(predicted, history, 0.03, 6)
-    assert (labels(after.options), after.known) == (["fsdp2, none, route=exchange"], 4)
+    assert labels(make_shortlist(predicted, HISTORY, 0.03, 6).options)[:2] == [
+        "ddp, none",
+        KEPT.label(),
+    ]
+    after = make_shortlist(predicted, history, 0.03, 6)
+    assert (labels(after.options), after.excluded) == (["fsdp2, none, route=exchange"], 4)
 
 
 @pytest.mark.parametrize(

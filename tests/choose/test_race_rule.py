@@ -6,7 +6,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from shardlab.choose.race_rule import MISSED, SEARCH_ERROR, RaceRule, intervals, ruling, standings
+from shardlab.choose.race_rule import (
+    MISSED,
+    SEARCH_ERROR,
+    RaceRule,
+    compare_steps,
+    decide_race,
+    intervals,
+)
 from shardlab.results.table import StepRatio
 from shardlab.results.timing_result import BLOCK
 
@@ -81,13 +88,13 @@ def steps(**ratios: float) -> dict[str, list[float]]:
 )
 def test_a_race_ends_when_nothing_more_can_be_learnt(ratios, repetitions, stop, leave):
     rule = RaceRule(0.01, repetitions)
-    assert ruling(steps(**ratios), "held", rule) == (stop, leave)
-    assert ruling({"other": [1.0] * 20}, "held", rule).stop == "the incumbent diverged"
+    assert decide_race(steps(**ratios), "held", rule) == (stop, leave)
+    assert decide_race({"other": [1.0] * 20}, "held", rule).stop == "the incumbent diverged"
 
 
 def test_an_arm_that_left_is_compared_over_the_steps_that_it_has():
     times = steps(slow=2.0)
-    found = standings({**times, "slow": times["slow"][:BLOCK]}, "held", RULE)["slow"]
+    found = compare_steps({**times, "slow": times["slow"][:BLOCK]}, "held", RULE)["slow"]
     assert found.hopeless and found.repetitions == BLOCK
     assert found.ratio == pytest.approx(2.0, rel=0.03)
 

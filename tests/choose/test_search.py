@@ -9,10 +9,10 @@ import pytest
 
 from shardlab.choose import proposal as proposals
 from shardlab.choose.history import initial_history
-from shardlab.choose.incumbent import hold_best
+from shardlab.choose.incumbent import with_best_incumbent
 from shardlab.choose.judge import Judge, Question, choose_by_rules
 from shardlab.choose.records import Candidate, Verdict
-from shardlab.choose.space import Feasible, formula_bytes, peak_of, peaks_of
+from shardlab.choose.space import Feasible, formula_bytes, peak_function, peaks_by_hash
 from shardlab.report.sections.search import outcome as outcome_in_words
 from shardlab.report.sections.search import search as search_section
 from shardlab.strategy.document import CanonicalStrategy, differences, parse_strategy
@@ -128,14 +128,14 @@ def test_what_is_timed_as_the_fastest_is_not_held_beyond_the_memory_limit():
         for strategy, step in ((ddp, 20.0), (manual, 30.0), (start, 50.0))
     )
     history = machine.begin(timed=timed)
-    peaks = peaks_of(history, machine.shapes)
+    peaks = peaks_by_hash(history, machine.shapes)
     assert peaks[history.start] == history.start_results.trained[0].memory_peak_bytes
     for limit, held in (
         (peaks[ddp.hash()], ddp),
         (peaks[ddp.hash()] - 1, manual),
         (peaks[manual.hash()] - 1, start),
     ):
-        assert hold_best(history, 0.03, limit, peaks).incumbent == held.hash()
+        assert with_best_incumbent(history, 0.03, limit, peaks).incumbent == held.hash()
 
 
 def test_a_peak_is_that_of_the_largest_seed():
@@ -150,12 +150,12 @@ def test_a_peak_is_that_of_the_largest_seed():
         for run, more in zip(row.trained, (9_000_000, 0), strict=True)
     ]
     history = initial_history(results, [], machine.agent(), Train())
-    peaks = peaks_of(history, machine.shapes)
+    peaks = peaks_by_hash(history, machine.shapes)
     assert (peaks[start.hash], peaks[other.hash]) == (809_000_000, 709_000_000)
     # what the start has beyond the formula, others have, too
     untried = parse_strategy({"reshard_after_forward": False}).canonical()
     beyond = 809_000_000 - formula_bytes(start.strategy, machine.shapes, 2)
-    predict = peak_of(history, machine.shapes)
+    predict = peak_function(history, machine.shapes)
     assert predict(untried) == beyond + formula_bytes(untried, machine.shapes, 2)
 
 
@@ -164,7 +164,7 @@ def test_peaks_of_a_search_on_other_ranks_than_training_are_predicted():
     machine = Machine()
     agent = machine.agent(world_size=4)
     history = machine.begin(agent)
-    peaks, start = peaks_of(history, machine.shapes), history.start_results
+    peaks, start = peaks_by_hash(history, machine.shapes), history.start_results
     beyond = start.trained[0].memory_peak_bytes - formula_bytes(start.strategy, machine.shapes, 2)
     for row in history.measured.values():
         assert peaks[row.hash] == beyond + formula_bytes(row.strategy, machine.shapes, 4)

@@ -6,11 +6,11 @@ import pytest
 
 from shardlab.choose.space import (
     Feasible,
-    documents,
+    drop_short_sync,
     feasible,
     formula_bytes,
-    frugality,
-    settled,
+    grid_documents,
+    memory_saving_levels,
 )
 from shardlab.core.errors import UserError
 from shardlab.models.memory import CUBLAS_WORKSPACE, host_memory
@@ -25,12 +25,12 @@ NOTHING = Space(gradients=(), weights=(), sync=())
 SAVING = ("activation_checkpointing", "accumulation")
 
 
-def peak_of(ranks: int):
+def peak_function(ranks: int):
     return lambda strategy: formula_bytes(strategy, SHAPES, ranks)
 
 
 def found(ranks: int, limit: int = ENDLESS, space: Space = NOTHING) -> list[Feasible]:
-    return [*feasible(space, SHAPES, ranks, peak_of(ranks), limit, Counter())]
+    return [*feasible(space, SHAPES, ranks, peak_function(ranks), limit, Counter())]
 
 
 def without_saving(strategy: CanonicalStrategy) -> CanonicalStrategy:
@@ -42,7 +42,9 @@ def without_saving(strategy: CanonicalStrategy) -> CanonicalStrategy:
 def test_all_that_is_feasible_is_legal_new_and_saves_only_the_memory_that_it_must(ranks, limit):
     strategies = found(ranks, limit)
     assert len({each.hash for each in strategies}) == len(strategies)
-    levels = [parse_strategy({"engine": "ddp", **level}) for level in frugality(SHAPES.samples)]
+    levels = [
+        parse_strategy({"engine": "ddp", **level}) for level in memory_saving_levels(SHAPES.samples)
+    ]
     order = [tuple(getattr(each, key) for key in SAVING) for each in levels]
     plain = set()
     for each in strategies[::17]:
@@ -50,26 +52,28 @@ def test_all_that_is_feasible_is_legal_new_and_saves_only_the_memory_that_it_mus
         form = each.strategy.model_dump(mode="json")
         assert each.strategy == parse_strategy(form).canonical()
         assert each.hash == each.strategy.hash()
-        assert each.memory_bytes == peak_of(ranks)(each.strategy) <= limit
+        assert each.memory_bytes == peak_function(ranks)(each.strategy) <= limit
         least = without_saving(each.strategy)
         assert least.hash() not in plain, "one level is enough"
         plain.add(least.hash())
         level = order.index(tuple(getattr(each.strategy, key) for key in SAVING))
         if level:
             form = least.model_dump(mode="json", exclude={*SAVING})
-            cheaper = parse_strategy(form | frugality(SHAPES.samples)[level - 1]).canonical()
-            assert peak_of(ranks)(cheaper) > limit
+            cheaper = parse_strategy(
+                form | memory_saving_levels(SHAPES.samples)[level - 1]
+            ).canonical()
+            assert peak_function(ranks)(cheaper) > limit
 
 
 def test_counts_add_up_and_the_order_is_fixed():
     count, again = Counter(), Counter()
     limit = 20_000_000
-    first = [*feasible(NOTHING, SHAPES, 4, peak_of(4), limit, count)]
-    assert first == [*feasible(NOTHING, SHAPES, 4, peak_of(4), limit, again)]
+    first = [*feasible(NOTHING, SHAPES, 4, peak_function(4), limit, count)]
+    assert first == [*feasible(NOTHING, SHAPES, 4, peak_function(4), limit, again)]
     assert count == again
     assert count["strategies"] == len(first) + count["spared"] + count["beyond_memory"]
     everything = Counter()
-    assert [*feasible(NOTHING, SHAPES, 4, peak_of(4), ENDLESS, everything)]
+    assert [*feasible(NOTHING, SHAPES, 4, peak_function(4), ENDLESS, everything)]
     assert everything["strategies"] == count["strategies"], "memory makes nothing illegal"
     assert count["spared"] > 0 < count["beyond_memory"]
 
@@ -113,21 +117,21 @@ def test_rare_exchanges_of_the_default_space_add_few_strategies(ranks, share):
 
 def test_what_training_is_too_short_for_is_left_out_and_named():
     """Of the default space 100 steps have 12 synchronisations, and 3."""
-    assert settled(Space(), 100)[1] == (
+    assert drop_short_sync(Space(), 100)[1] == (
         "sync every=8 (12), every=32 (3): training runs of 100 steps synchronise fewer than 30 "
         "times"
     )
-    assert settled(Space(), 0)[1] == (
+    assert drop_short_sync(Space(), 0)[1] == (
         "sync every=8, every=32: the training runs have other ranks than the search"
     )
-    assert settled(Space(), 960) == (Space(), "")
+    assert drop_short_sync(Space(), 960) == (Space(), "")
 
 
 @pytest.mark.parametrize(
     ("layers", "missing"), [(1, {"fsdp2", "manual"}), (2, {"manual"}), (3, {})]
 )
 def test_the_last_half_of_the_layers_may_stay_gathered_where_it_would_not_anyway(layers, missing):
-    kept = {each["engine"] for each in documents(NOTHING, layers, 2) if "overrides" in each}
+    kept = {each["engine"] for each in grid_documents(NOTHING, layers, 2) if "overrides" in each}
     assert kept == {name for name in ENGINES if ENGINES[name].unit_overrides}.difference(missing)
 
 

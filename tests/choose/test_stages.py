@@ -17,7 +17,7 @@ from shardlab.profiling.job import break_down
 from shardlab.results.collect import read_losses
 from shardlab.results.files import write_results
 from shardlab.results.hardware import Hardware
-from shardlab.results.table import measured
+from shardlab.results.table import results_by_strategy
 from shardlab.results.timing_result import NO_COMMUNICATION
 from shardlab.results.train_result import TrainResult
 from shardlab.train.chat import Conversation, Sampling
@@ -292,7 +292,7 @@ def test_what_a_round_trained_on_real_ranks_is_kept_and_can_be_opened(project, m
     write_proposal(short, proposal)
     trial.main(short, "1")
     (record,) = results = read(Trial, "1", "trial").results
-    row = measured(results, FSDP2.hash())[record.run]
+    row = results_by_strategy(results, FSDP2.hash())[record.run]
     folder = Path(row.folder, f"seed{record.seed}")
     assert (record.run, record.seed, record.steps) == (KEPT.hash(), 1, 6)
     run = ["events.jsonl", "final_model", "metrics.json", "trace.json.gz"]

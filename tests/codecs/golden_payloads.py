@@ -25,11 +25,11 @@ FOLDER = Path(__file__).with_name("golden")
 KEY = MessageKey(seed=7, step=3, unit="blocks.0", rank=1)
 _ELEMENTS = 203
 _SPECIAL = (0.0, -0.0, 1e-45, -1e-45, 1e-40, -1.1754942e-38, 0.5, -0.5, 2.0, -2.0)
-"""zeros, subnormal numbers of both signs, and ties of magnitude"""
+"""Zeros, subnormal numbers of both signs, and ties of magnitude."""
 
 
 def vector() -> Tensor:
-    """float32 [203]: both signs, magnitudes from 2**-4 to 8, and the special values among them."""
+    """Return float32 [203] of both signs, with magnitudes from 2**-4 to 8 and special values."""
     state, values = 1, []
     for i in range(_ELEMENTS):
         state = (state * 1103515245 + 12345) % 2**31  # the example generator of the C standard
@@ -46,7 +46,7 @@ def path(spec: str) -> Path:
     return FOLDER / f"{re.sub(r'[^a-z0-9.]+', '-', spec)}.v{VERSION}.json"
 
 
-def made(spec: str) -> dict[str, str]:
+def expected_content(spec: str) -> dict[str, str]:
     """Return the expected content of the file of a spec: bytes in hexadecimal."""
     codec = make_codec(spec)
     payload = codec.encode(vector(), KEY)
@@ -69,7 +69,7 @@ def _hex(values: Tensor) -> str:
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
-    for each in SPECS:
-        if not path(each).exists():
-            path(each).write_text(json.dumps(made(each), indent=1) + "\n")
-            print(path(each))
+    for spec in SPECS:
+        if not path(spec).exists():
+            path(spec).write_text(json.dumps(expected_content(spec), indent=1) + "\n")
+            print(path(spec))

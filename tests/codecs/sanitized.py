@@ -108,7 +108,7 @@ def _main(payloads: int = 100_000, seed: int = 0) -> None:
 
 if __name__ == "__main__":
     die_with_parent(os.getppid())
-    numbers = [int(each) for each in sys.argv[1:]]
+    numbers = [int(argument) for argument in sys.argv[1:]]
     if "SHARDLAB_SANITIZED" in os.environ:
         native.LIBRARY, native.TREE = Path(os.environ["SHARDLAB_SANITIZED"]), Path("absent")
         run_kernels()

@@ -69,11 +69,11 @@ def decode_add_adds_alpha_times_the_decoded_vector(spec, x):
 def payload_and_residual_sum_to_the_input(spec, x):
     codec = make_codec(spec)
     residual = torch.linspace(-1, 1, x.numel())
-    wanted = x + residual
+    corrected = x + residual
     payload = codec.encode_residual(x, residual, residual, KEY)
     sent = codec.decode(payload, x.numel(), KEY)
     # one rounding of the difference, which may be larger than the input
-    lost = (sent.double() + residual.double() - wanted.double()).abs()
+    lost = (sent.double() + residual.double() - corrected.double()).abs()
     assert (lost <= 2.0**-24 * residual.abs()).all()
 
 
@@ -154,11 +154,12 @@ def test_residual_is_the_same_in_place_and_out_of_place(spec):
     x, residual = torch.randn(2, 700, generator=torch.Generator().manual_seed(1))
     for value in (1.0, float("nan")):
         x[77] = value
-        before, kept, place = residual.clone(), torch.full_like(x, torch.nan), residual.clone()
-        payload = codec.encode_residual(x, residual, kept, KEY).clone()
+        before, in_place = residual.clone(), residual.clone()
+        new_residual = torch.full_like(x, torch.nan)
+        payload = codec.encode_residual(x, residual, new_residual, KEY).clone()
         assert torch.equal(residual, before)
-        assert torch.equal(codec.encode_residual(x, place, place, KEY), payload)
-        assert torch.equal(kept, place)
+        assert torch.equal(codec.encode_residual(x, in_place, in_place, KEY), payload)
+        assert torch.equal(new_residual, in_place)
 
 
 @every_codec

@@ -23,9 +23,9 @@ RANDOM = {
     "qsgd:levels=7": lambda x: x.norm() / 7,
     "qsgd:levels=127": lambda x: x.norm() / 127,
 }
-"""with the distance of two levels in a group"""
+"""Random codecs with the distance of two levels of a group x."""
 ROUNDED_UP = 1 + 2.0**-7
-"""how much larger a scale may be in bfloat16"""
+"""Largest factor by which rounding to bfloat16 raises a scale."""
 GROUPS = st.sampled_from([8, 128, 1000])
 
 
@@ -58,10 +58,10 @@ def test_stochastic_codec_is_unbiased_at_the_largest_element_too(spec):
     step, draws = RANDOM[spec](x) * ROUNDED_UP, keys * groups
     total = torch.zeros(128, dtype=torch.float64)
     for index in range(keys):
-        found = sent(codec, x.repeat(groups), KEY._replace(step=index))
-        error = (found.view(groups, 128) - x).abs()
+        decoded = sent(codec, x.repeat(groups), KEY._replace(step=index))
+        error = (decoded.view(groups, 128) - x).abs()
         assert (error <= step * (1 + 1e-5)).all()  # the level below or above
-        total += found.view(groups, 128).double().sum(0)
+        total += decoded.view(groups, 128).double().sum(0)
     share = (x.abs() / step) % 1
     deviation = step * (share * (1 - share)).sqrt() / draws**0.5
     error = (total / draws - x).abs()
@@ -72,7 +72,7 @@ def test_stochastic_codec_is_unbiased_at_the_largest_element_too(spec):
     assert (error.square().mean() * draws) <= 1.5 * step.double() ** 2 / 4
 
 
-@pytest.mark.parametrize("spec", [*RANDOM, "natural"])
+@pytest.mark.parametrize("spec", [*RANDOM, "natural", "bf16:rounding=stochastic"])
 def test_other_keys_draw_other_numbers_and_a_key_is_needed(spec):
     codec, x = make_codec(spec), heavy_tailed(4096, 3)
     keys = [KEY, KEY._replace(step=1), KEY._replace(rank=1), KEY._replace(unit="other")]
@@ -137,6 +137,35 @@ def test_halves_match_torch_also_where_they_overflow(seed):
     assert bits(sent("fp16", x)) == bits(x.half().float() + 0.0)
 
 
+@given(st.integers(0, 2**31))
+def test_stochastic_bf16_is_a_neighbour_and_keeps_what_bf16_holds(seed):
+    x = any_bits(1000, seed)
+    found, finite = sent("bf16:rounding=stochastic", x), x.isfinite()
+    # cut to 16 bits: the neighbour towards zero; the other is a step of these bits away
+    below = x.view(torch.int32) & -(1 << 16)
+    steps = (found.view(torch.int32) - below)[finite] >> 16
+    assert set(steps.tolist()) <= {0, 1} and bool(found[finite].isfinite().all())
+    assert torch.equal(found.isnan(), x.isnan())
+    assert torch.equal(found[x.isinf()], x[x.isinf()])
+    exact = below.view(torch.float32)
+    assert bits(sent("bf16:rounding=stochastic", exact)) == bits(exact + 0.0)
+
+
+def test_stochastic_bf16_keeps_the_largest_numbers_finite():
+    largest = torch.finfo(torch.bfloat16).max
+    x = torch.tensor([largest, 3.4e38, -3.4028234e38, math.inf, -math.inf]).repeat(100)
+    found = sent("bf16:rounding=stochastic", x).view(100, 5)
+    assert bool((found == torch.tensor([largest, largest, -largest, math.inf, -math.inf])).all())
+
+
+@pytest.mark.parametrize("value", [1.001, -1.0039, 1.999, -3.3e-5, 3.3e38, -1.7e-38, -1e-40, 1e-45])
+def test_stochastic_bf16_is_unbiased(value):
+    x = torch.full((1 << 18,), value)
+    decoded, exact = sent("bf16:rounding=stochastic", x).double(), x[0].double().item()
+    deviation = decoded.std().item() / math.sqrt(len(x))
+    assert deviation > 0 and abs(decoded.mean().item() - exact) < 4.5 * deviation
+
+
 @given(vectors())
 def test_natural_decodes_to_an_adjacent_power_of_two(x):
     powers = sent("natural", x).double()
@@ -187,8 +216,8 @@ def test_dynamic8_levels_are_those_of_the_dynamic_tree():
         if not indicator:
             assert LEVELS[code] == (1.0 if tree[0] == "1" else 0.0)
             continue
-        place = Fraction(2 * int(fraction or "0", 2) + 1, 2 * 2 ** len(fraction))
-        level = (Fraction(1, 10) + Fraction(9, 10) * place) / 10 ** len(zeros)
+        middle = Fraction(2 * int(fraction or "0", 2) + 1, 2 * 2 ** len(fraction))
+        level = (Fraction(1, 10) + Fraction(9, 10) * middle) / 10 ** len(zeros)
         assert LEVELS[code] == float(-level if tree[0] == "1" else level)
 
 
@@ -225,8 +254,8 @@ def test_one_bit_codecs_contract_as_documented(x, group):
 
 def test_onebit_decodes_to_the_means_of_both_signs():
     x = torch.tensor([1.0, -0.5, 3.0, 0.0, -1.5, 0.0, -1.0, 4.0, -3.0, -1.0])
-    below, others = -1.0, 1.6015625  # 8 / 5 in bfloat16
-    first = [others, below, others, others, below, others, below, others]
+    negative, positive = -1.0, 1.6015625  # 8 / 5 in bfloat16
+    first = [positive, negative, positive, positive, negative, positive, negative, positive]
     assert sent("onebit:group=8", x).tolist() == [*first, -2.0, -2.0]
 
 
@@ -283,5 +312,5 @@ def test_sketches_are_linear_and_estimate_a_dominant_element():
     for vector, table in zip((x, y, x + y), tables, strict=True):
         add_sketch(vector, keys, table)
     assert torch.equal(tables[0] + tables[1], tables[2])
-    found = estimate(tables[2], keys, 2000)
-    assert int(found.argmax()) == 77 and float(found[77]) == pytest.approx(1e6, rel=1e-3)
+    estimates = estimate(tables[2], keys, 2000)
+    assert int(estimates.argmax()) == 77 and float(estimates[77]) == pytest.approx(1e6, rel=1e-3)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.codecs.codec_examples import SPECS
-from tests.codecs.golden_payloads import FOLDER, decoded, from_hex, made, path
+from tests.codecs.golden_payloads import FOLDER, decoded, expected_content, from_hex, path
 
 every_spec = pytest.mark.parametrize("spec", SPECS)
 
@@ -17,7 +17,7 @@ def stored(spec: str) -> dict[str, str]:
 
 @every_spec
 def test_encode_writes_the_bytes_in_the_file(spec):
-    assert made(spec) == stored(spec)
+    assert expected_content(spec) == stored(spec)
 
 
 @every_spec

@@ -28,32 +28,32 @@ def ascending(draw):
 
 
 @st.composite
-def coded_places(draw):
-    """Number of elements, positions and a coding; no long bitmaps."""
-    n, place = draw(ascending())
-    return n, place, draw(CODINGS) if n < 2**22 else "elias_fano"
+def coded_positions(draw):
+    """Draw a number of elements, positions and a coding, but no long bitmaps."""
+    n, indices = draw(ascending())
+    return n, indices, draw(CODINGS) if n < 2**22 else "elias_fano"
 
 
-def encoded(place, n, coding):
-    out = torch.full((Split.of(n, len(place), coding).size,), 0xAA, dtype=torch.uint8)
-    positions.encode(place, n, coding, out)
+def encoded(indices, n, coding):
+    out = torch.full((Split.of(n, len(indices), coding).size,), 0xAA, dtype=torch.uint8)
+    positions.encode(indices, n, coding, out)
     return out
 
 
 def bits_of(stream):
-    """The bits of bytes, the lowest first."""
+    """Return the bits of bytes, lowest first."""
     return [byte >> bit & 1 for byte in stream for bit in range(8)]
 
 
 @given(ascending())
 def test_lower_bits_come_first_and_the_rest_in_unary(drawn):
-    n, place = drawn
-    k, bits = len(place), int(math.log2(n / len(place))) if len(place) else 0
-    coded = bits_of(encoded(place, n, "elias_fano").tolist())
-    lower = [p >> bit & 1 for p in place.tolist() for bit in range(bits)]
+    n, indices = drawn
+    k, bits = len(indices), int(math.log2(n / len(indices))) if len(indices) else 0
+    coded = bits_of(encoded(indices, n, "elias_fano").tolist())
+    lower = [p >> bit & 1 for p in indices.tolist() for bit in range(bits)]
     lower += [0] * (-len(lower) % 8)
     assert coded[: len(lower)] == lower
-    ones = {(p >> bits) + j for j, p in enumerate(place.tolist())}
+    ones = {(p >> bits) + j for j, p in enumerate(indices.tolist())}
     upper = coded[len(lower) :]
     assert {at for at, bit in enumerate(upper) if bit} == ones
     assert len(upper) == (-(-(k + (n - 1 >> bits)) // 8) * 8 if k else 0)
@@ -61,10 +61,10 @@ def test_lower_bits_come_first_and_the_rest_in_unary(drawn):
 
 @given(ascending().filter(lambda drawn: drawn[0] < 2**17))
 def test_bitmap_has_a_bit_for_each_element_lowest_first(drawn):
-    n, place = drawn
-    bits = bits_of(encoded(place, n, "bitmap").tolist())
-    assert [at for at, bit in enumerate(bits) if bit] == place.tolist()
-    assert len(bits) == (-(-n // 8) * 8 if len(place) else 0)
+    n, indices = drawn
+    bits = bits_of(encoded(indices, n, "bitmap").tolist())
+    assert [at for at, bit in enumerate(bits) if bit] == indices.tolist()
+    assert len(bits) == (-(-n // 8) * 8 if len(indices) else 0)
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 100, 1025])
@@ -75,7 +75,7 @@ def test_smaller_is_the_shorter_of_both_and_fewer_positions_fit_its_bound(n):
         smaller = Split.of(n, k, "smaller")
         assert smaller == (bitmap if bitmap.size < split.size else split)
         largest = max(largest, smaller.size)
-        assert largest <= positions.most_bytes(n, k, "smaller")
+        assert largest <= positions.max_bytes(n, k, "smaller")
 
 
 @given(st.integers(8, 2**31 - 1), st.data())
@@ -83,31 +83,31 @@ def test_codes_take_little_more_than_any_must(n, data):
     k = data.draw(st.integers(1, min(n // 8, 10**6)))
     choices = math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
     # two streams of whole bytes
-    most = choices / math.log(2) + 0.7 * k + 16 + math.log2(n)
-    assert 8 * Split.of(n, k, "elias_fano").size <= most
+    bound = choices / math.log(2) + 0.7 * k + 16 + math.log2(n)
+    assert 8 * Split.of(n, k, "elias_fano").size <= bound
 
 
-@given(coded_places())
+@given(coded_positions())
 def test_positions_round_trip_with_the_bytes_of_the_reference(drawn):
-    n, place, coding = drawn
-    if n > 2**22 and len(place) > 2:
-        n = 2**31 - 1 if int(place[-1]) >= 2**22 else 2**22
-    coded = encoded(place, n, coding)
-    assert torch.equal(positions.decode([coded], n, [len(place)], coding)[0], place)
+    n, indices, coding = drawn
+    if n > 2**22 and len(indices) > 2:
+        n = 2**31 - 1 if int(indices[-1]) >= 2**22 else 2**22
+    coded = encoded(indices, n, coding)
+    assert torch.equal(positions.decode([coded], n, [len(indices)], coding)[0], indices)
     with reference():
-        assert torch.equal(encoded(place, n, coding), coded)
-        assert torch.equal(positions.decode([coded], n, [len(place)], coding)[0], place)
+        assert torch.equal(encoded(indices, n, coding), coded)
+        assert torch.equal(positions.decode([coded], n, [len(indices)], coding)[0], indices)
 
 
-@given(coded_places().filter(lambda drawn: len(drawn[1]) > 0), st.data())
+@given(coded_positions().filter(lambda drawn: len(drawn[1]) > 0), st.data())
 def test_kernel_and_reference_refuse_the_same_damage(drawn, data):
-    n, place, coding = drawn
-    coded = encoded(place, n, coding)
+    n, indices, coding = drawn
+    coded = encoded(indices, n, coding)
     coded[data.draw(st.integers(0, len(coded) - 1))] ^= 1 << data.draw(st.integers(0, 7))
 
     def decoded():
         try:
-            return positions.decode([coded], n, [len(place)], coding)[0].tolist()
+            return positions.decode([coded], n, [len(indices)], coding)[0].tolist()
         except ValueError as error:
             assert "of indices are not" in str(error)
             return None
@@ -124,14 +124,14 @@ def test_kernel_and_reference_refuse_the_same_damage(drawn, data):
     [
         ([0b01], 2, 2, "elias_fano"),  # too few ones
         ([0b111], 2, 2, "elias_fano"),  # too many
-        ([0b1001], 2, 2, "elias_fano"),  # the last place is n
-        ([0b00, 0b11], 2, 4, "elias_fano"),  # twice the same place
+        ([0b1001], 2, 2, "elias_fano"),  # the last position is n
+        ([0b00, 0b11], 2, 4, "elias_fano"),  # the same position twice
         ([0b01, 0b11], 2, 4, "elias_fano"),  # descending
         ([0b11, 0], 2, 2, "elias_fano"),  # too long
         ([], 1, 100, "elias_fano"),
         ([0b1], 2, 1, "elias_fano"),  # more than there are
         ([0b01], 2, 3, "bitmap"),  # too few
-        ([0b1001], 2, 3, "bitmap"),  # the last place is n
+        ([0b1001], 2, 3, "bitmap"),  # the last position is n
         ([0b11, 0], 2, 3, "bitmap"),  # too long
     ],
 )

@@ -31,7 +31,7 @@ def test_payloads_can_be_summed_before_they_are_decoded(n, density, scaled):
 def test_positions_are_equal_on_all_ranks_and_differ_by_step():
     codec, x = make_codec("randomk:density=0.1"), torch.arange(1.0, 1001.0)
     drawn = [codec.encode(x, key).tolist() for key in keys(4)]
-    assert all(each == drawn[0] for each in drawn)
+    assert all(positions == drawn[0] for positions in drawn)
     assert codec.encode(x, KEY._replace(step=3)).tolist() != drawn[0]
 
 
@@ -39,14 +39,14 @@ def test_positions_are_equal_on_all_ranks_and_differ_by_step():
 @given(st.integers(1, 700), st.integers(0, 2**31))
 def test_values_are_a_payload_of_the_value_codec_and_add_up_with_the_residual(values, n, seed):
     codec = make_codec(f"randomk:density=0.4,values={values}")
-    x, kept = torch.randn(2, n, generator=torch.Generator().manual_seed(seed))
-    wanted = x + kept
-    exact = make_codec("randomk:density=0.4").encode(wanted, KEY).view(torch.float32)
-    payload = codec.encode_residual(x, kept, kept, KEY)
+    x, residual = torch.randn(2, n, generator=torch.Generator().manual_seed(seed))
+    corrected = x + residual
+    exact = make_codec("randomk:density=0.4").encode(corrected, KEY).view(torch.float32)
+    payload = codec.encode_residual(x, residual, residual, KEY)
     assert torch.equal(payload, make_codec(values).encode(exact))
     sent = codec.decode(payload, n, KEY)
-    torch.testing.assert_close(sent + kept, wanted)
-    assert torch.equal(kept[sent == 0], wanted[sent == 0])
+    torch.testing.assert_close(sent + residual, corrected)
+    assert torch.equal(residual[sent == 0], corrected[sent == 0])
 
 
 def test_only_float32_values_are_summed_before_they_are_decoded():

@@ -82,7 +82,10 @@ def test_a_specification_and_its_class_agree_in_traits_and_defaults(name):
     assert spec.multi_phase == isinstance(method, MultiPhaseMethod)
     summable = parse_codec(next(iter(spec.examples))).summable
     assert summable == (isinstance(method, Codec) and method.linear)
-    by_class = {each.name: each.default for each in signature(type(method)).parameters.values()}
+    by_class = {
+        parameter.name: parameter.default
+        for parameter in signature(type(method)).parameters.values()
+    }
     fields = {key: field for key, field in spec.model_fields.items() if key != "name"}
     assert by_class.keys() == fields.keys()
     for key, field in fields.items():

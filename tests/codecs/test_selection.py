@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardlab.codecs.selection import keep, largest, scatter_add, scatter_sum
+from shardlab.codecs.selection import largest, scatter_add, scatter_sum, write_residual
 from tests.codecs.vectors import (
     any_bits,
     bits,
@@ -76,12 +76,12 @@ def test_selection_adds_the_residual_and_writes_finite_sums(data):
     k = data.draw(st.integers(1, len(x)))
 
     def compute():
-        kept = torch.empty(len(x))
-        return [*largest(x, k, 0, residual, kept), kept]
+        new_residual = torch.empty(len(x))
+        return [*largest(x, k, 0, residual, new_residual), new_residual]
 
-    kept = check_as_reference(compute)[2]
-    wanted = x + residual
-    assert bits(kept) == bits(torch.where(wanted.isfinite(), wanted, residual))
+    new_residual = check_as_reference(compute)[2]
+    corrected = x + residual
+    assert bits(new_residual) == bits(torch.where(corrected.isfinite(), corrected, residual))
 
 
 @given(st.data())
@@ -93,14 +93,14 @@ def test_residuals_have_the_bits_of_the_reference_in_place_and_out_of_place(data
     values, decoded = data.draw(vectors(n=k)), data.draw(vectors(n=k))
 
     def compute():
-        kept, rest, place = torch.empty(n), torch.zeros(n), residual.clone()
-        keep(x, residual, kept, positions, values, decoded)
-        keep(None, residual, rest, positions, values, decoded)
-        keep(x, place, place, positions, values, decoded)
-        return kept, rest, place
+        new_residual, without_x, in_place = torch.empty(n), torch.zeros(n), residual.clone()
+        write_residual(x, residual, new_residual, positions, values, decoded)
+        write_residual(None, residual, without_x, positions, values, decoded)
+        write_residual(x, in_place, in_place, positions, values, decoded)
+        return new_residual, without_x, in_place
 
-    kept, _, place = check_as_reference(compute)
-    assert bits(kept) == bits(place)
+    new_residual, _, in_place = check_as_reference(compute)
+    assert bits(new_residual) == bits(in_place)
 
 
 @settings(deadline=None)
@@ -112,10 +112,10 @@ def test_selection_does_not_depend_on_the_number_of_threads(density, ties):
         x, residual = x.round(), residual.round()
 
     def compute():
-        kept = torch.empty(n)
-        values, positions = largest(x, int(density * n), 0, residual, kept)
-        keep(None, residual, kept, positions, values, values / 2)
-        return values, positions, kept
+        new_residual = torch.empty(n)
+        values, positions = largest(x, int(density * n), 0, residual, new_residual)
+        write_residual(None, residual, new_residual, positions, values, values / 2)
+        return values, positions, new_residual
 
     check_thread_counts(compute)
 
@@ -160,4 +160,4 @@ def test_unsuitable_tensors_are_refused():
     with pytest.raises(ValueError, match="must be a contiguous vector of 8"):
         largest(x.double(), 2)
     with pytest.raises(ValueError, match="positions must be a contiguous vector of 3"):
-        keep(x, x, x, torch.zeros(3, dtype=torch.int64), torch.zeros(3), torch.zeros(3))
+        write_residual(x, x, x, torch.zeros(3, dtype=torch.int64), torch.zeros(3), torch.zeros(3))

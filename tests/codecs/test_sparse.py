@@ -21,21 +21,21 @@ every_value_codec = pytest.mark.parametrize("values", get_args(Values))
 @given(st.sampled_from(INDICES), st.integers(1, 700), st.integers(0, 2**31), st.integers(-20, 8))
 def test_payload_and_residual_sum_to_the_input(name, values, indices, n, seed, power):
     codec = make_codec(f"{name},values={values},indices={indices}")
-    x, kept = torch.randn(2, n, generator=torch.Generator().manual_seed(seed)) * 2.0**power
-    wanted = x + kept
-    sent = codec.decode(codec.encode_residual(x, kept, kept, KEY), n, KEY)
-    torch.testing.assert_close(sent + kept, wanted, rtol=1e-6, atol=1e-7 * 2.0**power)
+    x, residual = torch.randn(2, n, generator=torch.Generator().manual_seed(seed)) * 2.0**power
+    corrected = x + residual
+    sent = codec.decode(codec.encode_residual(x, residual, residual, KEY), n, KEY)
+    torch.testing.assert_close(sent + residual, corrected, rtol=1e-6, atol=1e-7 * 2.0**power)
     if values == "fp32":
-        assert torch.equal(sent + kept, wanted)
-    assert torch.equal(kept[sent == 0], wanted[sent == 0])
+        assert torch.equal(sent + residual, corrected)
+    assert torch.equal(residual[sent == 0], corrected[sent == 0])
 
 
 @every_value_codec
 def test_payload_begins_with_the_payload_of_the_value_codec(values):
     x = torch.randn(5000)
     payload = make_codec(f"topk:density=0.1,values={values}").encode(x, KEY)
-    place = torch.topk(x.abs(), 500).indices.sort().values
-    expected = make_codec({"fp32": "none"}.get(values, values)).encode(x[place], KEY)
+    indices = torch.topk(x.abs(), 500).indices.sort().values
+    expected = make_codec({"fp32": "none"}.get(values, values)).encode(x[indices], KEY)
     assert torch.equal(payload[: expected.numel()], expected)
 
 
@@ -43,13 +43,13 @@ def test_payload_begins_with_the_payload_of_the_value_codec(values):
 def test_threshold_sends_what_reaches_it_and_at_the_cap_the_largest(values):
     x = torch.tensor(values)
     codec = make_codec("threshold:threshold=1,cap=0.3")
-    most = max(1, round(0.3 * len(x)))
+    cap = max(1, round(0.3 * len(x)))
     reached = x.abs() >= 1
     expected = torch.where(reached, x, 0.0)
-    if int(reached.sum()) > most:
+    if int(reached.sum()) > cap:
         expected = torch.zeros_like(x)
-        place = x.abs().sort(descending=True, stable=True).indices[:most]
-        expected[place] = x[place]
+        indices = x.abs().sort(descending=True, stable=True).indices[:cap]
+        expected[indices] = x[indices]
     payload = codec.encode(x)
     assert torch.equal(codec.decode(payload, len(x)), expected)
     assert codec.content(len(x), payload).elements == int(expected.count_nonzero())
@@ -90,10 +90,10 @@ def test_damaged_payloads_are_refused_by_name_before_anything_is_added(spec):
     last[-1] |= 0xFF
     count[:4] = torch.tensor([255, 0, 0, 0])
     damaged = [short, last, payload[:3]] + ([count] if codec.name == "threshold" else [])
-    for each in damaged:
+    for damaged_payload in damaged:
         out = torch.zeros(4000)
         with pytest.raises(ValueError, match=codec.name):
-            codec.decode_sum([payload, each], out)
+            codec.decode_sum([payload, damaged_payload], out)
         with pytest.raises(ValueError, match=codec.name):
-            codec.decode_add(each, out)
+            codec.decode_add(damaged_payload, out)
         assert not out.any()

@@ -23,7 +23,7 @@ needs_compiled = pytest.mark.skipif(not native.available(), reason="no compiled 
 
 @contextmanager
 def reference() -> Iterator[None]:
-    """The PyTorch reference serves while the block runs."""
+    """Run the block with the PyTorch reference in place of the kernels."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "library", lambda: None)
         yield
@@ -31,7 +31,7 @@ def reference() -> Iterator[None]:
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """torch makes tensors of this type by default while the block runs."""
+    """Run the block with this default dtype of torch."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -45,8 +45,8 @@ def check_as_reference(compute: Callable[[], Sequence[Tensor]]) -> Sequence[Tens
     with reference():
         expected = compute()
     results = compute()
-    for result, wanted in zip(results, expected, strict=True):
-        assert bits(result) == bits(wanted)
+    for result, reference_result in zip(results, expected, strict=True):
+        assert bits(result) == bits(reference_result)
     return results
 
 
@@ -108,9 +108,9 @@ def with_ties(
 
 def coded(codec: Any, x: Tensor, residual: Tensor, alpha: float = 1 / 3) -> list[Tensor]:
     """Return payload, new residual, and sums of two and of one payload of a codec."""
-    kept, summed, added = torch.empty_like(x), torch.empty_like(x), residual.clone()
-    payload = codec.encode_residual(x, residual, kept, KEY)
+    new_residual, summed, added = torch.empty_like(x), torch.empty_like(x), residual.clone()
+    payload = codec.encode_residual(x, residual, new_residual, KEY)
     other = codec.encode(x.flip(0), KEY._replace(rank=1))
     codec.decode_sum([payload, other], summed, alpha, [KEY, KEY._replace(rank=1)])
     codec.decode_add(payload, added, alpha, KEY)
-    return [payload, kept, summed, added]
+    return [payload, new_residual, summed, added]

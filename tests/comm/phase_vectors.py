@@ -63,7 +63,7 @@ class Call:
         self.method, self.unit = method, unit
         self.ledger = Ledger()
         self.wire = GroupCommunicator(group, self.ledger, "gradients")
-        self._reduce = {"sum": method.sum, "sum_scatter": method.sum_scatter}[how]
+        self._reduce = {"sum": method.all_reduce, "sum_scatter": method.reduce_scatter}[how]
         self._lay_out = LAYOUTS[how]
 
     def lay_out(self, matrices: list[Tensor]) -> Tensor:

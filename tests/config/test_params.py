@@ -131,6 +131,11 @@ def refusal(*overrides: str) -> str:
             "methods={stock: {strategies: [ddp]}}",
             "methods: tune says what they are to reach: add it, or write methods: {}",
         ),
+        (
+            "quality.val_loss=[5.5]",
+            "quality.val_loss: nothing is evaluated during training: set train.validation.every, "
+            "or remove it",
+        ),
     ],
 )
 def test_error_names_the_key_and_the_fix(override: str, message: str) -> None:

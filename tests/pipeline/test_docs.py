@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 import yaml
 
 import shardlab
@@ -203,7 +204,7 @@ def type_commands(path: Path, workspace: Path, left_out: list[str]) -> dict[str,
     typed = [command for command in commands([path]) if command not in left_out]
     for command in typed:
         if command.startswith("tensorboard"):
-            serve(workspace, *command.split(), "--port", "0")
+            assert "fsdp2/seed0" in runs_in_tensorboard(workspace, *command.split())
             continue
         said[command] = run(workspace, "bash", "-ec", command).stdout
     if "snakemake --report overview.html" in typed:
@@ -211,11 +212,17 @@ def type_commands(path: Path, workspace: Path, left_out: list[str]) -> dict[str,
     return said
 
 
-def serve(root: Path, *command: str) -> None:
-    """Start a server, and end it once it has printed its address."""
-    server = Marked(root, *command)
+def runs_in_tensorboard(root: Path, *command: str) -> list[str]:
+    """Start TensorBoard, and end it once it has named the runs that it shows."""
+    server, log = Marked(root, *command, "--port", "0"), root / "marked.log"
+
+    def runs() -> list[str]:
+        address = re.search(r"http://\S+", log.read_text())
+        return requests.get(f"{address[0]}data/runs", timeout=60).json() if address else []
+
     try:
-        wait_for(lambda: "http://" in (root / "marked.log").read_text(), 120, "an address")
+        wait_for(runs, 120, "runs")  # read in the background, after the address is there
+        return runs()
     finally:
         server.close()
 

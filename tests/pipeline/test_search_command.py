@@ -38,7 +38,10 @@ def project(tmp_path: Path) -> Path:
         (["--minutes", "0"], "--minutes: input should be greater than or equal to 1 (found 0)"),
         (["--minutes", "ten"], "argument --minutes: invalid int value: 'ten'"),
         (["--name", "../mine"], "--name: string should match pattern"),
-        (["--model", "tinny"], "--model: 'tinny' is no preset and no folder with a config.json"),
+        (
+            ["--model", "tinny"],
+            "--model: 'tinny' is neither a preset nor a folder with a config.json",
+        ),
         (["--set", "agent.start=dp"], "agent.start: 'dp' is no run; did you mean 'fsdp2'?"),
     ],
 )

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from shardlab.results.interval import paired_ratio
-from shardlab.results.table import SearchWorkload, measured, ratio_to
+from shardlab.results.table import SearchWorkload, ratio_to, results_by_strategy
 from shardlab.results.timing_result import NO_COMMUNICATION, TimingResult
 from shardlab.strategy.document import parse_strategy
 from tests.record_factory import STRATEGIES, in_round, make_failure, make_record, trial_run
@@ -75,7 +75,7 @@ def test_a_row_has_the_results_of_a_strategy_from_all_measurements():
         ),
         trial_run(KEPT, 0),
     ]
-    rows = measured(results, FSDP2.hash())
+    rows = results_by_strategy(results, FSDP2.hash())
     assert [row.source for row in rows.values()] == ["run fsdp2", "run ddp", "round 1"]
     ddp, kept = rows[DDP.hash()], rows[KEPT.hash()]
     assert [(step.source, step.ratio) for step in ddp.steps] == [
@@ -92,7 +92,7 @@ def test_a_seed_that_fails_leaves_a_row_without_training_runs():
     lost = make_record("ddp", 1, diverged_at=7, val_ppl=None)
     crash = make_failure(KEPT, "memory", "no memory", seed=1)
     results = [make_record("fsdp2"), make_record("ddp", 0), lost, trial_run(KEPT, 0), crash]
-    rows = measured(results, FSDP2.hash())
+    rows = results_by_strategy(results, FSDP2.hash())
     for strategy, detail in ((DDP, "diverged at step 7"), (KEPT, "no memory")):
         row = rows[strategy.hash()]
         assert not row.trained and row.folder is None
@@ -103,13 +103,13 @@ def test_a_seed_that_fails_leaves_a_row_without_training_runs():
 def test_steps_and_failures_count_on_their_link_and_ranks_and_those_of_training_wherever_it_was():
     crash = make_failure(DDP, "crash", kind="race", timing="round-1", link="100mbit")
     steps: list[TimingResult] = [raced(s, [40.0, 41.0]) for s in (FSDP2, DDP)]
-    row = measured([*steps, crash], FSDP2.hash())[DDP.hash()]
+    row = results_by_strategy([*steps, crash], FSDP2.hash())[DDP.hash()]
     slow = LOAD.model_copy(update={"link": "100mbit"})
     assert row.step(LOAD) and not row.step(slow)
     assert row.failure(slow) and not row.failure(LOAD)
-    untrained = measured([make_failure(DDP, "crash")], FSDP2.hash())[DDP.hash()]
+    untrained = results_by_strategy([make_failure(DDP, "crash")], FSDP2.hash())[DDP.hash()]
     assert untrained.failure(LOAD) and untrained.failure(slow)
     other = LOAD.model_copy(update={"trained_on": 4, "world_size": 4})
     assert not untrained.failure(other)
-    diverged = measured([make_failure(DDP, "diverged")], FSDP2.hash())[DDP.hash()]
+    diverged = results_by_strategy([make_failure(DDP, "diverged")], FSDP2.hash())[DDP.hash()]
     assert diverged.failure(other)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from shardlab.core.errors import UserError
 from shardlab.strategy.codec_options import TopKSpec
-from shardlab.strategy.codec_table import codec_text, split_text
+from shardlab.strategy.codec_table import codec_text, parse_codec, split_text
 from shardlab.strategy.document import parse_strategy
 
 
@@ -63,3 +63,10 @@ def test_the_name_that_others_give_a_codec_is_answered_with_ours(name, ours):
         parse_strategy({"gradients": {"codec": name}})
     assert str(refused.value).endswith(f"unknown codec {name!r}; did you mean {ours!r}?")
     assert parse_strategy({"gradients": {"codec": ours}})
+
+
+def test_bf16_is_written_as_before_it_had_an_option() -> None:
+    plain = parse_codec("bf16")
+    assert plain.model_dump(mode="json") == {"name": "bf16"} and codec_text(plain) == "bf16"
+    assert parse_codec({"name": "bf16", "rounding": "nearest"}) == plain
+    assert codec_text(parse_codec("bf16:rounding=stochastic")) == "bf16:rounding=stochastic"

@@ -13,7 +13,7 @@ import shardlab.train.blame as blame
 from shardlab.core.errors import UserError
 from shardlab.models.settings import Model
 from shardlab.results.settings import Timing
-from shardlab.results.timing_result import BLOCK, NO_COMMUNICATION, Race, Ruling
+from shardlab.results.timing_result import BLOCK, NO_COMMUNICATION, Race, RaceDecision
 from shardlab.strategy.document import parse_strategy
 from shardlab.train.interleaved import Look
 from shardlab.train.launch import RunFailed
@@ -45,8 +45,8 @@ def plan(data: Path, *runs: str, blocks: int = 1, **train: object) -> TimingPlan
     )
 
 
-def on(step_ms: dict[str, list[float]]) -> Ruling:
-    return Ruling()
+def on(step_ms: dict[str, list[float]]) -> RaceDecision:
+    return RaceDecision()
 
 
 def raced(planned: TimingPlan, folder: Path, look: Look = on, limit_s: float = LIMIT_S) -> Race:
@@ -85,8 +85,8 @@ def test_a_look_stops_the_race_and_lets_arms_leave(data, tmp_path):
     def look(step_ms):
         assert {len(times) for times in step_ms.values()} == {BLOCK} or len(step_ms["ddp"]) > BLOCK
         if len(step_ms["ddp"]) == 2 * BLOCK:
-            return Ruling("enough")
-        return Ruling(leave=("manual",))
+            return RaceDecision("enough")
+        return RaceDecision(leave=("manual",))
 
     planned = plan(data)
     longer = replace(planned, timing=planned.timing.model_copy(update={"repetitions": 50}))
@@ -181,7 +181,7 @@ def test_what_no_arm_caused_is_raised(data, tmp_path):
     with pytest.raises(UserError, match="tokens"):
         raced(replace(plan(data), data=tmp_path / "nowhere"), tmp_path)
 
-    def look(step_ms: dict[str, list[float]]) -> Ruling:
+    def look(step_ms: dict[str, list[float]]) -> RaceDecision:
         raise RuntimeError("the rule is wrong")
 
     with pytest.raises(RunFailed, match="the rule is wrong"):
