@@ -277,8 +277,8 @@ def test_a_batch_of_all_ranks_is_divided_by_ranks_and_micro_batches() -> None:
         ),
         (
             "agent.world_size=4",
-            "train.global_batch_size: tune, and a search on other ranks than those of train, need "
-            "the samples of a rank: set train.batch_size: 12 in its place",
+            "train.global_batch_size: tune, and a search on other ranks, need train.batch_size in "
+            "its place: 12",
         ),
         (
             "forecast.timings=[two-ranks, one-rank]",
