@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.usage import HEADINGS, fastest_usage, print_usage
 from shardlab.data.corpus_file import CorpusDocument, read_corpus, write_corpus
-from shardlab.data.tokenizer import given_tokenizer
+from shardlab.data.tokenizer import pretrained_tokenizer
 
 _BATCH = 1000
 _DOWNLOADS = Path(".work")
@@ -81,7 +81,7 @@ def shardlab(corpus: Path, out: Path) -> None:
 
 def tokenizers(corpus: Path, out: Path) -> None:
     """Read by ijson and encode by tokenizers, in threads."""
-    encode = given_tokenizer("gpt2", _DOWNLOADS).encode
+    encode = pretrained_tokenizer("gpt2", _DOWNLOADS).encode
     _write(out, (ids for batch in _texts(corpus) for ids in encode(batch)))
 
 
@@ -90,7 +90,7 @@ def gigatoken(corpus: Path, out: Path) -> None:
     from gigatoken import Tokenizer
 
     # without added tokens, which it would recognize inside of texts
-    plain = json.loads(given_tokenizer("gpt2", _DOWNLOADS).to_json()) | {"added_tokens": []}
+    plain = json.loads(pretrained_tokenizer("gpt2", _DOWNLOADS).to_json()) | {"added_tokens": []}
     encode = Tokenizer.from_json(json.dumps(plain)).encode_batch_list
     _write(out, (ids for batch in _texts(corpus) for ids in encode(batch)))
 

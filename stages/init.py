@@ -23,7 +23,7 @@ from shardlab.core.link import Link
 from shardlab.core.progress import say
 from shardlab.data.local_files import open_packed
 from shardlab.data.settings import Data, Tokenize, source_of
-from shardlab.data.source_records import Tally
+from shardlab.data.source_records import RecordCounts
 from shardlab.data.sources import read_documents
 from shardlab.models.build import build_model
 from shardlab.models.settings import Model
@@ -153,9 +153,10 @@ def _data(text: str) -> tuple[dict[str, Any], dict[str, str]]:
     if data["source"] == "text":
         data |= _split(path) if path.is_file() else {}
         # records may need data.text_column, which is set in what init writes
-        tally = Tally("skip", f"--text {text}")
-        if next(read_documents(validate(Data, data, "--text"), Path(".work"), tally), None) is None:
-            raise tally.empty()
+        counts = RecordCounts("skip", f"--text {text}")
+        documents = read_documents(validate(Data, data, "--text"), Path(".work"), counts)
+        if next(documents, None) is None:
+            raise counts.no_documents()
     return data, {"text": str(path)}
 
 

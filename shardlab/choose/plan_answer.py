@@ -64,7 +64,7 @@ class Plan(Document):
     """How many times as many tokens to a loss a strategy that changes training may need and still
     reach it as soon as the best without loss; by strategy."""
     offer: Offer | None = None
-    """Offer that the price is of; null: the price was given."""
+    """Offer that gave the price; null: the user gave it."""
 
 
 def make_plan(
@@ -76,7 +76,7 @@ def make_plan(
         model, setup: descriptions of the model and of the assumptions.
         tokens: tokens of a device in a step.
         goal: tokens to train on; 0: no goal.
-        price: price of a device-hour, or an offer that has one; 0: unknown.
+        price: price of a device-hour, or an offer with one; 0: unknown.
 
     Raises:
         UserError: no strategy without loss fits.
@@ -106,7 +106,7 @@ def make_plan(
     even = {by_name[title].name: ratio for title, ratio in ranking.break_even.items()}
     chosen = [order[0], *(by_name[title] for title in ranking.gaining[:1])]
     offer = price if isinstance(price, Offer) else None
-    of_hour = price.price if isinstance(price, Offer) else price
+    per_hour = price.price if isinstance(price, Offer) else price
     return Plan(
         answer=_answer(chosen, lossless, [o for o in (one_node, one_device) if o], ranking, even),
         model=model,
@@ -116,7 +116,7 @@ def make_plan(
         strategies=planned,
         one_node=one_node,
         one_device=one_device,
-        best=[_cost(outcome, goal, of_hour) for outcome in chosen],
+        best=[_cost(outcome, goal, per_hour) for outcome in chosen],
         break_even=even,
         offer=offer,
     )

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardlab.comm.transport import Traffic
-from shardlab.core.device import Moment, now, seconds_between
+from shardlab.core.device import Timestamp, now, seconds_between
 
 MessageKind = Literal["gradients", "weights"]
 TimeName = Literal["encode_s", "decode_s", "extra_collective_s"]
@@ -119,7 +119,9 @@ class Account:
             self.formats[format] += nbytes  # type: ignore[assignment]  # bytes may be fractions
         self.bytes_between_nodes += share * nbytes
 
-    def add_time(self, what: TimeName, begin: Moment, device: torch.device, sign: int = 1) -> None:
+    def add_time(
+        self, what: TimeName, begin: Timestamp, device: torch.device, sign: int = 1
+    ) -> None:
         """Add the time since `begin`, on a GPU that of the current stream's work."""
         if isinstance(begin, float):
             setattr(self, what, getattr(self, what) + sign * (perf_counter() - begin))
@@ -137,7 +139,7 @@ class Account:
         end = now(largest.device)
         self._add_later("not_finite", end, lambda: not math.isfinite(on_host.item()))
 
-    def _add_later(self, what: str, end: Moment, read: Callable[[], float]) -> None:
+    def _add_later(self, what: str, end: Timestamp, read: Callable[[], float]) -> None:
         """Add to a sum what can be read when the GPU has passed `end`."""
         assert not isinstance(end, float), "of a GPU"
         self._unread.append(_Unread(what, end, read))

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from shardlab.comm.background import Background
 from shardlab.comm.emulated_link import LinkThrottle
-from shardlab.core.device import Moment, now, seconds_between
+from shardlab.core.device import Timestamp, now, seconds_between
 
 PIECE = 1 << 20
 """bytes at most"""
@@ -45,16 +45,16 @@ class IssuedOperation(NamedTuple):
     device: torch.device
     carried: float | None
     """when an emulated link has carried its bytes; None: they use no link"""
-    begin: Moment | None
+    begin: Timestamp | None
 
 
 class _DeviceStep(NamedTuple):
     """Operations of a step on a GPU."""
 
-    begin: Moment
+    begin: Timestamp
     """that times are relative to: as float32 milliseconds, as CUDA gives them, they are exact to a
     microsecond for some seconds only"""
-    spans: list[tuple[Moment, Moment]]
+    spans: list[tuple[Timestamp, Timestamp]]
 
     def seconds(self) -> float:
         """Return the length of the union of the spans; the host waits for their ends."""

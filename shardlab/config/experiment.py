@@ -169,16 +169,13 @@ class Params(Document):
             return
         yield from (wrong := _said(train.step_size, train.world_size))
         for name, timing in each_timing(self.timings).items():
-            ranks = timing.world_size, timing.accumulation
-            yield from (f"timings.{name}: {why}" for why in _said(train.step_size, *ranks))
-        # what these compare and predict are steps with equal samples of a rank
+            size = timing.world_size, timing.accumulation
+            yield from (f"timings.{name}: {why}" for why in _said(train.step_size, *size))
         searches = agent.world_size, *(search.world_size for search in agent.searches.values())
         if not wrong and (self.tune is not None or {*searches} - {None, train.world_size}):
-            size = train.step_size(train.world_size).batch_size
-            yield (
-                "train.global_batch_size: tune, and a search on other ranks than those of train, "
-                f"need the samples of a rank: set train.batch_size: {size} in its place"
-            )
+            batch = train.step_size(train.world_size).batch_size
+            text = "tune, and a search on other ranks, need train.batch_size in its place"
+            yield f"train.global_batch_size: {text}: {batch}"
 
     def _in_tokens(self) -> Iterator[str]:
         given, numbered = self.data.source == "tokens", self.tokenize.end_of_text is not None
@@ -222,8 +219,8 @@ class Params(Document):
             yield from _unknown(f"forecast.timings.{i}", name, keys, "timing")
             fitted = each_timing(self.timings).get(name)
             first = each_timing(self.timings).get(self.forecast.timings[0], fitted)
-            differ = fitted and first and fitted.world_size != first.world_size
-            if first and differ and self.train.global_batch_size:
+            ranks = {timing.world_size for timing in (fitted, first) if timing}
+            if first and len(ranks) > 1 and self.train.global_batch_size:
                 yield (
                     f"forecast.timings.{i}: by train.global_batch_size a rank of {name!r} has "
                     f"other samples than one of {self.forecast.timings[0]!r}: name timings on "

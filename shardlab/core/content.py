@@ -1,4 +1,4 @@
-"""Content of files and folders that are read where they lie, and may change there."""
+"""Content of files and folders that are read in place, and may change."""
 
 from pathlib import Path
 
@@ -11,23 +11,25 @@ class Content(Document):
 
     path: str
     sha256: str
-    """of a file; of a folder, that of the relative paths and SHA-256 of its files"""
+    """SHA-256 of the file; for a folder, of the relative paths and SHA-256 of its files."""
     state: str
-    """digest of relative paths, sizes and times: while it is the same, nothing is read again"""
+    """Digest of relative paths, sizes and times. While it is the same, files are not read again."""
 
     @classmethod
-    def of(cls, path: str | Path, known: "Content | None" = None) -> "Content | None":
-        """Return the content of a path, None without a file; links to folders are not followed.
+    def of(cls, path: str | Path, previous: "Content | None" = None) -> "Content | None":
+        """Return the content of a path, or None if there is no file.
+
+        Links to folders are not followed.
 
         Args:
-            known: the content as it was: returned where the state is still the same.
+            previous: Earlier content; it is returned if the state has not changed.
 
         Raises:
-            OSError: a file cannot be read.
+            OSError: A file cannot be read.
         """
         state = state_of(Path(path))
-        if known is not None and (known.path, known.state) == (str(path), state):
-            return known
+        if previous is not None and (previous.path, previous.state) == (str(path), state):
+            return previous
         digests = {file: sha256_of_file(where) for file, where in files_below(Path(path)).items()}
         if not digests:
             return None

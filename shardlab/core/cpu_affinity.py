@@ -1,4 +1,4 @@
-"""CPUs of ranks, as parameters say them."""
+"""CPUs of ranks in parameters."""
 
 from typing import Annotated, Any, Literal, get_args
 
@@ -9,10 +9,10 @@ from shardlab.core.ranges import parse_ranges
 
 
 def parse_cpus(text: str) -> tuple[int, ...]:
-    """Parse a list of CPUs, ascending.
+    """Parse a list of CPUs, such as `0-3,8`, to ascending numbers.
 
     Raises:
-        UserError: not of numbers and ranges.
+        UserError: The list does not consist of numbers and ranges.
     """
     try:
         return parse_ranges(text)

@@ -1,7 +1,7 @@
-"""The device that computes: streams, page-locked memory and deterministic algorithms of a GPU.
+"""Device for computation: streams, page-locked memory and deterministic algorithms of a GPU.
 
-Streams and events are torch's own (torch.cuda.Stream, torch.cuda.Event). Experimental: no GPU has
-run this code.
+Streams and events are torch's (torch.cuda.Stream, torch.cuda.Event). Experimental: this code has
+not run on a GPU.
 """
 
 import os
@@ -11,20 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Moment = float | torch.cuda.Event
-"""seconds of the host's clock; on a GPU a timed event of a stream"""
+Timestamp = float | torch.cuda.Event
+"""Seconds of the host's clock; on a GPU, a timed event of a stream."""
 
 
 def accelerator_of(device: torch.device) -> "Accelerator | None":
-    """Return the interface of a GPU; None for the CPU, which works while the host waits."""
+    """Return the interface of a GPU, or None for the CPU."""
     return Accelerator(device) if device.type == "cuda" else None
 
 
 class Accelerator:
-    """A GPU, which works while the host goes on.
+    """Interface of a GPU, which works asynchronously.
 
     Args:
-        device: with or without an index; without one it is the current GPU.
+        device: A device without an index is the current GPU.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -35,11 +35,11 @@ class Accelerator:
         return torch.cuda.Stream(self._device)
 
     def current_stream(self) -> torch.cuda.Stream:
-        """Return the stream on which this thread launches."""
+        """Return the stream on which this thread launches work."""
         return torch.cuda.current_stream(self._device)
 
     def future(self) -> torch.futures.Future[Any]:
-        """Return a future for whose result the streams of its callbacks wait, too."""
+        """Return a future; the streams of its callbacks wait for its result."""
         return torch.futures.Future(devices=[self._device])
 
     def page_lock(self, tensor: Tensor) -> None:
@@ -49,7 +49,7 @@ class Accelerator:
         torch.cuda.check_error(int(result))
 
     def page_unlock(self, tensor: Tensor) -> None:
-        """Undo `page_lock`, when nothing is copied any more."""
+        """Undo `page_lock`; all copies must have ended."""
         with torch.cuda.device(self._device):
             result = torch.cuda.cudart().cudaHostUnregister(tensor.data_ptr())
         torch.cuda.check_error(int(result))
@@ -59,8 +59,8 @@ class Accelerator:
         target.copy_(source, non_blocking=True)
 
 
-def now(device: torch.device) -> Moment:
-    """Return the time; on a GPU the event after all work of the current stream so far."""
+def now(device: torch.device) -> Timestamp:
+    """Return the time; on a GPU, an event after the work launched on the current stream so far."""
     if device.type != "cuda":
         return perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -68,8 +68,8 @@ def now(device: torch.device) -> Moment:
     return event
 
 
-def seconds_between(begin: Moment, end: Moment) -> float:
-    """Return the time from one moment to another of the same device, which has passed both."""
+def seconds_between(begin: Timestamp, end: Timestamp) -> float:
+    """Return the seconds between two timestamps of one device, both in the past."""
     if isinstance(begin, float) or isinstance(end, float):
         assert isinstance(begin, float) and isinstance(end, float), "of one device"
         return end - begin
@@ -77,28 +77,28 @@ def seconds_between(begin: Moment, end: Moment) -> float:
 
 
 def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor on a device; a GPU copies it while the host goes on.
+    """Return a tensor on a device; to a GPU it is copied asynchronously.
 
-    It does so from page-locked memory alone. PyTorch frees that when the copy is done
+    An asynchronous copy needs page-locked memory, which PyTorch frees when the copy is done
     (aten/src/ATen/core/CachingHostAllocator.h).
     """
     if device.type == "cuda" and tensor.device.type == "cpu":
-        # not `pin_memory`, which returns what is page-locked already: the caller may write to it
+        # always a copy: `pin_memory` returns a page-locked tensor itself, which may be overwritten
         locked = torch.empty_like(tensor, pin_memory=True).copy_(tensor)
         return locked.to(device, non_blocking=True)
     return tensor.to(device)
 
 
 def compute_deterministically() -> None:
-    """Let this process use deterministic algorithms alone, from now on.
+    """Make this process use only deterministic algorithms.
 
-    To be called before the first product on a GPU: cuBLAS reads its workspace setting then (cuBLAS
-    documentation, "Results reproducibility"). torch raises RuntimeError, which names the operator,
-    where it has no such algorithm (torch.use_deterministic_algorithms).
+    Call it before the first product on a GPU, when cuBLAS reads its workspace setting (cuBLAS
+    documentation, "Results reproducibility"). An operator without a deterministic algorithm then
+    raises RuntimeError (torch.use_deterministic_algorithms).
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
-    # a pass over each new buffer, which only shows reads of what nothing was written to
+    # filling each new buffer takes time, and only helps to find reads of uninitialized memory
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 

@@ -1,4 +1,4 @@
-"""Base class of everything that a user writes: strict, frozen documents."""
+"""Base class of all documents that a user writes: strict and frozen."""
 
 import re
 from collections.abc import Mapping
@@ -21,15 +21,14 @@ from shardlab.core.errors import UserError, nearest, shorten
 from shardlab.core.files import read_json, write_json
 
 AS_TUPLE = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
-"""for fields that are tuples, as frozen documents have them, where YAML and JSON have lists"""
-
+"""Validator of tuple fields: YAML and JSON have lists, frozen documents have tuples."""
 
 _SHOWN = 100
-"""characters of a wrong value in a message"""
+"""Characters of a wrong value that a message shows."""
 
 
 class Document(BaseModel):
-    """Frozen and strict: unknown keys and wrong types are refused, never converted."""
+    """Frozen, strict document: it refuses unknown keys and wrong types, and converts nothing."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
@@ -41,29 +40,29 @@ class Document(BaseModel):
         """Validate the fields.
 
         Raises:
-            UserError: one line, as of `validate`.
+            UserError: A field is wrong, as in `validate`.
         """
         try:
             super().__init__(**values)
         except ValidationError as error:
             raise _one_line(error, type(self).__name__) from None
 
-    # pydantic's own constructors have this mark: inner documents are validated without a call
+    # with this mark of pydantic's constructors inner documents are validated without a call of it
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     @model_validator(mode="wrap")
     @classmethod
     def _name_unknown_keys(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Refuse unknown keys with a hint, together with all mistakes in the known ones."""
-        known = dict(value) if isinstance(value, dict) else {}
-        unknown = [key for key in known if key not in cls.model_fields]
+        """Refuse unknown keys with a hint, together with the mistakes in all other keys."""
+        fields = dict(value) if isinstance(value, dict) else {}
+        unknown = [key for key in fields if key not in cls.model_fields]
         if not unknown:
             return handler(value)
         errors = [
             _error(f"unknown key; {cls._hint(str(key))}", (str(key),), value) for key in unknown
         ]
         try:
-            handler({key: known[key] for key in known if key not in unknown})
+            handler({key: fields[key] for key in fields if key not in unknown})
         except ValidationError as error:
             errors += [_error(e["msg"], e["loc"], e["input"]) for e in error.errors()]
         raise ValidationError.from_exception_data(cls.__name__, errors)
@@ -79,10 +78,10 @@ class Document(BaseModel):
         """Read the document that `to_file` wrote.
 
         Args:
-            fix: what the user should do when the file is missing or damaged.
+            fix: What the user should do if the file is missing or damaged.
 
         Raises:
-            UserError: it is, or it holds something else.
+            UserError: The file is missing, damaged or not such a document.
         """
         try:
             return validate(cls, read_json(path, fix), str(path))
@@ -94,10 +93,10 @@ class Document(BaseModel):
         write_json(path, self.model_dump(mode="json"), allow_nan=True)
 
 
-def _error(message: str, place: tuple[int | str, ...], value: Any) -> InitErrorDetails:
-    # a kind of one's own shows the message as it is
+def _error(message: str, location: tuple[int | str, ...], value: Any) -> InitErrorDetails:
+    # pydantic shows the message of a custom error unchanged
     kind = PydanticCustomError("mistake", "{message}", {"message": message})
-    return InitErrorDetails(type=kind, loc=place, input=value)
+    return InitErrorDetails(type=kind, loc=location, input=value)
 
 
 T = TypeVar("T")
@@ -111,10 +110,11 @@ def validate(annotation: Any, value: Any, where: str, every: bool = False) -> An
     """Validate `value` as an instance of `annotation`.
 
     Args:
-        every: name all mistakes, a line each, and not the first alone.
+        where: Name of the value, at the beginning of messages.
+        every: Report all mistakes, one per line, in place of the first.
 
     Raises:
-        UserError: one line with the key's path, what was expected and what was found.
+        UserError: One line with the path of the key, the expected value and the actual value.
     """
     try:
         return _adapter(annotation).validate_python(value)
@@ -124,7 +124,7 @@ def validate(annotation: Any, value: Any, where: str, every: bool = False) -> An
         raise _one_line(error, where) from None
 
 
-@cache  # to build that of a union takes longer than to validate with it
+@cache  # to build the adapter of a union takes longer than to validate with it
 def _adapter(annotation: Any) -> pydantic.TypeAdapter[Any]:
     return pydantic.TypeAdapter(annotation)
 
@@ -135,13 +135,15 @@ def _one_line(error: ValidationError, where: str) -> UserError:
 
 
 def _lines(error: ValidationError, where: str) -> list[str]:
-    """Return a line for each mistake, addressed by the path that the user wrote, without union
-    tags. Of the alternatives of a union the first has a line."""
+    """Return a line for each mistake, with the path of its key, without pydantic's union tags.
+
+    Of the alternatives of a union, only the first has a line.
+    """
     lines: dict[tuple[int | str, ...], str] = {}
     for mistake in error.errors():
-        place = mistake["loc"]
-        union = next((i for i, part in enumerate(place) if _is_tag(part)), len(place))
-        path = ".".join(filter(None, [where, *(str(p) for p in place if not _is_tag(p))]))
+        location = mistake["loc"]
+        union = next((i for i, part in enumerate(location) if _is_tag(part)), len(location))
+        path = ".".join(filter(None, [where, *(str(p) for p in location if not _is_tag(p))]))
         value = mistake["input"]
         message = mistake["msg"].removeprefix("Value error, ")
         if mistake["type"] in _EXPECTED:
@@ -149,7 +151,7 @@ def _lines(error: ValidationError, where: str) -> list[str]:
             value = type(value) if isinstance(value, BaseModel) else value
         is_shown = isinstance(value, dict | list | BaseModel) or repr(value) in message
         shown = "" if is_shown else f" (found {_brief(value)})"
-        lines.setdefault(place[:union], f"{path}: {message[0].lower()}{message[1:]}{shown}")
+        lines.setdefault(location[:union], f"{path}: {message[0].lower()}{message[1:]}{shown}")
     return [*lines.values()]
 
 
@@ -157,7 +159,7 @@ _EXPECTED = {
     "model_type": "input should be a mapping or a {class_name}",
     "tuple_type": "input should be a list",
 }
-"""messages in place of pydantic's, in the words of YAML, by its names of mistakes"""
+"""Messages in words of YAML that replace pydantic's, by its types of errors."""
 
 
 def _brief(value: object) -> str:
@@ -166,7 +168,7 @@ def _brief(value: object) -> str:
 
 
 def _is_tag(part: str | int) -> bool:
-    """Return whether a validator put this part into the location: no user wrote it."""
+    """Return whether pydantic added this part of a location as the tag of a union."""
     return isinstance(part, str) and re.fullmatch(r"[\w-]+\[.*\]", part) is not None
 
 

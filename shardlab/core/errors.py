@@ -1,4 +1,4 @@
-"""Errors for the user: what is wrong, where, and the fix, in one line; and runs that failed."""
+"""Errors for the user, in one line: what is wrong, where, and the fix; errors of failed runs."""
 
 import difflib
 import inspect
@@ -16,7 +16,7 @@ class UserError(ValueError):
 
 
 def without_frames(call: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Raise what `call` refuses without the frames below it: scripts show them once per rank."""
+    """Raise a `UserError` of `call` without its frames, which scripts would show for each rank."""
 
     @wraps(call)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -29,7 +29,7 @@ def without_frames(call: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def warn_script(message: str) -> None:
-    """Warn at the line of the script that has led here, above this package and torch."""
+    """Warn at the line of the user's script, above this package and torch."""
     frame, level = inspect.currentframe(), 1
     while frame and frame.f_globals.get("__name__", "").partition(".")[0] in ("shardlab", "torch"):
         frame, level = frame.f_back, level + 1
@@ -37,34 +37,34 @@ def warn_script(message: str) -> None:
 
 
 class StorageError(UserError):
-    """A file that cannot be written, whatever is to be in it: the disk is at fault."""
+    """Error of the disk: a file cannot be written, whatever its content."""
 
 
 _TERMINATED = "(SIGTERM"
-"""in the summary of a rank that was ended from outside, which `shardlab.train.launch` writes"""
+"""Part of the summary that `shardlab.train.launch` writes for a rank that got SIGTERM."""
 _TIMED_OUT = "Timed out waiting"
-"""gloo's message about a rank that neither answers nor closes its connection"""
+"""Message of gloo if a rank neither answers nor closes its connection."""
 _LOST = (_TIMED_OUT, "Connection closed by peer", "Connection reset by peer", "Broken pipe")
-"""gloo's messages about a rank that does not answer, or whose process ended"""
+"""Messages of gloo if a rank does not answer, or its process ended."""
 
 
 def lost_rank(message: str) -> str | None:
-    """Return what gloo says of another rank that is the cause of an error, if one is."""
+    """Return gloo's message about a lost rank in the message of an error, or None."""
     return next((reason for reason in _LOST if reason in message), None)
 
 
 class RunFailed(RuntimeError):
-    """A run that a rank or its time limit ended.
+    """Error of a run that a rank or the time limit ended.
 
     Args:
-        detail: with the traceback of the rank, if there is one.
-        summary: one line.
+        detail: Description with the traceback of the rank, if there is one.
+        summary: Description in one line.
     """
 
     def __init__(
         self, kind: Literal["timeout", "crash", "memory"], detail: str, summary: str
     ) -> None:
-        super().__init__(kind, detail, summary)  # pickle makes it of these again
+        super().__init__(kind, detail, summary)  # pickle passes these to the constructor
         self.kind = kind
         self.detail = detail
         self.summary = summary
@@ -74,12 +74,12 @@ class RunFailed(RuntimeError):
 
     @property
     def terminated(self) -> bool:
-        """Return whether somebody ended a rank from outside, as a scheduler does."""
+        """Return whether a rank was ended from outside, for example by a scheduler."""
         return _TERMINATED in self.summary
 
     @property
     def outcome(self) -> Literal["timeout", "crash", "memory"]:
-        """Kind of failure; a rank that hung is a timeout, whichever rank noticed it."""
+        """Kind of failure; it is a timeout if a rank hung, whichever rank noticed."""
         return "timeout" if self.hung else self.kind
 
     @property
@@ -94,13 +94,15 @@ class RunFailed(RuntimeError):
 
 
 def nearest(word: str, valid: Iterable[str]) -> str:
-    """Return a sentence that names the valid words closest to `word`, or that it abbreviates, or
-    all of them."""
+    """Return a hint with the valid words closest to `word`, or with all valid words.
+
+    The closest words are those that `word` abbreviates by initials, else those most similar to it.
+    """
     valid = sorted(valid)
     close = [name for name in valid if word == "".join(part[0] for part in name.split("_"))]
     if not close:
-        found = difflib.get_close_matches(word, valid, n=3, cutoff=0.5)
-        close = [name for name in found if _likeness(word, name) == _likeness(word, found[0])]
+        similar = difflib.get_close_matches(word, valid, n=3, cutoff=0.5)
+        close = [name for name in similar if _likeness(word, name) == _likeness(word, similar[0])]
     words = " or ".join(repr(name) for name in sorted(close))
     return f"did you mean {words}?" if close else f"valid: {', '.join(valid)}"
 
@@ -110,7 +112,7 @@ def _likeness(word: str, name: str) -> float:
 
 
 _MESSAGE = 300
-"""characters of an error message"""
+"""Largest length of an error message, in characters."""
 
 
 def shorten(text: str) -> str:

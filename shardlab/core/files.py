@@ -36,7 +36,7 @@ _FIXES = {
 
 @contextmanager
 def writing(path: str | Path) -> Iterator[None]:
-    """Turn what a disk refuses into one line for the user.
+    """Turn errors of the disk into one line for the user.
 
     Raises:
         StorageError: `path` cannot be written.
@@ -52,7 +52,7 @@ def writing(path: str | Path) -> Iterator[None]:
         if code is None or code not in _FIXES:
             raise
         reason = os.strerror(code)
-        # reading may have failed while it was being written
+        # the block may have failed to read another file
         if isinstance(error, OSError) and error.filename is not None:
             name = os.fsdecode(error.filename)
             if Path(path).parent not in Path(name).parents:
@@ -66,12 +66,12 @@ def writing(path: str | Path) -> Iterator[None]:
 def atomic(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path next to `path` that is renamed to it when the block succeeds.
 
-    The block may write a file or make a folder there. A block that fails, or a process that is
-    killed, leaves the old file; where both are folders, a process that is killed between two
-    renames leaves none.
+    The block may write a file or create a folder. If the block fails or the process is killed, the
+    old file stays. A folder is replaced by two renames; a process that is killed between them
+    leaves no folder.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: `path` cannot be written.
     """
     path = Path(path)
     with writing(path):
@@ -81,16 +81,16 @@ def atomic(path: str | Path) -> Iterator[Path]:
             yield temporary
             _open_to_others(temporary, holder / f"{path.name}.new")
             if path.is_dir():
-                temporary.stat()  # raises where the block has made nothing
+                temporary.stat()  # raises if the block created nothing
                 path.rename(holder / "before")
             temporary.replace(path)
 
 
 def _open_to_others(made: Path, new: Path) -> None:
-    """Let those read files that the umask lets: libraries (safetensors) make them for their owner.
+    """Give files the permissions of the umask; libraries (safetensors) give them to the owner only.
 
     Args:
-        new: path for a file that shows the mode of any new one.
+        new: Path for a new file, whose mode shows the umask.
     """
     new.touch()
     mode = new.stat().st_mode
@@ -101,13 +101,16 @@ def _open_to_others(made: Path, new: Path) -> None:
 
 @contextmanager
 def unfinished(path: Path) -> Iterator[Path]:
-    """Yield a new hidden folder next to `path`, for what will be renamed to it; it is removed at
-    the end, or by the next process that calls this for `path` where this one is killed."""
-    # named .NAME.PID.RANDOM
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*.*"):
-        pid = left.name.split(".")[-2]
+    """Yield a new hidden folder next to `path`, for a file that will be renamed to `path`.
+
+    The folder is removed at the end. If the process is killed, the next process that calls this
+    for `path` removes it.
+    """
+    # the names are .NAME.PID.RANDOM
+    for stale in path.parent.glob(f".{glob.escape(path.name)}.*.*"):
+        pid = stale.name.split(".")[-2]
         if pid.isdecimal() and not psutil.pid_exists(int(pid)):
-            shutil.rmtree(left, ignore_errors=True)
+            shutil.rmtree(stale, ignore_errors=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.{os.getpid()}.", dir=path.parent))
     try:
         yield folder
@@ -127,32 +130,32 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_json(path: str | Path, value: Any, allow_nan: bool = False) -> None:
-    """Write JSON with sorted keys and a final newline, so that equal values make equal files.
+    """Write JSON atomically, with sorted keys, so that equal values give equal files.
 
     Args:
-        allow_nan: write numbers that are not finite as Python does, NaN and Infinity.
+        allow_nan: Write numbers that are not finite as NaN and Infinity, as Python does.
 
     Raises:
-        ValueError: a number is not finite, and `allow_nan` is not set; see `finite`.
+        ValueError: A number is not finite, and `allow_nan` is not set; see `finite`.
     """
     options: dict[str, Any] = {"indent": 1, "sort_keys": True, "ensure_ascii": False}
     write_text(path, json.dumps(value, **options, allow_nan=allow_nan) + "\n")
 
 
 def read_json(path: str | Path, fix: str = _REPEAT) -> Any:
-    """Read a whole JSON file.
+    """Read a JSON file.
 
     Args:
-        fix: what the user should do when the file is missing or damaged.
+        fix: What the user should do if the file is missing or damaged.
 
     Raises:
-        UserError: it is.
+        UserError: The file is missing or damaged.
     """
     return _parse(path, _read(path, fix), fix)
 
 
 def write_json_lines(path: str | Path, values: Sequence[Any]) -> None:
-    """Write one JSON value per line, keys sorted; as strict as `write_json`."""
+    """Write one JSON value per line atomically, with sorted keys; numbers must be finite."""
     lines = (json.dumps(value, sort_keys=True, allow_nan=False) for value in values)
     write_text(path, "".join(f"{line}\n" for line in lines))
 
@@ -161,7 +164,7 @@ def read_json_lines(path: str | Path, fix: str = _REPEAT) -> list[Any]:
     """Read the values that `write_json_lines` wrote.
 
     Raises:
-        UserError: the file is missing or damaged.
+        UserError: The file is missing or damaged.
     """
     lines = _read(path, fix).splitlines()
     return [_parse(f"{path}:{i}", line, fix) for i, line in enumerate(lines, 1)]
@@ -200,7 +203,7 @@ def sha256_of_files(folder: Path, share: slice = slice(None)) -> dict[str, str]:
     """Return the SHA-256 of the files in a folder, by their relative paths.
 
     Args:
-        share: which of them in the order of their paths, so that ranks can divide them.
+        share: Part of the files, sorted by path, so that each rank can hash a part.
     """
     paths = sorted(path for path in folder.rglob("*") if path.is_file())[share]
     return {str(path.relative_to(folder)): sha256_of_file(path) for path in paths}
@@ -209,8 +212,12 @@ def sha256_of_files(folder: Path, share: slice = slice(None)) -> dict[str, str]:
 def find_damage(
     folder: Path, expected: Mapping[str, str], share: slice = slice(None)
 ) -> tuple[str, str] | None:
-    """Return the first file that is not as `sha256_of_files` found it, and whether it is "missing"
-    or "damaged"; None if all are."""
+    """Return the first file that differs from `expected`, and `missing` or `damaged`; else None.
+
+    Args:
+        expected: Result of `sha256_of_files`.
+        share: Part of the files, sorted by path.
+    """
     for name in sorted(expected)[share]:
         if not (folder / name).is_file():
             return name, "missing"
@@ -223,15 +230,15 @@ def refuse_damage(folder: Path, expected: Mapping[str, str], fix: str) -> None:
     """Compare files of a folder with their SHA-256.
 
     Raises:
-        UserError: one is missing or differs.
+        UserError: A file is missing or differs.
     """
     if damage := find_damage(folder, expected):
-        name, what = damage
-        raise UserError(f"{folder / name}: {what}: {fix}")
+        name, kind = damage
+        raise UserError(f"{folder / name}: {kind}: {fix}")
 
 
 def files_below(root: Path) -> dict[str, Path]:
-    """Return the files of a folder by their relative paths; that of a file itself is empty.
+    """Return the files of a folder by their relative paths; for a file, the file by an empty path.
 
     Links to folders are not followed.
     """
@@ -241,14 +248,16 @@ def files_below(root: Path) -> dict[str, Path]:
 
 
 def state_of(root: Path) -> str:
-    """Return a digest of relative paths, sizes and times of a file, or of those of a folder: while
-    it is the same, nothing was written."""
+    """Return a digest of relative paths, sizes and times of a file or of the files of a folder.
+
+    While it is the same, no file was written.
+    """
     files = {name: file.stat() for name, file in files_below(root).items()}
     return sha256_of_value({name: (s.st_size, s.st_mtime_ns) for name, s in files.items()})
 
 
 def sha256_of_value(value: Any) -> str:
-    """Hash a JSON value; the order of keys does not matter."""
+    """Return the hexadecimal SHA-256 of a JSON value; the order of keys does not matter."""
     return hashlib.sha256(
         json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
     ).hexdigest()

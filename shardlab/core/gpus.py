@@ -1,6 +1,6 @@
 """GPU of a rank, checked before training, and the backend that the GPUs of all ranks allow.
 
-A GPU that cannot be used ends the run in one line, before there is a process group.
+A GPU that cannot be used ends the run with one line, before the process group is initialized.
 """
 
 import os
@@ -15,23 +15,23 @@ from shardlab.core.errors import UserError
 
 _CHOOSE = "choose others by CUDA_VISIBLE_DEVICES"
 _INSTALLED = Path("/proc/driver/nvidia/gpus")
-"""one folder per GPU; the driver makes it"""
+"""Folder of the driver, with one folder per GPU."""
 
 
 class RankGpu(NamedTuple):
-    """GPU of a rank, as ranks compare it with theirs."""
+    """Properties of a rank's GPU that ranks compare."""
 
     uuid: str
     bf16: bool
-    """has fast products in bf16, which `auto` dtypes depend on"""
+    """Whether products in bf16 are fast, on which `auto` dtypes depend."""
 
 
 def gpu_index(visible: int, *, forked: bool) -> int | None:
     """Return the index of this rank's GPU, or None when ranks would have to share one.
 
     Args:
-        visible: GPUs that the process sees: those of the machine, or what a launcher left of them.
-        forked: whether the other ranks of the machine see the same GPUs, as forks of one process.
+        visible: Number of GPUs that the process sees; a launcher may hide some.
+        forked: Whether the ranks of the machine see the same GPUs, as forks of one process.
     """
     if visible >= int(os.environ["LOCAL_WORLD_SIZE"]):
         return int(os.environ["LOCAL_RANK"])
@@ -77,28 +77,28 @@ def backend_of(gpus: Sequence[RankGpu | None]) -> str:
     Raises:
         UserError: there is no NCCL, or dtypes would differ.
     """
-    own = {gpu.uuid: gpu.bf16 for gpu in gpus if gpu is not None}
-    if len(own) < len(gpus):
+    bf16_by_uuid = {gpu.uuid: gpu.bf16 for gpu in gpus if gpu is not None}
+    if len(bf16_by_uuid) < len(gpus):
         return "gloo"
     if not dist.is_nccl_available():
         raise UserError(
             f"torch {torch.__version__} has no NCCL, which GPUs need: install a build with it "
             "(PyPI's for Linux), or set CUDA_VISIBLE_DEVICES= to train on the CPU"
         )
-    if len({*own.values()}) > 1:
+    if len({*bf16_by_uuid.values()}) > 1:
         raise UserError(f"unequal GPUs: some have no bf16, so that dtypes differ: {_CHOOSE}")
     return "cpu:gloo,cuda:nccl"
 
 
 def refuse_shared(gpus: Sequence[RankGpu], fix: str) -> None:
-    """Refuse GPUs of ranks that send from one GPU to another: NCCL hangs or fails with shared ones.
+    """Refuse a GPU that several ranks share, with which NCCL hangs or fails.
 
     Args:
-        gpus: of every rank.
-        fix: what else can be done, in words.
+        gpus: GPU of every rank.
+        fix: What else the user can do.
 
     Raises:
-        UserError: ranks share one.
+        UserError: Ranks share a GPU.
     """
     ranks: dict[str, list[str]] = {}
     for rank, gpu in enumerate(gpus):

@@ -1,4 +1,4 @@
-"""The machine that a figure was measured on: its facts, its memory, and who used its CPUs."""
+"""Description of this machine, its memory, and the use of its CPUs."""
 
 import os
 import platform
@@ -17,8 +17,7 @@ from shardlab.core.errors import UserError
 
 
 def describe_host() -> dict[str, Any]:
-    """Return processor, usable cores, GPUs, memory and Python version; the same keys on every
-    machine."""
+    """Return processor, usable cores, GPUs, memory, kernel and Python version of this machine."""
     return {
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
@@ -30,13 +29,16 @@ def describe_host() -> dict[str, Any]:
 
 
 def machine_key() -> str:
-    """Return a key of processes that see one /dev/shm: containers separate those of one machine."""
+    """Return a key that is equal for processes with the same /dev/shm.
+
+    Processes in different containers of one machine have different keys.
+    """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot} {Path('/dev/shm').stat().st_dev}"
 
 
 def memory_bytes() -> int:
-    """Return the host memory in bytes: of the machine, or the lowest control group limit."""
+    """Return the host memory in bytes, or the lowest limit of a control group if it is lower."""
     total: int = psutil.virtual_memory().total
     return min([total, *(limit for limit, _ in _memory_of_groups())])
 
@@ -44,7 +46,7 @@ def memory_bytes() -> int:
 def free_memory_bytes() -> int:
     """Return the bytes that this process and its children can still allocate.
 
-    Files that the kernel keeps in memory only to save time count as free.
+    The kernel's cache of files counts as free.
     """
     available: int = psutil.virtual_memory().available
     return min([available, *(limit - used for limit, used in _memory_of_groups())])
@@ -62,18 +64,18 @@ def _memory_of_groups() -> Iterator[tuple[int, int]]:
         # a container sees its own group as the root, whatever its name outside
         for group in (root, inner, *inner.parents):
             with suppress(OSError, ValueError):  # no such group here, or "max"
-                most = int((group / limit).read_text())
+                limit_bytes = int((group / limit).read_text())
                 lines = (group / "memory.stat").read_text().splitlines()
                 fields = {key: int(value) for key, value in map(str.split, lines)}
                 cached = fields[f"{prefix}inactive_file"] + fields[f"{prefix}active_file"]
-                yield most, int((group / usage).read_text()) - cached
+                yield limit_bytes, int((group / usage).read_text()) - cached
 
 
 _GROUP_FILES = {
     "": ("memory.max", "memory.current", ""),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
 }
-"""limit file, usage file and prefix of memory.stat fields, by the controllers of a line"""
+"""Limit file, usage file and prefix of memory.stat fields, by the controllers of a line."""
 
 
 class ResidentMemory(NamedTuple):
@@ -81,9 +83,9 @@ class ResidentMemory(NamedTuple):
 
     now: int
     highest: int
-    """peak so far"""
+    """Peak of the process."""
     of_files: int
-    """of libraries and other mapped files, now"""
+    """Current part of libraries and other mapped files."""
 
 
 def resident_memory() -> ResidentMemory:
@@ -101,7 +103,7 @@ _WRITTEN_BY_THE_PIPELINE = (":!results", ":!dvc.lock", ":(top,exclude)experiment
 def git_revision() -> str:
     """Return the commit of the working tree; `unknown` outside of git.
 
-    With `+` when a tracked file has changes, other than what the pipeline itself writes.
+    A `+` follows it if a tracked file has changes that the pipeline did not write.
     """
     commit = _git("rev-parse", "--short=12", "HEAD")
     changed = _git("status", "--porcelain", "--untracked-files=no", "--", *_WRITTEN_BY_THE_PIPELINE)
@@ -109,7 +111,7 @@ def git_revision() -> str:
 
 
 def _git(*arguments: str) -> str:
-    """Return the output of git; empty without git or a repository."""
+    """Return the output of git, or an empty text without git or a repository."""
     try:
         run = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
@@ -118,7 +120,7 @@ def _git(*arguments: str) -> str:
 
 
 def gpu_names(root: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
-    """Return the models of the GPUs that NVIDIA's driver lists; CUDA stays untouched."""
+    """Return the models of the GPUs that NVIDIA's driver lists, without initializing CUDA."""
     lines = [
         line
         for path in sorted(root.glob("*/information"))
@@ -128,15 +130,15 @@ def gpu_names(root: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
 
 
 def torch_version() -> str:
-    """Return `torch.__version__`, which names the build, without the seconds of an import.
+    """Return `torch.__version__`, which names the build, without importing torch.
 
     Raises:
-        UserError: there is no torch.
+        UserError: torch is not installed.
     """
     torch = find_spec("torch")
     if torch is None or torch.origin is None:
         raise UserError("no torch here: run make")
-    # the metadata of PyPI's packages lacks the build
+    # not from the metadata of the package, which lacks the build
     return str(run_path(str(Path(torch.origin).with_name("version.py")))["__version__"])
 
 
@@ -148,14 +150,14 @@ def _cpu_name() -> str:
 
 
 CpuTimes = dict[str, Any]
-"""of one rank: machine, cpus that it may run on; seconds, CPU seconds of the rank (own), and busy
-and stolen seconds by CPU; plain values, so that they can be gathered"""
+"""CPU times of one rank: its machine, the CPUs that it may use, elapsed seconds, CPU seconds of the
+rank (own), and busy and stolen seconds of each CPU. Plain values, so that they can be gathered."""
 
 
 class CpuMeter:
-    """Meter of CPU time from its creation on, of this process and of all on each CPU.
+    """Meter of CPU time since its creation, of this process and of each CPU.
 
-    The time of interrupts is left out: the kernel counts the run's own messages there, too.
+    The time of interrupts is left out, since it includes the messages of this run.
     """
 
     def __init__(self) -> None:
@@ -176,7 +178,7 @@ class CpuMeter:
 
 
 def total(times: Sequence[CpuTimes]) -> CpuTimes:
-    """Return the sum of one rank's times over several parts of a run, one or more."""
+    """Return the sum of one rank's times over one or more parts of a run."""
     return {
         **times[-1],
         **{key: sum(part[key] for part in times) for key in ("seconds", "own")},
@@ -198,9 +200,9 @@ def _cpu_times() -> dict[str, Any]:
 
 
 def _own_seconds() -> float:
-    """Return the CPU time of this process and its descendants, ended ones included."""
-    me, seconds = psutil.Process(), 0.0
-    for process in (me, *me.children(recursive=True)):
-        with suppress(psutil.NoSuchProcess):  # it ended meanwhile
+    """Return the CPU time of this process and its descendants, also of those that have ended."""
+    current, seconds = psutil.Process(), 0.0
+    for process in (current, *current.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):  # it may end while this loop runs
             seconds += sum(process.cpu_times()[:4])
     return seconds

@@ -1,4 +1,4 @@
-"""Environment of a process that is one rank: as torchrun sets it, or derived from SLURM's."""
+"""Environment of a process that is one rank, from the variables of torchrun or SLURM."""
 
 import os
 import re
@@ -24,13 +24,14 @@ def rank_environment(world_size: int) -> RankEnvironment | None:
     """Read the variables of torchrun, or of srun with one task for each rank, in `os.environ`.
 
     Args:
-        world_size: `train.world_size`.
+        world_size: Value of `train.world_size`.
 
     Returns:
-        None when no launcher started this process: it starts all ranks by itself.
+        position of this rank; None if no launcher started this process, which then starts all
+        ranks.
 
     Raises:
-        UserError: the launcher started another number of ranks, or not in equal blocks; or its
+        UserError: The launcher started a different number of ranks or unequal nodes, or its
             variables are incomplete.
     """
     launcher, variables = _launched()
@@ -39,8 +40,8 @@ def rank_environment(world_size: int) -> RankEnvironment | None:
     missing = {"MASTER_ADDR", "MASTER_PORT"} - variables.keys()
     if missing:
         raise UserError(
-            f"RANK and WORLD_SIZE are set, {' and '.join(sorted(missing))} not: unset those, or "
-            "start with torchrun"
+            f"RANK and WORLD_SIZE are set, but not {' and '.join(sorted(missing))}: unset RANK and "
+            "WORLD_SIZE, or start with torchrun"
         )
     rank, started = _number(variables, "RANK"), _number(variables, "WORLD_SIZE", 1)
     if started != world_size:
@@ -48,7 +49,7 @@ def rank_environment(world_size: int) -> RankEnvironment | None:
             f"{launcher} started {started} ranks, train.world_size says {world_size}: "
             "make them equal"
         )
-    here = RankEnvironment(
+    environment = RankEnvironment(
         rank,
         world_size,
         local_rank=_number(variables, "LOCAL_RANK", 0, rank),
@@ -56,83 +57,84 @@ def rank_environment(world_size: int) -> RankEnvironment | None:
         master_addr=variables["MASTER_ADDR"],
         master_port=_number(variables, "MASTER_PORT", 1),
     )
-    if not (rank < started and here.local_rank < here.local_world_size <= started):
+    if not (rank < started and environment.local_rank < environment.local_world_size <= started):
         raise UserError(
-            f"RANK {rank} of {started}, LOCAL_RANK {here.local_rank} of {here.local_world_size}: "
-            "count ranks from 0, below WORLD_SIZE and LOCAL_WORLD_SIZE"
+            f"RANK {rank} of {started}, LOCAL_RANK {environment.local_rank} of "
+            f"{environment.local_world_size}: count ranks from 0, below WORLD_SIZE and "
+            "LOCAL_WORLD_SIZE"
         )
-    if here.master_port >= 1 << 16:
-        raise UserError(f"MASTER_PORT {here.master_port}: choose a port below 65536")
-    return here
+    if environment.master_port >= 1 << 16:
+        raise UserError(f"MASTER_PORT {environment.master_port}: choose a port below 65536")
+    return environment
 
 
 def started_ranks() -> int | None:
-    """Return how many ranks torchrun or srun started; None when neither started this process.
+    """Return how many ranks torchrun or srun started, or None if neither started this process.
 
     Raises:
-        UserError: variables of a launcher are missing or are no numbers.
+        UserError: A variable of the launcher is missing or is not a number.
     """
     launcher, variables = _launched()
     return None if launcher is None else _number(variables, "WORLD_SIZE", 1)
 
 
 def is_first_rank() -> bool:
-    """Return whether this process starts all ranks, or is the first that a launcher started.
+    """Return whether this process starts all ranks, or is the first rank of a launcher.
 
     Raises:
-        UserError: variables of a launcher are missing or are no numbers.
+        UserError: A variable of the launcher is missing or is not a number.
     """
     launcher, variables = _launched()
     return launcher is None or _number(variables, "RANK") == 0
 
 
 def _launched() -> tuple[str | None, Mapping[str, str]]:
-    """Return who started this process as one rank, with torchrun's variables; None: nobody."""
+    """Return the launcher of this rank, or None, and its variables by torchrun's names."""
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return "torchrun", os.environ
-    # the variables of a job step: those without STEP are set in batch scripts, too
+    # the variables of a job step: a batch script also has those without STEP
     if _number(os.environ, "SLURM_STEP_NUM_TASKS", 0, 1) > 1:
         return "srun", from_slurm(os.environ)
     return None, {}
 
 
 def _number(
-    variables: Mapping[str, str], name: str, least: int = 0, default: int | None = None
+    variables: Mapping[str, str], name: str, minimum: int = 0, default: int | None = None
 ) -> int:
     """Return a variable as a number.
 
     Raises:
-        UserError: it is not set, is no number, or is below `least`.
+        UserError: The variable is not set, is not a number, or is below `minimum`.
     """
     text = variables.get(name)
     if text is None and default is not None:
         return default
     if text is None:
         raise UserError(f"{name} is not set beside other variables of srun: start with srun")
-    if not text.isdecimal() or int(text) < least:
-        raise UserError(f"{name} is {text!r}: expected a whole number, at least {least}")
+    if not text.isdecimal() or int(text) < minimum:
+        raise UserError(f"{name} is {text!r}: expected a whole number, at least {minimum}")
     return int(text)
 
 
 def node_count(world_size: int) -> int:
-    """Return the number of nodes that the ranks of this process, or of its rank, are on.
+    """Return the number of nodes of all ranks.
 
     Raises:
-        UserError: see `rank_environment`.
+        UserError: As `rank_environment`.
     """
     environment = rank_environment(world_size)
     return 1 if environment is None else world_size // environment.local_world_size
 
 
 def from_slurm(variables: Mapping[str, str]) -> dict[str, str]:
-    """Map the variables of an srun step with one task for each rank to those of torchrun.
+    """Return torchrun's variables for an srun step with one task per rank.
 
-    MASTER_ADDR is the first node of the step, and MASTER_PORT follows from the numbers of job and
-    step, unless they are set already.
+    Unless they are set, MASTER_ADDR is the first node of the step, and MASTER_PORT is computed from
+    the numbers of job and step.
 
     Raises:
-        UserError: the nodes have different numbers of tasks, or tasks that are not consecutive; or
-            a variable is missing.
+        UserError: The nodes have different numbers of tasks, the tasks of a node are not
+            consecutive, or a variable is missing.
     """
 
     def number(name: str) -> int:
@@ -142,7 +144,7 @@ def from_slurm(variables: Mapping[str, str]) -> dict[str, str]:
     rank, local_rank, local_world_size = number("PROCID"), number("LOCALID"), tasks // nodes
     if tasks % nodes or rank != number("NODEID") * local_world_size + local_rank:
         raise UserError(
-            "srun: the nodes have not each the same number of consecutive tasks: "
+            "srun: each node needs the same number of consecutive tasks: "
             "give --ntasks-per-node and --distribution=block"
         )
     if "SLURM_STEP_NODELIST" not in variables:

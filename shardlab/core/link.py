@@ -1,4 +1,4 @@
-"""Links between ranks: emulated ones as parameters say them, and their names in records."""
+"""Links between ranks: parameters of emulated links, and names of links in records."""
 
 import re
 from typing import Annotated, Any
@@ -9,14 +9,14 @@ from shardlab.core.document import Document
 from shardlab.core.errors import UserError
 
 LOOPBACK = "loopback"
-"""link name in records for ranks of one machine without an emulated link"""
+"""Link name in records for ranks of one machine without an emulated link."""
 FRAME_HEADERS = 66
-"""bytes of a frame that carry no payload: Ethernet 14, IP 20, TCP with time stamps 32"""
+"""Header bytes of a frame: Ethernet 14, IP 20, TCP with time stamps 32."""
 _UNITS = {"k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
 
 
 def connection_name(link: "Link | None", nodes: int) -> str:
-    """Return what records call the connection of ranks on so many nodes."""
+    """Return the name in records of the connection between ranks on `nodes` nodes."""
     if link is not None:
         return link.name
     return LOOPBACK if nodes == 1 else f"network of {nodes} nodes"
@@ -26,7 +26,7 @@ def bits_per_second(rate: str) -> int:
     """`100mbit` -> 100_000_000.
 
     Raises:
-        UserError: not a positive number of kbit, mbit or gbit.
+        UserError: The rate is not a positive number of kbit, mbit or gbit.
     """
     match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([kmg])bit", rate)
     bits = round(float(match[1]) * _UNITS[match[2]]) if match else 0
@@ -38,41 +38,41 @@ def bits_per_second(rate: str) -> int:
 
 
 def bucket_bytes(bits: int) -> int:
-    """Return the burst bytes that an idle link passes at once before its rate holds.
+    """Return the bytes that an idle link passes at once, before its rate limits it.
 
-    A small bucket leaves a busy machine no time to refill it.
+    The bucket is large enough for a busy machine to refill it in time.
     """
     return max(64 << 10, bits // 8 // 500)
 
 
 def _checked(rate: Any) -> Any:
     rates = tuple(rate) if isinstance(rate, list | tuple) else (rate,)
-    for each in rates:
-        bits_per_second(str(each))
+    for node_rate in rates:
+        bits_per_second(str(node_rate))
     return rates if isinstance(rate, list) else rate
 
 
 def _or_rate(schema: dict[str, Any]) -> None:
-    """Let a JSON schema of links accept the rate alone."""
-    rate = {"type": "string", "description": "the rate alone, such as 100mbit"}
+    """Let the JSON schema of a link accept a text, its rate."""
+    rate = {"type": "string", "description": "Rate of the link, such as 100mbit."}
     mapping = dict(schema)
     schema.clear()
     schema["anyOf"] = [rate, mapping]
 
 
 class Link(Document):
-    """One full-duplex link per node, all connected to one switch; as text its rate alone."""
+    """One full-duplex link per node, all connected to one switch; a text is its rate."""
 
     model_config = ConfigDict(json_schema_extra=_or_rate)
 
     rate: Annotated[
         str | Annotated[tuple[str, ...], Field(min_length=1)], BeforeValidator(_checked)
     ]
-    """rate per direction, such as 100mbit or 1gbit; or a list: one for each node"""
+    """Rate per direction, such as 100mbit or 1gbit, or a list with a rate for each node."""
     delay_ms: float = Field(0, ge=0)
-    """latency of a message between nodes"""
+    """Latency of a message between nodes, in milliseconds."""
     ranks_per_node: int = Field(1, ge=1)
-    """so many consecutive ranks are a node: they share its link, and use loopback among them"""
+    """Consecutive ranks of a node; they share its link, and use loopback among each other."""
 
     @model_validator(mode="before")
     @classmethod
@@ -90,18 +90,18 @@ class Link(Document):
 
     @property
     def bits_per_second(self) -> int:
-        """Bits per second per direction, of the slowest node: collectives wait for it."""
+        """Bits per second per direction of the slowest node, for which collectives wait."""
         return min(map(bits_per_second, [self.rate] if isinstance(self.rate, str) else self.rate))
 
     def rates_of_nodes(self, world_size: int) -> tuple[int, ...]:
         """Return the bits per second per direction of each node.
 
         Raises:
-            UserError: the ranks are not whole nodes or are one, or there is not one rate for each
-                node.
+            UserError: The ranks do not fill the nodes or are on one node, or the number of rates
+                is not the number of nodes.
         """
-        nodes, rest = divmod(world_size, self.ranks_per_node)
-        if rest:
+        nodes, remainder = divmod(world_size, self.ranks_per_node)
+        if remainder:
             raise UserError(
                 f"link: {world_size} ranks are not whole nodes of {self.ranks_per_node}: choose a "
                 "divisor for ranks_per_node"

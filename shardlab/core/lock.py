@@ -13,26 +13,26 @@ from shardlab.core.launch_environment import is_first_rank
 
 _FILE, _DVC = Path(".shardlab.lock"), Path(".dvc/tmp/lock")
 _HOLDER = "SHARDLAB_LOCK"
-"""environment variable of the process that holds the lock, and of its jobs: its process id"""
+"""Environment variable with the id of the process that holds the lock; its jobs inherit it."""
 _FIX = "wait until it has ended, or stop it"
 _PATIENCE_S = 1.0
-"""for ranks of a command that was just killed"""
-_held: list[Any] = []
-"""referenced, and so held, until this process ends"""
+"""Seconds to wait for ranks of a command that was just killed."""
+_locks: list[Any] = []
+"""Locks that are held until this process ends, since a lock without a reference is released."""
 
 
 def lock_tree(with_dvc: bool = False) -> None:
     """Lock the working directory until this process ends.
 
-    Nothing is done by jobs of the process that holds the lock, and by ranks of torchrun and srun
-    other than the first.
+    Jobs of the process that holds the lock take no lock. Of the ranks of torchrun and srun, only
+    the first takes it.
 
     Args:
-        with_dvc: hold DVC's own lock, too, so that `dvc repro` refuses before it removes outputs.
-            Stages that DVC runs cannot: DVC takes its lock again when they end.
+        with_dvc: Hold also the lock of DVC, so that `dvc repro` stops before it removes outputs.
+            Stages that DVC runs must not hold it: DVC takes it again when they end.
 
     Raises:
-        UserError: another process works here, or the lock file cannot be written.
+        UserError: Another process holds the lock, or the lock file cannot be written.
     """
     if _HOLDER in os.environ or not is_first_rank():
         return
@@ -46,14 +46,14 @@ def lock_tree(with_dvc: bool = False) -> None:
             raise UserError(f"{who} works here: {_FIX}") from None
         command = " ".join([*(Path(word).name for word in sys.orig_argv[:2]), *sys.orig_argv[2:]])
         path.write_text(f"{command} (pid {os.getpid()} on {os.uname().nodename})\n")
-    _held.append(lock)
+    _locks.append(lock)
     if with_dvc and _DVC.parents[1].is_dir():
         _lock_dvc()
     os.environ[_HOLDER] = str(os.getpid())
 
 
 def _lock_dvc() -> None:
-    from dvc.lock import LockError, make_lock  # not for the jobs, which never need it
+    from dvc.lock import LockError, make_lock  # a slow import, which jobs do not need
 
     with writing(_DVC):
         _DVC.parent.mkdir(exist_ok=True)
@@ -62,10 +62,10 @@ def _lock_dvc() -> None:
             lock.lock()
         except LockError:
             raise UserError(f"dvc (pid {_DVC.read_text().strip()}) works here: {_FIX}") from None
-    _held.append(lock)
+    _locks.append(lock)
 
 
 def is_job() -> bool:
-    """Return whether Snakemake, DVC or another command that holds the lock started this one."""
-    others = os.environ.get(_HOLDER) not in (None, str(os.getpid()))
-    return others or "DVC_STAGE" in os.environ
+    """Return whether a command that holds the lock, such as Snakemake or DVC, started this one."""
+    lock_is_inherited = os.environ.get(_HOLDER) not in (None, str(os.getpid()))
+    return lock_is_inherited or "DVC_STAGE" in os.environ

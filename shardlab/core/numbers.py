@@ -9,15 +9,15 @@ _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
 def figure(value: float | None, digits: int = 3) -> str:
-    """Format to `digits` significant digits, thousands separated, without an exponent."""
+    """Format with `digits` significant digits and separated thousands, without an exponent."""
     return ABSENT if value is None else fixed(value, decimals(value, digits))
 
 
-def fixed(value: float, places: int) -> str:
-    """Format with `places` decimals; a dash for NaN, `infinite` for infinity."""
+def fixed(value: float, decimal_places: int) -> str:
+    """Format with `decimal_places`; a dash for NaN, `infinite` for infinity."""
     if not math.isfinite(value):
         return ABSENT if math.isnan(value) else INFINITE
-    text = f"{value:,.{places}f}"
+    text = f"{value:,.{decimal_places}f}"
     is_zero = float(text.replace(",", "")) == 0
     return text.removeprefix("-") if is_zero else text.replace("-", _MINUS)
 
@@ -36,33 +36,34 @@ def scientific(value: float) -> str:
 
 
 def plus_minus(mean: float, deviation: float, digits: int = 3) -> str:
-    """Format mean ± standard deviation with equal decimals; the mean alone for a single value."""
+    """Format mean ± standard deviation with equal decimals; the mean if there is no deviation."""
     if not math.isfinite(deviation):
         return figure(mean, digits)
-    places = max(decimals(mean, digits), decimals(deviation, 1) if deviation else 0)
-    return f"{fixed(mean, places)} ± {fixed(deviation, places)}"
+    decimal_places = max(decimals(mean, digits), decimals(deviation, 1) if deviation else 0)
+    return f"{fixed(mean, decimal_places)} ± {fixed(deviation, decimal_places)}"
 
 
-def within(mean: float, low: float, high: float, places: int, unit: str = "") -> str:
-    """Format a mean with its interval in brackets; the mean alone without one."""
-    text = fixed(mean, places) + (unit if math.isfinite(mean) else "")
-    ends = fixed(low, places), fixed(high, places)
+def within(mean: float, low: float, high: float, decimal_places: int, unit: str = "") -> str:
+    """Format a mean with its interval in brackets, or the mean if there is no interval."""
+    text = fixed(mean, decimal_places) + (unit if math.isfinite(mean) else "")
+    ends = fixed(low, decimal_places), fixed(high, decimal_places)
     if ends[0] == ends[1] or not (math.isfinite(low) and math.isfinite(high)):
         return text
     return f"{text} ({ends[0]} to {ends[1]})"
 
 
-def percent(fraction: float | None, places: int = 1) -> str:
+def percent(fraction: float | None, decimal_places: int = 1) -> str:
     """Format a fraction between 0 and 1 in percent."""
     if fraction is None or not math.isfinite(fraction):
         return figure(fraction)
-    return f"{fixed(100 * fraction, places)} %"
+    return f"{fixed(100 * fraction, decimal_places)} %"
 
 
 def number(value: float, unit: str = "") -> str:
     """Format to three digits with a prefix of the unit, as in `8.03 G` or `1 Gbit/s`."""
     shown = float(f"{value:.3g}")
-    size, prefix = next((each for each in _PREFIXES if shown >= each[0]), _PREFIXES[-1])
+    prefixes = ((size, prefix) for size, prefix in _PREFIXES if shown >= size)
+    size, prefix = next(prefixes, _PREFIXES[-1])
     return f"{_trimmed(figure(value / size))} {prefix}{unit}".rstrip()
 
 
@@ -71,9 +72,9 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def signed(value: float, places: int, unit: str = "") -> str:
+def signed(value: float, decimal_places: int, unit: str = "") -> str:
     """Format a difference with its sign."""
-    return f"{'+' if value > 0 else ''}{fixed(value, places)}{unit}"
+    return f"{'+' if value > 0 else ''}{fixed(value, decimal_places)}{unit}"
 
 
 def rough(value: float) -> str:

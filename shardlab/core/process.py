@@ -1,4 +1,4 @@
-"""Ends of processes: with their parent, and by signals (Linux)."""
+"""Termination of processes: with their parent, and by signals (Linux)."""
 
 import ctypes
 import os
@@ -14,14 +14,14 @@ import psutil
 _PR_SET_PDEATHSIG = 1
 _END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _AGAIN_S = 0.1
-"""until Python has left what drops errors"""
+"""Seconds until a dropped error is raised again."""
 
 
 def die_with_parent(parent: int, sig: int = signal.SIGKILL) -> None:
     """Ask the kernel to send `sig` to this process when the thread that started it ends.
 
     Args:
-        parent: process id of the expected parent; if it is already gone, this process ends now.
+        parent: Process id of the expected parent. If it has ended, this process ends now.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, sig, 0, 0, 0) != 0:
@@ -31,8 +31,10 @@ def die_with_parent(parent: int, sig: int = signal.SIGKILL) -> None:
 
 
 def begin_child(parent: int) -> None:
-    """Begin a process that is to end with its parent, without the handlers of that: Ctrl-C and
-    hangups, which reach both, are left to the parent."""
+    """Make this process end with its parent, and reset the signal handlers of the parent.
+
+    Ctrl-C and hangups reach both processes; the child ignores them, and the parent handles them.
+    """
     die_with_parent(parent)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -40,14 +42,14 @@ def begin_child(parent: int) -> None:
 
 
 def on_end_signals(end: Callable[[int], None]) -> None:
-    """Call `end` at the first SIGINT, SIGTERM or SIGHUP, and ignore those that follow.
+    """Call `end` at the first SIGINT, SIGTERM or SIGHUP, and ignore later ones.
 
-    Those that the process ignores, under nohup or in the background of a script, stay ignored.
+    Signals that the process already ignores, as under nohup, stay ignored.
     """
     numbers = [n for n in _END_SIGNALS if signal.getsignal(n) is not signal.SIG_IGN]
 
     def once(number: int, frame: FrameType | None) -> None:
-        for ignored in numbers:  # a second one would interrupt what is put in order after the first
+        for ignored in numbers:  # a second signal would interrupt the clean-up after the first
             signal.signal(ignored, signal.SIG_IGN)
         try:
             end(number)
@@ -59,10 +61,10 @@ def on_end_signals(end: Callable[[int], None]) -> None:
 
 
 def raise_in_handler(error: BaseException) -> NoReturn:
-    """Raise an error in the handler of a signal, and again if it has interrupted what drops errors.
+    """Raise an error in a signal handler, and raise it again by SIGALRM if Python drops it.
 
-    Python drops those of `__del__`, of callbacks of weak references and of hooks of `os.fork`, and
-    during a fork a signal waits for the first of its hooks. SIGALRM is used to raise it again.
+    Python drops errors in `__del__`, in callbacks of weak references and in hooks of `os.fork`. A
+    signal during a fork is handled in the first of these hooks.
     """
     report = sys.unraisablehook
 

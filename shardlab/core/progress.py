@@ -1,4 +1,4 @@
-"""Progress for a person: a bar on a terminal, an occasional line elsewhere, and the log of both."""
+"""Progress messages: a bar on a terminal, lines elsewhere, and the log file of a stage."""
 
 import os
 import sys
@@ -14,15 +14,15 @@ from tqdm import tqdm
 T = TypeVar("T")
 
 _log_path: Path | None = None
-"""that of this process and of those that it forks"""
+"""Log file of this process and of its forks."""
 _shows = True
-"""whether stderr is no log"""
+"""Whether stderr is not the log."""
 
 
 class _Bar(tqdm):  # type: ignore[type-arg]
     @property
     def format_dict(self) -> dict[str, object]:
-        """Contents of the bar, asked for when it is drawn and not in each step."""
+        """Contents of the bar, read when it is drawn and not in each step."""
         gigabytes = psutil.Process().memory_info().rss / 1e9
         return {**super().format_dict, "postfix": f"{gigabytes:.2f} GB"}
 
@@ -30,8 +30,10 @@ class _Bar(tqdm):  # type: ignore[type-arg]
 def track(
     items: Iterable[T], description: str, total: int | None = None, unit: str = "it"
 ) -> Iterator[T]:
-    """Iterate over `items` with a bar of rate, time left and resident set of this process; silent
-    when stderr is a pipe."""
+    """Iterate over `items` with a bar that shows rate, remaining time and resident set.
+
+    There is no bar if stderr is not a terminal.
+    """
     return iter(
         _Bar(
             items,
@@ -48,10 +50,10 @@ def track(
 def say(message: str) -> None:
     """Print one line on stderr, above any bar, and keep it in the log.
 
-    Where stderr leads into the log, as in jobs of Snakemake, the line is there once.
+    If stderr goes to the log, as in jobs of Snakemake, the log has the line once.
     """
     log(message)
-    _show(message)  # the last line, also where there is no log
+    _show(message)
 
 
 def _show(message: str) -> None:
@@ -61,12 +63,12 @@ def _show(message: str) -> None:
 
 
 def logs_stderr() -> bool:
-    """Return whether stderr leads into the log."""
+    """Return whether stderr goes to the log."""
     return not _shows
 
 
 def log_to(path: Path) -> None:
-    """Keep in a file, from now on, what is said."""
+    """Write later messages of `say` and `log` to a file."""
     global _log_path, _shows
     _log_path = path
     _shows = not (path.is_file() and os.path.samestat(path.stat(), os.fstat(2)))
@@ -81,7 +83,7 @@ def log(message: str) -> None:
         _log_path.parent.mkdir(parents=True, exist_ok=True)
         with _log_path.open("a", encoding="utf-8") as file:
             file.write(f"{datetime.now().isoformat(timespec='seconds')} {message.rstrip()}\n")
-    except OSError as error:  # a stage fails by its own errors alone, and shows them
+    except OSError as error:  # a stage must not fail because its log cannot be written
         _show(f"{_log_path}: no log: {error}")
         _log_path = None
 

@@ -1,4 +1,4 @@
-"""Sets of whole numbers as text, such as `0-2,8`: CPUs and layers."""
+"""Sets of integers as text, such as `0-2,8`: CPUs and layers."""
 
 import re
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ def parse_ranges(text: str) -> tuple[int, ...]:
     """Parse `0-2,8` to (0, 1, 2, 8), ascending.
 
     Raises:
-        ValueError: anything else, also an empty text or a range that falls.
+        ValueError: The text has another form, is empty, or has a descending range.
     """
     numbers: set[int] = set()
     for part in text.split(","):
@@ -23,11 +23,11 @@ def parse_ranges(text: str) -> tuple[int, ...]:
 
 
 def format_ranges(numbers: Iterable[int]) -> str:
-    """Format numbers as `parse_ranges` reads them; empty for none."""
+    """Format numbers as `parse_ranges` reads them."""
     ranges: list[list[int]] = []
     for number in sorted(numbers):
         if ranges and number == ranges[-1][-1] + 1:
             ranges[-1][1:] = [number]
         else:
             ranges.append([number])
-    return ",".join("-".join(map(str, each)) for each in ranges)
+    return ",".join("-".join(map(str, bounds)) for bounds in ranges)

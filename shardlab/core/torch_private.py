@@ -1,8 +1,9 @@
 """Private names of torch that attach, engines and models use, and a check of torch's version.
 
-Each has no public counterpart, and another minor of torch may rename it. The rest of the library
-uses public names, and private ones that torch's users rely on everywhere (`extend-ignore-names` in
-`pyproject.toml`). Importing this module warns of a minor that is not in `TRIED`.
+They have no public counterpart, and another minor version of torch may rename them. The other
+modules of the library use public names, and private names that torch's users rely on everywhere
+(`extend-ignore-names` in `pyproject.toml`). Importing this module warns of a minor version that is
+not in `TRIED`.
 """
 
 import os
@@ -19,15 +20,15 @@ from torch.autograd import Variable
 from shardlab.core.errors import UserError
 
 TRIED = ("2.11", "2.12", "2.13", "2.14")
-"""minors with which the tests of attach and LayerAdam passed, and but for 2.12 those of the
-engines, too. The first is the lowest that `pyproject.toml` allows"""
+"""Minor versions with which the tests of attach and LayerAdam passed; with all but 2.12 also the
+tests of the engines. The first is the lowest that `pyproject.toml` allows."""
 
 
 def check_version(version: str) -> None:
-    """Warn of a torch of another minor than those tried, on the first rank of a launcher.
+    """Warn of a minor version of torch that is not in `TRIED`, on the first rank of a launcher.
 
     Raises:
-        UserError: it is older than all that work.
+        UserError: The version is older than the first in `TRIED`.
     """
     major, minor = version.split(".")[:2]
     if (int(major), int(minor)) < tuple(map(int, TRIED[0].split("."))):
@@ -41,7 +42,7 @@ def check_version(version: str) -> None:
         )
 
 
-# before the private modules below, which another torch may lack
+# before the imports of private modules, which another version may lack
 check_version(torch.__version__)
 
 from torch._C._profiler import _ExperimentalConfig
@@ -66,19 +67,19 @@ from torch.utils import _pytree
 # FSDP2
 
 AllGather = _fsdp_api.AllGather
-"""base class of what `set_custom_all_gather` takes"""
+"""Base class of arguments of `set_custom_all_gather`."""
 ReduceScatter = _fsdp_api.ReduceScatter
-"""base class of what `set_custom_reduce_scatter` takes"""
+"""Base class of arguments of `set_custom_reduce_scatter`."""
 FSDPParamGroup = _fsdp_param_group.FSDPParamGroup
-"""parameters that a unit gathers and reduces together; `mesh_info` may be replaced"""
+"""Parameters that a unit gathers and reduces together; `mesh_info` may be replaced."""
 FSDPMeshInfo = _fsdp_common.FSDPMeshInfo
-"""mesh over which a group is sharded"""
+"""Mesh over which a group is sharded."""
 DDPMeshInfo = _fsdp_common.DDPMeshInfo
-"""mesh with replicas, whose process group torch reduces gradients over"""
+"""Mesh of replicas, over whose process group torch reduces gradients."""
 
 
 def parameter_groups(module: FSDPModule) -> list[FSDPParamGroup]:
-    """Return the groups of a unit."""
+    """Return the parameter groups of a unit."""
     state = module._get_fsdp_state()
     if hasattr(state, "_fsdp_param_groups"):
         return state._fsdp_param_groups
@@ -86,17 +87,18 @@ def parameter_groups(module: FSDPModule) -> list[FSDPParamGroup]:
 
 
 def shard_group(group: FSDPParamGroup) -> dist.ProcessGroup:
-    """Return the ranks that the gradients of a group are reduce-scattered over."""
+    """Return the process group that reduce-scatters the gradients of a parameter group."""
     return group._reduce_scatter_process_group
 
 
 def collectives(group: FSDPParamGroup) -> tuple[ReduceScatter, AllGather]:
-    """Return what `set_custom_reduce_scatter` and `set_custom_all_gather` replace."""
+    """Return the collectives of a group, which `set_custom_reduce_scatter` and
+    `set_custom_all_gather` replace."""
     return group._reduce_scatter_comm, group._all_gather_comm
 
 
 def all_reduce_hook(group: FSDPParamGroup) -> Callable[[Tensor], None] | None:
-    """Return what `set_all_reduce_hook` has set."""
+    """Return the hook of `set_all_reduce_hook`, if there is one."""
     return group._all_reduce_hook
 
 
@@ -106,13 +108,13 @@ def original_dtype(group: FSDPParamGroup) -> torch.dtype | None:
 
 
 def origin(parameter: _fsdp_param.FSDPParam) -> tuple[nn.Module, str, torch.Size]:
-    """Return the module of a sharded parameter, its name there, and its size as a whole."""
+    """Return the module of a sharded parameter, its name in the module, and its unsharded size."""
     info = parameter._module_info
     return info.module, info.param_name, parameter._orig_size
 
 
 def gather_asynchronously(module: FSDPModule, on: bool) -> None:
-    """Let the gathers of a unit, and of those inside it, return before they end."""
+    """Make the gathers of a unit and of the units in it asynchronous."""
     module._set_unshard_async_op(on)
 
 
@@ -125,7 +127,7 @@ def has_accumulation_hooks(parameter: Tensor) -> bool:
 
 
 def has_step_hooks(optimizer: object) -> bool:
-    """Return whether an optimizer calls hooks when it steps: torch has initialised it."""
+    """Return whether torch has initialized the hooks that an optimizer calls when it steps."""
     return hasattr(optimizer, "_optimizer_step_post_hooks")
 
 
@@ -142,42 +144,45 @@ def call_after_backward(function: Callable[[], None]) -> None:
 # FSDP1
 
 HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
-"""strategies for which torch takes no communication hook"""
+"""Strategies that do not support a communication hook."""
 FlatParamHandle = _flat_param.FlatParamHandle
-"""what shards and gathers the flat parameter of a unit"""
+"""Object that shards and gathers the flat parameter of a unit."""
 
 
 def flat_parameter(unit: FullyShardedDataParallel) -> FlatParameter | None:
-    """Return the flat parameter of a unit; None of one without parameters."""
+    """Return the flat parameter of a unit, or None if it has no parameters."""
     return unit._flat_param
 
 
 def handle_of(unit: FullyShardedDataParallel) -> FlatParamHandle | None:
-    """Return the handle of a unit; None of one without parameters."""
+    """Return the handle of a unit, or None if it has no parameters."""
     return unit._handle
 
 
 def set_hook_state(unit: FullyShardedDataParallel, state: object) -> None:
-    """Set what this unit alone passes to its hook: `register_comm_hook` takes one for all."""
+    """Set the state that this unit passes to its hook.
+
+    `register_comm_hook` would set one state for all units.
+    """
     unit._comm_hook_state = state
 
 
 def set_gather(handle: FlatParamHandle, gather: Callable[[Tensor], Tensor]) -> None:
-    """Replace the gather of parameters, which fills a padded flat tensor and returns it."""
+    """Replace the gather of parameters by a function that fills a padded tensor and returns it."""
     handle._all_gather_flat_param = gather  # type: ignore[method-assign, assignment]
 
 
 def restore_fsdp1(unit: FullyShardedDataParallel) -> None:
-    """Let torch reduce and gather again, without a hook or what `set_gather` has set."""
+    """Remove the communication hook of a unit and the function of `set_gather`."""
     unit._comm_hook = None
     unit._comm_hook_state = None
     if unit._handle is not None:
         vars(unit._handle).pop("_all_gather_flat_param", None)
 
 
-def gather_by_torch(handle: FlatParamHandle, whole: Tensor) -> Tensor:
-    """Gather as if `set_gather` had not been called."""
-    return FlatParamHandle._all_gather_flat_param(handle, whole)
+def gather_by_torch(handle: FlatParamHandle, padded: Tensor) -> Tensor:
+    """Gather parameters by torch's own function, into a padded tensor."""
+    return FlatParamHandle._all_gather_flat_param(handle, padded)
 
 
 def is_summoned(handle: FlatParamHandle) -> bool:
@@ -201,45 +206,45 @@ def flat_shapes(flat: FlatParameter) -> Sequence[torch.Size]:
 
 
 def flat_views(flat: FlatParameter) -> Sequence[Tensor]:
-    """Return the parameters that `use_orig_params` keeps, while they are gathered."""
+    """Return the original parameters of `use_orig_params`, while they are gathered."""
     return flat._params or ()
 
 
 def flat_parts(flat: FlatParameter) -> list[tuple[int, bool]]:
-    """Return the elements of each part, in order, and whether it is padding for alignment."""
+    """Return the size of each part in order, and whether the part is padding for alignment."""
     return list(zip(flat._numels_with_padding, flat._is_padding_mask, strict=True))
 
 
 def flat_numel(flat: FlatParameter) -> int:
-    """Return the elements of all parts, without the padding of the last shards."""
+    """Return the size of all parts, without the padding of the last shards."""
     return flat._unpadded_unsharded_size.numel()
 
 
 # DistributedDataParallel
 
 FIRST_BUCKET_BYTES = dist._DEFAULT_FIRST_BUCKET_BYTES
-"""limit of the first bucket where the user sets none"""
+"""Default limit of the first bucket."""
 
 
 def reduces_in_python(model: DistributedDataParallel) -> bool:
-    """Return whether it sends gradients one by one, for compiled autograd, and makes no buckets."""
+    """Return whether gradients are sent one by one for compiled autograd, without buckets."""
     return bool(model._use_python_reducer)
 
 
 def register_comm_hook(
     model: DistributedDataParallel, hook: Callable[[object, dist.GradBucket], Any]
 ) -> None:
-    """Register a communication hook that copies of the model lack.
+    """Register a communication hook that is not copied with the model.
 
-    torch pickles and copies what it has registered along with the model, though the reducer that it
-    then makes calls no hook; process groups, which ours has, can be neither.
+    torch would pickle and copy a registered hook with the model, although the copy does not call
+    it. The hooks of this library refer to process groups, which cannot be pickled or copied.
     """
     model.register_comm_hook(None, hook)
     model._comm_hooks.pop()
 
 
 def lets_ranks_end(model: DistributedDataParallel) -> bool:
-    """Return whether the last `join`, which may have ended, goes on without ranks that end."""
+    """Return whether the last `join`, also one that has ended, continues after a rank ends."""
     config = model._join_config
     return bool(config.enable and not config.throw_on_early_termination)
 
@@ -253,7 +258,7 @@ def assign_buckets(parameters: list[Tensor], limits: list[int]) -> list[list[int
     """Return the indices of the parameters of each bucket, which has one dtype and device.
 
     Args:
-        limits: in bytes, of the first buckets; the last is that of all others.
+        limits: Limits of the first buckets in bytes; later buckets have the last limit.
     """
     buckets, _ = dist._compute_bucket_assignment_by_size(parameters, limits)
     return buckets
@@ -261,11 +266,11 @@ def assign_buckets(parameters: list[Tensor], limits: list[int]) -> list[list[int
 
 # process groups and DTensor
 
-# torch 2.11 and 2.12 have them under names that later ones deprecate
+# torch 2.11 and 2.12 have them by names that later versions deprecate
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-"""all-gather of one tensor"""
+"""All-gather of one tensor."""
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-"""reduce-scatter of one tensor"""
+"""Reduce-scatter of one tensor."""
 
 
 def backend_timeout(group: dist.ProcessGroup, device: torch.device) -> timedelta:
@@ -275,7 +280,7 @@ def backend_timeout(group: dist.ProcessGroup, device: torch.device) -> timedelta
 
 
 def local_shape_and_offset(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shape of this rank's part, and where it begins in each dimension."""
+    """Return the shape of this rank's part, and its offset in each dimension."""
     return _utils.compute_local_shape_and_global_offset(
         tensor.shape, tensor.device_mesh, tensor.placements
     )
@@ -284,13 +289,13 @@ def local_shape_and_offset(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int,
 # trees, torch.compile, operators and the profiler
 
 tree_leaves = _pytree.tree_leaves
-"""the tensors and other values in nested tuples, lists and dicts"""
+"""List of the tensors and other values in nested tuples, lists and dicts."""
 tree_map = _pytree.tree_map
-"""the nested values with a function applied to each"""
+"""Nested values with a function applied to each."""
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Return whether it comes from `torch.compile(model)` or has a module that is compiled."""
+    """Return whether `torch.compile` returned the model, or a module of it is compiled."""
     return hasattr(model, "_orig_mod") or any(m._compiled_call_impl for m in model.modules())
 
 
@@ -301,6 +306,6 @@ ATTENTION = [
     _aten._scaled_dot_product_efficient_attention.default,
     _aten._scaled_dot_product_cudnn_attention.default,
 ]
-"""operators that `torch.nn.functional.scaled_dot_product_attention` calls"""
+"""Operators that `torch.nn.functional.scaled_dot_product_attention` calls."""
 ProfilerConfig = _ExperimentalConfig
-"""what `experimental_config` of `torch.profiler.profile` takes"""
+"""Type of `experimental_config` of `torch.profiler.profile`."""

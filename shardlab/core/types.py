@@ -1,4 +1,4 @@
-"""Types of values that settings of several packages have."""
+"""Types of values in the settings of several packages."""
 
 from typing import Annotated, Literal
 
@@ -12,16 +12,16 @@ Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Positive = Annotated[float, Field(gt=0)]
 # bounds beyond which a number is a mistake that would cost hours or all memory before it shows
 WorldSize = Annotated[int, Field(ge=1, le=65_536)]
-"""more ranks than the largest clusters have GPUs are no run"""
+"""Number of ranks; the largest clusters have fewer GPUs than the limit."""
 BatchSize = Annotated[int, Field(ge=1, le=2**20)]
 SequenceLength = Annotated[int, Field(ge=2, le=2**24)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
-"""a billion steps, repetitions or trials take years"""
+"""Number of steps, repetitions or trials; a billion would take years."""
 OptimizerName = Literal["adamw", "muon"]
 _Beta = Annotated[float, Field(ge=0, lt=1)]
 Betas = Annotated[tuple[_Beta, _Beta], AS_TUPLE]
-"""decay of the first and of the second moment of AdamW, per step"""
+"""Decay of the first and the second moment of AdamW, per step."""
 Seconds = Annotated[float, Field(gt=0, le=10**7)]
-"""waiting times: four months; clocks of libraries overflow far above"""
+"""Waiting time, at most four months; clocks of libraries overflow far above."""
 Vocabulary = Annotated[int, Field(ge=1, le=2**31)]
-"""number of tokens that a model knows"""
+"""Number of tokens of a model."""

@@ -19,17 +19,17 @@ class CorpusDocument(NamedTuple):
 
     id: str
     title: str
-    """empty if it has none"""
+    """Title, or an empty text."""
     text: str
 
     @property
     def content(self) -> str:
-        """Text for the model: title, newline, text; or the text alone."""
+        """Text for the model: title, newline, text; without a title only the text."""
         return f"{self.title}\n{self.text}" if self.title else self.text
 
     @property
     def split_key(self) -> str:
-        """Text whose hash decides the split: the title, or the id of a document without one."""
+        """Text whose hash decides the split: the title, or the id if there is no title."""
         return self.title or self.id
 
     @property
@@ -40,10 +40,10 @@ class CorpusDocument(NamedTuple):
 
 
 def write_corpus(path: Path, documents: Iterable[CorpusDocument]) -> dict[str, int]:
-    """Write all documents, or leave `path` as it is.
+    """Write all documents to `path`, which does not change if an error occurs.
 
     Returns:
-        `documents`, their number, and `bytes` of their UTF-8 text, titles included.
+        number of `documents`, and `bytes` of their UTF-8 text with titles.
     """
     count = size = 0
     with atomic(path) as temporary, temporary.open("wb") as file:
@@ -61,7 +61,7 @@ def read_corpus(path: Path, start: int = 0, stop: int | None = None) -> Iterator
     """Yield the documents whose lines begin between bytes `start` and `stop`, in constant memory.
 
     Raises:
-        UserError: the file is absent, damaged or not written by `write_corpus`.
+        UserError: The file is missing or damaged, or `write_corpus` did not write it.
     """
     if not path.is_file():
         raise UserError(f"{path}: there is none; make it: shardlab prepare")
@@ -75,33 +75,33 @@ def read_corpus(path: Path, start: int = 0, stop: int | None = None) -> Iterator
             for record in ijson.items(_JsonArray(file, stop), "item"):
                 yield CorpusDocument(**record)
         except (ijson.JSONError, UnicodeDecodeError, TypeError):
-            reason = "what is before it is no array of documents"
+            reason = "the part before it is not an array of documents"
             raise _damaged(path, file.tell(), reason) from None
 
 
 class _JsonArray:
-    """Lines of the file from where it stands up to the byte `stop`, as an array for ijson."""
+    """Lines from the position of the file to the byte `stop`, as a JSON array for ijson."""
 
     def __init__(self, file: BinaryIO, stop: int | None) -> None:
         self._file, self._stop = file, stop
-        self._before: bytes | None = b"["
-        """what stands before the next document; None after the last one"""
+        self._delimiter: bytes | None = b"["
+        """Delimiter before the next document; None after the last document."""
 
     def read(self, size: int) -> bytes:
-        read = io.BytesIO()
-        while self._before is not None and read.tell() < size:
+        array = io.BytesIO()
+        while self._delimiter is not None and array.tell() < size:
             ended = self._stop is not None and self._file.tell() >= self._stop
             line = b"]\n" if ended else self._file.readline()
             if line == b"]\n":
-                read.write(b"[]" if self._before == b"[" else b"]")
-                self._before = None
+                array.write(b"[]" if self._delimiter == b"[" else b"]")
+                self._delimiter = None
             elif line:
-                read.write(self._before)
-                read.write(line.removesuffix(b"\n").removesuffix(b","))
-                self._before = b","
+                array.write(self._delimiter)
+                array.write(line.removesuffix(b"\n").removesuffix(b","))
+                self._delimiter = b","
             else:
-                break  # a file without its last line: an array without its end
-        return read.getvalue()
+                break  # the file lacks its last line, so the array has no end: ijson refuses it
+        return array.getvalue()
 
 
 def _damaged(path: Path, offset: int, reason: str) -> UserError:

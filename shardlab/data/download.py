@@ -1,4 +1,4 @@
-"""Downloads of text that a parameter names by its address."""
+"""Downloads of text files by their address."""
 
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
@@ -12,7 +12,7 @@ from shardlab.data.local_files import PACKED
 
 _CHUNK = 1 << 20
 _TIMEOUT_S = 60
-"""longest silence of a server"""
+"""Seconds without data after which a download fails."""
 _AS_IT_IS = {"Accept-Encoding": "identity"}
 
 
@@ -25,7 +25,7 @@ def download(address: str, work: Path) -> Path:
     """Return the file in `work/downloads`, downloaded if it is missing.
 
     Raises:
-        UserError: the server does not give all of it; one line says why.
+        UserError: The file cannot be downloaded.
     """
     try:
         name = PurePosixPath(unquote(urlsplit(address).path)).name or "file"
@@ -35,7 +35,7 @@ def download(address: str, work: Path) -> Path:
             _fetch(address, path)
     except UserError:
         raise
-    # such as that of "http://[", which is none of requests
+    # ValueError: urlsplit raises it for "http://["
     except (requests.RequestException, ValueError) as error:
         reply = getattr(error, "response", None)
         reason = type(error).__name__ if reply is None else f"status {reply.status_code}"
@@ -50,7 +50,7 @@ def _fetch(address: str, path: Path) -> None:
     with requests.get(address, stream=True, timeout=_TIMEOUT_S, headers=_AS_IT_IS) as response:
         response.raise_for_status()
         if path.suffix in PACKED:
-            # some servers say so of the file itself, which its reader unpacks
+            # some servers declare the packing of the file as an encoding: its reader unpacks it
             response.raw.headers.pop("Content-Encoding", None)
         with atomic(path) as temporary, temporary.open("wb") as file:
             for chunk in response.iter_content(_CHUNK):

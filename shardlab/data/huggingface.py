@@ -11,9 +11,9 @@ from shardlab.data.local_files import PACKED
 from shardlab.data.settings import Data
 from shardlab.data.source_records import Fields
 
-_ENDINGS = (".parquet", ".json", ".jsonl", ".csv")
+_SUFFIXES = (".parquet", ".json", ".jsonl", ".csv")
 _SAVED = ("state.json", "dataset_dict.json")
-"""one of them is in a folder that `save_to_disk` wrote"""
+"""Files that mark a folder written by `save_to_disk`; it has one of them."""
 _ON_HUB = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
 
 
@@ -21,18 +21,18 @@ def read_huggingface(data: Data, fields: Fields) -> Iterator[tuple[str, str, Any
     """Yield position, id (the number from 1) and row of a split, a row group at a time.
 
     Args:
-        data: its path is a .parquet, .csv, .json or .jsonl file, JSON packed or not; a folder of
-            such files or one that `save_to_disk` wrote; else a dataset's name on the hub, with its
-            configuration after a colon (`wikimedia/wikipedia:20231101.simple`).
+        data: Its path is a .parquet, .csv, .json or .jsonl file (JSON may be packed), a folder of
+            such files, a folder that `save_to_disk` wrote, or the name of a dataset on the hub,
+            with its configuration after a colon (`wikimedia/wikipedia:20231101.simple`).
 
     Raises:
-        UserError: the `datasets` package is missing, or cannot load or read the dataset.
+        UserError: The `datasets` package is missing, or cannot load or read the dataset.
     """
     path = str(data.path)
     local = Path(path)
     if local.exists():
         os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a local read must not ask the network
-    elif not _ON_HUB.fullmatch(path) or path.endswith((*_ENDINGS, *PACKED)):
+    elif not _ON_HUB.fullmatch(path) or path.endswith((*_SUFFIXES, *PACKED)):
         raise UserError(f"data.path {path!r}: no such file or folder, and no name on the hub")
     try:
         import datasets
@@ -54,11 +54,11 @@ def read_huggingface(data: Data, fields: Fields) -> Iterator[tuple[str, str, Any
 
 
 def _load(datasets: Any, path: Path, data: Data, fields: Fields) -> Any:
-    """Return the rows of a split, streamed but for those of `save_to_disk`."""
+    """Return the rows of a split, streamed unless `save_to_disk` wrote the folder."""
     if path.is_file():
-        if not any(ending in path.suffixes for ending in _ENDINGS):
+        if not any(suffix in path.suffixes for suffix in _SUFFIXES):
             raise UserError(
-                f"{path}: expected one of {', '.join(_ENDINGS)} (JSON also packed: "
+                f"{path}: expected one of {', '.join(_SUFFIXES)} (JSON also packed: "
                 f"{', '.join(PACKED)}); for plain text set data.source to text"
             )
         kind = {".parquet": "parquet", ".csv": "csv"}.get(path.suffix, "json")
@@ -71,11 +71,11 @@ def _load(datasets: Any, path: Path, data: Data, fields: Fields) -> Any:
         saved = datasets.load_from_disk(str(path))
         return saved[split] if isinstance(saved, dict) else saved
     if path.is_dir():
-        # absolute: the name of a loader, such as text or csv, would stand for the working directory
+        # absolute, since a folder may have the name of a loader, such as text or csv
         name, configuration = str(path.absolute()), None
     else:
-        name, _, after = str(path).partition(":")
-        configuration = after or None
+        name, _, config_name = str(path).partition(":")
+        configuration = config_name or None
     kind = datasets.load_dataset_builder(name, configuration).name
     return datasets.load_dataset(
         name,
@@ -87,7 +87,7 @@ def _load(datasets: Any, path: Path, data: Data, fields: Fields) -> Any:
 
 
 def _as_text(kind: str, fields: Fields) -> dict[str, Any]:
-    """Return options by which pandas leaves texts such as `null`, `NA` and `10` of CSV alone."""
+    """Return options with which pandas does not convert texts such as `null`, `NA` and `10`."""
     if kind != "csv":
         return {}
     converters = dict.fromkeys((fields.text, fields.title or "title"), str)
@@ -99,7 +99,7 @@ def _fix(local: Path, reason: str) -> str:
         fix = "check data.split and files"
         if "DataFilesNotFound" in reason:
             fix = (
-                f"name the files {', '.join(_ENDINGS)}, or join JSON lines to one file and set "
+                f"name the files {', '.join(_SUFFIXES)}, or join JSON lines to one file and set "
                 "data.source to jsonl"
             )
         return f"cannot read it as a Hugging Face dataset ({reason}); {fix}"
@@ -111,10 +111,10 @@ def _fix(local: Path, reason: str) -> str:
 
 
 def _expect_columns(path: str, names: list[str], fields: Fields) -> None:
-    """Check that the columns of a table contain the text, and the title if it is named.
+    """Check that the table has the column of the text, and of the title if it is named.
 
     Raises:
-        UserError: one is missing.
+        UserError: A column is missing.
     """
     for key, name in (("text_column", fields.text), ("title_column", fields.title)):
         if name is not None and name not in names:

@@ -1,4 +1,4 @@
-"""Blocks of tokens in an order that depends on seed and sample index alone."""
+"""Blocks of tokens in an order that depends only on seed and sample index."""
 
 from collections.abc import Iterator
 
@@ -10,20 +10,20 @@ from shardlab.data.tokens import Tokens, TokenSplit
 
 
 class Batches:
-    """Training samples: sample g of a seed is one block, at any world size and after any resume.
+    """Training samples: sample g of a seed is the same block at any world size and after a resume.
 
-    Block b holds the tokens `b * sequence_length` to `(b + 1) * sequence_length`, both included:
-    the last token is the first of the next block, so that every token of the blocks but the very
-    first is a target once per epoch. The remainder of the split, less than one block, is not
-    trained on. Each epoch has its own permutation.
+    Block b holds the tokens `b * sequence_length` to `(b + 1) * sequence_length`, both included.
+    Its last token is the first of the next block, so that each token except the first is a target
+    once per epoch. The remainder of the split, less than one block, is not trained on. Each epoch
+    has a different permutation.
 
     Args:
-        split: tokens to take blocks from.
-        sequence_length: tokens that are predicted per block.
-        seed: at least 0.
+        split: Tokens to take blocks from.
+        sequence_length: Tokens to predict per block.
+        seed: Seed of the permutations, at least 0.
 
     Raises:
-        UserError: the split is shorter than one block.
+        UserError: The split is shorter than one block.
     """
 
     def __init__(self, split: TokenSplit, sequence_length: int, seed: int) -> None:
@@ -55,8 +55,8 @@ class Batches:
     ) -> list[torch.Tensor]:
         """Return the batches of a rank in a step, one per micro-batch.
 
-        All ranks together take the next accumulation * world_size * batch_size samples, micro-batch
-        by micro-batch, and in these rank by rank.
+        A step takes the next accumulation * world_size * batch_size samples. They are ordered by
+        micro-batch, then by rank.
         """
         firsts = first_samples(first_sample, rank, world_size, accumulation, batch_size)
         return [self.batch(first, batch_size) for first in firsts]
@@ -80,17 +80,17 @@ def first_samples(
 
 
 def blocks(tokens: Tokens, sequence_length: int, batch: int) -> Iterator[torch.Tensor]:
-    """Yield all tokens in order, for evaluation: every token but the first is a target once.
+    """Yield all tokens in order, for evaluation: every token except the first is a target once.
 
     Yields:
-        int64 `[rows, sequence_length + 1]` with `rows <= batch`, neighbours sharing one token as
-        in `Batches`; at the end the remainder as `[1, rest + 1]`. A mean over targets must
-        therefore weigh each tensor by its targets.
+        int64 `[rows, sequence_length + 1]` with `rows <= batch`. Blocks share one token as in
+        `Batches`. The last tensor is the remainder, `[1, remainder + 1]`, so a mean over targets
+        must weigh each tensor by its number of targets.
     """
-    whole, rest = divmod(max(len(tokens) - 1, 0), sequence_length)
-    for first in range(0, whole, batch):
-        rows = min(batch, whole - first)
+    full, remainder = divmod(max(len(tokens) - 1, 0), sequence_length)
+    for first in range(0, full, batch):
+        rows = min(batch, full - first)
         ids = tokens.read(first * sequence_length, rows * sequence_length + 1)
         yield torch.from_numpy(ids).unfold(0, sequence_length + 1, sequence_length)
-    if rest:
-        yield torch.from_numpy(tokens.read(whole * sequence_length, rest + 1))[None]
+    if remainder:
+        yield torch.from_numpy(tokens.read(full * sequence_length, remainder + 1))[None]

@@ -1,6 +1,6 @@
-"""Records of files on this machine: plain text, JSON arrays and JSON lines, packed or not.
+"""Records of local files: plain text, JSON arrays and JSON lines, compressed or not.
 
-All of them are read in constant memory and linear time.
+Files are read in constant memory and linear time.
 """
 
 import bz2
@@ -21,23 +21,23 @@ import ijson
 import orjson
 
 from shardlab.core.errors import UserError
-from shardlab.data.source_records import LARGEST, TOO_LARGE, Tally
+from shardlab.data.source_records import LARGEST, TOO_LARGE, RecordCounts
 
 PACKED = (".gz", ".bz2", ".zst")
 SEPARATOR = "<|endoftext|>"
-"""between documents by default, as in TinyStories and OpenAI's files"""
-_TEXT_ENDINGS = (".txt", ".md")
+"""Default separator of documents, as in TinyStories and OpenAI's files."""
+_TEXT_SUFFIXES = (".txt", ".md")
 _CHUNK = 1 << 18
-_DEEPEST = 1024
-"""levels of a record, as orjson allows"""
+_MAX_DEPTH = 1024
+"""Largest nesting of a record, the limit of orjson."""
 
 
 @contextmanager
 def open_packed(path: Path) -> Iterator[io.BufferedReader]:
-    """Open a file, unpacked as it is read if its name ends in .gz, .bz2 or .zst.
+    """Open a file; one whose name ends in .gz, .bz2 or .zst is unpacked while it is read.
 
     Raises:
-        UserError: in the block too: packed contents are damaged or end early.
+        UserError: Packed content is damaged or ends early; also raised for reads in the block.
     """
     try:
         with _open(path) as file:
@@ -71,20 +71,19 @@ def _open(path: Path) -> io.BufferedReader:
 
 
 def _skip_mark(file: io.BufferedReader) -> None:
-    """Pass over a byte order mark of UTF-8."""
+    """Skip a byte order mark of UTF-8."""
     if file.peek(3)[:3] == codecs.BOM_UTF8:
         file.read(3)
 
 
-def read_json_array(path: Path, tally: Tally) -> Iterator[tuple[str, str, Any]]:
+def read_json_array(path: Path, counts: RecordCounts) -> Iterator[tuple[str, str, Any]]:
     """Yield position, id (the number from 1) and value of each record.
 
     Raises:
-        UserError: no array, or not JSON, or a record that is too large or too deep, with its
-            number; the records before it have been passed on, so the caller commits only at the
-            end.
+        UserError: The file is not a JSON array, or a record is too large or too deep. Earlier
+            records have been yielded by then, so callers must commit only at the end.
     """
-    # where Python refuses a number for its length, ijson ends the process
+    # no limit of digits: where Python refuses a long number, ijson ends the process
     sys.set_int_max_str_digits(0)
     number = 0
     with open_packed(path) as file:
@@ -102,13 +101,13 @@ def read_json_array(path: Path, tally: Tally) -> Iterator[tuple[str, str, Any]]:
 
 
 def _shallow(events: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Yield events of ijson, whose memory is quadratic in the depth of a value."""
+    """Yield events of ijson up to a limit of depth, since its memory is quadratic in depth."""
     depth = 0
     for event, value in events:
         depth += event in ("start_map", "start_array")
         depth -= event in ("end_map", "end_array")
-        if depth > _DEEPEST + 1:
-            raise ijson.JSONError(f"nested more than {_DEEPEST} levels deep")
+        if depth > _MAX_DEPTH + 1:
+            raise ijson.JSONError(f"nested more than {_MAX_DEPTH} levels deep")
         yield event, value
 
 
@@ -116,12 +115,12 @@ _NO_ARRAY = "expected an array of records; for one object per line set data.sour
 
 
 class _Reader:
-    """File for ijson, which would read a single record whole however large it is."""
+    """File for ijson that limits the size of a record; ijson itself has no limit."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.since_record = 0
-        """bytes since the last record"""
+        """Bytes read since the last record."""
 
     def read(self, size: int) -> bytes:
         self.since_record += size
@@ -131,24 +130,24 @@ class _Reader:
 
 
 def _complaint(error: Exception) -> str:
-    """Return the kind of a mistake in JSON, in the words of the parser."""
+    """Return what is wrong with the JSON, in the words of the parser, and the fix."""
     if isinstance(error, UnicodeDecodeError):
         return "not UTF-8"
-    said = error.args[0]  # bytes where the file is not UTF-8
-    text = said.decode(errors="replace") if isinstance(said, bytes) else str(said)
+    message = error.args[0]  # bytes if the file is not UTF-8
+    text = message.decode(errors="replace") if isinstance(message, bytes) else str(message)
     reason = text.splitlines()[0].rstrip(".")
     if reason == _NO_ARRAY:
         return f"cannot be read as a JSON array ({reason})"
     return (
-        f"cannot be read as a JSON array ({reason}); fix it (NaN and Infinity are no JSON), or "
+        f"cannot be read as a JSON array ({reason}); fix it (JSON has no NaN and no Infinity), or "
         "fetch the file again"
     )
 
 
-def read_json_lines(path: Path, tally: Tally) -> Iterator[tuple[str, str, Any]]:
-    """Yield position, id (the line number from 1) and value; empty lines are skipped.
+def read_json_lines(path: Path, counts: RecordCounts) -> Iterator[tuple[str, str, Any]]:
+    """Yield position, id (the line number from 1) and value of each line; skip empty lines.
 
-    A line that is too large or not JSON is a bad record.
+    A line that is too large, or is not JSON, is counted as a bad record.
     """
     with open_packed(path) as file:
         _skip_mark(file)
@@ -159,7 +158,7 @@ def read_json_lines(path: Path, tally: Tally) -> Iterator[tuple[str, str, Any]]:
             kind = None
             if len(line) == LARGEST and not line.endswith(b"\n"):
                 kind, line = TOO_LARGE, b""
-                while (rest := file.readline(_CHUNK)) and not rest.endswith(b"\n"):
+                while (part := file.readline(_CHUNK)) and not part.endswith(b"\n"):
                     pass
             try:
                 if line.strip():
@@ -167,80 +166,81 @@ def read_json_lines(path: Path, tally: Tally) -> Iterator[tuple[str, str, Any]]:
             except orjson.JSONDecodeError as error:
                 kind = f"not JSON ({error.msg})"
             if kind is not None:
-                tally.bad(f"line {number}", kind, "fix it: each line is a whole record")
+                counts.add_bad(f"line {number}", kind, "fix it: each line is a whole record")
 
 
 def _parse(line: bytes) -> Any:
     try:
         return orjson.loads(line)
     except orjson.JSONDecodeError as error:
-        # json.dumps writes NaN and Infinity, which are no JSON, in fields that nobody reads here
+        # json.dumps writes NaN and Infinity, which are not JSON: accept them, since the fields
+        # that are read hold text
         if b"NaN" in line or b"Infinity" in line:
             with suppress(ValueError, RecursionError):
                 return json.loads(line.decode())
         raise error from None
 
 
-def read_text(root: Path, separator: str, tally: Tally) -> Iterator[tuple[str, str, Any]]:
+def read_text(root: Path, separator: str, counts: RecordCounts) -> Iterator[tuple[str, str, Any]]:
     """Yield position, id and `{"text": ...}` of each document of a file or of a folder.
 
-    A folder's `.txt` and `.md` files, packed ones too, are read in the order of their names, those
-    of folders in it too; hidden ones are passed over. An id is the number of the document in its
-    file, after the file's name where there is a folder.
+    A folder is read recursively: its `.txt` and `.md` files, also compressed, in the order of their
+    names, without hidden files and folders. An id is the number of the document in its file; in a
+    folder the name of the file precedes it.
 
     Args:
-        separator: between two documents of a file; a file without it is one document. Line ends
-            are newlines, whatever the file has.
+        separator: Text between two documents of a file; a file without it is one document. All
+            line ends are read as newlines.
 
     Raises:
-        UserError: the folder has no such files, or one of them cannot be unpacked.
+        UserError: The folder has no such files, or one of them cannot be unpacked.
     """
     if root.is_file():
-        yield from _read_text_file(root, "", separator, tally)
+        yield from _read_text_file(root, "", separator, counts)
         return
     paths = _text_files(root)
     if (first := next(paths, None)) is None:
         raise UserError(
-            f"data.path {str(root)!r}: a folder without {' or '.join(_TEXT_ENDINGS)} files; "
-            "name files so, or give one file; of tokens, set data.source to tokens"
+            f"data.path {str(root)!r}: a folder without {' or '.join(_TEXT_SUFFIXES)} files: "
+            "rename the files, or give one file; for tokens set data.source to tokens"
         )
     for path in chain([first], paths):
-        yield from _read_text_file(path, f"{path.relative_to(root)}:", separator, tally)
+        yield from _read_text_file(path, f"{path.relative_to(root)}:", separator, counts)
 
 
 def _text_files(folder: Path) -> Iterator[Path]:
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
-            stem, ending = os.path.splitext(name)  # noqa: PTH122 - there may be millions of names
-            if (stem if ending in PACKED else name).endswith(_TEXT_ENDINGS) and name[0] != ".":
+            stem, suffix = os.path.splitext(name)  # noqa: PTH122 - there may be millions of names
+            if (stem if suffix in PACKED else name).endswith(_TEXT_SUFFIXES) and name[0] != ".":
                 yield Path(parent, name)
 
 
 def _read_text_file(
-    path: Path, prefix: str, separator: str, tally: Tally
+    path: Path, prefix: str, separator: str, counts: RecordCounts
 ) -> Iterator[tuple[str, str, Any]]:
     with open_packed(path) as raw:
-        # what is not UTF-8 becomes half of a surrogate pair, and that document a bad record
+        # bytes that are not UTF-8 become half surrogate pairs, which make the document a bad record
         file = io.TextIOWrapper(raw, "utf-8-sig", "surrogateescape")
         for number, text in enumerate(_split(file, separator), start=1):
             position = f"{prefix and prefix + ' '}document {number}"
             if text is None:
-                tally.bad(position, f"{TOO_LARGE}, or data.separator does not fit")
+                counts.add_bad(position, f"{TOO_LARGE}, or data.separator does not fit")
             else:
                 yield position, f"{prefix}{number}", {"text": text.strip()}
 
 
 def _split(file: TextIO, separator: str) -> Iterator[str | None]:
-    """Yield what is between separators, None in root of what is larger than `LARGEST`."""
-    rest, is_large = "", False
+    """Yield the texts between separators, or None for a text larger than `LARGEST`."""
+    tail, is_large = "", False
     while chunk := file.read(_CHUNK):
-        *ended, rest = (rest + chunk).split(separator)
-        for text in ended:
+        *texts, tail = (tail + chunk).split(separator)
+        for text in texts:
             yield None if is_large else text
             is_large = False
-        if len(rest) > LARGEST:
+        if len(tail) > LARGEST:
             is_large = True
         if is_large:
-            rest = rest[-len(separator) :]  # a separator may have begun in it
-    yield None if is_large else rest
+            tail = tail[-len(separator) :]  # it may end with the begin of a separator
+    yield None if is_large else tail

@@ -1,4 +1,4 @@
-"""The manifest of tokens that other programs made: parts of their files, which are not copied."""
+"""Manifest of tokens of other programs: it refers to parts of their files and copies nothing."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,25 +13,26 @@ from shardlab.core.progress import track
 from shardlab.data.settings import Data, Tokenize
 from shardlab.data.token_files import TokenFile, TokenLayout, read_layout, refuse_change, scan
 from shardlab.data.tokenize import publish
-from shardlab.data.tokenizer import given_tokenizer, number_tokenizer
+from shardlab.data.tokenizer import number_tokenizer, pretrained_tokenizer
 from shardlab.data.tokens import Manifest
 
 
-class _Counted(NamedTuple):
+class _ScannedFile(NamedTuple):
     content: Content
     layout: TokenLayout
     ends: np.ndarray
+    """Ends of the documents, in tokens."""
 
     def part(self, first: int, last: int) -> TokenFile:
-        """Return the documents from `first` to before `last`."""
+        """Return documents `first` to `last - 1`."""
         edges = np.append(0, self.ends)
         start, stop = int(edges[first]), int(edges[last])
         width = np.dtype(self.layout.dtype).itemsize
         ranges, before = [], 0
-        for at, count in self.layout.ranges:
+        for offset, count in self.layout.ranges:
             low, high = max(start - before, 0), min(stop - before, count)
             if low < high:
-                ranges.append([at + low * width, high - low])
+                ranges.append([offset + low * width, high - low])
             before += count
         return TokenFile(
             content=self.content,
@@ -49,41 +50,41 @@ def map_tokens(
     out: Path,
     parameters: Mapping[str, Any] | None = None,
 ) -> np.ndarray:
-    """Write the tokenizer in `out`, and in `out/tokens` a manifest of the parts of `files`.
+    """Write the tokenizer to `out`, and to `out/tokens` a manifest of the parts of `files`.
 
-    The last `data.validation_share` of the documents are for validation: so both splits are
-    stretches of the files as they lie.
+    The last `data.validation_share` of the documents are the validation split, so that both splits
+    are consecutive parts of the files.
 
     Args:
-        options: those for the model, `Tokenize.for_model`.
-        files: their content, as `prepare` found it.
-        parameters: of the experiment, by dotted keys, for the manifest.
+        options: Options for the model, from `Tokenize.for_model`.
+        files: Content of the files, as `prepare` returned it.
+        parameters: Parameters of the experiment by dotted keys, for the manifest.
 
     Returns:
-        Tokens of each training document.
+        tokens of each training document.
 
     Raises:
-        UserError: a file is damaged, changed or does not fit the tokenizer, or a split is empty.
+        UserError: A file is damaged, changed or does not fit the tokenizer, or a split is empty.
     """
     if options.end_of_text is None:
-        tokenizer = given_tokenizer(str(options.tokenizer), work)
+        tokenizer = pretrained_tokenizer(str(options.tokenizer), work)
     else:
         tokenizer = number_tokenizer(options.vocabulary or 0, options.end_of_text)
-    end, largest, counted = tokenizer.end_of_text_id, 0, []
+    end, largest, scanned = tokenizer.end_of_text_id, 0, []
     for file in track(files, "tokens", unit=" files"):
         content = Content(**file)
         refuse_change(content)
         layout = read_layout(Path(content.path), data.ids_column, tokenizer.rows)
         high, ends = scan(Path(content.path), layout, tokenizer.rows, end)
         largest = max(largest, high)
-        counted.append(_Counted(content, layout, ends))
-    train, validation, lengths = _split(data, counted, end)
+        scanned.append(_ScannedFile(content, layout, ends))
+    train, validation, lengths = _split(data, scanned, end)
     manifest = Manifest(
         dtype=None,
         vocabulary=max(tokenizer.vocabulary, largest + 1),
         end_of_text=end,
         end_of_text_token=tokenizer.end_of_text,
-        corpus_sha256=sha256_of_value([each.content.sha256 for each in counted]),
+        corpus_sha256=sha256_of_value([file.content.sha256 for file in scanned]),
         tokenizer_sha256=tokenizer.sha256,
         train=train,
         validation=validation,
@@ -95,15 +96,15 @@ def map_tokens(
 
 
 def _split(
-    data: Data, counted: list[_Counted], end: int
+    data: Data, scanned: list[_ScannedFile], end: int
 ) -> tuple[list[TokenFile], list[TokenFile], np.ndarray]:
-    """Return the parts for training, those for validation, and the lengths of the former."""
-    total = sum(len(each.ends) for each in counted)
+    """Return the training parts, the validation parts, and the lengths of training documents."""
+    total = sum(len(file.ends) for file in scanned)
     total = min(total, data.documents or total)
     if not total:
-        raise UserError(f"data.path {data.path!r}: no tokens")
+        raise UserError(f"data.path {data.path!r}: no tokens: give files that hold tokens")
     edge = total - round(total * data.validation_share)
-    parts, lengths = _parts(counted, edge, total)
+    parts, lengths = _parts(scanned, edge, total)
     sizes = [sum(count for part in split for _, count in part.ranges) for split in parts]
     if 0 in sizes:
         split, change = ("validation", "raise") if sizes[0] else ("training", "lower")
@@ -117,16 +118,16 @@ def _split(
 
 
 def _parts(
-    counted: list[_Counted], edge: int, total: int
+    scanned: list[_ScannedFile], edge: int, total: int
 ) -> tuple[tuple[list[TokenFile], list[TokenFile]], np.ndarray]:
-    """Return the documents before `edge` and those from it on, and the lengths of the former."""
+    """Return the documents before and from number `edge`, and the lengths of those before it."""
     parts: tuple[list[TokenFile], list[TokenFile]] = [], []
     lengths, before = [], 0
-    for each in counted:
-        middle, last = (min(max(at - before, 0), len(each.ends)) for at in (edge, total))
-        for chosen, (first, stop) in zip(parts, ((0, middle), (middle, last)), strict=True):
+    for file in scanned:
+        middle, last = (min(max(n - before, 0), len(file.ends)) for n in (edge, total))
+        for split, (first, stop) in zip(parts, ((0, middle), (middle, last)), strict=True):
             if first < stop:
-                chosen.append(each.part(first, stop))
-        lengths.append(np.diff(each.ends[:middle], prepend=0))
-        before += len(each.ends)
+                split.append(file.part(first, stop))
+        lengths.append(np.diff(file.ends[:middle], prepend=0))
+        before += len(file.ends)
     return parts, np.concatenate(lengths)

@@ -17,22 +17,23 @@ from mwparserfromhell.wikicode import Wikicode
 
 from shardlab.core.errors import UserError
 from shardlab.data.corpus_file import CorpusDocument
-from shardlab.data.source_records import Tally
+from shardlab.data.source_records import RecordCounts
 from shardlab.data.workers import usable_cores, worker_pool
 
 _LARGEST_PAGE = 2 << 20
-"""characters; MediaWiki refuses larger pages ($wgMaxArticleSize)"""
+"""Largest page in characters; MediaWiki refuses larger ones ($wgMaxArticleSize)."""
 
 
 class Site(NamedTuple):
-    """Names that a wiki has for pictures, categories and appendices, in lower case.
+    """Names of a wiki for pictures, categories and appendices, in lower case.
 
-    English names hold everywhere.
+    The English names hold in addition.
     """
 
     media: frozenset[str] = frozenset({"category", "file", "image", "media"})
-    """prefixes of links that show or sort, from the namespaces of `siteinfo`"""
+    """Prefixes of links to pictures and categories, from the namespaces of `siteinfo`."""
     appendices: frozenset[str] = frozenset()
+    """Headings of sections without prose, such as references."""
 
 
 ENGLISH = Site()
@@ -42,43 +43,47 @@ class _Article(NamedTuple):
     id: str
     title: str
     text: str
-    """markup, then prose"""
+    """Markup; prose once `_strip` has replaced it."""
 
 
-def read_mediawiki(path: Path, tally: Tally) -> Iterator[CorpusDocument]:
+def read_mediawiki(path: Path, counts: RecordCounts) -> Iterator[CorpusDocument]:
     """Yield the articles of an `.xml` or `.xml.bz2` file."""
     with bz2.open(path) if path.suffix == ".bz2" else path.open("rb") as file:
-        yield from read_dump(file, str(path), tally)
+        yield from read_dump(file, str(path), counts)
 
 
-def read_dump(file: BinaryIO | BufferedIOBase, name: str, tally: Tally) -> Iterator[CorpusDocument]:
+def read_dump(
+    file: BinaryIO | BufferedIOBase, name: str, counts: RecordCounts
+) -> Iterator[CorpusDocument]:
     """Yield the articles of an uncompressed dump, without redirects and other namespaces.
 
-    Only the last revision of a page counts. Templates are dropped; those that hold a number, as in
-    `{{convert|12|km}}`, are counted. Memory: some pages per core.
+    Only the last revision of a page is read. Templates are dropped; templates with a number, such
+    as `{{convert|12|km}}`, are counted. Memory holds a few pages per core.
 
     Raises:
-        UserError: XML or compressed data that is malformed or ends early, with the page.
+        UserError: The XML or the compressed data is malformed or ends early.
     """
     cores = usable_cores()
     site = [ENGLISH]
-    articles = _articles(_pages(file, name, site), tally)
+    articles = _articles(_pages(file, name, site), counts)
     with worker_pool(cores) as pool:
-        while some := list(islice(articles, 16 * cores)):  # map itself would read all of them
-            for article, kind, numbers in pool.map(partial(_strip, site=site[0]), some):
+        while batch := list(islice(articles, 16 * cores)):  # pool.map reads all of its input
+            for article, kind, numbers in pool.map(partial(_strip, site=site[0]), batch):
                 for _ in range(numbers):
-                    tally.leave_out("number in a template")
+                    counts.add_left_out("number in a template")
                 if kind is None:
                     yield CorpusDocument(*article)
                 else:
-                    tally.bad(f"page {article.id} ({article.title[:60]!r})", kind)
+                    counts.add_bad(f"page {article.id} ({article.title[:60]!r})", kind)
 
 
 def _pages(
     file: BinaryIO | BufferedIOBase, name: str, site: list[Site]
 ) -> Iterator[tuple[ElementTree.Element, str]]:
-    """Yield the pages of a dump, each with the text of its last revision, once `site[0]` is set to
-    the dump's own."""
+    """Yield each page of a dump with the text of its last revision.
+
+    Sets `site[0]` to the names of the dump before the first page.
+    """
     pages, text = 0, ""
     root = None
     try:
@@ -101,15 +106,15 @@ def _pages(
     # LookupError, ValueError: an encoding that Python or expat does not know
     except (ElementTree.ParseError, LookupError, ValueError, EOFError, OSError) as error:
         raise UserError(
-            f"{name}: page {pages + 1}: not a whole MediaWiki dump "
-            f"({' '.join(str(error).split())[:100]}); give a whole .xml or .xml.bz2 file, "
-            "unpacked by its own program if it is packed otherwise"
+            f"{name}: page {pages + 1}: not a complete MediaWiki dump "
+            f"({' '.join(str(error).split())[:100]}); give a complete .xml or .xml.bz2 file; "
+            "unpack other formats first"
         ) from None
 
 
 _LANG = "{http://www.w3.org/XML/1998/namespace}lang"
 _SHOWN = ("-2", "6", "14")
-"""keys of the namespaces Media, File and Category"""
+"""Keys of the namespaces Media, File and Category."""
 
 
 def _site(root: ElementTree.Element, siteinfo: ElementTree.Element) -> Site:
@@ -119,24 +124,27 @@ def _site(root: ElementTree.Element, siteinfo: ElementTree.Element) -> Site:
     return Site(ENGLISH.media | media, frozenset(_APPENDICES.get(language, ())))
 
 
-def _articles(pages: Iterator[tuple[ElementTree.Element, str]], tally: Tally) -> Iterator[_Article]:
+def _articles(
+    pages: Iterator[tuple[ElementTree.Element, str]], counts: RecordCounts
+) -> Iterator[_Article]:
     for number, (page, markup) in enumerate(pages, start=1):
         title = page.findtext("{*}title", "").replace("_", " ")
         if page.find("{*}redirect") is not None:
-            tally.leave_out("redirect")
+            counts.add_left_out("redirect")
         elif page.findtext("{*}ns", "0") != "0":
-            tally.leave_out("not in the article namespace")
+            counts.add_left_out("not in the article namespace")
         elif not title.strip() or not markup:
-            tally.bad(f"page number {number}", "no text" if title.strip() else "no title")
+            counts.add_bad(f"page number {number}", "no text" if title.strip() else "no title")
         elif len(markup) > _LARGEST_PAGE:
-            tally.bad(f"page number {number}", f"text larger than {_LARGEST_PAGE >> 20} MiB")
+            counts.add_bad(f"page number {number}", f"text larger than {_LARGEST_PAGE >> 20} MiB")
         else:
             yield _Article(page.findtext("{*}id", str(number)), title, markup)
 
 
 def _strip(article: _Article, site: Site) -> tuple[_Article, str | None, int]:
-    """Return an article with prose in place of markup, the kind of bad record that it is, and the
-    templates with numbers that it lost."""
+    """Return an article with prose in place of markup, the kind of bad record if it is one, and the
+    number of dropped templates that show a number.
+    """
     try:
         text, numbers = _prose(article.text, site)
     except (ParserError, RecursionError):
@@ -217,11 +225,11 @@ _NUMBER = re.compile(r"[\s+\u2212-]*\d[\d\s.,]*")
 
 
 def plain_text(markup: str, site: Site = ENGLISH) -> str:
-    """Return headings and paragraphs, without templates, tables, references, pictures and
-    appendices.
+    """Return headings and paragraphs, without templates, tables, references and pictures, and
+    without sections such as references and external links.
 
     Raises:
-        ParserError, RecursionError: the parser cannot read the markup.
+        ParserError, RecursionError: The parser cannot read the markup.
     """
     return _prose(markup, site)[0]
 
@@ -230,7 +238,7 @@ def _prose(markup: str, site: Site) -> tuple[str, int]:
     nodes = _without_appendices(mwparserfromhell.parse(markup).nodes, site)
     templates: list[Template] = []
     text = Wikicode(_without_furniture(nodes, site, templates)).strip_code()
-    text = re.sub(r" ?\([\s,;:]*\)", "", text)  # where a pronunciation was dropped
+    text = re.sub(r" ?\([\s,;:]*\)", "", text)  # parentheses around a dropped pronunciation
     lines = (line.strip() for line in text.splitlines())
     prose = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
     return prose, sum(map(_holds_number, templates))
@@ -238,7 +246,7 @@ def _prose(markup: str, site: Site) -> tuple[str, int]:
 
 def _holds_number(template: Template) -> bool:
     """Return whether a template shows a number: `{{convert|12|km}}`, `{{formatnum:12}}`."""
-    values = [str(each.value) for each in template.params if not each.showkey]
+    values = [str(param.value) for param in template.params if not param.showkey]
     return any(map(_NUMBER.fullmatch, [str(template.name).rpartition(":")[2], *values]))
 
 
@@ -254,7 +262,7 @@ def _without_appendices(nodes: list[Node], site: Site) -> Iterator[Node]:
 
 
 def _without_furniture(nodes: Iterable[Node], site: Site, templates: list[Template]) -> list[Node]:
-    """Return the nodes of prose, and append the templates between them to `templates`."""
+    """Return the nodes of prose; append the templates among `nodes` to `templates`."""
     prose: list[Node] = []
     for node in nodes:
         if isinstance(node, Template):

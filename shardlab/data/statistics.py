@@ -7,27 +7,25 @@ import numpy as np
 from shardlab.data.tokens import TokenSplit
 
 _PADDED_BATCH = 8
-
-
 _CHUNK = 1 << 24
-"""tokens that are counted at once, each of which takes 8 bytes meanwhile"""
+"""Tokens to count at once, which limits the memory for their copy of 8 bytes per token."""
 
 
 def describe_tokens(
     train: TokenSplit, validation: TokenSplit, lengths: np.ndarray | None = None
 ) -> dict[str, Any]:
-    """Return counts of both splits, and the shape of the training split.
+    """Return counts of both splits, and statistics of the training split.
 
-    - `altered_documents`: those of both splits whose text the tokens do not give back.
-    - `length`: tokens of a training document, its end included: mean, p50, p90, p99, max.
-    - `pad_ratio`: padding in what is trained on; 0, because documents are packed into blocks.
-    - `pad_ratio_if_padded`: share of padding if instead every 8 documents in a row were padded
-      to the longest of them, ends included.
+    - `altered_documents`: documents of both splits whose tokens do not decode to their text.
+    - `length`: tokens of a training document with its end token: mean, p50, p90, p99, max.
+    - `pad_ratio`: fraction of padding in training, 0, since documents are packed into blocks.
+    - `pad_ratio_if_padded`: fraction of padding if, instead, every 8 consecutive documents were
+      padded to the longest of them.
     - `entropy_bits`: Shannon entropy of the token frequencies, in bits per token: the loss of a
-      model that knows the frequencies only.
+      model that knows only the frequencies.
 
     Args:
-        lengths: of the training documents, where more than the end-of-text token tells them.
+        lengths: Tokens of each training document; None: computed from the end-of-text tokens.
     """
     if lengths is None:
         lengths = np.concatenate([_lengths(part, train.end_of_text) for part in train.arrays()])
@@ -60,7 +58,7 @@ def _size(split: TokenSplit) -> dict[str, Any]:
 
 def _lengths(tokens: np.ndarray, end: int) -> np.ndarray:
     ends = np.flatnonzero(tokens == end)
-    # it may stand before each document in place of after
+    # some programs write the token before each document, not after it
     begins = len(tokens) > 0 and tokens[0] == end != tokens[-1]
     return np.diff(ends, append=len(tokens)) if begins else np.diff(ends, prepend=-1)
 

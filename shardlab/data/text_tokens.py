@@ -1,4 +1,4 @@
-"""Tokens of a text in memory."""
+"""Tokens of a text, held in memory."""
 
 from collections.abc import Iterable
 
@@ -10,11 +10,10 @@ from shardlab.data.tokenizer import TextTokenizer
 
 
 class TextTokens:
-    """Tokens of documents in their order, with the end token after each, as in the shards of an
-    experiment.
+    """Tokens of documents in order, each followed by the end token, as in shards.
 
     Raises:
-        UserError: plain text becomes the end token.
+        UserError: Plain text becomes the end token.
     """
 
     def __init__(self, tokenizer: TextTokenizer, documents: Iterable[CorpusDocument]) -> None:
@@ -29,7 +28,7 @@ class TextTokens:
         self.ids = np.concatenate(parts)
 
     def __len__(self) -> int:
-        """Number of tokens, end tokens included."""
+        """Return the number of tokens, end tokens included."""
         return len(self.ids)
 
     def read(self, start: int, count: int) -> np.ndarray:

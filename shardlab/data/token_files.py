@@ -1,5 +1,5 @@
-"""Token files of other programs, mapped where they lie: nanoGPT's and llm.c's .bin, Megatron's .bin
-with .idx, datatrove's .ds, and folders that `datasets` saved."""
+"""Token files of other programs, mapped in place: .bin of nanoGPT and llm.c, .bin with .idx of
+Megatron, .ds of datatrove, and folders that `datasets` saved."""
 
 import struct
 from collections.abc import Iterator, Sequence
@@ -17,58 +17,60 @@ from shardlab.data.settings import Data
 
 _SUFFIXES = (".bin", ".ds", ".arrow")
 _LLM_C = {(20240520, 1): "uint16", (20240801, 7): "uint32"}
-"""types by magic number and version: dev/data/data_common.py of karpathy/llm.c"""
+"""Types by magic number and version, from dev/data/data_common.py of karpathy/llm.c."""
 _MEGATRON = struct.Struct("<9sQBQQ")
-"""megatron/core/datasets/indexed_dataset.py: magic, version, type, sequences, ends of documents"""
+"""Header of an .idx file: magic, version, type, sequences, ends of documents
+(megatron/core/datasets/indexed_dataset.py)."""
 _MEGATRON_TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 _CHUNK = 1 << 24
-"""tokens that are looked at at once"""
+"""Tokens to scan at once."""
 _AGAIN = "run shardlab prepare, then shardlab tokenize"
 
 
 class TokenFile(Document):
-    """A part of a file of another program: whole documents."""
+    """Complete documents in a file of another program."""
 
     content: Content
-    """of the whole file when its tokens were counted"""
+    """Content of the file when its tokens were counted."""
     dtype: Annotated[str, StringConstraints(pattern=r"^u?int(8|16|32|64)$")]
-    """of its tokens, little-endian"""
+    """Type of the tokens, little-endian."""
     ranges: list[list[int]]
-    """byte offset and number of tokens of each stretch"""
+    """Byte offset and number of tokens of each range."""
     documents: int = Field(ge=0)
+    """Number of documents."""
     bytes: ClassVar[None] = None
-    """those of the text are not known"""
+    """Bytes of the text, which are unknown."""
     altered: ClassVar[int] = 0
 
     def arrays(self, folder: Path, dtype: str) -> list[np.ndarray]:
-        """Map the stretches.
+        """Map the ranges.
 
         Raises:
-            UserError: the file is missing, or ends before them.
+            UserError: The file is missing, or is too short.
         """
         path, width = Path(self.content.path), np.dtype(self.dtype).itemsize
-        end = max((at + count * width for at, count in self.ranges), default=0)
+        end = max((offset + count * width for offset, count in self.ranges), default=0)
         if not path.is_file() or path.stat().st_size < end:
             raise _changed(path)
         return map_ranges(path, self.dtype, self.ranges)
 
     def verify(self, folder: Path, dtype: str, vocabulary: int) -> None:
-        """Check that the file is what it was when its tokens were compared with the vocabulary.
+        """Check that the file did not change since its tokens were compared with the vocabulary.
 
         Raises:
-            UserError: it is not, or is missing.
+            UserError: The file changed or is missing.
         """
         refuse_change(self.content)
 
 
 def refuse_change(content: Content) -> None:
-    """Check that a file is what it was; it is read where its size or date is another.
+    """Check that a file did not change; read it only if its size or date is different.
 
     Raises:
-        UserError: it is not, or there is none.
+        UserError: The file changed or is missing.
     """
-    now = Content.of(content.path, content)
-    if now is None or now.sha256 != content.sha256:
+    current = Content.of(content.path, content)
+    if current is None or current.sha256 != content.sha256:
         raise _changed(Path(content.path))
 
 
@@ -79,49 +81,38 @@ def _changed(path: Path) -> UserError:
 
 
 class TokenLayout(NamedTuple):
-    """Place and type of the tokens of a file."""
+    """Offsets and type of the tokens of a file."""
 
     dtype: str
     ranges: list[list[int]]
+    """Byte offset and number of tokens of each range."""
     ends: np.ndarray | None
-    """of documents, in tokens; None: where the end-of-text token says"""
+    """Ends of the documents, in tokens; None: the end-of-text token marks them."""
 
 
 def map_ranges(path: str | Path, dtype: str, ranges: Sequence[Sequence[int]]) -> list[np.ndarray]:
-    """Map stretches of a file, given by byte offset and number of tokens."""
+    """Map ranges of a file, each a byte offset and a number of tokens."""
     if not ranges:  # an empty file cannot be mapped
         return []
     kind = np.dtype(dtype).newbyteorder("<")
     raw = np.asarray(np.memmap(path, np.uint8, mode="r"))
-    return [raw[at : at + count * kind.itemsize].view(kind) for at, count in ranges]
+    return [raw[offset : offset + count * kind.itemsize].view(kind) for offset, count in ranges]
 
 
 def find_token_files(data: Data) -> list[Path]:
-    """Return the files of `data.path` with tokens, those of a folder in the order of their names.
+    """Return the token files of `data.path`, in a folder in the order of their names.
 
     Raises:
-        UserError: there are none.
+        UserError: There are no token files.
     """
     path = Path(str(data.path))
     if not path.exists():
         raise UserError(f"data.path {data.path!r}: no such file or folder")
-    below = [path] if path.is_file() else [*_below(path, data)]
-    if found := [file for file in below if file.suffix in _SUFFIXES]:
-        arrow = any(file.suffix == ".arrow" for file in found)
-        for key, default in (("split", None), ("ids_column", "input_ids")):
-            if not arrow and getattr(data, key) != default:
-                raise UserError(f"data.{key}: no file that datasets saved is there: remove it")
-        if missing := [file for file in found if not file.is_file()]:
-            raise UserError(
-                f"{missing[0]}: no such file: copy the whole folder, or remove the link"
-            )
-        if len(same := {file.resolve(): file for file in found}) < len(found):
-            twice = next(file for file in found if file not in same.values())
-            raise UserError(
-                f"{twice}: the same file as {same[twice.resolve()]}: remove one of these links"
-            )
-        return found
-    if packed := [file for file in below if file.suffix == ".parquet"]:
+    files = [path] if path.is_file() else [*_files_below(path, data)]
+    if token_files := [file for file in files if file.suffix in _SUFFIXES]:
+        _check_token_files(data, token_files)
+        return token_files
+    if packed := [file for file in files if file.suffix == ".parquet"]:
         raise UserError(
             f"{packed[0]}: Parquet is packed and cannot be mapped: unpack it once, "
             "datasets.load_dataset('parquet', data_files=FILES)['train'].save_to_disk(FOLDER)"
@@ -129,15 +120,33 @@ def find_token_files(data: Data) -> list[Path]:
     raise UserError(f"data.path {data.path!r}: no .bin, .ds or .arrow file there")
 
 
-def _below(folder: Path, data: Data) -> Iterator[Path]:
-    """Yield the files of a folder and those below it; of what `datasets` saved, its own list."""
+def _check_token_files(data: Data, files: list[Path]) -> None:
+    if not any(file.suffix == ".arrow" for file in files):
+        for key, default in (("split", None), ("ids_column", "input_ids")):
+            if getattr(data, key) != default:
+                raise UserError(f"data.{key}: no file that datasets saved is there: remove it")
+    if missing := [file for file in files if not file.is_file()]:
+        raise UserError(f"{missing[0]}: no such file: copy the whole folder, or remove the link")
+    by_target = {file.resolve(): file for file in files}
+    if len(by_target) < len(files):
+        link = next(file for file in files if file not in by_target.values())
+        raise UserError(
+            f"{link}: the same file as {by_target[link.resolve()]}: remove one of these links"
+        )
+
+
+def _files_below(folder: Path, data: Data) -> Iterator[Path]:
+    """Yield the files of a folder and its subfolders.
+
+    Of a folder that `datasets` saved, yield the files that it lists.
+    """
     if (folder / "dataset_dict.json").is_file():
         names = sorted(_saved(folder / "dataset_dict.json", "splits"))
         split = data.split or "train"
         if split not in names:
             has = f"it has {', '.join(names)}"
             raise UserError(f"{folder}: no split {split!r} ({has}): set data.split")
-        yield from _below(folder / split, data)
+        yield from _files_below(folder / split, data)
     elif (folder / "state.json").is_file():
         for file in _saved(folder / "state.json", "_data_files"):
             yield folder / file["filename"]
@@ -146,7 +155,7 @@ def _below(folder: Path, data: Data) -> Iterator[Path]:
             if path.name.startswith("."):
                 continue
             if path.is_dir():
-                yield from _below(path, data)
+                yield from _files_below(path, data)
             else:
                 yield path
 
@@ -159,56 +168,57 @@ def _saved(path: Path, key: str) -> Any:
 
 
 def read_layout(path: Path, column: str, vocabulary: int) -> TokenLayout:
-    """Return where the tokens of a file are, by its header, its index or its columns.
+    """Return the layout of a token file, from its header, its index or its columns.
 
     Args:
-        column: of a file that `datasets` saved.
-        vocabulary: says how wide tokens are in a file that does not: 16 bits where they suffice.
+        column: Column of the ids, in a file that `datasets` saved.
+        vocabulary: Vocabulary size. It decides the width of tokens in a file that does not say it:
+            16 bits if they are enough.
 
     Raises:
-        UserError: the file is none of these, or damaged.
+        UserError: The format is unknown, or the file is damaged.
     """
     if path.suffix == ".arrow":
         return _arrow(path, column)
-    # beside a link, or beside the file that it leads to
-    for beside in (path, path.resolve()):
-        if (index := beside.with_suffix(".idx")).is_file() and path.suffix == ".bin":
+    # the index is beside the link, or beside the file that the link leads to
+    for file in (path, path.resolve()):
+        if (index := file.with_suffix(".idx")).is_file() and path.suffix == ".bin":
             return _megatron(path, index)
-        if (index := beside.with_name(f"{beside.name}.index")).is_file():
+        if (index := file.with_name(f"{file.name}.index")).is_file():
             return _refuse_halves(path, _datatrove(path, index))
     return _refuse_halves(path, _plain(path, "uint16" if vocabulary <= 1 << 16 else "uint32"))
 
 
 def scan(path: Path, layout: TokenLayout, vocabulary: int, end: int) -> tuple[int, np.ndarray]:
-    """Read all tokens once; return the largest, and the ends of the documents in tokens.
+    """Read all tokens once; return the largest token, and the ends of the documents in tokens.
 
-    The end-of-text token stands behind each document, or before each in a file that begins but
-    does not end with one.
+    The end-of-text token follows each document. In a file that begins but does not end with it, it
+    precedes each document.
 
     Raises:
-        UserError: a token is not in the vocabulary.
+        UserError: A token is not in the vocabulary.
     """
     largest, before = 0, 0
-    found = [np.empty(0, np.int64)]
+    end_positions = [np.empty(0, np.int64)]
     for array in map_ranges(path, layout.dtype, layout.ranges):
         for start in range(0, len(array), _CHUNK):
             part = array[start : start + _CHUNK]
             low, high = int(part.min()), int(part.max())
             if low < 0 or high >= vocabulary:
                 raise UserError(
-                    f"{path}: token {low if low < 0 else high}, where the vocabulary has "
-                    f"{vocabulary}: set tokenize.tokenizer (or tokenize.vocabulary) to that which "
-                    "the tokens were made with"
+                    f"{path}: token {low if low < 0 else high}, but the vocabulary has "
+                    f"{vocabulary}: set tokenize.tokenizer (or tokenize.vocabulary) to the one "
+                    "that made the tokens"
                 )
             largest = max(largest, high)
             if layout.ends is None:
-                found.append(np.flatnonzero(part == end) + before)
+                end_positions.append(np.flatnonzero(part == end) + before)
             before += len(part)
     if layout.ends is not None:
         return largest, layout.ends
-    at = np.concatenate(found)
-    begins = len(at) > 0 and at[0] == 0 and at[-1] != before - 1
-    ends = at[1:] if begins else at + 1
+    positions = np.concatenate(end_positions)
+    begins = len(positions) > 0 and positions[0] == 0 and positions[-1] != before - 1
+    ends = positions[1:] if begins else positions + 1
     open_end = before > 0 and (not len(ends) or ends[-1] != before)
     return largest, np.append(ends, before) if open_end else ends
 
@@ -219,23 +229,25 @@ def _plain(path: Path, dtype: str) -> TokenLayout:
     start = 0
     if head[0] in {magic for magic, _ in _LLM_C} and head[:2] not in _LLM_C:
         raise UserError(
-            f"{path}: a header of llm.c of version {head[1]}, which is not known: "
-            "write it by a version that is"
+            f"{path}: a header of llm.c of unknown version {head[1]}: write the file with a known "
+            f"version ({', '.join(str(version) for _, version in _LLM_C)})"
         )
     if head[:2] in _LLM_C:
         start, dtype = 1024, _LLM_C[head[:2]]
         if start + head[2] * np.dtype(dtype).itemsize != size:
             raise UserError(f"{path}: damaged: its header says {head[2]} tokens of {dtype}")
-    count, rest = divmod(size - start, np.dtype(dtype).itemsize)
-    if rest:
-        raise UserError(f"{path}: damaged: {size} bytes are no whole number of {dtype} tokens")
+    count, remainder = divmod(size - start, np.dtype(dtype).itemsize)
+    if remainder:
+        raise UserError(
+            f"{path}: damaged: its {size} bytes do not divide into {dtype} tokens: copy it again"
+        )
     return TokenLayout(dtype, [[start, count]] if count else [], None)
 
 
 def _refuse_halves(path: Path, layout: TokenLayout) -> TokenLayout:
-    """Return a layout whose width is a guess, unless it takes the halves of 32 bits for tokens."""
+    """Return a layout of 16 bits per token, a guess, unless the tokens seem to have 32 bits."""
     if layout.dtype == "uint16" and sum(count for _, count in layout.ranges) > 1:
-        # the upper halves of small numbers
+        # the upper halves of small numbers of 32 bits are 0
         [first, *_] = map_ranges(path, layout.dtype, layout.ranges)
         if not first[1:_CHUNK:2].any():
             raise UserError(
@@ -252,12 +264,13 @@ def _megatron(path: Path, index: Path) -> TokenLayout:
     dtype = _MEGATRON_TYPES.get(code)
     if (magic, version) != (b"MMIDIDX\x00\x00", 1) or dtype is None:
         raise _mismatch(path, index)
-    at = _MEGATRON.size + 12 * sequences
-    if len(raw) - at - 8 * documents not in (0, sequences):  # a byte each where there are modes
+    offset = _MEGATRON.size + 12 * sequences
+    # an index of multimodal data has one more byte per sequence
+    if len(raw) - offset - 8 * documents not in (0, sequences):
         raise _mismatch(path, index)
     lengths = np.frombuffer(raw, "<i4", sequences, _MEGATRON.size)
     pointers = np.frombuffer(raw, "<i8", sequences, _MEGATRON.size + 4 * sequences)
-    bounds = np.frombuffer(raw, "<i8", documents, at)
+    bounds = np.frombuffer(raw, "<i8", documents, offset)
     edges = np.append(0, np.cumsum(lengths, dtype=np.int64))
     size = np.dtype(dtype).itemsize
     if not (
@@ -284,22 +297,22 @@ def _datatrove(path: Path, index: Path) -> TokenLayout:
 
 def _mismatch(path: Path, index: Path) -> UserError:
     return UserError(
-        f"{index}: does not match {path.name}: give both as they were written, of whole numbers"
+        f"{index}: does not match {path.name}: give both files as they were written, with integers"
     )
 
 
 def _arrow(path: Path, column: str) -> TokenLayout:
-    """Return the stretches that the record batches hold; a row is a document."""
+    """Return the ranges of the record batches; a row is a document."""
     try:
         import pyarrow as pa
     except ImportError:
         raise UserError(
             f"{path}: needs the datasets package: pip install 'shardlab[datasets]'"
         ) from None
-    whole = pa.memory_map(str(path)).read_buffer()
+    mapped = pa.memory_map(str(path)).read_buffer()
     dtype, ranges, lengths = "int64", [], [np.empty(0, np.int64)]
     try:
-        for batch in pa.ipc.open_stream(whole):
+        for batch in pa.ipc.open_stream(mapped):
             names = batch.schema.names
             if column not in names:
                 has = f"it has {', '.join(names)[:200]}"
@@ -310,8 +323,8 @@ def _arrow(path: Path, column: str) -> TokenLayout:
             lengths.append(rows.value_lengths().to_numpy(zero_copy_only=False))
             if not len(values):
                 continue
-            start = values.buffers()[1].address - whole.address
-            if not 0 <= start <= whole.size:
+            start = values.buffers()[1].address - mapped.address
+            if not 0 <= start <= mapped.size:
                 raise UserError(f"{path}: packed record batches cannot be mapped: save it again")
             ranges.append([start + values.offset * values.type.bit_width // 8, len(values)])
     except (pa.ArrowInvalid, OSError) as error:
@@ -321,13 +334,14 @@ def _arrow(path: Path, column: str) -> TokenLayout:
 
 
 def _ids(path: Path, column: str, rows: Any) -> Any:
-    """Return the ids of a column of lists, one after another, without a copy."""
-    import pyarrow.types as kinds
+    """Return the ids of a column of lists, concatenated, without a copy."""
+    from pyarrow import types
 
-    lists = kinds.is_list, kinds.is_large_list, kinds.is_fixed_size_list
-    if not any(each(rows.type) for each in lists) or not kinds.is_integer(rows.type.value_type):
+    list_types = types.is_list, types.is_large_list, types.is_fixed_size_list
+    is_list = any(is_type(rows.type) for is_type in list_types)
+    if not is_list or not types.is_integer(rows.type.value_type):
         raise UserError(
-            f"{path}: column {column!r} holds {rows.type}, no lists of ids: set data.ids_column"
+            f"{path}: column {column!r} holds {rows.type}, not lists of ids: set data.ids_column"
         )
     values = rows.flatten()
     if rows.null_count or values.null_count:

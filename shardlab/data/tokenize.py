@@ -1,4 +1,4 @@
-"""Parallel build of token shards from the corpus file; a killed build resumes byte for byte."""
+"""Parallel build of token shards from the corpus file; a build that was killed can be resumed."""
 
 import hashlib
 import shutil
@@ -17,8 +17,8 @@ from shardlab.data.corpus_file import CorpusDocument, read_corpus
 from shardlab.data.settings import Tokenize
 from shardlab.data.tokenizer import (
     TextTokenizer,
-    given_tokenizer,
     load_tokenizer,
+    pretrained_tokenizer,
     train_tokenizer,
 )
 from shardlab.data.tokens import MANIFEST, Manifest, Shard
@@ -26,7 +26,7 @@ from shardlab.data.workers import usable_cores, worker_pool
 
 _FORMAT = 2
 _BATCH = 1 << 18
-"""bytes of text that are encoded at once, and more where a document is longer"""
+"""Bytes of text to encode at once, unless one document is longer."""
 
 
 class CorpusPiece(NamedTuple):
@@ -39,7 +39,7 @@ class CorpusPiece(NamedTuple):
 
 
 class TokenizeJob(NamedTuple):
-    """Inputs common to all shards of a run."""
+    """Inputs that all shards have in common."""
 
     corpus: Path
     validation_share: float
@@ -57,19 +57,18 @@ def build_tokens(
     out: Path,
     parameters: Mapping[str, Any] | None = None,
 ) -> Manifest:
-    """Write tokenizer.json and tokenizer_config.json in `out`, the shards in `out/tokens`, and
-    their manifest last.
+    """Write the tokenizer to `out`, the shards to `out/tokens`, and then their manifest.
 
-    There are `options.shards` shards of training, each of an equal part of the corpus file, and one
-    of validation. Finished ones are kept in `work/tokenize/KEY` until all are built, where KEY
-    stands for corpus, tokenizer and options.
+    `options.shards` training shards are built from equal parts of the corpus file, and one
+    validation shard. Finished shards stay in `work/tokenize/KEY` until all are built, where KEY is
+    a hash of corpus, tokenizer and options.
 
     Args:
-        options: those for the model, `Tokenize.for_model`.
-        parameters: of the experiment, by dotted keys, for the manifest.
+        options: Options for the model, from `Tokenize.for_model`.
+        parameters: Parameters of the experiment by dotted keys, for the manifest.
 
     Raises:
-        UserError: the corpus is damaged, the tokenizer unfit, or a split would be empty.
+        UserError: The corpus is damaged, the tokenizer does not fit, or a split would be empty.
     """
     digest, size = sha256_of_file(corpus), corpus.stat().st_size
     tokenizer = _tokenizer(corpus, validation_share, options, work)
@@ -113,20 +112,21 @@ def build_tokens(
 
 
 def is_validation(key: str, share: float) -> bool:
-    """Return whether the document with this `split_key` is for validation, by a hash of it alone.
+    """Return whether the document with this `split_key` is in the validation split.
 
-    The same on every machine and in every order; documents with one title are in one split.
+    A hash of the key decides, so that the split is the same on every machine and in every order.
+    Documents with the same title are in the same split.
     """
     digest = hashlib.sha256(key.encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
 
 def _tokenizer(corpus: Path, share: float, options: Tokenize, work: Path) -> TextTokenizer:
-    """Return the given tokenizer, or one trained on the training split."""
+    """Return the tokenizer of the options, or one trained on the training split."""
     if options.vocabulary is None:
-        return given_tokenizer(str(options.tokenizer), work)
+        return pretrained_tokenizer(str(options.tokenizer), work)
     documents = track(read_corpus(corpus), "tokenizer", unit=" documents")
-    texts = (each.content for each in documents if not is_validation(each.split_key, share))
+    texts = (doc.content for doc in documents if not is_validation(doc.split_key, share))
     trained = train_tokenizer(texts, options.vocabulary)
     if trained.vocabulary < options.vocabulary:
         say(f"the text is too small for {options.vocabulary} tokens: {trained.vocabulary}")
@@ -139,14 +139,14 @@ def _check_splits(job: TokenizeJob, validation: int, train: int) -> None:
         raise UserError(
             f"{job.corpus}: none of the {train + validation} documents falls into the {split} "
             f"split at data.validation_share {job.validation_share}; {change} it, or give more "
-            "documents of other titles: those of one title, or of one id, are in one split"
+            "documents with different titles: documents with one title, or id, are in one split"
         )
 
 
 def build_shard(job: TokenizeJob, piece: CorpusPiece) -> Shard:
-    """Write `NAME.bin`, then its receipt `NAME.json`; a shard with a receipt is kept.
+    """Write a shard `NAME.bin`, then its receipt `NAME.json`, unless there is a receipt.
 
-    The bytes depend on the corpus, the tokenizer and the piece alone.
+    The bytes depend only on the corpus, the tokenizer and the piece.
     """
     path = job.folder / f"{piece.name}.bin"
     receipt = path.with_suffix(".json")
@@ -188,24 +188,25 @@ def _documents(job: TokenizeJob, piece: CorpusPiece) -> Iterator[CorpusDocument]
 
 
 class EncodedDocuments(NamedTuple):
-    """Tokens of some documents, in their order."""
+    """Tokens of consecutive documents."""
 
     ids: list[int]
-    """with the end token after each document"""
+    """Token ids, with the end token after each document."""
     documents: int
+    """Number of documents."""
     bytes: int
-    """of their UTF-8 text, titles included"""
+    """Bytes of their UTF-8 text, titles included."""
     altered: int
-    """documents whose text the tokens do not give back"""
+    """Documents whose tokens do not decode to their text."""
 
 
 def encode_documents(
     tokenizer: TextTokenizer, documents: Iterable[CorpusDocument]
 ) -> Iterator[EncodedDocuments]:
-    """Yield the tokens of documents, some documents at a time.
+    """Yield the tokens of documents in batches.
 
     Raises:
-        UserError: plain text becomes the end token.
+        UserError: Plain text becomes the end token.
     """
     batch: list[CorpusDocument] = []
     size = 0
@@ -229,25 +230,29 @@ def _encoded(tokenizer: TextTokenizer, batch: list[CorpusDocument], size: int) -
 def _ids(
     tokenizer: TextTokenizer, batch: list[CorpusDocument], encoded: list[list[int]]
 ) -> list[int]:
-    """Return the tokens of documents, with the end token after each; where the tokenizer itself
-    puts it before or after a text, there is no second one."""
+    """Return the tokens of documents, with an end token after each document.
+
+    If the tokenizer adds the end token to a text, before or after it, no second one is added.
+    """
     end = tokenizer.end_of_text_id
-    own = tokenizer.added_ids.count(end)
+    added_ends = tokenizer.added_ids.count(end)
     tokens: list[int] = []
     for document, ids in zip(batch, encoded, strict=True):
-        if ids.count(end) > own:
+        if ids.count(end) > added_ends:
             raise UserError(
                 f"tokenize.tokenizer: plain text of document {document.id[:40]!r} becomes the "
-                f"end-of-text token {tokenizer.end_of_text!r}; give a tokenizer that keeps one "
-                "token for that alone"
+                f"end-of-text token {tokenizer.end_of_text!r}; give a tokenizer that encodes no "
+                "text as this token"
             )
-        tokens += ids if own else [*ids, end]
+        tokens += ids if added_ends else [*ids, end]
     return tokens
 
 
 def publish(manifest: Manifest, out: Path, shards: Iterable[Path] = ()) -> None:
-    """Move shards, if there are any, and the manifest into `out/tokens`; the manifest last:
-    without one nothing looks finished."""
+    """Move the shards, then the manifest into `out/tokens`.
+
+    Without a manifest the folder does not look finished.
+    """
     tokens = out / "tokens"
     tokens.mkdir(parents=True, exist_ok=True)
     (tokens / MANIFEST).unlink(missing_ok=True)

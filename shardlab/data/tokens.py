@@ -1,4 +1,4 @@
-"""Tokens of a split, read from memory-mapped shards as one long array, and their manifest."""
+"""Tokens of a split, read from memory-mapped shards as one array, and their manifest."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,22 +17,25 @@ Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Shard(Document):
-    """One file of tokens without a header: little-endian, whole documents, each with its end."""
+    """One file of little-endian tokens without a header.
+
+    It holds complete documents, each with an end token.
+    """
 
     file: Annotated[str, StringConstraints(pattern=r"^[a-z]+(-[0-9]+)?\.bin$")]
     tokens: int = Field(ge=0, lt=2**48)
     documents: int = Field(ge=0, lt=2**48)
     bytes: int = Field(ge=0, lt=2**48)
-    """of UTF-8 text: title, newline, text"""
+    """Bytes of the UTF-8 text: title, newline, text."""
     altered: int = Field(0, ge=0, lt=2**48)
-    """documents whose text the tokens do not give back"""
+    """Documents whose tokens do not decode to their text."""
     sha256: Sha256
 
     def arrays(self, folder: Path, dtype: str) -> list[np.ndarray]:
         """Map the tokens.
 
         Raises:
-            UserError: the file is missing or has another size.
+            UserError: The file is missing or has a different size.
         """
         path = folder / self.file
         expected = self.tokens * np.dtype(dtype).itemsize
@@ -40,14 +43,14 @@ class Shard(Document):
         if size is None:
             raise self._damaged(folder, "it is missing")
         if size != expected:
-            raise self._damaged(folder, f"{size} bytes where the manifest says {expected}")
+            raise self._damaged(folder, f"{size} bytes, but the manifest says {expected}")
         return map_ranges(path, dtype, [[0, self.tokens]] if self.tokens else [])
 
     def verify(self, folder: Path, dtype: str, vocabulary: int) -> None:
         """Compare the checksum, and the largest token with the vocabulary.
 
         Raises:
-            UserError: the file is not as it was written.
+            UserError: The file changed since it was written.
         """
         refuse_damage(folder, {self.file: self.sha256}, _fix(folder))
         largest = max((int(array.max()) for array in self.arrays(folder, dtype)), default=0)
@@ -59,54 +62,55 @@ class Shard(Document):
 
 
 class Manifest(Document):
-    """Shards of both splits, in the order of the corpus; or parts of files of other programs."""
+    """Shards of both splits, in the order of the corpus, or parts of files of other programs."""
 
     format: Literal[1] = 1
     dtype: Literal["uint16", "uint32"] | None
-    """of shards; None: files of other programs have their own"""
+    """Type of the tokens in shards; None: each file of another program has its own type."""
     vocabulary: int = Field(ge=1, le=2**31)
-    """embedding rows needed"""
+    """Embedding rows that a model needs."""
     end_of_text: int = Field(ge=0)
-    """id of the token between documents"""
+    """Id of the token between documents."""
     end_of_text_token: str
+    """Text of that token."""
     corpus_sha256: Sha256
     tokenizer_sha256: Sha256
     train: list[Shard] | list[TokenFile]
     validation: list[Shard] | list[TokenFile]
     parameters: dict[str, Any] = {}
-    """dotted keys of params.yaml that the tokens were made by, with their values"""
+    """Parameters that the tokens depend on, by dotted keys of params.yaml."""
 
 
 def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a folder of shards.
 
     Raises:
-        UserError: there is none, or it is damaged.
+        UserError: The manifest is missing or damaged.
     """
-    path, make = folder / MANIFEST, "run shardlab tokenize"
-    return Manifest.from_file(path, _fix(folder) if path.exists() else make)
+    path = folder / MANIFEST
+    return Manifest.from_file(path, _fix(folder) if path.exists() else "run shardlab tokenize")
 
 
 class Tokens(Protocol):
-    """A text's tokens, as one long array."""
+    """Tokens of a text, as one array."""
 
     text_bytes: int | None
-    """UTF-8 bytes of all documents, titles included; None where another program read the text"""
+    """UTF-8 bytes of all documents with titles; None if another program made the tokens."""
     altered: int
-    """documents whose text the tokens do not give back"""
+    """Documents whose tokens do not decode to their text."""
 
     def __len__(self) -> int:
-        """Number of tokens, end tokens included."""
+        """Return the number of tokens, end tokens included."""
 
     def read(self, start: int, count: int) -> np.ndarray:
         """Return tokens `start` to `start + count - 1`, shape `[count]`, int64."""
 
 
 class FirstTokens:
-    """Tokens at the beginning of a text, whose bytes nobody knows.
+    """Tokens at the beginning of a text; the bytes of their text are unknown.
 
     Args:
-        count: all tokens where the text has fewer.
+        count: Number of tokens; a shorter text is not padded.
     """
 
     text_bytes: int | None = None
@@ -116,7 +120,7 @@ class FirstTokens:
         self._text, self._count = text, min(count, len(text))
 
     def __len__(self) -> int:
-        """Number of tokens."""
+        """Return the number of tokens."""
         return self._count
 
     def read(self, start: int, count: int) -> np.ndarray:
@@ -125,40 +129,40 @@ class FirstTokens:
 
 
 class TokenSplit:
-    """Tokens of `train` or `validation`, with shards in the order of the corpus."""
+    """Tokens of the `train` or `validation` split, in the order of the corpus."""
 
     def __init__(self, folder: Path, split: Literal["train", "validation"], share: slice) -> None:
         manifest = read_manifest(folder)
         self.name = split
         self.vocabulary = manifest.vocabulary
-        """embedding rows needed"""
+        """Embedding rows that a model needs."""
         self.end_of_text = manifest.end_of_text
-        """id of the token between documents"""
+        """Id of the token between documents."""
         self.tokenizer_sha256 = manifest.tokenizer_sha256
         dtype = manifest.dtype or "uint16"
         shards: list[Shard] | list[TokenFile] = getattr(manifest, split)
         self.documents = sum(shard.documents for shard in shards)
         sizes = [shard.bytes for shard in shards if shard.bytes is not None]
         self.text_bytes = sum(sizes) if len(sizes) == len(shards) else None
-        """UTF-8 bytes of all documents, titles included: the divisor of bits per byte; None where
-        another program read the text"""
+        """UTF-8 bytes of all documents with titles, the divisor of bits per byte; None if another
+        program made the tokens."""
         self.altered = sum(shard.altered for shard in shards)
-        """documents whose text the tokens do not give back, since the tokenizer lacks or changes
-        characters; their bytes are not what a model predicts"""
+        """Documents whose tokens do not decode to their text, since the tokenizer lacks or changes
+        characters. A model does not predict the bytes of these documents."""
         self._arrays = [array for shard in shards for array in shard.arrays(folder, dtype)]
         self._starts = np.cumsum([0, *map(len, self._arrays)])
         for shard in shards[share]:
             shard.verify(folder, dtype, self.vocabulary)
 
     def __len__(self) -> int:
-        """Number of tokens, end tokens included."""
+        """Return the number of tokens, end tokens included."""
         return int(self._starts[-1])
 
     def read(self, start: int, count: int) -> np.ndarray:
         """Return tokens `start` to `start + count - 1`, shape `[count]`, int64.
 
         Raises:
-            IndexError: the range is not inside the split.
+            IndexError: The range exceeds the split.
         """
         if start < 0 or count < 0 or start + count > len(self):
             raise IndexError(f"tokens {start}..{start + count} of {len(self)} in {self.name}")
@@ -174,7 +178,7 @@ class TokenSplit:
         return out
 
     def arrays(self) -> Iterator[np.ndarray]:
-        """Yield the shards, or the stretches of files, as stored: little-endian whole numbers."""
+        """Yield the shards, or the ranges of files, as stored: little-endian integers."""
         yield from self._arrays
 
 
@@ -184,10 +188,10 @@ def open_split(
     """Open a split of a folder that `build_tokens` or `map_tokens` wrote, and verify it.
 
     Args:
-        share: of the shards, whose checksums are compared, so that ranks can do it together.
+        share: Shards whose checksums are verified, so that each rank can verify a part.
 
     Raises:
-        UserError: no manifest, or a shard that is missing or is not as it was written.
+        UserError: The manifest or a shard is missing, or a shard changed since it was written.
     """
     return TokenSplit(Path(folder), split, share)
 

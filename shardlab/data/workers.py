@@ -1,4 +1,4 @@
-"""Worker processes that end with their parent, however it ends."""
+"""Worker processes that end with their parent, also if the parent is killed."""
 
 import multiprocessing
 import os
@@ -18,17 +18,16 @@ def usable_cores() -> int:
 
 @contextmanager
 def worker_pool(processes: int) -> Iterator[ProcessPoolExecutor]:
-    """Start workers by spawn: a fork would copy the locks of the tokenizer's threads.
+    """Start worker processes by spawn, since a fork would copy locks of the tokenizer's threads.
 
-    To be entered in the main thread: the kernel, which kills the workers of a killed parent,
-    watches the thread that starts them.
+    Call it in the main thread: the kernel kills the workers when the thread that started them ends.
 
     Raises:
-        UserError: a worker was killed, by the kernel for want of memory or by anyone.
+        UserError: A worker was killed, for example because memory ran out.
     """
     before = set(multiprocessing.active_children())
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(processes, context, _begin, (os.getpid(),))
+    pool = ProcessPoolExecutor(processes, context, _start_worker, (os.getpid(),))
     try:
         yield pool
     except BrokenProcessPool:
@@ -37,7 +36,7 @@ def worker_pool(processes: int) -> Iterator[ProcessPoolExecutor]:
             "the number of CPUs (taskset), and run this stage again: it keeps finished shards"
         ) from None
     except BaseException:
-        # the pool itself would wait for what they are doing
+        # to shut the pool down would wait for the running tasks
         for process in set(multiprocessing.active_children()) - before:
             process.kill()
         raise
@@ -45,6 +44,6 @@ def worker_pool(processes: int) -> Iterator[ProcessPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
-def _begin(parent: int) -> None:
+def _start_worker(parent: int) -> None:
     begin_child(parent)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core each

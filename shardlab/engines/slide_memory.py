@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -83,7 +84,8 @@ def shared_vectors(
             if on_disk:
                 raise _no_room(folder, total, error) from error
             raise _too_little(total, f"{_SHARED}: {(error.strerror or '').lower()}") from error
-        return torch.from_file(str(path), True, total, dtype=torch.uint8, device="cpu")
+        # unlike those of torch.from_file, no bytes that profilers count as allocated by torch
+        return torch.from_numpy(np.memmap(path, np.uint8, "r+", shape=(total,)))
 
     if world_size == 1 and not on_disk:
         _check_free(total)

@@ -1,8 +1,9 @@
 """One step of Adam or AdamW over flat vectors, in one pass: csrc/adam.cpp.
 
-The bits are those of `torch.optim.AdamW(fused=True)` and `torch.optim.Adam(fused=True)` on
-processors with AVX2 (torch/aten/src/ATen/native/cpu/FusedAdamKernel.cpp). Per element, in float32,
-each operation rounded once and `fma` a single one:
+The results have the same bits as `torch.optim.AdamW(fused=True)` and
+`torch.optim.Adam(fused=True)` on processors with AVX2
+(torch/aten/src/ATen/native/cpu/FusedAdamKernel.cpp). Per element, in float32, where each operation
+is rounded once and `fma` is one operation:
 
     g = (the sum of the gradients, in their order) * scale
     p = p * (1 - learning_rate * weight_decay)            decoupled (AdamW)
@@ -11,17 +12,17 @@ each operation rounded once and `fma` a single one:
     v = fma((1 - beta2) * g, g, v * beta2)
     p = p + (-(learning_rate / (1 - beta1^step)) * m) / (sqrt(v) / sqrt(1 - beta2^step) + eps)
 
-What depends on the step alone is computed in float64 and rounded once. Every element is treated
-alike, so that neither threads nor cuts between calls change a bit; torch rounds the last n mod 16
-elements otherwise.
+Factors that depend only on the step are computed in float64 and rounded once. All elements are
+computed in the same way, so that neither threads nor cuts between calls change a bit; torch rounds
+the last n mod 16 elements differently.
 
-Vectors of 16 bits are widened when read. What is written to them is rounded:
-* `exp_avg` and `mirror` to the nearest, ties to even, as torch rounds;
-* `exp_avg_sq`, and a parameter of 16 bits, stochastically, which is unbiased: a step
-  changes a second moment by about 1 - beta2, less than half the distance of bfloat16 numbers, and
-  rounding to the nearest would never move it. The 32 bits of `shardlab.kernels.random` for element
-  e, with the key words (k0, k1 ^ (e >> 32)) from BLAKE2b of seed and step, are the chance: the
-  lower 16 for the second moment, the upper 16 for the parameter (the lowest 13 of them: float16).
+Vectors of 16 bits are widened when they are read, and values are rounded when they are written:
+* `exp_avg` and `mirror` to the nearest, ties to even, as in torch;
+* `exp_avg_sq`, and a parameter of 16 bits, stochastically, which is unbiased. A step changes a
+  second moment by about 1 - beta2, less than half the distance of bfloat16 numbers, so rounding to
+  the nearest would never change it. The random numbers are the 32 bits of `shardlab.kernels.random`
+  for element e, with the key words (k0, k1 ^ (e >> 32)) from BLAKE2b of seed and step: the lower 16
+  bits for the second moment, the upper 16 for the parameter (the lowest 13 of them for float16).
 """
 
 import hashlib
@@ -41,11 +42,12 @@ from shardlab.kernels.workers import Workers
 
 PARAMETER_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MOMENT_DTYPES = (torch.float32, torch.bfloat16)
-"""float16 is too narrow: it loses what a gradient below 5e-3 adds to the second moment"""
+"""Types of moments. float16 is too narrow: gradients below 5e-3 would not change the second
+moment."""
 
 _DTYPES = PARAMETER_DTYPES  # by their number in csrc/adam.cpp
 SQUARES_BLOCK = 1 << 14
-"""elements whose squares are summed to one float64"""
+"""Elements whose squares are summed to one float64."""
 _LANES = 16
 
 
@@ -58,7 +60,8 @@ class Hyper:
     eps: float = 1e-8
     weight_decay: float = 0.0
     decoupled: bool = True
-    """AdamW (Loshchilov & Hutter 2019); otherwise the decay is part of the gradient"""
+    """Whether the decay is decoupled, as in AdamW (Loshchilov & Hutter 2019), or is part of the
+    gradient."""
 
     def constants(self, step: int, scale: float) -> list[float]:
         """Return the constants of the kernel in float64, in the order of `Constants` in csrc."""
@@ -94,17 +97,19 @@ def adam_(
 
     Args:
         parameter: float32, bfloat16 or float16.
-        exp_avg: float32 or bfloat16; `exp_avg_sq` likewise.
-        gradients: at least one vector [n], all float32, bfloat16 or float16.
-        step: number of the update, from 1.
-        scale: factor of the sum of the gradients.
-        mirror: bfloat16 or float16 [n], set to the rounded parameter, which is float32.
-        seed: of stochastic rounding, with `step` and the number of the element.
-        offset: number of the first element, below 2**63 - n.
-        workers: threads that run the kernel (default: the caller). No vectors may overlap.
+        exp_avg, exp_avg_sq: float32 or bfloat16.
+        gradients: At least one vector [n], all float32, bfloat16 or float16.
+        step: Number of the update, from 1.
+        scale: Factor of the sum of the gradients.
+        mirror: bfloat16 or float16 [n], set to the rounded parameter, which must be float32.
+        seed: Seed of the stochastic rounding, besides `step` and the number of the element.
+        offset: Number of the first element, below 2**63 - n.
+        workers: Threads that run the kernel; by default the thread of the caller.
+
+    Vectors must not overlap.
 
     Raises:
-        ValueError: names the vector that is of another kind, shape or device.
+        ValueError: A vector has another type, shape or device; the message names it.
     """
     kind = parameter.numel(), parameter.device
     check("parameter", parameter, *kind, *PARAMETER_DTYPES)
@@ -114,7 +119,7 @@ def adam_(
     if mirror is not None:
         check("mirror", mirror, *kind, torch.bfloat16, torch.float16)
         if parameter.dtype != torch.float32:
-            raise ValueError(f"mirror: a parameter of {parameter.dtype} has no use for one")
+            raise ValueError(f"mirror: requires a parameter of float32, not {parameter.dtype}")
     if step < 1 or offset < 0:
         raise ValueError(f"step is {step}, offset {offset}: they count from 1 and from 0")
     constants, key = hyper.constants(step, scale), _key(seed, step)
@@ -135,12 +140,12 @@ def sum_of_squares(
 ) -> float:
     """Return the squared norm of the gradient that `adam_` would use; NaN and infinity propagate.
 
-    Squares are summed in float64, for each block of `SQUARES_BLOCK` elements that begins at a
-    multiple of it (counted from `offset`), and the sums of the blocks exactly. Neither threads nor
-    other elements change a bit of a block's sum.
+    The squares of a block of `SQUARES_BLOCK` elements are summed in float64, and the sums of the
+    blocks exactly. A block begins at a multiple of `SQUARES_BLOCK`, counted from `offset`, so that
+    neither threads nor other elements change a bit of its sum.
 
     Args:
-        gradients: as for `adam_`; `scale`, `offset` and `workers` too.
+        gradients, scale, offset, workers: As for `adam_`.
     """
     _check_gradients(gradients)
     n = gradients[0].numel()
@@ -180,7 +185,12 @@ def adam_reference(
     key: Sequence[int],
     offset: int,
 ) -> None:
-    """Run `adam_` in PyTorch, with the words of the key."""
+    """Run `adam_` in PyTorch.
+
+    Args:
+        constants: Result of `Hyper.constants`.
+        key: Key words of the random numbers.
+    """
     as_floats = parameter.new_tensor(constants, dtype=torch.float32)
     scale, keep, decay, weight1, beta2, weight2, root, eps, rate = as_floats
     p, m, v = parameter.float() * keep, exp_avg.float(), exp_avg_sq.float()
@@ -203,8 +213,8 @@ def squares_reference(gradients: Sequence[Tensor], scale: float, offset: int, su
     """Write the sums of squares of blocks in PyTorch.
 
     Args:
-        offset: of the first element in the first block.
-        sums: float64 [blocks], written. Each is a sum of 16 lanes (`lane_sums`).
+        offset: Offset of the first element in the first block.
+        sums: float64 [blocks], set to sums of 16 lanes (`lane_sums`).
     """
     g = _total(gradients)
     g = (g * g.new_tensor(scale)).double()
@@ -227,17 +237,17 @@ def _rounded(values: Tensor, dtype: torch.dtype, chance: Tensor) -> Tensor:
 
 
 def fused(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """Return a * b + c, rounded once; float32 tensors.
+    """Return a * b + c of float32 tensors, rounded once.
 
-    float64 holds the product of two float32 exactly. What it rounds away of a sum is kept as its
-    last bit (rounding to odd), so that the second rounding, to float32, has the result of a single
-    one.
+    float64 represents the product of two float32 exactly. The sum in float64 is rounded to odd: its
+    last bit is set if it is inexact. The second rounding, to float32, then gives the same result as
+    a single one.
     """
     product, addend = a.double() * b.double(), c.double()
     total = product + addend
-    # Knuth's TwoSum: what rounding took away, exactly
-    shown = total - product
-    error = (product - (total - shown)) + (addend - shown)
+    # the exact rounding error, by Knuth's TwoSum
+    rounded = total - product
+    error = (product - (total - rounded)) + (addend - rounded)
     bits = total.view(torch.int64)
     inexact = total.isfinite() & (error != 0) & (bits & 1 == 0)
     towards = torch.where((error > 0) == (total > 0), 1, -1)
@@ -249,7 +259,7 @@ def stochastic_bf16(values: Tensor, chance: Tensor) -> Tensor:
 
     Args:
         values: float32.
-        chance: int64 in [0, 2**16), one for each value, uniformly random.
+        chance: Uniform random numbers, int64 in [0, 2**16), one per value.
     """
     bits = values.view(torch.int32)
     rounded = torch.where(values.isfinite(), bits + chance.to(torch.int32), bits) >> 16
@@ -259,11 +269,13 @@ def stochastic_bf16(values: Tensor, chance: Tensor) -> Tensor:
 
 
 def stochastic_fp16(values: Tensor, chance: Tensor) -> Tensor:
-    """Round to float16 likewise, subnormal numbers included; above 65504 towards infinity.
+    """Round up or down to float16 at random, unbiased also for subnormal numbers.
+
+    Above 65504 the number above is infinity.
 
     Args:
         values: float32.
-        chance: int64 in [0, 2**13).
+        chance: Uniform random numbers, int64 in [0, 2**13), one per value.
     """
     magnitude = values.abs()
     exponent = (magnitude.view(torch.int32) & 0x7F800000).clamp(min=(127 - 14) << 23)

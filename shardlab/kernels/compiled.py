@@ -1,6 +1,6 @@
-"""The PyTorch reference of kernels, compiled on GPUs.
+"""PyTorch references of kernels, compiled on GPUs.
 
-Experimental: no GPU has run this yet.
+Experimental: this code has not run on a GPU.
 """
 
 from collections.abc import Callable
@@ -13,21 +13,21 @@ import torch
 from torch import Tensor
 
 BACKENDS = {"cuda": "inductor"}
-"""of `torch.compile`, by the type of devices on which references are compiled"""
+"""Backends of `torch.compile` by type of device; references are not compiled on other devices."""
 _RECOMPILE_LIMIT = 256
-"""versions of one reference, for formats, groups and kinds of lengths; torch's default of 8 would
-refuse the others"""
+"""Largest number of compiled versions of a reference, one per format, group size and kind of
+length; torch's default is 8."""
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
 def compiled_on_gpus(reference: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Run a function of tensors under `torch.compile` where they are on a GPU, as it is elsewhere.
+    """Compile a function of tensors with `torch.compile` for tensors on a GPU.
 
-    The graph is captured whole, with dynamic shapes, or the call fails. Each new format, group and
-    kind of length is compiled when it first comes up: in the warm-up steps, since every step sends
-    the same messages.
+    The function is captured as one graph with dynamic shapes, or the call fails. Each new format,
+    group size and kind of length is compiled at its first call. Since every step sends the same
+    messages, this happens in the warm-up steps.
     """
 
     @cache
@@ -50,9 +50,9 @@ def compiled_on_gpus(reference: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def constant(number: int) -> int:
-    """Return the number, a constant of each version that is compiled.
+    """Return the number as a constant of the compiled graph.
 
-    torch.compile makes numbers of objects inputs, which kernels then divide by, and powers of them
-    floating-point numbers.
+    torch.compile would make an attribute of an object an input of the graph: kernels would then
+    divide by a variable, and powers of it would be floating-point numbers.
     """
     return index(number)

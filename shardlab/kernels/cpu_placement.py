@@ -1,8 +1,8 @@
 """CPUs of the ranks of a machine, by its physical cores and NUMA nodes.
 
-Ranks that may use the same CPUs share them out: each gets whole cores of one NUMA node, that of its
-GPU where it has one. Memory comes from the node of the CPU that touches it first. Ranks that a
-launcher has bound already, such as torchrun's --numa-binding or srun's --cpu-bind, keep their CPUs.
+Ranks with the same affinity mask divide its CPUs: each gets complete cores of one NUMA node, the
+node of its GPU if it has one. Memory comes from the node of the CPU that touches it first. Ranks
+that a launcher has bound, such as torchrun's --numa-binding or srun's --cpu-bind, keep their CPUs.
 """
 
 import os
@@ -18,26 +18,28 @@ SYSFS = Path("/sys")
 
 
 class Core(NamedTuple):
-    """The usable CPUs of a physical core: several where it has SMT."""
+    """Usable CPUs of a physical core; a core with SMT has several."""
 
     node: int
-    """its NUMA node"""
+    """NUMA node of the core."""
     cpus: tuple[int, ...]
-    """one or more, ascending"""
+    """One or more CPUs, ascending."""
 
 
 @dataclass(frozen=True)
 class Topology:
-    """The usable CPUs, and the NUMA nodes."""
+    """Usable CPUs and NUMA nodes of a machine."""
 
     cores: tuple[Core, ...]
-    """by node and first CPU"""
+    """Cores, sorted by node and first CPU."""
     memory_nodes: frozenset[int] = frozenset()
-    """NUMA nodes with memory, also those without a usable CPU"""
+    """NUMA nodes with memory, also nodes without a usable CPU."""
 
     def cores_of(self, cpus: Collection[int]) -> tuple[Core, ...]:
-        """Return the cores, restricted to `cpus`."""
-        parts = (Core(node, tuple(cpu for cpu in all_ if cpu in cpus)) for node, all_ in self.cores)
+        """Return the cores that have a CPU in `cpus`, without their other CPUs."""
+        parts = (
+            Core(core.node, tuple(cpu for cpu in core.cpus if cpu in cpus)) for core in self.cores
+        )
         return tuple(core for core in parts if core.cpus)
 
     @property
@@ -50,8 +52,8 @@ def read_topology(allowed: Collection[int] | None = None, root: Path = SYSFS) ->
     """Read the topology from sysfs (Documentation/ABI/stable/sysfs-devices-node, -system-cpu).
 
     Args:
-        allowed: CPUs that may be used, all of them online; None: all that are online.
-        root: mount point of sysfs.
+        allowed: Usable CPUs, all online; None: all CPUs that are online.
+        root: Mount point of sysfs.
     """
     folder = root / "devices/system"
     if allowed is None:
@@ -67,15 +69,17 @@ def read_topology(allowed: Collection[int] | None = None, root: Path = SYSFS) ->
     for cpu in sorted(allowed):
         siblings = _read_cpus(folder / f"cpu/cpu{cpu}/topology/thread_siblings_list")
         cores.setdefault(siblings or (cpu,), []).append(cpu)
-    known = sorted(Core(node_of.get(cpus[0], default), tuple(cpus)) for cpus in cores.values())
-    return Topology(tuple(known), frozenset(_read_cpus(folder / "node/has_memory")))
+    sorted_cores = sorted(
+        Core(node_of.get(cpus[0], default), tuple(cpus)) for cpus in cores.values()
+    )
+    return Topology(tuple(sorted_cores), frozenset(_read_cpus(folder / "node/has_memory")))
 
 
 def node_of_pci(address: str, root: Path = SYSFS) -> int | None:
-    """Return the NUMA node of a device; None where the machine does not report it.
+    """Return the NUMA node of a device, or None if the machine does not report it.
 
     Args:
-        address: on the PCI bus, such as 0000:3b:00.0.
+        address: Address on the PCI bus, such as 0000:3b:00.0.
     """
     try:
         node = int((root / "bus/pci/devices" / address.lower() / "numa_node").read_text())
@@ -85,7 +89,7 @@ def node_of_pci(address: str, root: Path = SYSFS) -> int | None:
 
 
 def _read_cpus(path: Path) -> tuple[int, ...]:
-    """Read a CPU list of the kernel; empty where there is no such file."""
+    """Return the CPUs in a file of the kernel; empty if the file is missing."""
     text = path.read_text().strip() if path.is_file() else ""
     return parse_cpus(text) if text else ()
 
@@ -95,7 +99,7 @@ class Placement:
     """CPUs of one rank."""
 
     cores: tuple[Core, ...]
-    """one or more; the first is for control"""
+    """One or more cores; the first is for control."""
 
     @property
     def cpus(self) -> tuple[int, ...]:
@@ -106,7 +110,7 @@ class Placement:
     def control(self) -> tuple[int, ...]:
         """CPUs of the first core, for the training thread, copies and messages.
 
-        Of a rank with one core: its first CPU.
+        A rank with one core uses its first CPU.
         """
         first = self.cores[0].cpus
         return first if len(self.cores) > 1 else first[:1]
@@ -115,7 +119,7 @@ class Placement:
     def workers(self) -> tuple[int, ...]:
         """One CPU of each core that is not for control, for threads limited by memory bandwidth.
 
-        Of a rank with one core: its other CPUs; with one CPU: that one.
+        A rank with one core uses its other CPUs, and a rank with one CPU uses this CPU.
         """
         if len(self.cores) > 1:
             return tuple(core.cpus[0] for core in self.cores[1:])
@@ -124,12 +128,12 @@ class Placement:
 
 @dataclass(frozen=True)
 class RankLocation:
-    """CPUs that a rank may use, and the NUMA node of its GPU; serialises as JSON."""
+    """CPUs that a rank may use, and the NUMA node of its GPU; can be serialized as JSON."""
 
     cpus: Sequence[int]
-    """affinity mask, one or more CPUs, ascending"""
+    """Affinity mask: one or more CPUs, ascending."""
     gpu_node: int | None = None
-    """NUMA node of its GPU; None without a GPU, or where the machine does not report it"""
+    """NUMA node of the GPU; None without a GPU, or if the machine does not report it."""
 
     @classmethod
     def here(cls, gpu_node: int | None) -> Self:
@@ -140,32 +144,36 @@ class RankLocation:
 def place_ranks(topology: Topology, ranks: Sequence[RankLocation]) -> list[Placement]:
     """Assign CPUs to all ranks of a machine; a pure function of its arguments.
 
-    Ranks with one affinity mask are dealt to its NUMA nodes round-robin, or by their GPUs. Those of
-    a node share its cores out, neighbours together; its single CPUs where cores are too few; all of
-    them where CPUs are too few as well.
+    Ranks with the same affinity mask are assigned to its NUMA nodes round-robin, or to the nodes of
+    their GPUs. The ranks of a node divide its cores into consecutive parts. If there are fewer
+    cores than ranks, they divide the CPUs. If there are also fewer CPUs, each rank gets all of
+    them.
 
     Args:
-        topology: with all CPUs of the ranks.
-        ranks: of this machine, by local rank.
+        topology: Topology with all CPUs of the ranks.
+        ranks: Ranks of this machine, by local rank.
     """
     if len({tuple(rank.cpus) for rank in ranks}) > 1:  # a launcher has bound them
         return [Placement(topology.cores_of(rank.cpus)) for rank in ranks]
     usable = topology.cores_of(ranks[0].cpus)
     size = Counter(core.node for core in usable for _ in core.cpus)
     nodes = sorted(size)
-    wanted: list[list[int]] = []
-    for number, rank in enumerate(ranks):
+    nodes_of: list[list[int]] = []
+    for index, rank in enumerate(ranks):
         if rank.gpu_node in nodes:
-            wanted.append([rank.gpu_node])
+            nodes_of.append([rank.gpu_node])
         elif len(ranks) < len(nodes):
-            wanted.append(nodes[number :: len(ranks)])
+            nodes_of.append(nodes[index :: len(ranks)])
         else:  # highest averages: round-robin over nodes of equal size, more ranks on larger ones
-            wanted.append([max(nodes, key=lambda node: size[node] / (wanted.count([node]) + 1))])
-    placed = []
-    for number, mine in enumerate(wanted):
-        cores = tuple(core for core in usable if core.node in mine)
-        placed.append(_part(cores, wanted[:number].count(mine), wanted.count(mine)))
-    return placed
+            nodes_of.append(
+                [max(nodes, key=lambda node: size[node] / (nodes_of.count([node]) + 1))]
+            )
+    placements = []
+    for index, rank_nodes in enumerate(nodes_of):
+        cores = tuple(core for core in usable if core.node in rank_nodes)
+        sharing = nodes_of.count(rank_nodes)
+        placements.append(_part(cores, nodes_of[:index].count(rank_nodes), sharing))
+    return placements
 
 
 def place_here(ranks: Sequence[RankLocation], root: Path = SYSFS) -> list[Placement]:
@@ -174,11 +182,11 @@ def place_here(ranks: Sequence[RankLocation], root: Path = SYSFS) -> list[Placem
 
 
 def _part(cores: tuple[Core, ...], index: int, count: int) -> Placement:
-    """Return the part of one of `count` ranks that share these cores."""
+    """Return the placement of rank `index` of `count` ranks that share these cores."""
     for units in ([core.cpus for core in cores], [(cpu,) for core in cores for cpu in core.cpus]):
         size = len(units)
         if size >= count:
             chosen = units[size * index // count : size * (index + 1) // count]
             return Placement(Topology(cores).cores_of({cpu for unit in chosen for cpu in unit}))
-    turn = index % len(cores)  # each rank takes another core for control
-    return Placement(cores[turn:] + cores[:turn])
+    first = index % len(cores)  # the ranks take different cores for control
+    return Placement(cores[first:] + cores[:first])

@@ -2,10 +2,10 @@
 
     python -m shardlab.kernels.native
 
-builds them beside this module: a library for every processor and one each for AVX2 and AVX-512, of
-which the widest that the processor supports is loaded. All compute the bits of the PyTorch
-reference, which serves where there are none, and where `SHARDLAB_KERNELS=reference` is set in the
-environment. ctypes releases the interpreter lock while a kernel runs, so that other threads
+builds them beside this module: one library for all processors, one for AVX2 and one for AVX-512.
+The widest that the processor supports is loaded. All compute the same bits as the PyTorch
+reference, which runs if there are no kernels, or if `SHARDLAB_KERNELS=reference` is set in the
+environment. ctypes releases the interpreter lock while a kernel runs, so that other threads can
 communicate.
 """
 
@@ -27,15 +27,15 @@ from shardlab.core.files import atomic
 from shardlab.core.progress import say
 
 LIBRARY = Path(__file__).with_name("libshardlab_kernels.so")
-"""for every CPU; those for levels of x86-64 have _v3 and _v4 after the name"""
+"""Library for all CPUs; libraries for levels of x86-64 add _v3 or _v4 to the name."""
 TREE = Path(__file__).parents[2]
-"""csrc/ is in it in a source tree; an installed package has the libraries alone"""
+"""Folder of csrc/ in a source tree; an installed package has no csrc/."""
 _INSTRUCTIONS = {"v3": "AVX2", "v4": "AVX-512"}
 _why_reference = ""
 
 
 def serving() -> str:
-    """Return which library computes, with the hash of its sources; or the reference, and why."""
+    """Return the name of the loaded library with the hash of its sources, or why there is none."""
     loaded = library()
     if loaded is None:
         return f"PyTorch reference ({_why_reference})"
@@ -45,30 +45,30 @@ def serving() -> str:
 
 
 def available() -> bool:
-    """Return whether the compiled kernels are used; otherwise their PyTorch reference is."""
+    """Return whether the compiled kernels are used, and not the PyTorch reference."""
     return library() is not None
 
 
 def compiled(values: Tensor) -> bool:
-    """Return whether the compiled kernels serve this vector; otherwise the reference does."""
+    """Return whether the compiled kernels are used for this vector, and not the reference."""
     return values.device.type == "cpu" and library() is not None
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Load the kernels; None where there are none, which the first call reports on stderr.
+    """Return the loaded kernels, or None if there are none; the first call reports why on stderr.
 
-    In a source tree, libraries that differ from csrc/ are built again. The answer is kept for the
-    life of the process and of those forked from it.
+    In a source tree, libraries that differ from csrc/ are built again. The result holds for the
+    life of the process and of its forks.
 
     Raises:
         UserError: `SHARDLAB_KERNELS` has an unknown value, or csrc/ does not compile.
     """
     global _why_reference
-    wanted = os.environ.get("SHARDLAB_KERNELS", "")
-    if wanted not in ("", "reference"):
-        raise UserError(f"SHARDLAB_KERNELS: set it to 'reference' or not at all (found {wanted!r})")
-    if wanted == "reference":
+    choice = os.environ.get("SHARDLAB_KERNELS", "")
+    if choice not in ("", "reference"):
+        raise UserError(f"SHARDLAB_KERNELS: set it to 'reference' or not at all (found {choice!r})")
+    if choice == "reference":
         _why_reference = "SHARDLAB_KERNELS=reference"
         return None
     expected = source_hash()
@@ -90,14 +90,14 @@ def library() -> ctypes.CDLL | None:
 
 
 def builds() -> list[Path]:
-    """Return the libraries that this CPU runs, the fastest last."""
+    """Return the libraries that this CPU can run, the fastest last."""
     level = ctypes.CDLL(str(LIBRARY)).shardlab_cpu_level()
     wider = [LIBRARY.with_stem(f"{LIBRARY.stem}_v{number}") for number in range(2, level + 1)]
     return [LIBRARY, *(path for path in wider if path.exists())]
 
 
 def source_hash() -> str | None:
-    """Return the SHA-256 of csrc/ as csrc/CMakeLists.txt computes it; None without csrc/."""
+    """Return the SHA-256 of csrc/ as in csrc/CMakeLists.txt, or None without csrc/."""
     sources = TREE / "csrc"
     if not sources.is_dir():
         return None
@@ -117,12 +117,12 @@ def built_from(path: Path) -> str | None:
 
 
 def build() -> None:
-    """Build csrc/ with CMake and rename the libraries into place; do nothing without a compiler.
+    """Build csrc/ with CMake and rename the libraries into place.
 
-    One process builds at a time; processes that run older libraries keep them.
+    One process builds at a time. Processes that have loaded older libraries keep them.
 
     Raises:
-        UserError: the sources do not compile.
+        UserError: The sources do not compile.
         OSError: CMake or Ninja is missing, or the source tree cannot be written.
     """
     folder = TREE / "build"
@@ -156,13 +156,15 @@ def _run(*command: str) -> None:
 
 
 def check(name: str, vector: Tensor, size: int, device: torch.device, *dtypes: torch.dtype) -> None:
-    """Refuse all but a contiguous vector of this kind: kernels get addresses.
+    """Check that a vector is contiguous and has this size, type and device.
+
+    Kernels get addresses, so they cannot check it.
 
     Raises:
-        ValueError: names the vector, what it must be and what it is instead.
+        ValueError: The vector has another property; the message names it.
     """
-    right = vector.shape == (size,) and vector.is_contiguous() and vector.dtype in dtypes
-    if not right or vector.device != device:
+    is_valid = vector.shape == (size,) and vector.is_contiguous() and vector.dtype in dtypes
+    if not is_valid or vector.device != device:
         raise ValueError(
             f"{name} must be a contiguous vector of {size} {' or '.join(map(str, dtypes))} on "
             f"{device}, not {vector.dtype} of shape {tuple(vector.shape)} and strides "
@@ -170,17 +172,17 @@ def check(name: str, vector: Tensor, size: int, device: torch.device, *dtypes: t
         )
 
 
-def check_floats(first: Tensor, **others: Tensor | None) -> None:
-    """Refuse all but contiguous float32 vectors of one length and device; None is skipped."""
+def check_floats(first: Tensor, **vectors: Tensor | None) -> None:
+    """Check that vectors are contiguous float32 of one length and device; skip None."""
     size, device = first.numel(), first.device
     check("the vector", first, size, device, torch.float32)
-    for name, vector in others.items():
+    for name, vector in vectors.items():
         if vector is not None:
             check(name, vector, size, device, torch.float32)
 
 
 def check_positions(positions: Tensor, values: Tensor) -> None:
-    """Refuse all but a contiguous int32 vector as long as `values`."""
+    """Check that positions are a contiguous int32 vector as long as `values`."""
     check("positions", positions, values.numel(), values.device, torch.int32)
 
 

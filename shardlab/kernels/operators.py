@@ -1,4 +1,4 @@
-"""Calls of the compiled kernels: each is declared once, and is an operator of torch."""
+"""Calls of the compiled kernels, each of which is declared as an operator of torch."""
 
 import ctypes
 import re
@@ -21,14 +21,13 @@ def kernel(name: str, arguments: str) -> Callable[..., None]:
     """Return the kernel `name` of csrc/, which profiles show as `shardlab::NAME`.
 
     Args:
-        arguments: in the order of C. Those that a caller gives are written as in the schemas of
-            `torch.library`; C gets int as int64_t, bool as int, float as float, and of all else
-            addresses: of a tensor's elements (null for None), of an array of such addresses, or of
-            an array of numbers. `size(x)` is the length of the argument x, and `threads(x)` the
-            pool for as many elements.
+        arguments: Arguments in the order of C. Arguments of the caller are written as in schemas of
+            `torch.library`. C gets int as int64_t, bool as int and float as float. C gets a tensor
+            as the address of its elements (null for None), and a list as the address of an array.
+            `size(x)` is the length of argument x, and `threads(x)` a pool for as many elements.
 
     Raises:
-        UserError: (when called) the library was built from sources without it.
+        UserError: The library does not have the kernel; raised when it is called.
     """
     all_arguments = arguments.split(", ")
     declared = {text.split()[-1]: text for text in all_arguments if " " in text}
@@ -56,7 +55,7 @@ def kernel(name: str, arguments: str) -> Callable[..., None]:
 
     _OPERATORS.define(f"{name}({', '.join(declared.values())}) -> ()")
     _OPERATORS.impl(name, run, "CompositeExplicitAutograd")
-    # tensors without data, of which C would get no addresses
+    # does nothing for tensors without data, which have no addresses
     torch.library.register_fake(f"shardlab::{name}", lambda *_: None, lib=_OPERATORS)
     result: Callable[..., None] = getattr(torch.ops.shardlab, name).default
     return result

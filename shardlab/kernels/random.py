@@ -1,4 +1,4 @@
-"""Counter-based random numbers: functions of (message, element) alone.
+"""Counter-based random numbers: functions of message and element.
 
 32 bits of element i of the message with key words (k0, k1), all arithmetic modulo 2**32:
 
@@ -7,9 +7,9 @@
     x = (x ^ (x >> 15) ^ k1) * 0x735A2D97
     x = x ^ (x >> 15)
 
-A Weyl sequence through the two-multiplication mixer of Ettinger's hash-prospector; k1 enters
-between the multiplications, so that streams with different keys are not shifts of each other. No
-state: any number of threads, ranks or devices draws the same numbers.
+A Weyl sequence through the two-multiplication mixer of Ettinger's hash-prospector. k1 enters
+between the multiplications, so that streams with different keys are not shifts of each other.
+There is no state: any number of threads, ranks or devices draws the same numbers.
 """
 
 import torch
@@ -24,10 +24,10 @@ def random_bits(n: int, k0: int, k1: int, device: torch.device | str = "cpu") ->
 
 
 def bits_of(elements: Tensor, k0: int, k1: int | Tensor) -> Tensor:
-    """Return 32 bits for each of the given elements (int64), as int64 of the same shape.
+    """Return 32 bits for each of the elements, int64, as int64 of the same shape.
 
     Args:
-        k1: or one for each element.
+        k1: Key word, or one per element.
     """
     x = (_times(elements & _MASK, 0x9E3779B9) + k0) & _MASK
     x = _times(x ^ (x >> 16), 0x21F0AAAD)
@@ -36,7 +36,7 @@ def bits_of(elements: Tensor, k0: int, k1: int | Tensor) -> Tensor:
 
 
 def uniform(n: int, k0: int, k1: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return float32 [n] in [0, 1): the upper 24 of the bits, times 2**-24."""
+    """Return float32 [n] in [0, 1): the upper 24 bits, times 2**-24."""
     return (random_bits(n, k0, k1, device) >> 8).to(torch.float32) * 2.0**-24
 
 

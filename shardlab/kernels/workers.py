@@ -1,6 +1,6 @@
 """Thread pools of the kernels: csrc/workers.h.
 
-Their threads use no OpenMP and are separate from those of torch.
+The threads do not use OpenMP and are not threads of torch.
 """
 
 import ctypes
@@ -17,24 +17,24 @@ from shardlab.kernels import native
 
 _ANYWHERE = -1
 _WORTH_A_THREAD = 1 << 16
-"""elements; for fewer a thread costs more than it saves"""
+"""Smallest number of elements for a thread; for fewer it costs more than it saves."""
 
 
 class Workers:
     """Thread pool for kernels, whose threads may each be pinned to one processor.
 
-    Any thread may submit a kernel; one runs at a time, the others wait. The caller only waits,
-    without the interpreter lock. A forked process has none of its parent's threads: it starts its
-    own when it first needs them. Without compiled kernels no threads are started, and the
-    reference runs on the caller's.
+    Any thread may submit a kernel; one kernel runs at a time. The caller waits without the
+    interpreter lock. A forked process does not have the threads of its parent, and starts new ones
+    at its first kernel. Without compiled kernels no threads are started, and the reference runs on
+    the thread of the caller.
 
     Args:
-        threads: at least 1.
-        cpus: processors of the threads, round-robin. By default they are not pinned, since other
-            processes may have a pool as well, and inherit the affinity of the starting thread.
+        threads: Number of threads, at least 1.
+        cpus: Processors of the threads, round-robin. By default threads are not pinned, since other
+            processes may have pools, and inherit the affinity of the thread that starts them.
 
     Raises:
-        ValueError: fewer threads than 1, or a processor outside the affinity of the caller.
+        ValueError: There are fewer than 1 thread, or a processor is outside the affinity mask.
     """
 
     def __init__(self, threads: int, cpus: Sequence[int] | None = None) -> None:
@@ -50,7 +50,7 @@ class Workers:
         _ALL.add(self)
 
     def handle(self) -> int:
-        """Return the address of the pool, started by the first call; 0 without kernels."""
+        """Return the address of the pool, which the first call starts; 0 without kernels."""
         with _starting:
             kernels = native.library()
             if not self._handle and kernels is not None:
@@ -58,7 +58,9 @@ class Workers:
                 pool, numbers = ctypes.c_void_p(), (ctypes.c_int64 * self.threads)(*cpus)
                 kernels.workers_create(numbers, ctypes.c_int64(self.threads), ctypes.byref(pool))
                 if pool.value is None:
-                    raise RuntimeError(f"workers: the system starts no {self.threads} threads")
+                    raise RuntimeError(
+                        f"workers: the system could not start {self.threads} threads"
+                    )
                 self._handle = pool.value
                 self._end = weakref.finalize(self, kernels.workers_destroy, pool)
                 # not at exit: a daemon thread may still be running a kernel then
@@ -66,7 +68,7 @@ class Workers:
         return self._handle
 
     def close(self) -> None:
-        """End the threads, which no other thread may be using; the next use starts them again."""
+        """End the threads; no other thread may use them. The next kernel starts them again."""
         if self._end is not None:
             self._handle = 0
             self._end()
@@ -93,7 +95,7 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 def threads_for(n: int) -> int:
-    """Return a pool of as many threads as torch uses; 0 if n elements are too few for it."""
+    """Return a pool with as many threads as torch uses, or 0 if n elements are too few for it."""
     threads = torch.get_num_threads()
     if threads < 2 or n < 2 * _WORTH_A_THREAD:
         return 0

@@ -1,1 +1,1 @@
-"""Profiles of a step: capturing traces, joining those of all ranks, measuring them."""
+"""Profiles of training steps: capture, merge and breakdown of traces."""

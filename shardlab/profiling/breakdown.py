@@ -2,33 +2,37 @@
 
 Per rank and step, with intervals of time as sets:
 
-* communication: what gloo's worker threads ran (`gloo:*`), its messages to one other rank
-  from the time when they were posted to the end of the wait for them (`gloo:send`, `gloo:recv`),
-  what an emulated link adds to that, and NCCL's kernels. Waiting for other ranks is part of it.
-* compute: operators on the CPU, outside of gloo's worker threads. Not those that launch or await
-  collectives or belong to the autograd engine, and none that holds such an operator or a labelled
-  range: wrappers last as long as a collective that they wait for and would fake an overlap. On a
-  rank with device kernels those alone are its compute (NCCL's excepted); its CPU operators only
+* communication: collectives of gloo's worker threads (`gloo:*`), point-to-point messages of gloo
+  from their post to the end of the wait (`gloo:send`, `gloo:recv`), the delay that an emulated link
+  adds, and NCCL's kernels. The wait for other ranks is part of it.
+* compute on a rank without device kernels: operators on the CPU, outside of gloo's worker threads.
+  Operators that launch or await collectives, nodes of the autograd engine, and operators that hold
+  one of these or a labelled range do not count: such wrappers last as long as the collective that
+  they wait for, and would fake an overlap.
+* compute on a rank with device kernels: the kernels, except NCCL's. Operators on the CPU only
   launch them.
-* copies: what moves to, from and on devices. On the CPU a copy is compute.
+* copies: transfers to, from and on devices. On the CPU a copy is compute.
 * exposed communication: communication without compute. Overlap is the share of communication that
-  is not exposed; a job without communication has overlap 0. Exposed copies: without either.
-* idle: none of them. compute + exposed communication + exposed copies + idle = step, which is
+  is not exposed; a job without communication has overlap 0.
+* exposed copies: copies without compute and without communication.
+* idle: the rest of the step. compute + exposed communication + exposed copies + idle = step is
   checked (the identity of TraceLens, `gpu_event_analyser.py`).
 
-Forward and backward are the labelled ranges, update is the rest of the step. On the CPU what
-happens during a pass belongs to it. What a device does belongs to the pass in which the CPU
-launched it, however much later it runs; the pass then lasts from the first to the last of it, and
+Forward and backward are the labelled ranges; update is the rest of the step. On the CPU, work
+belongs to the pass during which it runs. On a device, work belongs to the pass in which the CPU
+launched it; the pass then lasts from the start of its first work to the end of its last work, and
 backward begins where forward has ended.
 
-Skew is waiting for the last rank, separated from transfer. The i-th collective of an operation, a
-unit and a process group in a step is the same one on all ranks of the group, or of the job where no
-record names the group; the i-th message from one of two ranks is what the other receives. Until the
-last rank has begun it the others wait; from then on bytes move. On one machine all ranks read one
-clock. Between machines the difference of their clocks is added to one of the two and taken from the
-other: keep it below what is to be seen (NTP: about a millisecond, PTP: microseconds). Nobody leaves
-a collective before all have begun it: where the traces say so, clocks are apart, and beyond a tenth
-of the time of the collectives the skew is unknown.
+Skew is the wait for the last rank, separated from transfer. The i-th collective of an operation, a
+unit and a process group in a step is the same collective on all ranks of the group (of the job,
+where no record names the group). The i-th message from one of two ranks is the i-th message that
+the other receives. A rank waits until the last rank has begun; from then on bytes move.
+
+On one machine all ranks read one clock. Between machines, a difference of the clocks adds to the
+skew of one and reduces the skew of the other: keep it below the times of interest (NTP: about a
+millisecond, PTP: microseconds). No rank leaves a collective before all ranks have begun it. Where
+traces show this, the clocks differ; where they differ by more than a tenth of the time of the
+collectives, the skew is unknown.
 """
 
 import math
@@ -60,12 +64,12 @@ from shardlab.profiling.trace_file import refusing
 from shardlab.results.result import Breakdown
 
 OTHER = "other"
-"""collectives that belong to no unit, such as that of the gradient norm"""
+"""Collectives that belong to no unit, such as the all-reduce of the gradient norm."""
 _PARTS = ("forward", "backward", "update")
-_TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
-"""collectives that no rank leaves before all have begun them"""
-_APART = 0.1
-"""share of the time of collectives"""
+_SYNCHRONISING = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+"""Collectives that no rank leaves before all ranks have begun them."""
+_CLOCK_TOLERANCE = 0.1
+"""Accepted difference of clocks, as a share of the time of collectives."""
 
 
 @dataclass(frozen=True)
@@ -78,35 +82,36 @@ class StepTimes:
     compute_ms: float
     comm_ms: float
     comm_ms_by_op: dict[str, float]
-    """by collective; concurrent ones count twice in the sum"""
+    """Communication by collective; concurrent collectives count twice in the sum."""
     comm_ms_by_unit: dict[str, float]
-    """by the unit whose values moved, likewise"""
+    """Communication by the unit whose values moved; concurrent collectives count twice in the sum.
+    """
     comm_skew_ms: float | None
-    """time waiting for the last of the ranks of a group; None where ranks are missing, or messages
-    cannot be matched"""
+    """Wait for the last rank of a group; None where ranks are missing or messages cannot be
+    matched."""
     comm_transfer_ms: float | None
     exposed_comm_ms: float
     exposed_comm_ms_by_op: dict[str, float]
-    """by collective, likewise"""
+    """Exposed communication by collective; concurrent collectives count twice in the sum."""
     copy_ms: float
     copy_ms_by_kind: dict[str, float]
-    """HtoD, DtoH, ..., Memset; concurrent ones count twice in the sum"""
+    """Copies by kind: HtoD, DtoH, ..., Memset; concurrent copies count twice in the sum."""
     exposed_copy_ms: float
     idle_ms: float
     forward_ms: float | None
-    """like all times of passes, None in a step without a backward pass"""
+    """Forward pass. All times of passes are None in a step without a backward pass."""
     forward_compute_ms: float | None
     forward_comm_ms: float | None
-    """communication during the pass"""
+    """Communication during the forward pass."""
     backward_ms: float | None
     backward_compute_ms: float | None
     backward_comm_ms: float | None
     update_ms: float | None
-    """the rest of the step"""
+    """Rest of the step."""
     update_compute_ms: float | None
     update_comm_ms: float | None
     optimizer_ms: float | None
-    """the part of it in `Optimizer.step`; None where no optimizer says so"""
+    """Time in `Optimizer.step`, a part of the update; None where no optimizer is annotated."""
 
 
 def analyse(path: str | Path) -> Breakdown:
@@ -119,7 +124,7 @@ def analyse(path: str | Path) -> Breakdown:
 
 
 def read_steps(path: str | Path) -> list[StepTimes]:
-    """Return every profiled step of every rank of a merged trace, or of one rank's own.
+    """Return every profiled step of every rank of a merged trace, or of the trace of one rank.
 
     Raises:
         UserError: the trace holds no step or no backward pass, or is incomplete.
@@ -152,7 +157,7 @@ def step_times(ranks: Mapping[int, Trace]) -> list[StepTimes]:
 
 
 def summarize(times: Sequence[StepTimes]) -> Breakdown:
-    """Return means over steps and ranks; shares are shares of the summed times."""
+    """Return means over steps and ranks; shares are ratios of summed times."""
     columns = {name: [getattr(step, name) for step in times] for name in vars(times[0])}
     values: dict[str, Any] = {
         name: means_by_kind(column) if "_by_" in name else mean_known(column)
@@ -172,16 +177,16 @@ def summarize(times: Sequence[StepTimes]) -> Breakdown:
 
 
 def means_by_kind(times: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of each kind; where it is missing, it counts as 0."""
+    """Return the mean of each kind; a missing kind counts as 0."""
     steps = [*times]
     kinds = sorted({kind for step in steps for kind in step})
     return {kind: mean_known([step.get(kind, 0.0) for step in steps]) for kind in kinds}
 
 
 def mean_known(times: Iterable[float | None]) -> float:
-    """Return the mean of the times that are known; not a number where none is."""
-    known = [time for time in times if time is not None]
-    return float(np.mean(known)) if known else math.nan
+    """Return the mean of the times that are not None; NaN where all are None."""
+    values = [time for time in times if time is not None]
+    return float(np.mean(values)) if values else math.nan
 
 
 def _within(
@@ -223,7 +228,7 @@ def _within(
 
 
 def _by(work: EventTable, column: str, window: Intervals) -> dict[str, float]:
-    """Return times within a window by a property."""
+    """Return the milliseconds of work within a window, by the value of a column."""
     by_kind = {
         kind or OTHER: intersection(merge(times_of(of_kind)), window)
         for kind, of_kind in groups(work, work[column]).items()
@@ -245,7 +250,7 @@ def _check(times: StepTimes) -> None:
 
 
 def _times_of_passes(trace: Trace, step: Intervals, host: Intervals) -> dict[str, float | None]:
-    """Return the milliseconds of each pass, and of the work launched by each.
+    """Return the milliseconds of each pass, and of the work that each pass launched.
 
     Args:
         step: when the step ran.
@@ -270,12 +275,12 @@ def _times_of_passes(trace: Trace, step: Intervals, host: Intervals) -> dict[str
     else:
         spans = (forward, backward, difference(step, union(forward, backward)))
         done = [(trace.compute(span), trace.communication(span)) for span in spans]
-    known = len(backward) > 0
+    has_passes = len(backward) > 0
     result = {"optimizer_ms": _ms(intersection(stepping, step)) if len(stepping) else None}
     for part, span, (compute, comm) in zip(_PARTS, spans, done, strict=True):
-        result[f"{part}_ms"] = _ms(intersection(span, step)) if known else None
-        result[f"{part}_compute_ms"] = _ms(intersection(compute, step)) if known else None
-        result[f"{part}_comm_ms"] = _ms(intersection(comm, step)) if known else None
+        result[f"{part}_ms"] = _ms(intersection(span, step)) if has_passes else None
+        result[f"{part}_compute_ms"] = _ms(intersection(compute, step)) if has_passes else None
+        result[f"{part}_comm_ms"] = _ms(intersection(comm, step)) if has_passes else None
     return result
 
 
@@ -294,13 +299,13 @@ def _lasting(trace: Trace, labelled: Intervals) -> Intervals:
 def _phases(
     ranks: Mapping[int, Trace],
 ) -> tuple[dict[int, tuple[Intervals, Intervals]], set[tuple[int, int]]]:
-    """Return when some collective of each rank waits for a rank and none transfers, and transfers;
-    and ranks and steps of which that is unknown.
+    """Return, by rank, when its collectives wait for a rank and none of them transfers, and when
+    they transfer; and the (rank, step) pairs for which this is unknown.
 
-    Collectives of no known group that the ranks have not equally often in a step are matched with
-    none, nor is what began outside of the steps. Unknown are steps that some rank does not have, or
-    with a message between two ranks or a group's collective that nothing matches; and all steps of
-    ranks whose clocks are apart.
+    Collectives that begin outside of the steps are not matched. Collectives of an unknown group are
+    not matched where the ranks have different numbers of them in a step. A step is unknown where a
+    rank does not have it, or where a point-to-point message or a collective of a known group has no
+    match. All steps of ranks with different clocks are unknown.
     """
     waiting: dict[int, list[Intervals]] = {rank: [EMPTY] for rank in ranks}
     transfer: dict[int, list[Intervals]] = {rank: [EMPTY] for rank in ranks}
@@ -309,21 +314,21 @@ def _phases(
         for kind, of_kind in _by_kind(rank, trace, sorted(ranks)).items():
             kinds[kind][rank] = of_kind
     unknown: set[tuple[int, int]] = set()
-    apart: dict[tuple[int, ...], float] = defaultdict(float)
+    clock_excess: dict[tuple[int, ...], float] = defaultdict(float)
     for kind, of_ranks in kinds.items():
         counts = {*map(len, of_ranks.values())}
         if len(of_ranks) == (kind.size or len(ranks)) and len(counts) == 1:
             last = np.max([events["start"] for events in of_ranks.values()], axis=0)
-            apart[tuple(of_ranks)] += _left_early(kind, of_ranks, last)
+            clock_excess[tuple(of_ranks)] += _left_early(kind, of_ranks, last)
             for rank, events in of_ranks.items():
                 begun = np.clip(last, events["start"], events["end"])
                 waiting[rank].append(times_of(events))
                 transfer[rank].append(np.column_stack([begun, events["end"]]))
         elif kind.size or not all(kind.step in trace.steps for trace in ranks.values()):
             unknown |= {(rank, kind.step) for rank in of_ranks}
-    for together, excess in apart.items():
+    for members, excess in clock_excess.items():
         if excess > 0:
-            unknown |= {(rank, number) for rank in together for number in ranks[rank].steps}
+            unknown |= {(rank, number) for rank in members for number in ranks[rank].steps}
     phases = {}
     for rank in ranks:
         moving = merge(np.concatenate(transfer[rank]))
@@ -334,39 +339,39 @@ def _phases(
 def _left_early(
     kind: "_CollectiveKey", of_ranks: Mapping[int, EventTable], last: NDArray[np.float64]
 ) -> float:
-    """Return for how long ranks left collectives before the last one began them, beyond what
-    clocks may differ by.
+    """Return for how long ranks left collectives before the last rank began them, beyond the
+    accepted difference of clocks.
 
     Args:
-        last: when the last rank began each.
+        last: time at which the last rank began each collective.
     """
     library, _, operation = kind.name.rpartition(":")
     sender = operation.removeprefix("from ")
-    # copies end when they have what they fetch
-    together = operation in _TOGETHER and library != "collective"
-    if sender == operation and not together:
+    # a collective by copies ends on a rank as soon as that rank has its data
+    synchronises = operation in _SYNCHRONISING and library != "collective"
+    if sender == operation and not synchronises:
         return 0.0
     left = [events["end"] for rank, events in of_ranks.items() if str(rank) != sender]
     lasting = np.mean([events["end"] - events["start"] for events in of_ranks.values()], axis=0)
-    return float(np.sum(np.maximum(0, last - np.min(left, axis=0)) - _APART * lasting))
+    return float(np.sum(np.maximum(0, last - np.min(left, axis=0)) - _CLOCK_TOLERANCE * lasting))
 
 
 class _CollectiveKey(NamedTuple):
-    """Collectives that are matched in their order."""
+    """Key of collectives that are matched in their order."""
 
     step: int
     name: str
     unit: str
     group: Group
     size: int
-    """number of ranks that take part; 0: unknown"""
+    """Number of ranks that take part; 0: unknown."""
 
 
 def _by_kind(rank: int, trace: Trace, ranks: Sequence[int]) -> dict[_CollectiveKey, EventTable]:
     """Return the collectives of a rank that began in a step.
 
     Args:
-        ranks: of the job.
+        ranks: ranks of the job.
     """
     sent = trace.collectives
     step_of = np.full(len(sent), -1)
@@ -380,7 +385,7 @@ def _by_kind(rank: int, trace: Trace, ranks: Sequence[int]) -> dict[_CollectiveK
 def _kind(
     rank: int, step: int, name: str, unit: str, group: Group, ranks: Sequence[int]
 ) -> _CollectiveKey:
-    """Return with which collectives one is matched."""
+    """Return the key of the collectives with which a collective is matched."""
     library, _, operation = name.rpartition(":")
     if operation not in ("send", "recv"):
         return _CollectiveKey(step, name, unit, group, group.size)
@@ -388,6 +393,6 @@ def _kind(
     if len(pair) == 2 and rank in pair:
         sender = rank if operation == "send" else sum(pair) - rank
         return _CollectiveKey(step, f"{library}:from {sender}", unit, group, 2)
-    # of more ranks nothing says to which of them it goes: only what all do at once is matched
+    # among more than two ranks the record does not name the receiver, so the message has no match
     size = -1 if group.size else 0
     return _CollectiveKey(step, name, unit, group, size)

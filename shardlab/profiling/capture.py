@@ -26,14 +26,14 @@ class Capture:
                 capture.step()
         capture.export("trace.json.gz")
 
-    The first step warms the profiler up and is not kept. All ranks must capture the same steps.
+    The first step warms the profiler up and is dropped. All ranks must capture the same steps.
     """
 
     def __init__(self, steps: int) -> None:
         # the tracing library prints its stages on stderr, over the rank's own output
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")
         self.calls = _WARM_UP_STEPS + steps
-        """steps to run inside the block, each followed by `step()`"""
+        """Number of steps to run inside the block, each followed by `step()`."""
         self._done = 0
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
@@ -51,7 +51,7 @@ class Capture:
 
     def step(self) -> None:
         """End a step; the next one begins at once."""
-        # else no GPU is used here, and `synchronize` would take memory of the first
+        # without CUDA in use, `synchronize` would allocate memory on the first GPU
         if torch.cuda.is_initialized():
             # queued kernels belong to the step that launched them
             torch.cuda.synchronize()
@@ -72,16 +72,16 @@ class Capture:
         """Write the trace as Chrome JSON; compressed when the name ends in `.gz`.
 
         Raises:
-            StorageError: TMPDIR has no space for it while it is compressed.
+            StorageError: TMPDIR has no space for the uncompressed trace.
         """
         if Path(path).suffix != ".gz":
             self._profile.export_chrome_trace(str(path))
             return
-        # torch compresses as far as gzip can, line by line: 0.2 s for what this does in 0.02
+        # torch compresses line by line at the highest level: 0.2 s where this takes 0.02 s
         with temporary("shardlab-trace") as folder:
             plain = folder / "trace.json"
             self._profile.export_chrome_trace(str(plain))
-            if not plain.is_file():  # torch writes none, without an error, where it does not fit
+            if not plain.is_file():  # without space torch writes no file, and raises no error
                 raise StorageError(
                     f"{folder.parent}: cannot hold the trace of {self.calls} steps: free space, or "
                     "set TMPDIR to a folder of another disk, and run it again"

@@ -1,4 +1,4 @@
-"""Events of a trace as a structured array: role of each by its category and name, start and end.
+"""Events of a trace as a structured array with start, end and role, by category and name.
 
 | role | event |
 |---|---|
@@ -29,21 +29,21 @@ from shardlab.profiling.labels import BACKWARD, FORWARD, LINK, unit_of
 from shardlab.profiling.trace_file import TraceEvent, load_trace, refusing
 
 EventTable = NDArray[np.void]
-"""of dtype EVENT"""
+"""Array of dtype EVENT."""
 EVENT = np.dtype(
     [
         ("rank", int),
         ("role", object),
-        ("name", object),  # of a copy its direction, of NCCL the collective
+        ("name", object),  # for a copy its direction, for NCCL the collective
         ("thread", object),  # or stream
         ("start", float),  # us
         ("end", float),
-        ("correlation", object),  # of a launch with what it launched
-        ("reported", bool),  # whether the record says which collective it is
-        ("launched", float),  # when, and by which thread
-        ("caller", object),
-        ("unit", object),  # whose values a collective moves
-        ("group", object),  # of ranks, as a `Group`
+        ("correlation", object),  # number that a launch shares with its work
+        ("reported", bool),  # whether the record names the collective
+        ("launched", float),  # time of the launch
+        ("caller", object),  # thread of the launch
+        ("unit", object),  # unit with the values that a collective moves
+        ("group", object),  # a `Group` of ranks
     ]
 )
 STEP = "ProfilerStep#"
@@ -62,7 +62,7 @@ GLOO_OPERATIONS = {
     "c10d::gather_": "gloo:gather",
     "c10d::scatter_": "gloo:scatter",
 }
-"""by the operator that starts it"""
+"""Collectives of gloo, by the operator that starts them."""
 WORK = ("kernel", "copy", "nccl")
 ON_DEVICES = (*WORK, "launch")
 
@@ -72,12 +72,12 @@ _CATEGORIES = {
     "kernel": "kernel",
     "gpu_memcpy": "copy",
     "gpu_memset": "copy",
-    # of torch up to 1.12, with capitals
+    # torch up to 1.12, with capitals
     "operator": "operator",
     "memcpy": "copy",
     "memset": "copy",
     "runtime": "launch",
-    # of Meta's accelerator
+    # Meta's accelerator
     "mtia_ccp_events": "kernel",
     **{
         f"{device}_{api}": "launch"
@@ -85,7 +85,7 @@ _CATEGORIES = {
         for api in ("runtime", "driver")
     },
 }
-"""in lower case"""
+"""Kind of event, by category in lower case."""
 _NO_TIME_OF_STEPS = (
     "gpu_user_annotation",
     "python_function",
@@ -95,11 +95,11 @@ _NO_TIME_OF_STEPS = (
     "cuda_profiler_range",
     "async",
 )
-"""categories of timed events that repeat or explain others"""
+"""Categories of timed events that repeat or explain other events."""
 _CLUES = {
     # every node that the engine runs, hooks included (torch/csrc/autograd/engine.cpp)
     "autograd::engine::evaluate_function": "engine",
-    # what FSDP2 and FSDP1 do after the last node
+    # work of FSDP2 and FSDP1 after the last node
     "FSDP::post_backward": "engine",
     "FullyShardedDataParallel._post_backward": "engine",
     # written by every torch.optim.Optimizer and by DataLoader
@@ -110,14 +110,14 @@ _CLUES = {
 # operators that launch or await collectives, or run hooks that do
 _NOT_COMPUTE = ("autograd::", "torch::autograd::", "c10d::", "_c10d_functional::")
 _THREADS = {"pt_gloo_runloop": "worker", "pt_autograd": "engine"}
-"""what runs gloo's collectives, and what launches the work of backward passes on devices"""
+"""Threads that run gloo's collectives, and threads that launch backward passes on devices."""
 _LIBRARIES = {
     # RCCL's kernels have the names of NCCL's
     "nccl": r"[nr]ccl|msccl|hccl|hcom_|(?:one)?ccl(?:\b|_)",
-    # of torch, also as NVSHMEM
+    # torch's own, also by NVSHMEM
     "symm_mem": r"(?:one|two)_shot_(?:all_reduce|reduce)|multimem_\w*(?:reduce|gather)|nvshmem",
     "deep_ep": r"deep_ep::(?!layout)",
-    # of vLLM, SGLang, AITER
+    # vLLM, SGLang, AITER
     "custom": r"cross_device_reduce",
     "flashinfer": r"(?:flashinfer|tensorrt_llm)::(?:\w+::)*\w*all_?(?:reduce|gather|to_?all)",
 }
@@ -141,12 +141,13 @@ _OPERATIONS = {
     "send": "send",
     "recv": "recv",
 }
-"""by what names of records and kernels hold, letters alone; the first that they hold counts"""
+"""Collectives by a part of the letters in the name of a record or kernel; the first match counts.
+"""
 # ROCm up to 7.1 and MTIA record copies as kernels
 _COPY_KERNEL = re.compile(r"MEMORY_COPY_|__amd_rocclr_(?:copy|fill)Buffer|dma_")
 _COPY_KIND = re.compile(r"Memcpy (\w+)|(Memset|__amd_rocclr_fillBuffer)")
 _LONGEST_US = 1e12
-"""between two events of a trace: eleven days"""
+"""Maximum time between two events of a trace: eleven days."""
 
 
 class Group(NamedTuple):
@@ -154,62 +155,62 @@ class Group(NamedTuple):
 
     name: str = ""
     ranks: tuple[int, ...] = ()
-    """empty where they are not known, or too many to be listed"""
+    """Ranks of the group; empty where they are unknown, or too many for the record."""
     size: int = 0
-    """0: unknown"""
+    """Number of ranks; 0: unknown."""
 
 
 class Events(NamedTuple):
     """Timed events of a trace, and its clock."""
 
     table: EventTable
-    """in the order of the file, times since the first event; launched by its own thread when it
-    starts, and of no unit, as long as nothing else is known"""
+    """Events in the order of the file, with times since the first event. As defaults, launch time
+    and caller are start and thread of the event, and the unit is empty."""
     threads: dict[tuple[Any, str], str]
-    """`worker` or `engine`, by rank and thread"""
+    """`worker` or `engine`, by rank and thread."""
     base_ns: int
     first_us: float
-    """time of the first event since the base"""
+    """Time of the first event since the base."""
     world_size: int
-    """of the job; 0 where the trace does not say"""
+    """Number of ranks of the job; 0 where the trace does not say it."""
     numbered: bool
-    """whether the trace says which rank it is of"""
+    """Whether the trace says its rank."""
     process: str
-    """that ran the rank, by host and number; empty in a merged trace"""
+    """Process of the rank, by host and number; empty in a merged trace."""
     unread: dict[str, int]
-    """how many timed events have no time, or a category that is not known, by category"""
+    """Number of timed events without a time or with an unknown category, by category."""
 
 
 def read_events(path: str | Path) -> Events:
-    """Return the events of every rank of a merged trace, or of the rank that wrote its own.
+    """Return the events of every rank of a merged trace, or of the rank that wrote the trace.
 
     Raises:
         UserError: an incomplete trace, or one without events.
     """
     with refusing(path):
-        header, found = load_trace(path)
-        events = [event for event in found if not _lost_time(event)]
+        header, raw_events = load_trace(path)
+        events = [event for event in raw_events if not _lost_time(event)]
         job = header.get("distributedInfo") or {}
         of_process = {int(pid): rank for pid, rank in (header.get("ranks") or {}).items()}
-        alone = int(job.get("rank", -1))  # -1: of a group that was not initialized
-        numbered, alone = bool(of_process) or alone >= 0, max(alone, 0)
+        job_rank = int(job.get("rank", -1))  # -1: the process group was not initialised
+        numbered, single_rank = bool(of_process) or job_rank >= 0, max(job_rank, 0)
 
         def rank_of(event: TraceEvent) -> Any:
-            return of_process.get(event.get("pid", -1)) if of_process else alone
+            return of_process.get(event.get("pid", -1)) if of_process else single_rank
 
         process = "" if of_process else f"{header.get('host_name')} {_process(path, events)}"
         first = next((float(event["ts"]) for event in events if event["ph"] == "X"), 0.0)
         table = np.fromiter(_rows(events, rank_of, first), EVENT)
         _refuse_joined_traces(path, table)
-        unread = _unread(found)
-        for rank in sorted(set(of_process.values()) or {alone}):
+        unread = _unread(raw_events)
+        for rank in sorted(set(of_process.values()) or {single_rank}):
             if not (table["rank"] == rank).any():
-                others = f", {list_unread(unread)}" if unread else ""
+                skipped = f", {list_unread(unread)}" if unread else ""
                 raise UserError(
-                    f"{path}: no timed events of rank {rank}{others}: trace the run again with "
+                    f"{path}: no timed events of rank {rank}{skipped}: trace the run again with "
                     "torch.profiler.profile"
                 )
-        # a merged trace holds that of each rank
+        # a merged trace holds the job information of each rank
         jobs = [job, *(value for value in job.values() if isinstance(value, dict))]
         return Events(
             table=table,
@@ -227,7 +228,7 @@ def groups(events: EventTable, keys: Iterable[Any]) -> dict[Any, EventTable]:
     """Return the events of each key, by key.
 
     Args:
-        keys: of each event.
+        keys: key of each event.
     """
     rows = defaultdict(list)
     for row, key in enumerate(keys):
@@ -255,17 +256,19 @@ def _unread(events: Iterable[TraceEvent]) -> dict[str, int]:
 
 
 def _lost_time(event: TraceEvent) -> bool:
-    """Return whether the profiler wrote 0 for both start and duration, as it does of late events
-    that it could not place."""
+    """Return whether the profiler wrote 0 for both start and duration, as for late events that it
+    could not place."""
     return event["ph"] == "X" and float(event["ts"]) == float(event["dur"]) == 0
 
 
 def _process(path: str | Path, events: Iterable[TraceEvent]) -> str:
-    """Return the number of the process that ran the operators; refuse the ranks of a job in one
-    file that another tool has written.
+    """Return the number of the process that ran the operators.
 
-    Nothing there says which work on a device is whose: its process is the number of the device.
-    Ranges alone may be of another process: in a container one has two numbers.
+    In a container, ranges may bear another number of the same process than operators.
+
+    Raises:
+        UserError: another tool merged the ranks of a job into the file. The process of work on a
+            device is the number of the device, so its rank is unknown.
     """
     kinds = defaultdict(set)
     for event in events:
@@ -317,8 +320,8 @@ def _rows(
 def _group(args: Mapping[str, Any]) -> Group:
     ranks, size = str(args.get("Process Group Ranks", "")), args.get("Group size")
     listed = () if "..." in ranks else tuple(map(int, re.findall(r"\d+", ranks)))
-    known = size if type(size) is int else len(listed)
-    return Group(str(args.get("Process Group Name", "")), listed, known)
+    count = size if type(size) is int else len(listed)
+    return Group(str(args.get("Process Group Name", "")), listed, count)
 
 
 def _threads(
@@ -354,7 +357,8 @@ def _role_on_cpu(category: str, name: str) -> str:
 
 @cache
 def _role_on_device(category: str, name: str, reported: str | None) -> tuple[str, str]:
-    """Return the role of an event on a device, and direction of a copy or name of a collective."""
+    """Return the role of an event on a device, and its name: the direction of a copy, the
+    collective of a communication kernel."""
     if category == "launch":
         return category, name
     library = next((library for library, start in _LIBRARY.items() if start.match(name)), None)
@@ -365,14 +369,14 @@ def _role_on_device(category: str, name: str, reported: str | None) -> tuple[str
             return category, name
         match = _COPY_KIND.match(name)
         return "copy", "unknown" if match is None else match[1] or "Memset"
-    # one kernel serves several operations; torch records which one it launched
-    found = operation_of(reported) or operation_of(name.partition("(ncclDev")[0])
-    return "nccl", f"{library}:{found or reported or 'unknown'}"
+    # one kernel serves several operations; torch records the operation that it launched
+    operation = operation_of(reported) or operation_of(name.partition("(ncclDev")[0])
+    return "nccl", f"{library}:{operation or reported or 'unknown'}"
 
 
 @cache
 def operation_of(name: str | None) -> str | None:
     """Return the collective that a record, a range or a kernel names, in the words of
-    torch.distributed; None where it names none, as `coalesced`."""
+    torch.distributed; None where it names no collective, as `coalesced`."""
     letters = re.sub("[^a-z]", "", (name or "").lower())
     return next((words for part, words in _OPERATIONS.items() if part in letters), None)

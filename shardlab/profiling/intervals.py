@@ -1,7 +1,7 @@
 """Arithmetic of sets of time, as sorted disjoint intervals: float64 arrays [n, 2] of start and end.
 
-An instant has no length, so whether an interval holds its ends does not matter: empty intervals are
-dropped and touching ones are one.
+An instant has no length, so it does not matter whether an interval holds its ends. Empty intervals
+are dropped, and touching intervals are merged.
 """
 
 from collections.abc import Callable
@@ -14,16 +14,16 @@ _Mask = NDArray[np.bool_]
 
 EMPTY: Intervals = np.empty((0, 2))
 RESOLUTION_US = 2e-3
-"""times are rounded to nanoseconds, and large floating-point numbers lose some more"""
+"""Resolution of times: they are rounded to nanoseconds, and large floats lose some digits more."""
 
 
 def times_of(events: NDArray[np.void]) -> Intervals:
-    """Return start and end of events, overlapping and in their order."""
+    """Return start and end of events, in their order; they may overlap."""
     return np.column_stack([events["start"], events["end"]])
 
 
 def merge(raw: Intervals) -> Intervals:
-    """Return any intervals [n, 2], overlapping and in any order, as a set."""
+    """Return intervals [n, 2], which may overlap and be in any order, as a set."""
     raw = raw[raw[:, 1] > raw[:, 0]]
     if len(raw) == 0:
         return EMPTY
@@ -62,7 +62,7 @@ def covers(a: Intervals, times: NDArray[np.float64]) -> _Mask:
 
 
 def _combine(a: Intervals, b: Intervals, operation: Callable[[_Mask, _Mask], _Mask]) -> Intervals:
-    """Combine sets piece by piece: membership is constant between two neighbouring bounds."""
+    """Combine two sets; membership in each is constant between neighbouring bounds."""
     bounds = np.unique(np.concatenate([a.ravel(), b.ravel()]))
     inside = np.concatenate([[False], operation(covers(a, bounds), covers(b, bounds)), [False]])
     starts, ends = inside[1:] & ~inside[:-1], inside[:-1] & ~inside[1:]

@@ -1,4 +1,4 @@
-"""Breakdown of the traces of a job, whoever wrote them: any ranks, labelled or not."""
+"""Breakdown of the traces of a job: any traces of torch.profiler, any ranks, labelled or not."""
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -19,7 +19,7 @@ from shardlab.profiling.unlabelled import infer
 
 @dataclass(frozen=True)
 class JobBreakdown:
-    """Steps of all ranks, and what was inferred or is unknown of them."""
+    """Steps of all ranks, and notes on what was inferred or is unknown."""
 
     steps: list[StepTimes]
     notes: list[str]
@@ -29,15 +29,15 @@ def break_down(paths: Sequence[str | Path]) -> JobBreakdown:
     """Break every step of every rank down.
 
     Args:
-        paths: traces of one rank or merged ones, or folders that hold some, in any order.
+        paths: traces of single ranks, merged traces, or folders that hold traces, in any order.
 
     Raises:
-        UserError: a trace is missing, incomplete, or one without events; a folder holds none;
-            two are of one rank at the same steps, or of several jobs.
+        UserError: a trace is missing, incomplete or without events; a folder holds no trace; two
+            traces are of the same steps of one rank, or of several jobs.
     """
     files = {path: read_events(path) for path in _traces_in(paths)}
     size, named = _world_size(files), {Path(path).resolve() for path in paths}
-    parts = _placed(_distinct(_parts(files)), named)
+    parts = _with_ranks(_distinct(_parts(files)), named)
     for part in parts:
         if size and part.rank >= size:
             raise UserError(
@@ -59,26 +59,30 @@ class _RankTrace(NamedTuple):
     """Trace of a rank in a file."""
 
     number: int
-    """of the rank, as the file says; 0 where it does not"""
+    """Rank by the file; 0 where the file does not say it."""
     numbered: bool
-    """whether it does"""
+    """Whether the file says its rank."""
     process: str
     start_us: float
     end_us: float
     table: EventTable
     steps: frozenset[str]
-    """that are labelled, with those of its cycles before"""
+    """Labelled steps of this cycle and of earlier cycles."""
     path: Path
     copies: tuple[Path, ...] = ()
-    """with the same events"""
+    """Further files with the same events."""
     rank: int = 0
-    """its number in the job, where files do not say theirs"""
+    """Rank in the job, counted where files do not say theirs."""
     cycle: int = 0
-    """of a profiler's schedule, which writes a file in each"""
+    """Cycle of the profiler's schedule, which writes one file per cycle."""
 
 
 def _world_size(files: Mapping[Path, Events]) -> int:
-    """Return the number of ranks of the job; 0 where no trace says it."""
+    """Return the number of ranks of the job; 0 where no trace says it.
+
+    Raises:
+        UserError: traces say different numbers.
+    """
     sizes: dict[int, Path] = {}
     for path, events in files.items():
         if events.world_size:
@@ -92,7 +96,7 @@ def _world_size(files: Mapping[Path, Events]) -> int:
 
 
 def _parts(files: Mapping[Path, Events]) -> list[_RankTrace]:
-    """Return the traces by rank; of a rank, those that say so first, each in order of time."""
+    """Return the traces by rank, then traces that say their rank first, then by time."""
     parts: list[_RankTrace] = []
     for path, events in files.items():
         with refusing(path):
@@ -106,61 +110,66 @@ def _parts(files: Mapping[Path, Events]) -> list[_RankTrace]:
 
 
 def _distinct(parts: Sequence[_RankTrace]) -> list[_RankTrace]:
-    """Return the first of the traces with the same events, which names the others."""
+    """Return one trace of several with the same events; its `copies` name the further files."""
     distinct: list[_RankTrace] = []
     for part in parts:
-        for place, other in enumerate(distinct):
-            at_once = (part.number, part.start_us) == (other.number, other.start_us)
-            if at_once and np.array_equal(part.table, other.table):
-                distinct[place] = other._replace(copies=(*other.copies, part.path))
+        for index, first in enumerate(distinct):
+            equal_start = (part.number, part.start_us) == (first.number, first.start_us)
+            if equal_start and np.array_equal(part.table, first.table):
+                distinct[index] = first._replace(copies=(*first.copies, part.path))
                 break
         else:
             distinct.append(part)
     return distinct
 
 
-def _placed(parts: Sequence[_RankTrace], named: Collection[Path]) -> list[_RankTrace]:
-    """Give each trace its rank and its cycle.
+def _with_ranks(parts: Sequence[_RankTrace], named: Collection[Path]) -> list[_RankTrace]:
+    """Return the traces with their rank in the job and their cycle.
 
-    What the process of a rank traced later is another cycle of it. Any other trace is that of
-    another rank where it does not say its own, and is refused where it does: of another run.
+    A later trace of the same process is a further cycle of its rank. Any other further trace is of
+    another rank where it does not say its rank.
 
     Args:
-        named: paths of the user, who means them.
+        named: paths that the user named, in place of a folder.
+
+    Raises:
+        UserError: a further trace says the rank, so it is of another run.
     """
     numbers = {part.number for part in parts}
     placed: list[_RankTrace] = []
     for number, of_number in groupby(parts, key=lambda part: part.number):
         last: dict[int, _RankTrace] = {}
         for part in of_number:
-            rank = next((rank for rank, before in last.items() if _continues(part, before)), None)
+            rank = next((rank for rank, prior in last.items() if _continues(part, prior)), None)
             if rank is None and last:
                 _refuse_second(part, last[number], named)
-                rank = next(free for free in count(number) if free not in numbers)
+                rank = next(unused for unused in count(number) if unused not in numbers)
                 numbers.add(rank)
             if rank in last:
-                before = last[rank]
-                part = part._replace(cycle=before.cycle + 1, steps=part.steps | before.steps)
+                previous = last[rank]
+                part = part._replace(cycle=previous.cycle + 1, steps=part.steps | previous.steps)
             rank = number if rank is None else rank
             last[rank] = part._replace(rank=rank)
             placed.append(last[rank])
     return placed
 
 
-def _continues(part: _RankTrace, before: _RankTrace) -> bool:
-    """Return whether a rank traced `part` after `before`: steps without labels may be equal ones,
-    so that then the trace must say its rank."""
-    later = part.process == before.process and part.start_us >= before.end_us
-    return later and not part.steps & before.steps and bool(part.steps or part.numbered)
+def _continues(part: _RankTrace, previous: _RankTrace) -> bool:
+    """Return whether `part` is a later cycle of the rank of `previous`.
+
+    Steps without labels may be the same steps, so a trace without labels must say its rank.
+    """
+    later = part.process == previous.process and part.start_us >= previous.end_us
+    return later and not part.steps & previous.steps and bool(part.steps or part.numbered)
 
 
 def _refuse_second(part: _RankTrace, first: _RankTrace, named: Collection[Path]) -> None:
-    """Refuse a second trace of a rank unless it may be that of another one."""
+    """Raise UserError for a second trace of a rank, unless it may be of another rank."""
     if part.numbered:
         raise UserError(
-            f"{part.path}: rank {part.number} is in {first.path}, too, and is no later part of it "
-            f"(begun {(part.start_us - first.start_us) / 1e6:.4g} s after it): leave out the one "
-            "of another run"
+            f"{part.path}: rank {part.number} is also in {first.path}, and this is not a later "
+            f"part of it (begun {(part.start_us - first.start_us) / 1e6:.4g} s after it): leave "
+            "out the trace of another run"
         )
     if part.path.resolve() not in named and first.path.parent != part.path.parent:
         raise UserError(
@@ -175,16 +184,16 @@ def _of_cycle(
     size: int,
     notes: dict[str, list[int]],
 ) -> list[StepTimes]:
-    """Return the steps of the ranks' traces of the same time, and add what is unknown of them."""
+    """Return the steps of one cycle of all ranks, and add notes on what is unknown."""
     first = files[parts[0].path]
-    # from the first event of the first trace to that of each
+    # time from the first event of the first trace to the first event of each trace
     later = {
         part.path: (files[part.path].base_ns - first.base_ns) / 1000
         + files[part.path].first_us
         - first.first_us
         for part in parts
     }
-    # by the clock of one machine ranks of a job trace at the same time
+    # traces that overlap in time were written with one clock
     same_clock = max(part.start_us for part in parts) < min(part.end_us for part in parts)
     ranks: dict[int, Trace] = {}
     for part in parts:
@@ -193,12 +202,12 @@ def _of_cycle(
             trace = traces_of(files[path], later[path] if same_clock else 0.0)[part.number]
             ranks[rank], inferred = infer(trace)
         if rank != part.number:
-            inferred = [f"rank: unknown: {path} does not say which it is of", *inferred]
+            inferred = [f"rank: unknown: {path} does not say its rank", *inferred]
         if part.cycle and not part.steps:
-            inferred = [f"steps: those of {path} are taken for later ones of its run", *inferred]
-        inferred += [f"{copy} counts as nothing: {path} has its events" for copy in part.copies]
+            inferred = [f"steps: steps in {path} are taken as later steps of its run", *inferred]
+        inferred += [f"{copy} is ignored: {path} has its events" for copy in part.copies]
         if files[path].unread:
-            inferred = [*inferred, f"{list_unread(files[path].unread)} count as nothing"]
+            inferred = [*inferred, f"{list_unread(files[path].unread)} are ignored"]
         for note in inferred:
             if rank not in notes[note]:
                 notes[note].append(rank)
@@ -211,16 +220,16 @@ def _of_cycle(
     unmatched = [step.rank for step in steps if step.comm_skew_ms is None]
     if unmatched:
         note = (
-            "skew, transfer: unknown in steps whose messages nothing on the other ranks matches, "
-            "or nothing at the same time, as where the clocks of hosts are apart"
+            "skew, transfer: unknown in steps with messages that match none on the other ranks, or "
+            "none at the same time, as where the clocks of hosts differ"
         )
         notes[note] = sorted({*unmatched, *notes[note]})
     return steps
 
 
 def _traces_in(paths: Sequence[str | Path]) -> list[Path]:
-    """Return the files, and all traces below folders, each once."""
-    found: list[Path] = []
+    """Return the files and all traces below the folders, without repetitions."""
+    files: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
             inside = [file for file in sorted(path.rglob("*.json*")) if is_trace(file)]
@@ -229,12 +238,12 @@ def _traces_in(paths: Sequence[str | Path]) -> list[Path]:
                     f"{path}: no trace of torch.profiler (*.json, *.json.gz) in it: write one with "
                     "torch.profiler.profile(...).export_chrome_trace('rank0.json')"
                 )
-            found += inside
+            files += inside
         elif path.is_file():
-            found.append(path)
+            files.append(path)
         else:
             raise UserError(f"{path}: no such file or folder: give traces of torch.profiler")
-    return [*{path.resolve(): path for path in found}.values()]
+    return [*{path.resolve(): path for path in files}.values()]
 
 
 def _unknown_skew(ranks: Mapping[int, Trace], size: int, same_clock: bool) -> str | None:

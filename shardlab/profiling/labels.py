@@ -3,16 +3,16 @@
 import re
 
 FORWARD, BACKWARD = "shardlab::forward", "shardlab::backward"
-"""around the two passes of a micro-batch"""
+"""Labels around the two passes of a micro-batch."""
 COMMUNICATION = "shardlab::comm "
-"""followed by the name of a unit: around the calls that move its values"""
+"""Label, followed by the name of a unit, around the calls that move its values."""
 LINK = "shardlab::link"
-"""the time by which an emulated link is slower than the real one"""
+"""Label of the time by which an emulated link is slower than the real link."""
 ROOT = "root"
-"""unit of values that belong to no other one"""
+"""Unit of values that belong to no other unit."""
 
-# labels of FSDP2's own calls (torch 2.13, _fully_shard/_fsdp_param_group.py); the root has no name
-# in them
+# labels of FSDP2's own calls (torch 2.13, _fully_shard/_fsdp_param_group.py), which do not name the
+# root
 _FSDP2 = re.compile(
     r"FSDP::(?:all_gather|all_gather_copy_out|post_backward_reduce)"
     r"(?: \((.*?)\))?(?: \[pg=\d+\])?"
@@ -20,7 +20,7 @@ _FSDP2 = re.compile(
 
 
 def unit_of(label: str) -> str | None:
-    """Return the unit whose communication a labelled range contains; None if it names none."""
+    """Return the unit with the communication in a labelled range; None if no unit is named."""
     if label.startswith(COMMUNICATION):
         return label.removeprefix(COMMUNICATION)
     match = _FSDP2.fullmatch(label)

@@ -1,8 +1,8 @@
 """Merge of all ranks' traces into one Chrome trace for Perfetto and chrome://tracing.
 
-Every rank becomes one process named `rank R` (and one more for each of its devices); clocks that
-the profiler counted from different base times are brought together. The header keeps what the
-profiler wrote about the job (`distributedInfo`, by rank) and `ranks`, from process id to rank.
+Every rank becomes one process named `rank R`, and one more for each of its devices. Times get a
+common base time. The header keeps the profiler's information on the job (`distributedInfo`, by
+rank) and `ranks`, the rank of each process id.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,16 +23,16 @@ def merge_traces(paths: Sequence[str | Path], output: str | Path) -> None:
         output: path of the merged trace, compressed.
 
     Raises:
-        UserError: a trace is incomplete, or is another rank's.
+        UserError: a trace is incomplete, or is of another rank.
     """
     headers, processes = [], []
     first = 0
     for path in paths:
         header, events = load_trace(path)
-        # of timed events: metadata is also of process ids that are words, and of other processes
+        # of timed events only: metadata also names words and other processes as process ids
         timed = (event.get("pid") for event in events if event["ph"] != "M")
         pids = sorted({pid for pid in timed if isinstance(pid, int)})
-        # a process id that is unique in the job for every process (or device) of a rank
+        # every process or device of a rank gets a process id that is unique in the job
         processes.append({pid: first + i for i, pid in enumerate(pids)})
         headers.append(header)
         first += len(pids)
@@ -56,19 +56,19 @@ def _events(
     paths: Sequence[str | Path], bases: Sequence[int], processes: Sequence[dict[int, int]]
 ) -> Iterator[TraceEvent]:
     for rank, (path, base, pids) in enumerate(zip(paths, bases, processes, strict=True)):
-        later = (base - min(bases)) / 1000
+        shift_us = (base - min(bases)) / 1000
         for event in load_trace(path).events:
             if event.get("pid") in pids:
-                yield _moved(event, rank, len(paths), pids, later)
+                yield _renumber(event, rank, len(paths), pids, shift_us)
 
 
-def _moved(
-    event: TraceEvent, rank: int, ranks: int, pids: dict[int, int], later: float
+def _renumber(
+    event: TraceEvent, rank: int, ranks: int, pids: dict[int, int], shift_us: float
 ) -> TraceEvent:
-    """Return `event` with its process renumbered and its time shifted by `later` us."""
+    """Renumber the process of an event, and shift its time; changes the event."""
     event["pid"] = pids[event["pid"]]
     if "ts" in event:
-        event["ts"] += later
+        event["ts"] += shift_us
     if event["ph"] in _FLOWS:
         # flow arrows are matched by number over the whole file
         event["id"] = event["id"] * ranks + rank

@@ -1,5 +1,5 @@
-"""Breakdown of a job as text and as a page: a line per rank, then the kinds of communication and of
-copies, and what follows from them in a sentence."""
+"""Breakdown of a job as text and as a page: a line per rank, the kinds of communication and of
+copies, and a conclusion in one sentence."""
 
 import csv
 import json
@@ -37,14 +37,14 @@ th, td {{ border-bottom: 1px solid #8886; padding: .3rem .6rem; text-align: righ
 </html>
 """
 _Rows = list[list[str]]
-"""of a table, its headings first"""
+"""Rows of a table, the headings first."""
 
 
 def write_rows(path: Path, steps: Sequence[StepTimes]) -> None:
-    """Write one row per step and rank as CSV; times by operation and by unit as JSON text."""
+    """Write one row per step and rank as CSV, with times by operation and by unit as JSON text."""
     rows = [
-        {name: json.dumps(v, sort_keys=True) if "_by_" in name else v for name, v in of_step}
-        for of_step in (vars(step).items() for step in steps)
+        {name: json.dumps(v, sort_keys=True) if "_by_" in name else v for name, v in fields}
+        for fields in (vars(step).items() for step in steps)
     ]
     with atomic(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         table = csv.DictWriter(file, [*rows[0]], lineterminator="\n")
@@ -53,9 +53,9 @@ def write_rows(path: Path, steps: Sequence[StepTimes]) -> None:
 
 
 def render(breakdown: JobBreakdown) -> Iterator[str]:
-    """Yield the lines of the breakdown: means over the steps of each rank, milliseconds.
+    """Yield the lines of the breakdown: means over the steps of each rank, in milliseconds.
 
-    Nothing in them but printable characters, whatever a trace says.
+    They hold printable characters only, even where names in a trace do not.
     """
     yield _CAPTION
     for i, rows in enumerate(_tables(breakdown)):
@@ -69,8 +69,8 @@ def render(breakdown: JobBreakdown) -> Iterator[str]:
 
 
 def page(breakdown: JobBreakdown) -> str:
-    """Return the breakdown as one HTML page, whose heading is the conclusion; every text of a trace
-    is escaped."""
+    """Return the breakdown as one HTML page with the conclusion as heading; text from traces is
+    escaped."""
     return _PAGE.format(
         title=escape(conclude(breakdown)),
         caption=_CAPTION,
@@ -80,8 +80,8 @@ def page(breakdown: JobBreakdown) -> str:
 
 
 def conclude(breakdown: JobBreakdown) -> str:
-    """Return in a sentence which share of a step is exposed communication, and the largest speedup
-    that hiding all of it can give."""
+    """Return one sentence with the share of a step in exposed communication, and the largest
+    speedup that hiding all of it can give."""
     step, comm, exposed = (
         sum(getattr(step, name) for step in breakdown.steps)
         for name in ("step_ms", "comm_ms", "exposed_comm_ms")
@@ -94,18 +94,18 @@ def conclude(breakdown: JobBreakdown) -> str:
             f"Communication is hidden: {100 * comm / step:.0f} % of the step, none of it exposed."
         )
     gain = f"; hiding it all gives at most {1 / (1 - share):.2f} {_FACTOR}" if share < 1 else ""
-    most = f"{100 * share:.0f} % of the step is exposed communication, mostly {_most(breakdown)}"
-    return f"{most}{gain}"
+    operations = _main_operations(breakdown)
+    return f"{100 * share:.0f} % of the step is exposed communication, mostly {operations}{gain}"
 
 
-def _most(breakdown: JobBreakdown) -> str:
+def _main_operations(breakdown: JobBreakdown) -> str:
     """Return the fewest operations with more than half of the exposed communication."""
     times = means_by_kind(step.exposed_comm_ms_by_op for step in breakdown.steps)
-    names, known = [], 0.0
+    names, total = [], 0.0
     for name in sorted(times, key=lambda name: -times[name]):
         names.append(shorten(name.rpartition(":")[2]))
-        known += times[name]
-        if known > sum(times.values()) / 2:
+        total += times[name]
+        if total > sum(times.values()) / 2:
             break
     return " and ".join(names)
 
@@ -114,13 +114,13 @@ def _tables(breakdown: JobBreakdown) -> Iterator[_Rows]:
     headings = ["rank", "steps", "step", *(f"{part}, %" for part in _PARTS), *_TIMES, "overlap, %"]
     ranks = sorted({step.rank for step in breakdown.steps})
     yield [headings, *(_of_rank([s for s in breakdown.steps if s.rank == rank]) for rank in ranks)]
-    everything, exposed = (
+    communication, exposed = (
         means_by_kind(getattr(step, name) for step in breakdown.steps) for name in _COMMUNICATION
     )
-    if everything:
+    if communication:
         lines = [
             [shorten(kind), _text(mean), _text(exposed.get(kind, 0.0))]
-            for kind, mean in everything.items()
+            for kind, mean in communication.items()
         ]
         yield [["communication", "ms", "exposed"], *lines]
     if copies := means_by_kind(step.copy_ms_by_kind for step in breakdown.steps):
@@ -128,7 +128,7 @@ def _tables(breakdown: JobBreakdown) -> Iterator[_Rows]:
 
 
 def _of_rank(steps: Sequence[StepTimes]) -> list[str]:
-    # of the steps in which a time is known
+    # each mean is over the steps in which the time is not None
     means = {
         name: mean_known(getattr(step, f"{name.replace(' ', '_')}_ms") for step in steps)
         for name in ("step", *_PARTS, *_TIMES)
@@ -143,24 +143,24 @@ def _of_rank(steps: Sequence[StepTimes]) -> list[str]:
     ]
 
 
-def _share(part: float, whole: float) -> float:
-    return part / whole if whole else math.nan
+def _share(part: float, total: float) -> float:
+    return part / total if total else math.nan
 
 
-def _text(number: float, places: int = 3) -> str:
-    return UNKNOWN if math.isnan(number) else f"{number:.{places}f}"
+def _text(number: float, digits: int = 3) -> str:
+    return UNKNOWN if math.isnan(number) else f"{number:.{digits}f}"
 
 
 def _html(rows: _Rows) -> str:
-    headings, *others = ([escape(cell) for cell in row] for row in rows)
+    headings, *body_rows = ([escape(cell) for cell in row] for row in rows)
     head = "".join(f"<th>{cell}" for cell in headings)
-    body = "\n".join("<tr>" + "".join(f"<td>{cell}" for cell in row) for row in others)
+    body = "\n".join("<tr>" + "".join(f"<td>{cell}" for cell in row) for row in body_rows)
     return f"<div><table>\n<tr>{head}\n{body}\n</table></div>"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Pad cells to columns: the first to the left, numbers to the right."""
+    """Yield the rows with padded cells: the first column aligned left, numbers aligned right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for first, *others in rows:
-        padded = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+    for first, *numbers in rows:
+        padded = [cell.rjust(width) for cell, width in zip(numbers, widths[1:], strict=True)]
         yield "  ".join([first.ljust(widths[0]), *padded]).rstrip()

@@ -1,10 +1,10 @@
-"""One rank's trace: its steps and passes, and what computed, moved and copied when.
+"""Trace of one rank: its steps and passes, and the times of compute, communication and copies.
 
-Labels stand around the call that starts a collective, on the thread that makes it. NCCL's kernels
-are traced back to that call by the correlation of their launch, messages to one other rank happen
-inside of it. What gloo's worker threads run is not linked to its call: the i-th call of an
-operation is matched to the i-th that runs. Two workers may begin two collectives in the other order
-than they were called, then these two exchange their units.
+Labels are around the call that starts a collective, on the thread that makes the call. NCCL's
+kernels are traced back to that call by the correlation of their launch. Point-to-point messages
+happen inside of the call. A collective of gloo's worker threads has no link to its call: the i-th
+call of an operation is matched to the i-th that runs. Where two workers begin two collectives in
+another order than they were called, the two get each other's unit.
 """
 
 from collections import Counter, defaultdict
@@ -37,61 +37,64 @@ from shardlab.profiling.intervals import (
 from shardlab.profiling.labels import BACKWARD, FORWARD, unit_of
 
 _NO_LAUNCH = (None, 0)
-"""numbers of a launch by which a profiler says that it knows none"""
+"""Correlations that mean that the profiler knows no launch."""
 EVER = np.array([[-np.inf, np.inf]])
 
 
 @dataclass(frozen=True)
 class Clues:
-    """Events of one rank that tell its steps and passes; times on the CPU."""
+    """Events of one rank from which steps and passes are inferred; times are on the CPU."""
 
-    whole: Intervals = field(default_factory=lambda: EMPTY)
-    """from the first event to the last"""
+    span: Intervals = field(default_factory=lambda: EMPTY)
+    """Time from the first event to the last."""
     engine: Intervals = field(default_factory=lambda: EMPTY)
-    """nodes of the autograd engine"""
+    """Nodes of the autograd engine."""
     optimizer: Mapping[str, Intervals] = field(default_factory=dict)
-    """calls of `Optimizer.step`, by annotation"""
+    """Calls of `Optimizer.step`, by annotation."""
     aside: Intervals = field(default_factory=lambda: EMPTY)
-    """neither pass: `zero_grad`, loading of batches"""
+    """Work of neither pass: `zero_grad`, loading of batches."""
     host: Intervals = field(default_factory=lambda: EMPTY)
-    """when operators of the thread that runs the steps computed"""
+    """Compute of operators on the thread that runs the steps."""
     calls: int = 0
-    """of collectives, by c10d's operators"""
+    """Number of calls of collectives by c10d's operators."""
     launches: int = 0
-    """of work on devices"""
+    """Number of launches of work on devices."""
     unlaunched: int = 0
-    """kernels and copies without a launch in the trace"""
+    """Number of kernels and copies without a launch in the trace."""
     earlier: int = 0
-    """those of them that were launched before the trace began"""
+    """Number of kernels and copies that were launched before the trace began."""
     outlasting: int = 0
-    """kernels and copies that the trace lets last beyond the next one of their stream"""
+    """Number of kernels and copies that end, by the trace, after the next one of their stream
+    began."""
 
 
 @dataclass(frozen=True)
 class Trace:
     """Trace of one rank; times are microseconds from the same origin on all ranks of a trace.
 
-    Work is launched when the CPU launched it, that of gloo's workers when it was called; where the
-    trace does not say, at -inf if it was before the trace, otherwise at its own start.
+    The launch time of work is the time at which the CPU launched it; for gloo's workers, the time
+    of the call. Where the trace has no launch, it is -inf for work that was launched before the
+    trace began, and otherwise the start of the work.
     """
 
     steps: dict[int, Intervals]
     forward: Intervals
-    """of all steps, on the CPU"""
+    """Forward passes of all steps, on the CPU."""
     backward: Intervals
+    """Backward passes of all steps, on the CPU."""
     kernels: EventTable
-    """kernels except NCCL's"""
+    """Kernels except NCCL's."""
     copies: EventTable
-    """copies to, from and on devices, fills included"""
+    """Copies to, from and on devices, fills included."""
     collectives: EventTable
-    """communication between ranks, in the order of its start"""
+    """Communication between ranks, in the order of its start."""
     on_cpu: Intervals
-    """when operators on the CPU computed, outside of gloo's threads"""
+    """Compute of operators on the CPU, outside of gloo's threads."""
     on_device: bool
-    """whether kernels compute; CPU operators then only launch them"""
+    """Whether kernels compute; CPU operators then only launch them."""
     clues: Clues = field(default_factory=Clues)
     host_steps: dict[int, Intervals] | None = None
-    """the steps on the CPU, if a device runs them later"""
+    """Steps on the CPU, where a device runs them later."""
 
     def near(self, window: Intervals) -> "Trace":
         """Return the trace with only the work that overlaps `window`."""
@@ -113,12 +116,12 @@ class Trace:
         return self.kernels, self.copies, self.collectives
 
     def compute(self, window: Intervals) -> Intervals:
-        """Return the time within `window` in which anything computed."""
+        """Return the time of compute within `window`."""
         times = merge(times_of(self.kernels)) if self.on_device else self.on_cpu
         return intersection(times, window)
 
     def communication(self, window: Intervals) -> Intervals:
-        """Return the time within `window` in which a collective ran."""
+        """Return the time of communication within `window`."""
         return intersection(merge(times_of(self.collectives)), window)
 
 
@@ -131,15 +134,15 @@ def traces_of(events: Events, shift_us: float = 0.0) -> dict[int, Trace]:
     """Return the trace of each rank.
 
     Args:
-        shift_us: is added to all times.
+        shift_us: shift that is added to all times.
     """
-    # of events that start together, the one that holds the others is first
+    # of events with equal starts, the longest, which holds the others, comes first
     table = events.table[np.lexsort((-events.table["end"], events.table["start"]))]
     for column in ("start", "end", "launched"):
         table[column] += shift_us
 
     def threads(rank: int, kind: str) -> list[str]:
-        return [tid for (of, tid), this in events.threads.items() if (of, this) == (rank, kind)]
+        return [tid for (owner, tid), k in events.threads.items() if (owner, k) == (rank, kind)]
 
     return {
         rank: _trace(of_rank, threads(rank, "worker"), threads(rank, "engine"))
@@ -176,7 +179,7 @@ def _trace(events: EventTable, workers: list[str], engine_threads: list[str]) ->
         on_cpu=merge(np.concatenate([EMPTY, *(t for i, t in compute.items() if i not in workers)])),
         clues=replace(
             _clues(roles, compute, workers, engine_threads),
-            whole=np.array([[events["start"].min(), events["end"].max()]]),
+            span=np.array([[events["start"].min(), events["end"].max()]]),
             calls=len(roles["call"]),
             launches=len(roles["launch"]),
             unlaunched=sum(caller is None for caller in work["caller"]),
@@ -189,17 +192,17 @@ def _trace(events: EventTable, workers: list[str], engine_threads: list[str]) ->
 def computing(times: Intervals, computes: NDArray[np.bool_]) -> Intervals:
     """Return the time in which operators of a thread compute.
 
-    An operator computes unless it holds one that launches or awaits a collective, a node of the
-    autograd engine or a labelled range: such a wrapper lasts as long as what it waits for.
+    An operator computes unless it holds an operator that launches or awaits a collective, a node of
+    the autograd engine or a labelled range: such a wrapper lasts as long as it waits.
 
     Args:
         times: start and end of operators and labelled ranges, by start.
-        computes: whether each of them is an operator that may compute.
+        computes: whether each event is an operator that may compute.
     """
-    operators, others = times[computes], times[~computes]
-    # the first end among all that start at this one or later
-    first_end = np.append(np.minimum.accumulate(others[::-1, 1])[::-1], np.inf)
-    later = np.searchsorted(others[:, 0], operators[:, 0] - RESOLUTION_US)
+    operators, excluded = times[computes], times[~computes]
+    # earliest end among the excluded events that start at this one or later
+    first_end = np.append(np.minimum.accumulate(excluded[::-1, 1])[::-1], np.inf)
+    later = np.searchsorted(excluded[:, 0], operators[:, 0] - RESOLUTION_US)
     return merge(operators[first_end[later] > operators[:, 1] + RESOLUTION_US])
 
 
@@ -227,36 +230,41 @@ def _in_order(work: EventTable) -> tuple[EventTable, int]:
 def _launched(work: EventTable, launches: EventTable) -> EventTable:
     """Set time and thread of the launch of work on devices.
 
-    A stream runs in the order of launches. So what ran on it without a known launch, before
-    anything with one, was launched before the trace began. Anything else without one counts as
-    launched with what the device began last before it.
+    A stream runs in the order of launches. So work without a launch in the trace that ran on its
+    stream before all work with one was launched before the trace began. Other work without a launch
+    counts as launched with the work that the device began last before it.
     """
-    # of launches with one number the first counts
+    # of several launches with one correlation the first counts
     row_of = dict(zip(launches["correlation"][::-1], range(len(launches))[::-1], strict=True))
     for number in _NO_LAUNCH:
         row_of.pop(number, None)
     rows = np.array([row_of.get(number, -1) for number in work["correlation"]], dtype=int)
-    known = rows >= 0
-    # by stream, as work is in the order of its start
-    first = dict(zip(work["thread"][known][::-1], work["start"][known][::-1], strict=True))
+    has_launch = rows >= 0
+    # first start by stream: work is in the order of its start, and the last entry of a key stays
+    first = dict(
+        zip(work["thread"][has_launch][::-1], work["start"][has_launch][::-1], strict=True)
+    )
     earlier = [
         start < first.get(stream, start)
         for stream, start in zip(work["thread"], work["start"], strict=True)
     ]
-    before = np.searchsorted(work["start"][known], work["start"], side="right") - 1
-    beside = (before >= 0) & ~known
-    launched = launches["start"][rows[known]]
-    work["launched"][beside] = launched[before[beside]]
+    previous = np.searchsorted(work["start"][has_launch], work["start"], side="right") - 1
+    inferred = (previous >= 0) & ~has_launch
+    launched = launches["start"][rows[has_launch]]
+    work["launched"][inferred] = launched[previous[inferred]]
     work["launched"][earlier] = -np.inf
-    work["launched"][known] = launched
+    work["launched"][has_launch] = launched
     work["caller"] = None
-    work["caller"][known] = launches["thread"][rows[known]]
+    work["caller"][has_launch] = launches["thread"][rows[has_launch]]
     return work
 
 
 def _called(sent: EventTable, calls: EventTable, workers: list[str]) -> EventTable:
-    """Set time and thread of the call of collectives on the CPU: where they are not as many as the
-    calls of their operation, they cannot be matched and have their own."""
+    """Set time and thread of the call of collectives on the CPU.
+
+    Where an operation has another number of collectives than of calls, they cannot be matched, and
+    each keeps its own time and thread.
+    """
     by_worker = np.isin(sent["thread"], workers)
     operations = [GLOO_OPERATIONS[name] for name in calls["name"]]
     for operation, called in groups(calls, operations).items():
@@ -268,8 +276,8 @@ def _called(sent: EventTable, calls: EventTable, workers: list[str]) -> EventTab
 
 
 def _named(sent: EventTable, ranges: EventTable) -> EventTable:
-    """Name collectives whose record does not say which they are by the range around their launch:
-    the kernel's own name may be that of another operation (SendRecv of an all-to-all)."""
+    """Name collectives without a name in their record after the range around their launch: the
+    kernel may have the name of another operation (SendRecv in an all-to-all)."""
     unsure = np.flatnonzero(~sent["reported"])
     for row, around in zip(unsure, _innermost(ranges, sent[unsure]), strict=True):
         operation = operation_of(around)
@@ -279,7 +287,7 @@ def _named(sent: EventTable, ranges: EventTable) -> EventTable:
 
 
 def _innermost(ranges: EventTable, called: EventTable) -> list[str]:
-    """Return the name of the innermost range around the call of each event, empty where none is."""
+    """Return the name of the innermost range around the call of each event; empty without one."""
     by_thread = groups(ranges, ranges["thread"])
     names = []
     for thread, time in zip(called["caller"], called["launched"], strict=True):
@@ -297,10 +305,10 @@ def _clues(
     engine_threads: list[str],
 ) -> Clues:
     by_engine = [compute[tid] for tid in engine_threads if tid in compute]
-    others = [times for tid, times in compute.items() if tid not in (*workers, *engine_threads)]
-    # steps are run by the thread that annotates them, otherwise, as where ranges bear other numbers
-    # than operators, by the busiest
-    host = max(others, key=len, default=EMPTY)
+    hosts = [times for tid, times in compute.items() if tid not in (*workers, *engine_threads)]
+    # steps run on the thread that annotates them; where ranges have other thread numbers than
+    # operators, on the busiest thread
+    host = max(hosts, key=len, default=EMPTY)
     for role in ("optimizer", "step"):
         for thread in roles[role]["thread"][:1]:
             host = compute[thread] if len(compute[thread]) else host

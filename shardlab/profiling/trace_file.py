@@ -15,46 +15,47 @@ from shardlab.core.errors import UserError
 TraceEvent = dict[str, Any]
 _GZIP = b"\x1f\x8b"
 _HEAD, _EVENTS = 1 << 20, re.compile(rb'"(traceEvents|deviceProperties|ph)"\s*:')
-"""bytes in which one of these keys shows that a file is a trace"""
+"""A file is a trace if one of these keys is within this number of bytes from its start."""
 _DAMAGED = EOFError, OSError, ValueError, zlib.error
-"""ValueError: of JSON and of UTF-8"""
+"""Errors of damaged files; ValueError by JSON and UTF-8."""
 _INVALID = ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError
-"""of values that are absent, or of other types than a profiler writes"""
+"""Errors by values that are absent, or of types that a profiler does not write."""
 
 
 class TraceFile(NamedTuple):
     """Contents of a trace."""
 
     header: dict[str, Any]
-    """top-level values except the events"""
+    """Top-level values except the events."""
     events: list[TraceEvent]
-    """in the order of the file"""
+    """Events in the order of the file."""
 
 
 def load_trace(path: str | Path) -> TraceFile:
     """Return the contents of a trace, which must fit in memory.
 
     Raises:
-        UserError: the file is missing, truncated or no JSON.
+        UserError: the file is missing, truncated or not JSON.
     """
     with refusing(path):
         data = Path(path).read_bytes()
         text = gzip.decompress(data) if data[:2] == _GZIP else data
-        # torch writes names as they are, with line breaks and bytes that are no UTF-8
+        # torch writes names unchanged, with line breaks and bytes that are not UTF-8
         header = json.loads(text.decode("utf-8-sig", errors="replace"), strict=False)
         # Chrome also opens a list of events
         if isinstance(header, list):
             return TraceFile({}, header)
         if "traceEvents" not in header:
             raise UserError(
-                f"{path}: no traceEvents: not a trace of torch.profiler, as what "
-                "ExecutionTraceObserver writes, which holds no times"
+                f"{path}: not a trace of torch.profiler (no traceEvents), or one of "
+                "ExecutionTraceObserver, which holds no times: trace the run with "
+                "torch.profiler.profile"
             )
         return TraceFile(header, header.pop("traceEvents"))
 
 
 def is_trace(path: Path) -> bool:
-    """Return whether a file is named and begins like a trace, or is damaged."""
+    """Return whether name and content of a file look like a trace; also True if it is damaged."""
     if not path.name.endswith((".json", ".json.gz")) or not path.is_file():
         return False
     try:
@@ -63,12 +64,14 @@ def is_trace(path: Path) -> bool:
         with gzip.open(path) if packed else path.open("rb") as file:
             return _EVENTS.search(file.read(_HEAD)) is not None
     except _DAMAGED:
-        return True  # reading all of it says what is wrong
+        return True  # `load_trace` then says what is wrong
 
 
 def write_trace(path: Path, header: Mapping[str, Any], events: Iterable[TraceEvent]) -> None:
-    """Write one compressed JSON object: the header first, then one line per event; null for what is
-    no finite number, which JSON has no word for."""
+    """Write one compressed JSON object: the header, then one line per event.
+
+    Numbers that are not finite, which JSON cannot represent, become null.
+    """
     encoder = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
     def encode(value: Mapping[str, Any]) -> str:
@@ -77,7 +80,7 @@ def write_trace(path: Path, header: Mapping[str, Any], events: Iterable[TraceEve
         except ValueError:
             return encoder.encode(_finite(value))
 
-    # without name and time in the header of gzip, so that equal traces are equal files
+    # the header of gzip has no name and no time, so that equal traces are equal files
     with path.open("wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:
         file.write(f'{encode(header)[:-1]}, "traceEvents": ['.encode())
         separator = "\n"
@@ -97,7 +100,7 @@ def _finite(value: Any) -> Any:
 
 @contextmanager
 def refusing(path: str | Path) -> Iterator[None]:
-    """Turn errors of reading a trace, or of what it says, into one line that names the fix."""
+    """Turn errors of a damaged or invalid trace into one line with the fix."""
     try:
         yield
     except UserError:
@@ -109,5 +112,5 @@ def refusing(path: str | Path) -> Iterator[None]:
         if isinstance(error, _INVALID):
             reason = f"{type(error).__name__}: {reason}"
         raise UserError(
-            f"{path}: not a whole trace ({reason}): copy it whole, or trace the run again"
+            f"{path}: incomplete trace ({reason}): copy it again, or trace the run again"
         ) from None

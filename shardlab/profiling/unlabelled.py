@@ -1,13 +1,13 @@
-"""Steps and passes of a trace that nobody labelled.
+"""Steps and passes of a trace without labels.
 
-* steps: `ProfilerStep#N`; without them every call of `Optimizer.step` ends a step, or every
-  backward pass does; otherwise the whole trace is one step. A device runs behind the CPU: there a
-  step begins when the work of the steps before has ended.
+* steps: `ProfilerStep#N`. Without these, every call of `Optimizer.step` ends a step, or else every
+  backward pass does, or else the trace is one step. A device runs later than the CPU: there a step
+  begins when the work of the previous steps has ended.
 * backward: nodes of the autograd engine, until the thread that runs the steps computes something
-  else. If it started collectives that run on the CPU, the wait for them after the last node belongs
-  to it, as DDP waits there: it ends with the next event of that thread.
-* forward: from the first operator before a backward pass, and after the pass and the call of
-  `Optimizer.step` before it, without `zero_grad` and the loading of batches.
+  else. Where a pass started collectives that run on the CPU, it includes the wait for them after
+  its last node, in which DDP waits: it ends with the next event of that thread.
+* forward: from the first operator after the previous backward pass and the previous call of
+  `Optimizer.step` to the backward pass, without `zero_grad` and the loading of batches.
 """
 
 from collections.abc import Iterator
@@ -30,9 +30,9 @@ Steps = dict[int, Intervals]
 
 
 def infer(trace: Trace) -> tuple[Trace, list[str]]:
-    """Return the trace with steps and passes, and what was inferred or is unknown.
+    """Return the trace with steps and passes, and notes on what was inferred or is unknown.
 
-    Labels take precedence: what they say is kept.
+    Steps and passes with labels stay as they are.
     """
     labelled = len(trace.backward) > 0
     outside = _outside(trace.clues)
@@ -43,40 +43,40 @@ def infer(trace: Trace) -> tuple[Trace, list[str]]:
         forward = _forward(trace.clues, outside, steps, backward)
         trace = replace(trace, forward=forward, backward=backward)
     notes += _notes_on_passes(trace, labelled)
-    whole = _whole(trace, steps)
-    if whole.keys() < steps.keys():
-        fragments = ", ".join(str(number) for number in steps if number not in whole)
+    complete = _complete(trace, steps)
+    if complete.keys() < steps.keys():
+        fragments = ", ".join(str(number) for number in steps if number not in complete)
         notes.append(
-            f"steps: {len(steps) - len(whole)} of {len(steps)} left out: without the backward pass "
-            f"of the others, as where a trace begins or ends: {fragments}"
+            f"steps: {len(steps) - len(complete)} of {len(steps)} left out: they have no backward "
+            f"pass, as at the begin or the end of a trace: {fragments}"
         )
     if trace.on_device:
-        trace, steps = replace(trace, host_steps=whole), _on_device(trace, steps)
-        behind = [str(number) for number in whole if number not in steps]
-        if behind:
+        trace, steps = replace(trace, host_steps=complete), _on_device(trace, steps)
+        missing = [str(number) for number in complete if number not in steps]
+        if missing:
             notes.append(
-                f"steps: {len(behind)} of {len(whole)} left out: the device did none of their work "
-                f"in the trace: {', '.join(behind)}"
+                f"steps: {len(missing)} of {len(complete)} left out: the device did none of their "
+                f"work in the trace: {', '.join(missing)}"
             )
-        whole = {number: step for number, step in steps.items() if number in whole}
+        complete = {number: step for number, step in steps.items() if number in complete}
     updates = merge(np.concatenate([EMPTY, *trace.clues.optimizer.values()]))
-    on_cpu = trace.host_steps or whole
-    updated = sum(len(intersection(updates, on_cpu[number])) > 0 for number in whole)
-    if 0 < updated < len(whole):
-        notes.append(f"optimizer: in {updated} of {len(whole)} steps: the mean over these alone")
-    return replace(trace, steps=whole), [*notes, *_missing(trace)]
+    on_cpu = trace.host_steps or complete
+    updated = sum(len(intersection(updates, on_cpu[number])) > 0 for number in complete)
+    if 0 < updated < len(complete):
+        notes.append(f"optimizer: in {updated} of {len(complete)} steps: their mean is shown")
+    return replace(trace, steps=complete), [*notes, *_missing(trace)]
 
 
-def _whole(trace: Trace, steps: Steps) -> Steps:
-    """Return the steps with a backward pass; all, where none has one."""
-    whole = {n: step for n, step in steps.items() if len(intersection(trace.backward, step))}
-    return whole or steps
+def _complete(trace: Trace, steps: Steps) -> Steps:
+    """Return the steps with a backward pass; all steps, where none has one."""
+    complete = {n: step for n, step in steps.items() if len(intersection(trace.backward, step))}
+    return complete or steps
 
 
 def _outside(clues: Clues) -> Intervals:
     """Return when the thread that runs the steps computes outside of the autograd engine."""
     outside = difference(clues.host, clues.engine)
-    # what rounding leaves of an operator of the engine
+    # without fragments that rounding leaves of the engine's operators
     return outside[outside[:, 1] - outside[:, 0] > RESOLUTION_US]
 
 
@@ -85,15 +85,16 @@ def _backward(clues: Clues, outside: Intervals) -> Intervals:
     if len(nodes) == 0:
         return EMPTY
     begun = np.searchsorted(outside[:, 0], nodes.ravel())
-    apart = begun[2::2] > begun[1:-1:2]
-    first = np.concatenate([[True], apart])
-    last = np.concatenate([apart, [True]])
+    # two nodes belong to different passes if the thread computed something else between them
+    separated = begun[2::2] > begun[1:-1:2]
+    first = np.concatenate([[True], separated])
+    last = np.concatenate([separated, [True]])
     return np.column_stack([nodes[first, 0], nodes[last, 1]])
 
 
 def _steps(trace: Trace, backward: Intervals) -> tuple[Steps, list[str]]:
     if trace.steps:
-        # an annotation of a thread beside does not cut a step into pieces
+        # annotations of a second thread do not split a step
         return {n: np.array([[s[0, 0], s[-1, 1]]]) for n, s in trace.steps.items()}, []
     optimizer = trace.clues.optimizer
     if optimizer:
@@ -104,14 +105,14 @@ def _steps(trace: Trace, backward: Intervals) -> tuple[Steps, list[str]]:
         how = "each ends with a backward pass, that of a micro-batch too; forward holds the update"
     else:
         ends, how = np.array([np.inf]), "the whole trace is one"
-    first, last = trace.clues.whole[0]
+    first, last = trace.clues.span[0]
     bounds = np.concatenate([[first], ends[:-1], [last]])
     steps = {i + 1: bounds[None, i : i + 2] for i in range(len(ends))}
     return steps, [f"steps: inferred: no ProfilerStep in the trace: {how}"]
 
 
 def _with_waits(trace: Trace, outside: Intervals, steps: Steps, backward: Intervals) -> Intervals:
-    """Extend backward passes on the CPU by the wait for collectives that they have started."""
+    """Extend backward passes on the CPU by the wait for collectives that they started."""
     if trace.on_device or len(backward) == 0:
         return backward
     launched = trace.collectives["launched"]
@@ -128,7 +129,7 @@ def _with_waits(trace: Trace, outside: Intervals, steps: Steps, backward: Interv
 
 
 def _next(times: NDArray[np.float64], after: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return for each of `after` the first of `times` that is not before it."""
+    """Return, for each time of `after`, the first of `times` that is not earlier."""
     ordered = np.append(np.sort(times), np.inf)
     return ordered[np.searchsorted(ordered, after)]
 
@@ -137,7 +138,7 @@ def _forward(clues: Clues, outside: Intervals, steps: Steps, backward: Intervals
     bounds = np.sort(
         np.concatenate(
             [
-                clues.whole[:, 0],
+                clues.span[:, 0],
                 backward[:, 1],
                 *(calls[:, 1] for calls in clues.optimizer.values()),
                 *(step[:, 0] for step in steps.values()),
@@ -154,7 +155,7 @@ def _forward(clues: Clues, outside: Intervals, steps: Steps, backward: Intervals
 
 
 def _on_device(trace: Trace, steps: Steps) -> Steps:
-    """Return when a device ran the steps; without those for which it had no time of their own."""
+    """Return when a device ran the steps, without steps in which it ran nothing."""
     work = np.concatenate(trace.work)
     work = work[np.argsort(work["launched"])]
     done = np.append(-np.inf, np.maximum.accumulate(work["end"]))
@@ -176,11 +177,11 @@ def _notes_on_passes(trace: Trace, labelled: bool) -> Iterator[str]:
 
 
 def _missing(trace: Trace) -> Iterator[str]:
-    """Say which part of the breakdown is unknown, and why."""
+    """Yield notes on the parts of the breakdown that are unknown, and why."""
     clues = trace.clues
     if clues.launches and not any(len(work) for work in trace.work):
         yield (
-            "compute: of the CPU alone: work was launched on devices, but the trace holds none of "
+            "compute: of the CPU only: work was launched on devices, but the trace holds none of "
             "it: trace with ProfilerActivity.CUDA"
         )
     if clues.calls and not len(trace.collectives):

@@ -12,7 +12,7 @@ from typing import Any
 from shardlab.choose.rank import Option, rank, simplicity_of
 from shardlab.predict.asked import changes_training
 from shardlab.report.tuned import Curve, Tuned
-from shardlab.results.interval import Ratio, geometric_mean, paired_ratio, ratio_in_turns
+from shardlab.results.interval import Ratio, geometric_mean, interleaved_ratio, paired_ratio
 from shardlab.results.timing_result import TimingResult
 from shardlab.strategy.compression import Compression
 from shardlab.strategy.document import Strategy, parse_strategy
@@ -95,7 +95,7 @@ class LinkTimes:
         if stock is not None:
             keys: list[StepKey] = [(ranks, parts, _step_of(stock)), (ranks, parts, None)]
             if all(key in self._runs for key in keys):
-                self.stock_over_bound = ratio_in_turns(*map(self._measured, keys))
+                self.stock_over_bound = interleaved_ratio(*map(self._measured, keys))
 
     @property
     def ratio(self) -> float:
@@ -123,7 +123,7 @@ class LinkTimes:
     def gain(self, way: Way, other: Way) -> Ratio:
         """Return the time to the loss of another way over that of a way: steps in pairs of seeds,
         their times in pairs of repetitions."""
-        step = ratio_in_turns(self.step_ms(other), self.step_ms(way))
+        step = interleaved_ratio(self.step_ms(other), self.step_ms(way))
         if way.curve is other.curve:  # equal steps, whatever the number of seeds
             return step
         mine, theirs = way.curve.steps, other.curve.steps

@@ -2,7 +2,7 @@
 
 The steps of one repetition follow each other directly, so two runs of a timing are compared
 repetition by repetition; the uncertainty is that of these ratios, Student's t on their logarithms.
-Runs of timings that took turns are compared by `interval.ratio_in_turns`; those of others are not.
+Runs of interleaved timings are compared by `interval.interleaved_ratio`; other runs are not.
 """
 
 import math
@@ -17,7 +17,7 @@ from shardlab.core.numbers import number, plural
 from shardlab.report.aggregate import shows_rounds, with_ends
 from shardlab.report.tables import DISTURBED, ONE_DEVICE
 from shardlab.results.contention import disturbed
-from shardlab.results.interval import Ratio, ratio_in_turns
+from shardlab.results.interval import Ratio, interleaved_ratio
 from shardlab.results.table import step_ratio
 from shardlab.results.timing_result import NO_COMMUNICATION, TimingResult, shares_cores
 from shardlab.strategy.document import Strategy, parse_strategy
@@ -139,7 +139,7 @@ def _over(runs: Mapping[str, TimingResult], run: str, other: str) -> Ratio:
     if not {run, other} <= runs.keys():
         return Ratio(math.nan, math.nan, math.nan)
     if run != other and ONE_DEVICE in (run, other):
-        return ratio_in_turns(*(runs[name].measured_ms() for name in (run, other)))
+        return interleaved_ratio(*(runs[name].measured_ms() for name in (run, other)))
     return step_ratio(runs[run], runs[other])
 
 

@@ -9,18 +9,18 @@ from shardlab.results.contention import Contention
 from shardlab.strategy.document import CanonicalStrategy
 
 Operation = Literal["exchange", "gather", "all_reduce", "reduce_scatter"]
-"""exchange, gather: `shardlab.comm.transport`; all_reduce, reduce_scatter: the process group's
-"""
+"""exchange, gather: collectives of `shardlab.comm.transport`; all_reduce, reduce_scatter: of the
+process group."""
 
 PhasedOperation = Literal["reduce_scatter", "all_reduce"]
-"""collective that a multi-phase method stands for"""
+"""Collective that a multi-phase method implements."""
 
 MemoryOperation = Literal["copy", "update"]
-"""copy: of a vector, by a thread; update: AdamW"""
+"""copy: copy of a vector by a thread; update: AdamW step."""
 
 UPDATE_BYTES = 28
-"""bytes of host memory that AdamW moves per float32 element: parameter and two moments read and
-written, gradient read"""
+"""Bytes of host memory that AdamW moves per float32 element: parameter and two moments read and
+written, gradient read."""
 
 _PASSES: dict[Operation, int] = {
     "exchange": 1,
@@ -49,47 +49,48 @@ class Transfer(Document):
     world_size: int
     link: str
     nbytes: int
-    """bytes of the whole vector that is reduced or gathered"""
+    """Bytes of the full vector that is reduced or gathered."""
     wire_bytes: float
-    """bytes that a rank sends"""
+    """Bytes that a rank sends."""
     seconds: list[float] = Field(min_length=1)
-    """one per repetition, of the slowest rank, after a pause"""
+    """Times of the slowest rank after a pause, one per repetition."""
 
 
 class CodecCost(Document):
     """Timings of one codec on vectors of one size, on all ranks concurrently."""
 
     codec: str
-    """codec text, as in strategies"""
+    """Codec text, as in strategies."""
     error_feedback: bool
     elements: int
     payload_bytes: float
-    """mean over the messages, whose sizes may differ"""
+    """Mean size of a message."""
     variable: bool
-    """whether they may: then ranks exchange sizes before payloads"""
+    """Whether sizes may differ; ranks then exchange sizes before payloads."""
     encode_s: list[float] = Field(min_length=1)
     decode_s: list[float] = Field(min_length=1)
-    """seconds to decode one payload of so many elements"""
+    """Seconds to decode one payload with this number of elements."""
 
 
 class Message(Document):
     """Message of one phase of a multi-phase method."""
 
     operation: Operation
-    """reduce_scatter: of the backend, or on gloo an exchange whose receiver sums"""
+    """Collective of the message. reduce_scatter: by the backend, or on gloo an exchange with sums
+    at the receiver."""
     nbytes: int
-    """bytes of the whole vector of all ranks"""
+    """Bytes of the full vector of all ranks."""
 
 
 class PhasedCost(Document):
     """Timings of the computation of a multi-phase method on vectors of one size, on all ranks
-    concurrently, and what it sends in an ordinary step."""
+    concurrently, and its messages in a typical step."""
 
     codec: str
     error_feedback: bool
     operation: PhasedOperation
     elements: int
-    """of the whole vector"""
+    """Elements of the full vector."""
     messages: list[Message]
     seconds: list[float] = Field(min_length=1)
 
@@ -99,23 +100,23 @@ class MemoryCost(Document):
 
     operation: MemoryOperation
     nbytes: int
-    """bytes of the vector for copy; for update all bytes read and written"""
+    """copy: bytes of the vector; update: all bytes read and written."""
     seconds: list[float] = Field(min_length=1)
 
 
 class Calibration(Document):
-    """Measurements of a machine that a forecast is fitted on, apart from training runs."""
+    """Measurements of a machine that a forecast is fitted on, in addition to training runs."""
 
     transfers: list[Transfer]
     codecs: list[CodecCost]
     phased: list[PhasedCost] = []
-    """of the multi-phase methods among the codecs"""
+    """Costs of the multi-phase methods among the codecs."""
     memory: list[MemoryCost] = []
-    """empty where no strategy needs it"""
+    """Costs of memory operations; empty where no strategy needs them."""
     contention: Contention | None
-    """CPU time that others used, in the timing with most of it; None where it is not counted"""
+    """CPU time that other processes used, in the timing with most of it; None: not counted."""
     revision: str
     torch: str
     host: dict[str, Any]
     kernels: str
-    """as in a record"""
+    """Library that computed, as in `Result.kernels`."""

@@ -55,7 +55,7 @@ def read_losses(results: Path, run: str, seed: int, fix: str = _FIX_TRAINING) ->
         fix: what the user should do when the file is missing or damaged.
 
     Raises:
-        UserError: it is, or an event has no step or loss.
+        UserError: the file is missing or damaged, or an event has no step or loss.
     """
     path = results / "train" / run / f"seed{seed}" / "events.jsonl"
     fix = fix.format(run=run, seed=seed)
@@ -81,12 +81,13 @@ def join_record(
     """Return the record of one run and seed, or its crash.
 
     Args:
-        params_hash: of the run by the parameters, `RunPlan.params_hash`.
+        params_hash: hash of the run's parameters, `RunPlan.params_hash`.
         results: folder that all stages write to.
         timed: runs of all timings.
 
     Raises:
-        UserError: a file is missing, is not of its stage, or the run had other parameters.
+        UserError: a file is missing or was not written by its stage, or the run had other
+            parameters.
     """
     file = f"{run}/seed{seed}"
     training = _FIX_TRAINING.format(run=run, seed=seed)
@@ -112,7 +113,7 @@ def join_record(
 
 def write_csv(path: str | Path, records: Sequence[TrainResult]) -> None:
     """Write the records as CSV with a column for each field; nested values are JSON text."""
-    # as objects, so that numbers stay as they are and nothing is left empty
+    # dtype object keeps numbers unchanged and leaves no cell empty
     rows = [table_row(record) for record in records]
     table = pd.DataFrame(rows, columns=list(TrainResult.model_fields), dtype=object)
     with atomic(path) as temporary:

@@ -41,7 +41,7 @@ AnyResult = Annotated[
     | Annotated[Failure, Tag("Failure")],
     Discriminator(_body),
 ]
-"""a result of any kind, for documents that hold some"""
+"""Result of any kind, for documents that hold results."""
 
 
 def read_results(path: str | Path, fix: str) -> list[AnyResult]:
@@ -64,7 +64,7 @@ def parse_result(line: Any, where: str) -> AnyResult:
     """Return the result of a JSON value.
 
     Raises:
-        UserError: it is none, or of another version.
+        UserError: it is not a result, or of another version.
     """
     if not isinstance(line, dict):
         raise UserError(f"{where}: not a result")
@@ -90,7 +90,7 @@ def read_failure(path: str | Path, fix: str) -> Failure | None:
         fix: what the user should do when the file is missing or damaged.
 
     Raises:
-        UserError: it is.
+        UserError: the file is missing or damaged.
     """
     return Failure.from_file(path, fix) if _failed(read_json(path, fix)) else None
 
@@ -100,14 +100,15 @@ def _failed(value: Any) -> bool:
 
 
 def read_timing(folder: Path, name: str, timing: Timing) -> list[TimingResult | Failure]:
-    """Read the runs of a timing of the parameters and of those it is interleaved with, in their
-    order, and how the others failed.
+    """Read the runs of a timing and of the timings interleaved with it, in their order, and then
+    the failures.
 
     Args:
-        folder: that the timing stage writes to.
+        folder: folder that the timing stage writes to.
+        timing: the timing by the parameters.
 
     Raises:
-        UserError: they are missing, or those of another timing.
+        UserError: the file is missing, or holds the runs of another timing.
     """
     path, fix = folder / f"{name}.jsonl", f"run shardlab timing {name}"
     results = read_results(path, fix)
@@ -125,8 +126,8 @@ def read_timing(folder: Path, name: str, timing: Timing) -> list[TimingResult | 
 
 
 def read_timings(folder: Path, timings: Mapping[str, Timing]) -> list[TimingResult | Failure]:
-    """Read what `read_timing` does of all timings of the parameters, by the names of these: their
-    order there has no meaning."""
+    """Read all timings with `read_timing`, sorted by name, since their order in the parameters has
+    no meaning."""
     return [
         result for name in sorted(timings) for result in read_timing(folder, name, timings[name])
     ]

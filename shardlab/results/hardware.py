@@ -1,4 +1,4 @@
-"""Hardware of a machine, as detected and as parameters say it."""
+"""Hardware of a machine, detected or set by parameters."""
 
 from shardlab.core.document import Document
 
@@ -7,57 +7,59 @@ class Gpu(Document):
     """One GPU."""
 
     name: str
-    """as the driver has it"""
+    """Name by the driver."""
     memory_gb: float
-    """1 GB = 10^9 B"""
+    """Memory; 1 GB = 10^9 B."""
     link: str | None = None
-    """to the other GPUs, such as NVLink 4; detected: whether each reads the others' memory"""
+    """Link to the other GPUs, such as NVLink 4; detected: whether GPUs can access each other's
+    memory."""
     peak_tflops: float | None = None
-    """of dense matrix products in the type that computes, 10^12 operations per second; never
-    detected. Only the prompt of the search's judge has it: no utilization or forecast depends on
-    it"""
+    """Peak of dense matrix products in the compute dtype, 10^12 operations per second; never
+    detected. Only the prompt of the search's judge has it; no utilization and no forecast depends
+    on it."""
 
 
 class Connection(Document):
-    """Ranks that exchange messages, as measured."""
+    """Measured all-to-all exchange of messages between ranks."""
 
     world_size: int
-    """number of ranks"""
+    """Number of ranks."""
     link: str
-    """that they use, by name"""
+    """Name of the link."""
     mb_per_s: float
-    """that a rank sends, in the largest messages"""
+    """Rate at which a rank sends, with the largest messages."""
     latency_us: float
-    """duration of the smallest exchange"""
+    """Duration of the smallest exchange."""
 
 
 class Hardware(Document):
-    """A machine; null: unknown, or in the parameters: as detected."""
+    """A machine; null: unknown, or, in the parameters, as detected."""
 
     cpu: str | None = None
-    """name of the processor"""
+    """Name of the processor."""
     cores: int | None = None
-    """usable CPUs"""
+    """Number of usable CPUs."""
     numa_nodes: int | None = None
-    """number of NUMA nodes"""
+    """Number of NUMA nodes."""
     caches_kb: dict[str, int] | None = None
-    """of the first core, by level and type"""
+    """Caches of the first core, by level and type."""
     memory_gb: float | None = None
-    """of the host"""
+    """Memory of the host."""
     copy_gb_per_s: float | None = None
-    """that a rank reads and writes when it copies a large vector, while all ranks do"""
+    """Rate at which a rank reads and writes while all ranks copy large vectors."""
     gpus: list[Gpu] | None = None
-    """the GPUs of the machine"""
+    """GPUs of the machine."""
     connections: list[Connection] | None = None
-    """measured exchanges, by ranks and link"""
+    """Measured exchanges, by ranks and link."""
 
-    def changed_by(self, given: "Hardware") -> "Hardware":
-        """Return the hardware with what is given in place of what was detected."""
-        known = {name: getattr(given, name) for name in Hardware.model_fields}
-        return self.model_copy(update={n: value for n, value in known.items() if value is not None})
+    def changed_by(self, settings: "Hardware") -> "Hardware":
+        """Return the detected hardware with the values that the settings replace."""
+        values = {name: getattr(settings, name) for name in Hardware.model_fields}
+        changes = {name: value for name, value in values.items() if value is not None}
+        return self.model_copy(update=changes)
 
     def memory_of_rank_gb(self, world_size: int) -> float | None:
-        """Return the memory of the smallest GPU, or the ranks' equal parts of the host's."""
+        """Return the memory of the smallest GPU, or a rank's equal part of the host memory."""
         if self.gpus:
             return min(gpu.memory_gb for gpu in self.gpus)
         return None if self.memory_gb is None else self.memory_gb / world_size

@@ -1,4 +1,4 @@
-"""The confidence interval that all comparisons state."""
+"""Confidence intervals of ratios, as all comparisons state them."""
 
 import math
 import statistics
@@ -16,18 +16,19 @@ def interval_factor(count: int) -> float:
     """
     if count < 2:
         return math.nan
-    # here, since records of anybody's script need no interval; and not scipy.stats, whose import
-    # takes half a second
+    # imported here, since scripts that only write records need no interval; scipy.stats would take
+    # half a second to import
     from scipy.special import stdtrit
 
     return float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) / math.sqrt(count)
 
 
 def pauses(times: Sequence[float]) -> list[bool]:
-    """Return which of the times are no measurement, as where the machine slept meanwhile.
+    """Return, for each time, whether the machine paused in it, so that it is not a measurement.
 
-    Longer than twice the median, and ten standard deviations beyond it: these are 1.4826 times the
-    median distance from the median, which a few pauses do not change.
+    A pause is longer than twice the median, and more than ten standard deviations above it. The
+    standard deviation is estimated as 1.4826 times the median distance from the median, which a few
+    pauses do not change.
     """
     middle = statistics.median(times)
     deviation = 1.4826 * statistics.median(abs(time - middle) for time in times)
@@ -43,7 +44,7 @@ class Ratio(NamedTuple):
 
     @property
     def inverse(self) -> "Ratio":
-        """The ratio the other way round."""
+        """The inverse ratio."""
         return Ratio(1 / self.ratio, 1 / self.high, 1 / self.low)
 
     def times(self, other: "Ratio") -> "Ratio":
@@ -55,13 +56,14 @@ class Ratio(NamedTuple):
         return Ratio(*map(math.exp, (mean, mean - below, mean + above)))
 
 
-def paired_ratio(values: Sequence[float], others: Sequence[float]) -> Ratio:
-    """Return values over others, pair by pair: Student's interval of the mean of the logarithms.
+def paired_ratio(values: Sequence[float], baseline: Sequence[float]) -> Ratio:
+    """Return values over a baseline, pair by pair: Student's interval of the mean of the
+    logarithms.
 
-    Pairs of which one is NaN, no measurement, are left out; where none is left all is NaN.
+    Pairs with a NaN, which is not a measurement, are left out. Without any pair, all is NaN.
     """
-    pairs = [pair for pair in zip(values, others, strict=True) if not any(map(math.isnan, pair))]
-    logs = [math.log(one / other) for one, other in pairs]
+    pairs = [pair for pair in zip(values, baseline, strict=True) if not any(map(math.isnan, pair))]
+    logs = [math.log(value / divisor) for value, divisor in pairs]
     if not logs:
         return Ratio(math.nan, math.nan, math.nan)
     mean = sum(logs) / len(logs)
@@ -71,36 +73,35 @@ def paired_ratio(values: Sequence[float], others: Sequence[float]) -> Ratio:
 
 
 def geometric_mean(values: Sequence[float]) -> Ratio:
-    """Return the geometric mean with its interval; NaN, no measurement, is left out."""
+    """Return the geometric mean with its interval; NaN, which is not a measurement, is left out."""
     return paired_ratio(values, [1.0] * len(values))
 
 
-def ratio_in_turns(values: Sequence[float], divisors: Sequence[float]) -> Ratio:
-    """Return values over divisors, of two timings whose repetitions took turns.
+def interleaved_ratio(values: Sequence[float], baseline: Sequence[float]) -> Ratio:
+    """Return values over a baseline, of two timings with interleaved repetitions.
 
-    A timing of more repetitions has several between two of the other. Both are split into as many
-    blocks as the shorter one has repetitions, of sizes as equal as can be, and the geometric means
-    of the blocks beside each other are paired, so that a drift of the machine cancels.
+    The longer timing has several repetitions between two of the shorter. Both are split into as
+    many blocks as the shorter has repetitions, of sizes as equal as possible. The geometric means
+    of blocks at the same position are paired, so that a drift of the machine cancels.
 
     Args:
-        values: in their order, NaN where there is no measurement.
-        divisors: likewise.
+        values, baseline: times in their order, NaN where there is no measurement.
     """
-    count = min(len(values), len(divisors))
-    return paired_ratio(*(_blocks(times, count) for times in (values, divisors)))
+    count = min(len(values), len(baseline))
+    return paired_ratio(*(_blocks(times, count) for times in (values, baseline)))
 
 
 def _blocks(times: Sequence[float], count: int) -> list[float]:
-    """Return the geometric means of as many blocks; NaN for one without a measurement."""
+    """Return the geometric means of `count` blocks; NaN for a block without a measurement."""
     ends = [index * len(times) // count for index in range(count + 1)]
     return [geometric_mean(times[first:end]).ratio for first, end in pairwise(ends)]
 
 
 def enclosing(ratios: Iterable[Ratio]) -> Ratio:
-    """Return the geometric mean of one ratio in several timings, from the least to the largest end
-    of their intervals: repetitions of one timing do not show by how much another one differs.
+    """Return the geometric mean of one ratio in several timings, with an interval that encloses all
+    of their intervals: repetitions of one timing do not show by how much another timing differs.
 
-    There is no interval where one of them has none.
+    The interval is NaN where a timing has none.
     """
     means, lows, highs = zip(*ratios, strict=True)
     mean = math.exp(sum(map(math.log, means)) / len(means))

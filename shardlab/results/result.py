@@ -1,12 +1,12 @@
-"""One result: what was measured of one strategy, or how that failed.
+"""Result: a measurement of one strategy, or its failure.
 
-Every measurement leaves results, and reports, predictions, searches and comparisons read nothing
-else. A result is a header, which says what ran, on which link and on which machine, and a body:
+Every measurement writes results, and reports, predictions, searches and comparisons read only
+results. A result has a header, which says what ran, on which link and on which machine, and a body:
 
 - `train_result.TrainResult`, kind `train` or `trial`: a training run of one seed;
 - `tune_result.TuneResult`, kind `tune`: a training run that tunes a method;
 - `timing_result.TimingResult`, kind `timing` or `race`: interleaved steps with other strategies;
-- `Failure`, of any kind: the outcome and the error in its place.
+- `Failure`, of any kind: the outcome and the error in place of figures.
 
 A file of results is JSON lines, one flat object each: `files.read_results` and
 `files.write_results`. Lines of another version of this form are refused, with the command that
@@ -24,18 +24,18 @@ from shardlab.core.files import finite
 SCHEMA_VERSION = 4
 
 Finite = Annotated[float | None, BeforeValidator(finite)]
-"""None: not finite, as in a run that diverged; JSON has no such number"""
+"""Number, or None where it is not finite, as in a run that diverged: JSON has no such number."""
 
 LinkEmulation = Literal["none", "namespaces", "in-process"]
-"""none: the link is real; namespaces: the kernel delays packets; in-process: collectives end when
-the formula issue + delay + bytes / rate says"""
+"""none: the link is real; namespaces: the kernel delays packets; in-process: collectives end at
+issue + delay + bytes / rate."""
 
 Kind = Literal["train", "tune", "timing", "race", "trial"]
-"""train: a training run; tune: one of a method that is tuned; timing: interleaved steps. In a round
-of a search, race: a timing that ends early; trial: a training run"""
+"""train: training run; tune: training run that tunes a method; timing: interleaved steps. In a
+round of a search, race: timing that ends early; trial: training run."""
 
 FailureOutcome = Literal["timeout", "crash", "memory", "diverged"]
-"""diverged: no finite loss or perplexity"""
+"""Outcome of a failure. diverged: loss or perplexity is not finite."""
 
 
 class Result(Document):
@@ -44,42 +44,42 @@ class Result(Document):
     schema_version: int = Field(SCHEMA_VERSION, ge=SCHEMA_VERSION, le=SCHEMA_VERSION)
     kind: Kind
     timing: str = ""
-    """name of a timing; `round-K` of a search; empty for a training run of the matrix"""
+    """Name of the timing; `round-K` of a search; empty for a training run of the matrix."""
     run: str
-    """name of the strategy"""
+    """Name of the strategy."""
     seed: int = 0
-    """seed of the weights, the order of the data and random codecs"""
+    """Seed of the weights, the order of the data and random codecs."""
     strategy: dict[str, Any] | None
-    """canonical form; None: steps without communication"""
+    """Canonical form; None: steps without communication."""
     strategy_hash: str | None
     world_size: int
     model: str
     parameters: int | None
-    """None where it failed before the model was built"""
+    """Number of parameters; None where the run failed before the model was built."""
     sequence_length: int
     batch_size: int
-    """sequences of a rank in one part of a step"""
+    """Sequences of a rank in one micro-batch."""
     accumulation: int
     link: str
-    """how the ranks were connected: loopback, or an emulated rate and delay"""
+    """Connection of the ranks: loopback, or an emulated rate and delay."""
     link_emulation: LinkEmulation | None
-    """None where it failed before the link was built"""
+    """Emulation of the link; None where the run failed before the link was built."""
     bits_per_second: int | None
-    """rate of the emulated link, of the slowest node"""
+    """Rate of the emulated link of the slowest node."""
     delay_ms: float
     ranks_per_node: int
-    """ranks that share an emulated link"""
+    """Number of ranks that share an emulated link."""
     revision: str
-    """git revision of the code"""
+    """Git revision of the code."""
     torch: str
     host: dict[str, Any]
     kernels: str
-    """what computed codecs and updates: a compiled library with the hash of its sources, or the
-    PyTorch reference and why"""
+    """Implementation of codecs and updates: a compiled library with the hash of its sources, or the
+    PyTorch reference with the reason."""
 
     @property
     def source(self) -> str:
-        """The measurement in words: `run NAME`, `method NAME`, `timing NAME` or `round K`."""
+        """Name of the measurement: `run NAME`, `method NAME`, `timing NAME` or `round K`."""
         if self.kind in ("train", "tune"):
             return f"{'run' if self.kind == 'train' else 'method'} {self.run}"
         return f"timing {self.timing}" if self.kind == "timing" else self.timing.replace("-", " ")
@@ -98,13 +98,13 @@ R = TypeVar("R", bound=Result)
 
 
 class Failure(Result):
-    """Measurement that ended without figures, of which the header says what it was."""
+    """Measurement that ended without figures; the header says which measurement."""
 
     outcome: FailureOutcome
     detail: str
-    """text of the error; one line in a file of results"""
+    """Text of the error; one line in a file of results."""
     params_hash: str = ""
-    """parameters of a training run"""
+    """Hash of the parameters of a training run."""
 
 
 def only(results: Iterable[Result], body: type[R]) -> list[R]:
@@ -113,7 +113,7 @@ def only(results: Iterable[Result], body: type[R]) -> list[R]:
 
 
 class UnitSize(Document):
-    """Elements that a strategy gathers or reduces in one collective."""
+    """Number of elements that a strategy gathers or reduces in one collective."""
 
     name: str
     elements: int
@@ -128,21 +128,21 @@ class Breakdown(Document):
     comm_share: float
     comm_ms_by_op: dict[str, float]
     comm_ms_by_unit: dict[str, float]
-    """by the unit whose values moved; `other` for none"""
+    """Communication by the unit whose values moved; `other`: values of no unit."""
     comm_skew_ms: Finite
-    """time until the last rank has started the same collective; None where collectives of the ranks
-    do not match, as of ranks that train alone"""
+    """Wait until the last rank has started the same collective; None where collectives of the ranks
+    do not match, as when ranks train without communication."""
     comm_transfer_ms: Finite
-    """the rest of the communication that could be matched across ranks"""
+    """Communication after the last rank has started, of collectives that match across ranks."""
     exposed_comm_ms: float
     overlap: float
-    """fraction of communication that is overlapped with compute"""
+    """Fraction of communication that is overlapped with compute."""
     copy_ms: float
-    """copies to, from and on devices; on the CPU copies count as compute and this is 0"""
+    """Copies to, from and on devices; on the CPU copies count as compute, and this is 0."""
     exposed_copy_ms: float
-    """copies not overlapped with compute or communication"""
+    """Copies that are overlapped neither with compute nor with communication."""
     idle_ms: float
-    """compute + exposed communication + exposed copies + idle = step"""
+    """Rest of the step: compute + exposed communication + exposed copies + idle = step."""
     forward_ms: float
     forward_compute_ms: float
     forward_comm_ms: float
@@ -151,6 +151,6 @@ class Breakdown(Document):
     backward_comm_ms: float
     backward_comm_share: float
     update_ms: float
-    """the rest of the step"""
+    """Step without forward and backward."""
     update_compute_ms: float
     update_comm_ms: float

@@ -22,25 +22,27 @@ class Repetitions(Document):
         Annotated[tuple[Name, ...], AS_TUPLE, Field(min_length=1)] | Literal["matrix", "all"],
         BeforeValidator(_names_or_word),
     ] = "matrix"
-    """names of strategies; matrix: those of `strategies`; all: those of `timed_strategies`, too.
-    `Parameters` puts names in place of the words"""
+    """Names of strategies; matrix: all names in `strategies`; all: all names in `strategies` and
+    `timed_strategies`. `Parameters` replaces the two words by names."""
     world_size: WorldSize = 2
-    """number of ranks"""
+    """Number of ranks."""
     link: Link | None = None
-    """emulated link between ranks of this machine; null: none"""
+    """Emulated link between ranks of this machine; null: none."""
     repetitions: Count = 10
-    """timed steps of every strategy"""
+    """Number of timed repetitions of every strategy."""
     accumulation: Annotated[int, Field(ge=1, le=2**20)] | None = None
-    """micro-batches per step; null: those of `train`. Only the time to one loss reads timings with
-    another number than that of `train`"""
+    """Micro-batches per step; null: as in `train`. Only the time to one loss reads timings with
+    another number than `train`."""
     steps: Count | None = None
-    """steps of a repetition of a strategy without `sync`; null: as many as the shortest round
-    between exchanges, one without any `sync`"""
+    """Steps in a repetition of a strategy without `sync`; null: the smallest `sync.every` of the
+    timing, or one without any `sync`."""
 
 
 class Timing(Repetitions):
-    """A timing, and others whose repetitions take turns with its own: a machine drifts by more than
-    links differ, and its drift is then the same in all of them."""
+    """A timing, and timings with repetitions that are interleaved with its repetitions.
+
+    A machine may drift by more than links differ; interleaved timings share the drift.
+    """
 
     interleaved: dict[Name, Repetitions] = {}
-    """timings of other links or numbers of ranks, by name; their ranks are on one machine"""
+    """Interleaved timings of other links or numbers of ranks, by name; ranks are on one machine."""

@@ -1,7 +1,8 @@
-"""The table of measurements: for each strategy all of its results, on all links.
+"""Table of measurements: for each strategy all of its results, on all links.
 
-Perplexity depends neither on the link nor on the ranks of a timing; steps and failures count where
-they were measured. A step is compared with a reference's in the same timing, pair by pair.
+Perplexity does not depend on the link or on the ranks of a timing. Steps and failures count only on
+the link and the ranks on which they were measured. A step is compared with the step of a baseline
+in the same timing, pair by pair.
 """
 
 import math
@@ -16,7 +17,7 @@ from shardlab.results.train_result import TrainResult
 from shardlab.strategy.document import CanonicalStrategy, parse_strategy
 
 _WIDEST = 4.0
-"""ratio of the ends of an interval from which on it says nothing"""
+"""Ratio of the ends of an interval above which the interval is not shown."""
 
 
 class SearchWorkload(Document):
@@ -25,32 +26,32 @@ class SearchWorkload(Document):
     model: str
     parameters: int
     world_size: int
-    """ranks of the search"""
+    """Number of ranks of the search."""
     trained_on: int
-    """ranks of the training runs"""
+    """Number of ranks of the training runs."""
     sequence_length: int
     batch_size: int
     accumulation: int
     link: str
-    """of the search; training runs, which give quality, may have another one"""
+    """Link of the search; training runs, which give quality, may have another link."""
 
 
 class StepRatio(Document):
     """Step time over that of another strategy, in pairs of interleaved steps."""
 
     source: str
-    """`timing NAME` or `round K`"""
+    """`timing NAME` or `round K`."""
     link: str
     world_size: int
     ratio: float
     low: float
     high: float
     repetitions: int
-    """pairs behind it"""
+    """Number of pairs."""
 
     @property
     def interval(self) -> str:
-        """The ends in words; none where they leave open whether the step is half or twice as long.
+        """The ends in words, or that the interval is too wide to tell half from twice the step.
 
         A race of 10 repetitions has two blocks, and Student's t of one degree of freedom at the
         error of a race is over 100: such an interval may end at 85,799.
@@ -62,52 +63,55 @@ class StepRatio(Document):
 
 @dataclass(frozen=True)
 class StrategyResults:
-    """Row of the table: all that was measured of one strategy."""
+    """Row of the table: all measurements of one strategy."""
 
     strategy: CanonicalStrategy
     hash: str
     source: str
-    """where it was first measured: `run NAME`, `timing NAME` or `round K`"""
+    """First measurement of the strategy: `run NAME`, `timing NAME` or `round K`."""
     trained: Sequence[TrainResult] = ()
-    """one run per seed; empty where a seed failed or diverged"""
+    """Training runs, one per seed; empty where a seed failed or diverged."""
     steps: Sequence[StepRatio] = ()
-    """over the reference's, the latest last"""
+    """Steps over the baseline's, the latest last."""
     failures: Sequence[Failure] = ()
 
     @property
     def files(self) -> str | None:
-        """The folder with the files of its training runs, in the layout of `results`, where a round
-        trained it; None otherwise."""
+        """Folder with the files of its training runs, in the layout of `results`; None where no
+        round trained it."""
         if not self.trained or self.trained[0].kind == "train":
             return None
         return f"results/rounds/{self.trained[0].timing.removeprefix('round-')}/runs"
 
     @property
     def folder(self) -> str | None:
-        """The folder with seedS/final_model, seedS/trace.json.gz and seedS/events.jsonl for each
-        seed; None where there are no training runs."""
+        """Folder with seedS/final_model, seedS/trace.json.gz and seedS/events.jsonl for each seed;
+        None without training runs."""
         return f"{self.files or 'results'}/train/{self.trained[0].run}" if self.trained else None
 
     @property
     def diverged(self) -> bool:
-        """Whether a race or a training run of it diverged."""
+        """Whether a race or a training run of the strategy diverged."""
         return any(failure.outcome == "diverged" for failure in self.failures)
 
     def peak(self, load: SearchWorkload) -> int | None:
-        """Return the peak of a rank in its training runs, bytes; None where there are none, or not
-        on as many ranks as the search has."""
+        """Return the peak of a rank in its training runs, in bytes; None without training runs on
+        as many ranks as the search has."""
         if load.world_size != load.trained_on:
             return None
         return max((run.memory_peak_bytes for run in self.trained), default=None)
 
     def step(self, load: SearchWorkload) -> StepRatio | None:
-        """Return the latest steps on the link and the ranks of a search."""
+        """Return the latest step ratio on the link and the ranks of a search."""
         steps = [step for step in self.steps if _is_on(step, load)]
         return steps[-1] if steps else None
 
     def failure(self, load: SearchWorkload) -> Failure | None:
-        """Return the latest failure that counts there: who diverged did so on every link, and who
-        failed in the training of a round would fail in that of another."""
+        """Return the latest failure that counts in a search.
+
+        A divergence counts on every link. A failure in the training of a round counts in every
+        search with as many ranks in training.
+        """
         failures = [
             failure
             for failure in self.failures
@@ -122,61 +126,61 @@ def _is_on(result: StepRatio | Failure, load: SearchWorkload) -> bool:
     return (result.link, result.world_size) == (load.link, load.world_size)
 
 
-def step_ratio(result: TimingResult, reference: TimingResult) -> Ratio:
-    """Return the step of a result over a reference's of the same timing, over the repetitions that
-    both have, without pauses; NaN where there is none."""
-    return paired_ratio(*zip(*_pairs(result, reference), strict=True))
+def step_ratio(result: TimingResult, baseline: TimingResult) -> Ratio:
+    """Return the step of a result over the baseline's in the same timing, by the repetitions that
+    both have, without pauses; NaN where there are none."""
+    return paired_ratio(*zip(*_pairs(result, baseline), strict=True))
 
 
-def _pairs(result: TimingResult, reference: TimingResult) -> list[tuple[float, float]]:
-    # a run of a race may have left: its repetitions are the first ones
-    return [*zip(result.measured_ms(), reference.measured_ms(), strict=False)]
+def _pairs(result: TimingResult, baseline: TimingResult) -> list[tuple[float, float]]:
+    # a run that left a race has only the first repetitions
+    return [*zip(result.measured_ms(), baseline.measured_ms(), strict=False)]
 
 
 def ratio_to(
-    results: Iterable[TimingResult], reference: str
+    results: Iterable[TimingResult], baseline: str
 ) -> list[tuple[TimingResult, StepRatio]]:
-    """Return the results that were timed together with a reference, in their order, with their step
-    over the reference's.
+    """Return the results with a baseline in their timing, in their order, each with its step over
+    the baseline's.
 
     Args:
-        reference: name or hash of a strategy.
+        baseline: name or hash of a strategy.
     """
     results = [*results]
-    references = {
+    baselines = {
         result.source: result
         for result in results
-        if reference in (result.run, result.strategy_hash)
+        if baseline in (result.run, result.strategy_hash)
     }
     ratios = []
     for result in results:
-        if result.source not in references:
+        if result.source not in baselines:
             continue
-        pairs = _pairs(result, references[result.source])
+        pairs = _pairs(result, baselines[result.source])
         ratio = StepRatio(
             source=result.source,
             link=result.link,
             world_size=result.world_size,
-            **step_ratio(result, references[result.source])._asdict(),
+            **step_ratio(result, baselines[result.source])._asdict(),
             repetitions=sum(not any(map(math.isnan, pair)) for pair in pairs),
         )
         ratios.append((result, ratio))
     return ratios
 
 
-def results_by_strategy(results: Sequence[Result], reference: str) -> dict[str, StrategyResults]:
+def results_by_strategy(results: Sequence[Result], baseline: str) -> dict[str, StrategyResults]:
     """Return the table of measurements by hash of the strategy, in the order of the results.
 
-    Two names of one meaning are one strategy: the first one's runs count. A timing counts where it
-    has the reference.
+    Two names may stand for one strategy: the training runs of the first name count. A timing counts
+    if it has the baseline.
 
     Args:
-        reference: hash of the strategy that steps are compared with.
+        baseline: hash of the strategy that steps are compared with.
     """
     rows: dict[str, StrategyResults] = {}
     steps = {
         (result.source, result.strategy_hash): ratio
-        for result, ratio in ratio_to(only(results, TimingResult), reference)
+        for result, ratio in ratio_to(only(results, TimingResult), baseline)
     }
     for (kind, source, key), group in _by_strategy(results).items():
         step = steps.get((source, key)) if kind in ("timing", "race") else None

@@ -6,18 +6,22 @@ from shardlab.results.settings import Repetitions, Timing
 
 
 def parts(timing: Timing, name: str) -> dict[str, Repetitions]:
-    """Return a timing of this name and all that are interleaved with it, by name, itself first; the
-    order of the others in the file has no meaning."""
-    alone = Repetitions(**{key: getattr(timing, key) for key in Repetitions.model_fields})
-    others = {other: timing.interleaved[other] for other in sorted(timing.interleaved)}
-    return {name: alone, **others}
+    """Return a timing and the timings interleaved with it, by name: first the timing, then the
+    interleaved ones sorted by name, since their order in the file has no meaning.
+
+    Args:
+        name: name of the timing.
+    """
+    first = Repetitions(**{key: getattr(timing, key) for key in Repetitions.model_fields})
+    interleaved = {part: timing.interleaved[part] for part in sorted(timing.interleaved)}
+    return {name: first, **interleaved}
 
 
 def each_timing(timings: Mapping[str, Timing]) -> dict[str, Repetitions]:
-    """Return all timings by name, those that are interleaved with others among them."""
+    """Return all timings by name, including interleaved ones."""
     return {name: part for key in timings for name, part in parts(timings[key], key).items()}
 
 
 def turns(timings: Mapping[str, Timing]) -> dict[str, str]:
-    """Return by name of each timing the one that holds it, whose turns it takes."""
+    """Return the timing of the parameters that each timing is interleaved in, by name."""
     return {part: name for name in timings for part in parts(timings[name], name)}

@@ -1,5 +1,4 @@
-"""Result of one training run by which a method is tuned, or that shows how soon it reaches a
-loss."""
+"""Result of one training run that tunes a method, or that measures when it reaches a loss."""
 
 from typing import Literal
 
@@ -8,24 +7,24 @@ from shardlab.results.result import Finite, Result
 
 
 class TuneResult(Result):
-    """Loss of a run; its run is the method, of which the first strategy was trained.
+    """Loss of a run; `run` is the method, by the first of its strategies.
 
     Micro-batches are one larger batch of each rank here, which is the same up to rounding.
     """
 
     kind: Literal["tune"] = "tune"
     key: str
-    """16 hexadecimal digits of a hash over all that the loss depends on: runs with the same key
-    are the same run"""
+    """16 hexadecimal digits of a hash over everything that the loss depends on: runs with equal
+    keys are the same run."""
     micro_batches: int
-    """of a step, of all ranks together"""
+    """Micro-batches of a step, of all ranks."""
     steps: int
     learning_rate: float
     betas: Betas
     tokens_per_step: int
-    """of all ranks"""
+    """Tokens of all ranks in a step."""
     bytes_wire: float
-    """bytes per step that a rank sent"""
+    """Bytes per step that a rank sent."""
     val_loss: Finite
-    """nats per token, after the last step; None where it is not finite"""
+    """Nats per token after the last step; None where it is not finite."""
     val_tokens: int

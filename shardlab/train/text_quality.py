@@ -10,10 +10,10 @@ from shardlab.core.document import Document
 from shardlab.core.errors import UserError, shorten
 from shardlab.core.types import BatchSize, SequenceLength
 from shardlab.data.settings import Data, Tokenize
-from shardlab.data.source_records import Tally
+from shardlab.data.source_records import RecordCounts
 from shardlab.data.sources import read_documents
 from shardlab.data.text_tokens import TextTokens
-from shardlab.data.tokenizer import NUMBERS, TextTokenizer, given_tokenizer
+from shardlab.data.tokenizer import NUMBERS, TextTokenizer, pretrained_tokenizer
 from shardlab.models.pretrained import load_causal, positions_of, refuse_no_model
 from shardlab.train.evaluation import evaluate
 
@@ -107,7 +107,7 @@ def _tokenizer(model: str, work: Path) -> TextTokenizer:
             f"{model}: no tokenizer: there is no {path}: copy tokenizer.json and "
             "tokenizer_config.json of the model that it was made from there"
         )
-    tokenizer = given_tokenizer(str(Tokenize().for_model(model).tokenizer), work)
+    tokenizer = pretrained_tokenizer(str(Tokenize().for_model(model).tokenizer), work)
     if tokenizer.config.get(NUMBERS):
         raise UserError(
             f"{model}: trained on tokens whose tokenizer nobody named: copy its tokenizer.json and "
@@ -120,7 +120,7 @@ def _tokens(tokenizer: TextTokenizer, data: Data, work: Path) -> TextTokens:
     name = data.path or data.source
     if data.source == "tokens":
         raise UserError(f"{name}: tokens of another program: give the text that they are of")
-    documents = read_documents(data, work, Tally(data.bad_records, name))
+    documents = read_documents(data, work, RecordCounts(data.bad_records, name))
     tokens = TextTokens(tokenizer, islice(documents, data.documents))
     if len(tokens) < 2:
         raise UserError(f"{name}: no text in it, of which a model could predict a token: give more")

@@ -49,7 +49,7 @@ SPACE = Space.model_validate(
 )
 SETTINGS = TrialSettings.of(Train(), Model(preset="tiny"), [0, 1])
 _BYTES = {"none": 4.0, "int8": 1.03, "int4": 0.53, "topk": 0.4}
-"""of an element on the wire"""
+"""Bytes of an element on the wire, by codec."""
 
 
 class Shapes:
@@ -57,14 +57,14 @@ class Shapes:
 
     layers, samples, on_gpu = 2, 8, False
     root, block = 688_000, 312_000
-    whole = root + layers * block
+    total = root + layers * block
 
     def units(self, strategy: CanonicalStrategy) -> list[UnitSize]:
         if strategy.bucket_mb is not None:
-            count = math.ceil(4 * self.whole / strategy.bucket_mb / 2**20)
-            sizes = [self.whole // count] * count
+            count = math.ceil(4 * self.total / strategy.bucket_mb / 2**20)
+            sizes = [self.total // count] * count
         elif strategy.wrap == "root":
-            sizes = [self.whole]
+            sizes = [self.total]
         else:
             sizes = [self.root, *[self.block] * self.layers]
         return [UnitSize(name=f"unit{number}", elements=n) for number, n in enumerate(sizes)]
@@ -74,8 +74,8 @@ class Shapes:
         units = self.units(strategy)[1:] if strategy.wrap == "block" else []
         stays, parts = strategy.reshard_after_forward is False, strategy.accumulation or 1
         return Sizes(
-            parameters=self.whole,
-            trained=self.whole,
+            parameters=self.total,
+            trained=self.total,
             units=tuple(UnitShape(u.elements, u.elements, stays, narrow) for u in units),
             element_bytes=narrow,
             checkpointing=(strategy.activation_checkpointing or "none",) * self.layers,
@@ -229,7 +229,7 @@ class Machine:
         running = {arm.hash: arm.strategy for arm in proposal.arms if arm.hash not in lost}
         steps: dict[str, list[float]] = {key: [] for key in running}
         name, load = f"round-{proposal.round}", proposal.workload
-        place = {"link": load.link, "world_size": load.world_size}
+        setting = {"link": load.link, "world_size": load.world_size}
         rule, racing, reason = RaceRule.of(agent.budget, proposal.repetitions), {*running}, None
         while reason is None:
             drift = self.rng.normal(0, 0.1, BLOCK)
@@ -248,7 +248,7 @@ class Machine:
                 for key in running
             ],
             failures=[
-                make_failure(arm.strategy, lost[arm.hash], kind="race", timing=name, **place)
+                make_failure(arm.strategy, lost[arm.hash], kind="race", timing=name, **setting)
                 for arm in proposal.arms
                 if arm.hash in lost
             ],
@@ -263,10 +263,10 @@ class Machine:
             kind: {**make_ledger(strategy.engine, 1.0)[kind], "bytes_wire": n, "bytes_raw": n}
             for kind, n in moved.items()
         }
-        here = {"link": self.link.name if self.link else "loopback", "world_size": self.ranks}
+        setting = {"link": self.link.name if self.link else "loopback", "world_size": self.ranks}
         trace = make_breakdown(1e3 * step_s, self._wire_s(strategy) / step_s, 0.001)
         return run.model_copy(
-            update={**here, "ledger": ledger, "breakdown": Breakdown.model_validate(trace)}
+            update={**setting, "ledger": ledger, "breakdown": Breakdown.model_validate(trace)}
         )
 
 

@@ -51,8 +51,8 @@ def peaks_of_runs(history: History) -> dict[str, int]:
     }
 
 
-def ask(*candidates: Candidate, held: float | None = 40.0) -> Question:
-    return Question("Nothing is known.", held, [*candidates])
+def ask(*candidates: Candidate, incumbent_ms: float | None = 40.0) -> Question:
+    return Question("Nothing is known.", incumbent_ms, [*candidates])
 
 
 def proposal_of(history: History, *strategies: Strategy) -> Proposal:
@@ -60,8 +60,8 @@ def proposal_of(history: History, *strategies: Strategy) -> Proposal:
     arms: dict[str, Candidate] = {}
     for arm in (history.incumbent_results.strategy, history.start_results.strategy, *strategies):
         row = history.measured.get(arm.hash())
-        known = {"roles": ["judge"], "trained": bool(row and row.trained)}
-        arms[arm.hash()] = candidate_of(arm).model_copy(update=known)
+        fields = {"roles": ["judge"], "trained": bool(row and row.trained)}
+        arms[arm.hash()] = candidate_of(arm).model_copy(update=fields)
     return Proposal(
         round=len(history.rounds) + 1,
         settings=SETTINGS,
@@ -88,13 +88,13 @@ def trial_of(
 
     Args:
         losses: of the arms other than the incumbent, whose loss is 7.6.
-        ratios: by hash, with `_` before it; 1 where nothing is said.
+        ratios: by hash, with `_` before it; 1 by default.
     """
     if not proposal.arms:
         return Trial(round=proposal.round)
-    given = {arm.hash: ratios.get(f"_{arm.hash}", 1.0) for arm in proposal.arms}
-    lost = {key: outcome for key, outcome in given.items() if outcome in get_args(FailureOutcome)}
-    runs = [_raced(arm, given[arm.hash]) for arm in proposal.arms if arm.hash not in lost]
+    figures = {arm.hash: ratios.get(f"_{arm.hash}", 1.0) for arm in proposal.arms}
+    lost = {key: outcome for key, outcome in figures.items() if outcome in get_args(FailureOutcome)}
+    runs = [_raced(arm, figures[arm.hash]) for arm in proposal.arms if arm.hash not in lost]
     runs = [
         run.model_copy(update={"losses": [7.6 if run.run == proposal.incumbent else losses]})
         for run in runs
@@ -102,7 +102,7 @@ def trial_of(
     # as in every race, beside the arms
     runs.append(make_timed(run=NO_COMMUNICATION, step_ms=[5.0] * 40))
     load = proposal.workload
-    place = {
+    setting = {
         "kind": "race",
         "timing": f"round-{proposal.round}",
         "link": load.link,
@@ -115,9 +115,9 @@ def trial_of(
             incumbent=proposal.incumbent,
             reason="every challenger is decided",
             seconds=9.5,
-            runs=[run.model_copy(update=place) for run in runs if proposal.incumbent not in lost],
+            runs=[run.model_copy(update=setting) for run in runs if proposal.incumbent not in lost],
             failures=[
-                make_failure(arm.strategy, lost[arm.hash], **place)
+                make_failure(arm.strategy, lost[arm.hash], **setting)
                 for arm in proposal.arms
                 if arm.hash in lost
             ],

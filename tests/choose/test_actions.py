@@ -41,12 +41,12 @@ TWICE = {"moved": {"gradients": 2e6, "weights": 1e6}}
 CHOICES = Choices(Space(), layers=8, steps=30 * 100)
 
 
-def offered(strategy: dict[str, Any], **facts: Any) -> dict[str, str]:
+def offered(strategy: dict[str, Any], **figures: Any) -> dict[str, str]:
     """Return by name what the actions change of a strategy."""
     values = {name: getattr(QUIET, name) for name in QUIET.__dataclass_fields__}
     incumbent = parse_strategy(strategy).canonical()
-    found = actions(incumbent, Measurements(**values | facts), CHOICES)
-    return {action.name: action.change for _, action in found}
+    offers = actions(incumbent, Measurements(**values | figures), CHOICES)
+    return {action.name: action.change for _, action in offers}
 
 
 CASES = [
@@ -179,9 +179,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "strategy", "facts", "change"), CASES)
-def test_a_fact_speaks_for_each_action(name, strategy, facts, change):
-    assert offered(strategy, **facts)[name] == change
+@pytest.mark.parametrize(("name", "strategy", "figures", "change"), CASES)
+def test_a_fact_speaks_for_each_action(name, strategy, figures, change):
+    assert offered(strategy, **figures)[name] == change
     assert name not in offered(strategy)
 
 
@@ -192,14 +192,14 @@ def test_every_action_is_among_these_cases():
 @pytest.mark.parametrize("strategy", [strategy for _, strategy, *_ in CASES])
 def test_an_action_changes_one_setting_and_nothing_else(strategy):
     incumbent = parse_strategy(strategy).canonical()
-    facts = Measurements(
+    measured = Measurements(
         **{**vars(QUIET), **WAITS, **SMALL, **SLOW, **WORSE, **CODING, "error": 0.2}
     )
-    found = list(actions(incumbent, facts, CHOICES))
-    assert found
-    for changed, action in found:
-        assert len(differences(incumbent, changed)) == 1, action
-    assert len({changed.hash() for changed, _ in found}) == len(found)
+    offers = list(actions(incumbent, measured, CHOICES))
+    assert offers
+    for strategy, action in offers:
+        assert len(differences(incumbent, strategy)) == 1, action
+    assert len({strategy.hash() for strategy, _ in offers}) == len(offers)
 
 
 def test_a_coarser_codec_keeps_the_other_options_of_compression():
@@ -209,33 +209,35 @@ def test_a_coarser_codec_keeps_the_other_options_of_compression():
         (INT8, {"codec": INT4["codec"], "error_feedback": True}),
         (INT8 | feedback, INT4 | feedback),
     ):
-        held, expected = (
+        incumbent, expected = (
             parse_strategy({"engine": "fsdp2", "gradients": part | options}).canonical()
             for part in (before, after)
         )
-        found = actions(held, Measurements(**{**vars(QUIET), **WAITS}), CHOICES)
-        (changed,) = [s for s, action in found if action.name == "code gradients one step coarser"]
+        offers = actions(incumbent, Measurements(**{**vars(QUIET), **WAITS}), CHOICES)
+        (changed,) = [s for s, action in offers if action.name == "code gradients one step coarser"]
         assert changed == expected
 
 
 @pytest.mark.parametrize(("warmup", "offered_every"), [(1080, 64), (1081, None)])
 def test_half_as_often_is_offered_where_training_synchronises_thirty_times(warmup, offered_every):
     sync = {"every": 32, "warmup_steps": warmup}
-    held = parse_strategy({"engine": "ddp", "sync": sync}).canonical()
-    found = actions(held, Measurements(**{**vars(QUIET), **WAITS}), CHOICES)
-    longer = [s.sync.every for s, a in found if a.name == "synchronise half as often" and s.sync]
+    incumbent = parse_strategy({"engine": "ddp", "sync": sync}).canonical()
+    offers = actions(incumbent, Measurements(**{**vars(QUIET), **WAITS}), CHOICES)
+    longer = [s.sync.every for s, a in offers if a.name == "synchronise half as often" and s.sync]
     assert longer == ([] if offered_every is None else [offered_every])
 
 
 def test_the_facts_are_those_of_the_incumbents_training_on_the_link_of_the_search():
     history = Machine(rate="100mbit").begin()
     runs = history.start_results.trained
-    facts = Measurements.of(history, (), 2 * runs[0].profiled_step_ms, memory=0.7, tolerance=0.03)
+    measured = Measurements.of(
+        history, (), 2 * runs[0].profiled_step_ms, memory=0.7, tolerance=0.03
+    )
     computing = fmean(run.profiled_step_ms - run.exposed_comm_ms for run in runs)
-    assert facts.computing_ms == pytest.approx(computing)
-    assert facts.waits == pytest.approx(1 - computing / facts.step_ms)
-    assert facts.moved["weights"] == runs[0].ledger["weights"]["bytes_wire"]
-    assert (facts.source, facts.perplexity_ratio) == ("its training runs", 1.0)
+    assert measured.computing_ms == pytest.approx(computing)
+    assert measured.waits == pytest.approx(1 - computing / measured.step_ms)
+    assert measured.moved["weights"] == runs[0].ledger["weights"]["bytes_wire"]
+    assert (measured.source, measured.perplexity_ratio) == ("its training runs", 1.0)
 
 
 def test_an_incumbent_that_was_only_timed_has_the_facts_of_its_own_timing():
@@ -249,18 +251,21 @@ def test_an_incumbent_that_was_only_timed_has_the_facts_of_its_own_timing():
     machine = Machine(rate="100mbit")
     history = with_best_incumbent(machine.begin(timed=(*timed,), runs=["fsdp2"]), 0.03, 10**15, {})
     assert history.incumbent_results.strategy.engine == "ddp"
-    facts = Measurements.of(history, timed, 500.0, memory=0.7, tolerance=0.03)
-    assert (facts.source, facts.trained) == ("its timing slow", "run fsdp2")
-    assert facts.waits == pytest.approx(0.25)
-    assert facts.moved == {"gradients": slow[1].ledger["gradients"]["bytes_wire"], "weights": 0.0}
-    assert "25 % of a step of 120.0 ms on link 100mbit waits" in (exposed(facts) or "")
-    assert moved_twice(facts) is None
-    assert gathers_exposed(facts) is None
-    assert facts.perplexity_ratio == 1.0
+    measured = Measurements.of(history, timed, 500.0, memory=0.7, tolerance=0.03)
+    assert (measured.source, measured.trained) == ("its timing slow", "run fsdp2")
+    assert measured.waits == pytest.approx(0.25)
+    assert measured.moved == {
+        "gradients": slow[1].ledger["gradients"]["bytes_wire"],
+        "weights": 0.0,
+    }
+    assert "25 % of a step of 120.0 ms on link 100mbit waits" in (exposed(measured) or "")
+    assert moved_twice(measured) is None
+    assert gathers_exposed(measured) is None
+    assert measured.perplexity_ratio == 1.0
     agent = machine.agent(candidates="action", max_candidates=16)
-    made = machine.propose(history, choose_by_rules, agent, timed=(*timed,)).candidates
-    assert made
-    for candidate in made:
+    candidates = machine.propose(history, choose_by_rules, agent, timed=(*timed,)).candidates
+    assert candidates
+    for candidate in candidates:
         assert candidate.strategy.engine == "ddp" and candidate.action
         assert candidate.action.name != "exchange gradients and sum them here"
         if "waits" in candidate.action.fact:
@@ -270,15 +275,17 @@ def test_an_incumbent_that_was_only_timed_has_the_facts_of_its_own_timing():
 def test_the_latest_race_on_the_link_of_the_search_counts():
     machine = Machine(rate="100mbit")
     history = machine.begin()
-    made = machine.propose(history, choose_by_rules)
-    race = machine.race(made, machine.agent())
+    proposal = machine.propose(history, choose_by_rules)
+    race = machine.race(proposal, machine.agent())
     elsewhere = [run.model_copy(update={"link": "1gbit"}) for run in race.runs]
     elsewhere = [run.model_copy(update={"timing": "round-2"}) for run in elsewhere]
     after = history.with_results([*race.runs, *elsewhere])
-    facts = Measurements.of(after, [make_timed("slow", "fsdp2")], None, memory=0.7, tolerance=0.03)
+    measured = Measurements.of(
+        after, [make_timed("slow", "fsdp2")], None, memory=0.7, tolerance=0.03
+    )
     (run,) = [run for run in race.runs if run.run == history.incumbent]
-    assert facts.source == "its race round-1"
-    assert facts.step_ms == run.breakdown.profiled_step_ms
+    assert measured.source == "its race round-1"
+    assert measured.step_ms == run.breakdown.profiled_step_ms
 
 
 def test_an_untrained_incumbent_has_the_quality_of_equal_numerics():
@@ -288,6 +295,6 @@ def test_an_untrained_incumbent_has_the_quality_of_equal_numerics():
     raced = make_timed("race").model_copy(update=in_round(near, 1, "race"))
     changed = history.with_results([raced]).model_copy(update={"incumbent": near.hash()})
     timed = [make_timed("slow", "fsdp2-int8", strategy_hash=near.hash())]
-    facts = Measurements.of(changed, timed, None, memory=0.7, tolerance=0.03)
-    assert (facts.source, facts.trained) == ("its timing slow", "run fsdp2-int8")
-    assert facts.error == row.trained[0].grad_rel_error
+    measured = Measurements.of(changed, timed, None, memory=0.7, tolerance=0.03)
+    assert (measured.source, measured.trained) == ("its timing slow", "run fsdp2-int8")
+    assert measured.error == row.trained[0].grad_rel_error

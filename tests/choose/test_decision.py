@@ -79,9 +79,9 @@ def test_the_fastest_is_held_that_is_shown_to_be_faster_as_good_and_small_enough
         for strategy, good in ((DDP, True), (INT4_KEPT, quality <= 1.03 and peak <= LIMIT))
         if good and steps[strategy.hash()].high < 1
     }
-    least = min(fast.values(), default=1.0)
-    # of those that the race does not tell apart the one without loss is held
-    close = {key for key, ratio in fast.items() if ratio <= 1.1 * least}
+    shortest = min(fast.values(), default=1.0)
+    # among arms that the race does not tell apart, one without loss is accepted
+    close = {key for key, ratio in fast.items() if ratio <= 1.1 * shortest}
     assert history.incumbent in (close or {FSDP2.hash()})
     assert history.rounds[-1].decision == ("accept" if fast else "reject")
     shown = {arm.hash for arm in history.rounds[-1].compared if not arm.objections}
@@ -139,9 +139,9 @@ def test_of_those_that_the_race_does_not_tell_apart_the_one_without_loss_is_held
     ],
 )
 def test_what_is_not_held_has_a_reason(figures, runs, how, reason):
-    found = last(figures, *runs, **how)
-    assert (found.decision, found.held) == ("reject", FSDP2.hash())
-    assert reason in found.reason
+    decision = last(figures, *runs, **how)
+    assert (decision.decision, decision.held) == ("reject", FSDP2.hash())
+    assert reason in decision.reason
 
 
 def test_losses_count_where_an_arm_computes_what_the_start_does():
@@ -153,12 +153,12 @@ def test_losses_count_where_an_arm_computes_what_the_start_does():
 
 
 def test_what_fits_replaces_an_incumbent_that_does_not_even_if_it_is_slower():
-    found = last({DDP: 1.8, KEPT: 1.4}, fits=False)
-    assert (found.decision, found.held, found.fits) == ("accept", KEPT.hash(), True)
-    assert found.reason.endswith("; the incumbent's peak memory is above 4000 MB")
+    decision = last({DDP: 1.8, KEPT: 1.4}, fits=False)
+    assert (decision.decision, decision.held, decision.fits) == ("accept", KEPT.hash(), True)
+    assert decision.reason.endswith("; the incumbent's peak memory is above 4000 MB")
     large = trained(INT4_KEPT, memory_peak_bytes=2 * LIMIT)
-    found = last({INT4_KEPT: 1.2}, large, fits=False)
-    assert (found.decision, found.held, found.fits) == ("reject", FSDP2.hash(), False)
+    decision = last({INT4_KEPT: 1.2}, large, fits=False)
+    assert (decision.decision, decision.held, decision.fits) == ("reject", FSDP2.hash(), False)
 
 
 def test_peaks_of_training_on_other_ranks_are_none_of_the_search():
@@ -217,9 +217,9 @@ def test_the_best_that_is_known_and_fits_takes_the_place_of_an_incumbent_that_fa
     before = after({DDP: 0.5, KEPT: 0.7})
     proposal = proposal_of(before, INT4_KEPT)
     trial = trial_of(proposal, **{key(DDP): "memory"})
-    found = conclude(before, proposal, trial, AGENT)
-    assert (found.incumbent, found.rounds[-1].decision) == (KEPT.hash(), "reject")
-    assert "the incumbent ended with outcome memory: by test" in found.rounds[-1].reason
+    history = conclude(before, proposal, trial, AGENT)
+    assert (history.incumbent, history.rounds[-1].decision) == (KEPT.hash(), "reject")
+    assert "the incumbent ended with outcome memory: by test" in history.rounds[-1].reason
     proposal = proposal.model_copy(update={"peaks": {KEPT.hash(): 2 * LIMIT}})
     assert conclude(before, proposal, trial, AGENT).incumbent == FSDP2.hash()
 

@@ -44,14 +44,17 @@ def test_figures_are_means_over_seeds_and_bytes_by_kind_of_message():
 
 def test_the_evidence_does_not_grow_by_the_round():
     history = begin()
-    held, start = history.incumbent_results.strategy.label(), history.start_results.strategy.label()
+    incumbent, start = (
+        history.incumbent_results.strategy.label(),
+        history.start_results.strategy.label(),
+    )
     for number in range(1, 9):
         changed = parse_strategy({"engine": "ddp", "bucket_mb": 1.0 + number})
         proposal = proposal_of(history, changed)
         history = conclude(history, proposal, trial_of(proposal), AGENT)
         text = describe(history, AGENT, LIMIT)
         assert len(lines_of(text)) <= 6 and text.count("Round ") <= 4
-        assert all(f"Strategy {label} [" in text for label in (held, start))
+        assert all(f"Strategy {label} [" in text for label in (incumbent, start))
     assert "Round 8: raced" in text
 
 
@@ -72,13 +75,13 @@ def test_races_failures_and_the_budget_are_told():
 
 
 def test_a_prediction_says_what_is_unknown():
-    known = make_candidate(engine="manual").prediction
-    assert describe_prediction(known) == (
+    prediction = make_candidate(engine="manual").prediction
+    assert describe_prediction(prediction) == (
         "predicted: step 40.00 ms (95 % 36.50 to 43.50), peak memory 812 MB per rank, perplexity "
         "1.002 times the start's (its codecs: run fsdp2-bf16)"
     )
     nothing = {"step_ms": None, "low_ms": None, "high_ms": None, "perplexity_ratio": None}
-    unknown = known.model_copy(update={**nothing, "note": "no run"})
+    unknown = prediction.model_copy(update={**nothing, "note": "no run"})
     assert (
         "step unknown, peak memory 812 MB per rank, perplexity unknown (no"
         in describe_prediction(unknown)
@@ -102,11 +105,11 @@ def test_machine_and_data_are_facts_without_names_of_files():
     )
     train = {"documents": 90, "tokens": 9000, "bytes_per_token": 3.3}
     shape = {"length": {"p50": 80.0, "p90": 151.0, "p99": 400.0}, "pad_ratio": 0.0}
-    facts = {"vocabulary": 300, "entropy_bits": 6.789, **shape}
-    data = describe_data({"train": train, **facts})
+    statistics = {"vocabulary": 300, "entropy_bits": 6.789, **shape}
+    data = describe_data({"train": train, **statistics})
     assert data.startswith("Data: 9000 training tokens of 90 documents, 3.30 bytes per token, vo")
     assert data.endswith("p99 400; padding 0 %; entropy of token frequencies 6.79 bits.")
-    unknown = describe_data({"train": train | {"bytes_per_token": None}, **facts})
+    unknown = describe_data({"train": train | {"bytes_per_token": None}, **statistics})
     assert unknown == data.replace("3.30 bytes per token, ", "")
     lines = describe(begin(), AGENT, LIMIT, (machine, data)).splitlines()
     assert lines[1:3] == [machine, data]

@@ -72,8 +72,8 @@ def test_parameters_of_a_search_are_valid_and_complete(tmp_path, ranks, rate, st
 def test_models_are_presets_or_folders(tmp_path, monkeypatch):
     params = sections(TREE)
     for name, model in (("small", {"preset": "small"}), (str(tmp_path), {"config": str(tmp_path)})):
-        found = search_parameters(params, *SLOW, name)["model"]
-        assert {key: value for key, value in found.items() if value is not None} == model
+        parameters = search_parameters(params, *SLOW, name)["model"]
+        assert {key: value for key, value in parameters.items() if value is not None} == model
     with pytest.raises(UserError, match=r"^--model: 'tinny' is neither a preset .* 'tiny'\?$"):
         search_parameters(params, *SLOW, "tinny")
     monkeypatch.chdir(tmp_path)
@@ -85,14 +85,16 @@ def test_models_are_presets_or_folders(tmp_path, monkeypatch):
 def test_the_ranking_holds_all_that_was_raced_the_fastest_first():
     machine = Machine(rate="100mbit")
     first = machine.propose(machine.begin(), choose_by_rules)
-    failed = next(each for each in first.candidates if each.id == first.verdict.choice)
+    failed = next(
+        candidate for candidate in first.candidates if candidate.id == first.verdict.choice
+    )
     machine.faults = {failed.hash: "memory"}
     history, _ = machine.search(choose_by_rules, rounds=2)
     _, rule, *rows = ranking_text(history).splitlines()
     assert {*rule} == {"-"}
     assert len(rows) == len({run.strategy_hash for run in history.results if run.kind == "race"})
-    (held,) = [row for row in rows if "* " in row]
-    assert held.endswith(f"* {history.incumbent_results.strategy.label()}")
+    (incumbent,) = [row for row in rows if "* " in row]
+    assert incumbent.endswith(f"* {history.incumbent_results.strategy.label()}")
     assert "memory" in rows[-1]
     steps = [history.measured[key].step(history.workload) for key in history.tried]
     assert f"{min(step.ratio for step in steps if step):.3f} (" in rows[0]

@@ -73,7 +73,7 @@ def test_steps_are_of_timings_with_the_start_on_ranks_and_link_of_the_search():
     for link, ddp, coded, best in ((None, 0.8, 1.2, "run ddp"), ("100mbit", 1.2, 0.4, "ddp-int8")):
         agent = Agent.model_validate({"start": "fsdp2", "link": link and {"rate": link}})
         history = begin(timed=timed, agent=agent)
-        rows = [history.measured[each.hash()] for each in (DDP, DDP_INT8, FSDP2)]
+        rows = [history.measured[strategy.hash()] for strategy in (DDP, DDP_INT8, FSDP2)]
         ratios = [row.step(history.workload).ratio for row in rows]
         assert ratios == pytest.approx([ddp, coded, 1])
         assert history.incumbent_results.source.endswith(best)
@@ -83,14 +83,14 @@ def test_steps_are_of_timings_with_the_start_on_ranks_and_link_of_the_search():
 def test_what_was_timed_alone_is_held_only_with_tolerated_perplexity():
     slide = parse_strategy({"engine": "slide"})
     topk = parse_strategy(STRATEGIES["fsdp2-topk"])
-    for strategy, held in ((slide, slide), (topk, FSDP2)):
+    for strategy, incumbent in ((slide, slide), (topk, FSDP2)):
         form = strategy.canonical().model_dump(mode="json")
-        known = {"strategy": form, "strategy_hash": strategy.hash()}
+        fields = {"strategy": form, "strategy_hash": strategy.hash()}
         timed = [make_timed("two-ranks", step_ms=[40.0] * 5)]
-        timed += [make_timed("two-ranks", step_ms=[20.0] * 5).model_copy(update=known)]
+        timed += [make_timed("two-ranks", step_ms=[20.0] * 5).model_copy(update=fields)]
         history = begin(timed=timed)
-        assert history.incumbent == held.hash()
-        assert [each.ratio for each in history.measured[strategy.hash()].steps] == [0.5]
+        assert history.incumbent == incumbent.hash()
+        assert [step.ratio for step in history.measured[strategy.hash()].steps] == [0.5]
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,11 @@ def test_quality_is_that_of_what_computes_most_alike(strategy, ratio, source, su
 
 def test_what_was_trained_with_a_part_of_its_codecs_alone_is_neither_held_nor_of_known_quality():
     """It is trained first if it is faster, and no figure of it is shown until then."""
-    both = parse_strategy({"gradients": INT8, "weights": INT8})
-    form = {"strategy": both.canonical().model_dump(mode="json"), "strategy_hash": both.hash()}
+    both_codecs = parse_strategy({"gradients": INT8, "weights": INT8})
+    form = {
+        "strategy": both_codecs.canonical().model_dump(mode="json"),
+        "strategy_hash": both_codecs.hash(),
+    }
     timed = [
         make_timed("two-ranks", "fsdp2", step_ms=[50.0] * 5),
         make_timed("two-ranks", "ddp", step_ms=[40.0] * 5),
@@ -138,12 +141,12 @@ def test_what_was_trained_with_a_part_of_its_codecs_alone_is_neither_held_nor_of
     ]
     history = begin(timed=timed)
     assert history.incumbent_results.hash == DDP.hash()
-    assert not history.quality(both.canonical()).sure
+    assert not history.quality(both_codecs.canonical()).sure
     rows = {row.split()[-1]: row.split() for row in ranking_text(history).splitlines()}
-    label = both.label().split()[-1]
+    label = both_codecs.label().split()[-1]
     assert rows[label][0] == "0.200" and "-" in rows[label]
-    history = history.with_results(trained(both, 1.01))
-    assert history.quality(both.canonical()).sure
+    history = history.with_results(trained(both_codecs, 1.01))
+    assert history.quality(both_codecs.canonical()).sure
 
 
 def test_the_quality_of_other_numerics_is_unknown():
@@ -174,8 +177,10 @@ def test_rare_exchanges_have_a_quality_of_their_own(other):
     if other:
         history = history.with_results(trained(rare, 1.01, steps=30 * 8))
         assert history.quality(canonical(**RARE | other)) is None
-        found = history.quality(canonical(engine="manual", sharding="no_shard", sync={"every": 8}))
-        assert (found.ratio, found.sure) == (pytest.approx(1.01), True)
+        quality = history.quality(
+            canonical(engine="manual", sharding="no_shard", sync={"every": 8})
+        )
+        assert (quality.ratio, quality.sure) == (pytest.approx(1.01), True)
         # half as many copies see twice as many samples each
         four = history.workload.model_copy(update={"world_size": 4})
         assert not history.model_copy(update={"workload": four}).quality(rare.canonical()).sure
@@ -232,9 +237,9 @@ def test_history_keeps_what_failed_and_survives_its_file(tmp_path, outcome):
     ratios = {f"_{KEPT.hash()}": outcome, f"_{DDP_INT8.hash()}": 0.5}
     trial = trial_of(proposal, failed(DDP_INT8, outcome), **ratios)
     after = conclude(history, proposal, trial, AGENT)
-    kept, coded = (after.measured[each.hash()] for each in (KEPT, DDP_INT8))
+    plain, coded = (after.measured[strategy.hash()] for strategy in (KEPT, DDP_INT8))
     for row, source, detail in (
-        (kept, "round 1", "by test"),
+        (plain, "round 1", "by test"),
         (
             coded,
             "run ddp-int8",
@@ -264,14 +269,14 @@ def test_searches_share_training_runs_and_races_and_steps_where_link_and_ranks_a
     assert load_history("results.jsonl", "results.jsonl", first) == first
 
     small = first.model_copy(update={"search": "small"})
-    found = load_history(str(path), "results.jsonl", small)
-    assert found.measured == before.measured and not found.search_rounds
-    assert with_best_incumbent(found, 0.03, LIMIT, {}).incumbent == before.incumbent == fast
-    assert with_best_incumbent(found, 0.03, LIMIT, {fast: LIMIT + 1}).incumbent == DDP.hash()
+    begun = load_history(str(path), "results.jsonl", small)
+    assert begun.measured == before.measured and not begun.search_rounds
+    assert with_best_incumbent(begun, 0.03, LIMIT, {}).incumbent == before.incumbent == fast
+    assert with_best_incumbent(begun, 0.03, LIMIT, {fast: LIMIT + 1}).incumbent == DDP.hash()
 
     records = make_records(["fsdp2", "ddp"], seeds=2)
-    alone = initial_history(records, [], SLOW, Train(), "slow")
-    slow = load_history(str(path), "results.jsonl", alone)
+    initial = initial_history(records, [], SLOW, Train(), "slow")
+    slow = load_history(str(path), "results.jsonl", initial)
     assert (slow.workload.world_size, slow.workload.trained_on) == (4, 2)
     assert slow.races == before.races and slow.rounds == before.rounds and not slow.search_rounds
     assert not slow.tried and slow.incumbent == slow.start
@@ -283,7 +288,7 @@ def test_searches_share_training_runs_and_races_and_steps_where_link_and_ranks_a
     assert again.incumbent == fast and not again.search_rounds
     assert again.tried.keys() == before.tried.keys()
     assert again.measured[fast].failure(again.workload) is None
-    assert [(each.search, each.link) for each in again.rounds] == [
+    assert [(decision.search, decision.link) for decision in again.rounds] == [
         ("", "loopback"),
         ("slow", "100mbit"),
     ]

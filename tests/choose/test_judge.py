@@ -26,10 +26,14 @@ def offer(number: int, step: tuple[float, ...] = (), quality: float | None = 1.0
     return predicted(make_candidate(engine="ddp", bucket_mb=1.0 + number), step, quality)
 
 
-def predicted(made: Candidate, step: tuple[float, ...], quality: float | None = 1.0) -> Candidate:
+def predicted(
+    candidate: Candidate, step: tuple[float, ...], quality: float | None = 1.0
+) -> Candidate:
     low, expected, high = step or (None, None, None)
     figures = {"low_ms": low, "step_ms": expected, "high_ms": high, "perplexity_ratio": quality}
-    return made.model_copy(update={"prediction": made.prediction.model_copy(update=figures)})
+    return candidate.model_copy(
+        update={"prediction": candidate.prediction.model_copy(update=figures)}
+    )
 
 
 FAST, RISKY = offer(0, (30, 31, 32)), offer(1, (20, 30, 41))
@@ -44,8 +48,8 @@ NO_GAIN = offer(6, (37, 38, 39), quality=None)
 def test_the_first_kind_that_there_is_decides_whatever_the_order(candidates, count):
     offered = candidates[:count]
     ranked = [RISKY, FAST, UNTRAINED, UNTIMED, POSSIBLE]
-    wanted = next((option.id for option in ranked if option in offered), None)
-    assert choose_by_rules(ask(*offered)).choice == wanted
+    expected = next((option.id for option in ranked if option in offered), None)
+    assert choose_by_rules(ask(*offered)).choice == expected
 
 
 def test_gradients_in_bf16_are_no_choice_without_loss():
@@ -61,7 +65,7 @@ def test_reasons_cite_the_prediction():
     )
     assert UNTRAINED.prediction.note in choose_by_rules(ask(UNTRAINED)).reason
     # an incumbent without prediction is no limit
-    assert choose_by_rules(ask(SLOW, UNTIMED, held=None)).choice == SLOW.id
+    assert choose_by_rules(ask(SLOW, UNTIMED, incumbent_ms=None)).choice == SLOW.id
 
 
 KEY = "sk-very-secret-0123456789"
@@ -85,8 +89,8 @@ def test_a_choice_counts_that_both_orders_agree_on_and_a_rerun_needs_no_server(t
     first, server = verdict_of(tmp_path, (200, says(WANTED)))
     assert (first.choice, first.judge) == (WANTED, "http: a-model")
     assert first.reason == "exposed communication is 31 %"
-    one, other = map(listed, server.requests)
-    assert one == other[::-1] == sorted(candidate.id for candidate in CANDIDATES)
+    forward, reverse = map(listed, server.requests)
+    assert forward == reverse[::-1] == sorted(candidate.id for candidate in CANDIDATES)
     assert [request["path"] for request in server.requests] == ["/v1/chat/completions"] * 2
     stored = [read_json(file)["messages"] for file in first.prompts]
     assert stored == [request["messages"] for request in server.requests]

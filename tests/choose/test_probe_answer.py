@@ -62,8 +62,8 @@ def test_the_mildest_that_is_not_told_apart_from_the_fastest_comes_first():
         (10.0, "ddp, int4 every 32 steps"),
         (100.0, "ddp, int4 every 128 steps"),
     ):
-        apart = rank_replicas(replicas_of(ratios(stock)), 2).apart
-        assert apart[0].option.name == name
+        excluded = rank_replicas(replicas_of(ratios(stock)), 2).apart
+        assert excluded[0].option.name == name
 
 
 def test_codecs_that_take_longer_than_they_save_gain_nothing():

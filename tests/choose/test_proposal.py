@@ -25,17 +25,17 @@ HISTORY = begin(timed=[])
 
 def ranked(*documents: dict[str, object] | str) -> list[Feasible]:
     """Strategies in the order of their predictions; the last one has none."""
-    found = []
+    options = []
     for number, document in enumerate(documents, 1):
         form = STRATEGIES[document] if isinstance(document, str) else document
         strategy = parse_strategy(form).canonical()
         step = "unknown" if number == len(documents) else Estimate(number / 100, 0, 1)
-        found.append(Feasible(strategy, strategy.hash(), 1, step))
-    return found
+        options.append(Feasible(strategy, strategy.hash(), 1, step))
+    return options
 
 
-def labels(found: Sequence[Feasible]) -> list[str]:
-    return [each.strategy.label() for each in found]
+def labels(options: Sequence[Feasible]) -> list[str]:
+    return [option.strategy.label() for option in options]
 
 
 def test_a_shortlist_holds_the_best_of_each_class_and_one_to_explore():
@@ -52,20 +52,20 @@ def test_a_shortlist_holds_the_best_of_each_class_and_one_to_explore():
         {"engine": "manual"},
         {"engine": "fsdp1"},
     )
-    found = make_shortlist(predicted, HISTORY, 0.03, 4)
-    assert labels(found.options) == [
+    shortlist = make_shortlist(predicted, HISTORY, 0.03, 4)
+    assert labels(shortlist.options) == [
         "ddp, none, bucket_mb=5.0",
         "fsdp2, int8:group=128, reshard_after_forward=false",
         "manual, none, route=exchange",
         "ddp, int8:group=64",
     ]
-    assert found.excluded == 1
+    assert shortlist.excluded == 1
     fewer = make_shortlist(predicted, HISTORY, 0.03, 2)
-    assert fewer.options == [found.options[0], found.options[-1]]
+    assert fewer.options == [shortlist.options[0], shortlist.options[-1]]
     assert labels(make_shortlist(predicted[1:], HISTORY, 0.03, 4).options)[-1] == "fsdp1, none"
 
 
-def test_rare_exchanges_do_not_take_the_place_of_a_codec_to_explore():
+def test_sync_does_not_take_the_place_of_a_codec_to_explore():
     predicted = ranked(
         {"engine": "ddp", "sync": {"every": 8}},
         {"engine": "ddp", "sync": {"every": 4}},
@@ -73,8 +73,8 @@ def test_rare_exchanges_do_not_take_the_place_of_a_codec_to_explore():
         {"engine": "ddp", "bucket_mb": 5.0},
         {"engine": "fsdp1"},
     )
-    found = make_shortlist(predicted, HISTORY, 0.03, 4)
-    assert found.options == [predicted[3], predicted[0], predicted[2]]
+    shortlist = make_shortlist(predicted, HISTORY, 0.03, 4)
+    assert shortlist.options == [predicted[3], predicted[0], predicted[2]]
     assert make_shortlist(predicted, HISTORY, 0.03, 2).options == [predicted[3], predicted[0]]
 
 
@@ -84,12 +84,11 @@ def test_rare_exchanges_do_not_take_the_place_of_a_codec_to_explore():
 )
 def test_predictions_that_tie_are_listed_once(step, listed):
     weights = {"codec": "int8:group=128"}
-    one, other = ranked({}, {"weights": weights}, "ddp")[:2]
-    coded = other.strategy
-    history = HISTORY.with_results(trial_run(coded, seed) for seed in range(2))
-    both = [one, other._replace(step=Estimate(step, 0, 1))]
-    found = make_shortlist(both, history, 0.03, 6)
-    assert (found.options, found.tolerated) == (both[:listed], both)
+    plain, coded = ranked({}, {"weights": weights}, "ddp")[:2]
+    history = HISTORY.with_results(trial_run(coded.strategy, seed) for seed in range(2))
+    pair = [plain, coded._replace(step=Estimate(step, 0, 1))]
+    shortlist = make_shortlist(pair, history, 0.03, 6)
+    assert (shortlist.options, shortlist.tolerated) == (pair[:listed], pair)
 
 
 def test_what_was_raced_or_failed_is_not_listed_again():
@@ -135,27 +134,27 @@ def test_a_search_stops_by_trials_minutes_and_rejections(decisions, agent, reaso
         )
         for number, decision in enumerate(decisions, 1)
     ]
-    found = reason_to_stop(HISTORY.model_copy(update={"rounds": rounds}), agent)
-    assert found is None if reason is None else found.startswith(reason)
+    stop = reason_to_stop(HISTORY.model_copy(update={"rounds": rounds}), agent)
+    assert stop is None if reason is None else stop.startswith(reason)
 
 
 @pytest.mark.parametrize(
-    ("ranks", "steps", "kept"), [(2, 960, 2), (2, 959, 1), (2, 239, 0), (4, 960, 0)]
+    ("ranks", "steps", "count"), [(2, 960, 2), (2, 959, 1), (2, 239, 0), (4, 960, 0)]
 )
-def test_synchronisations_that_training_is_too_short_for_are_not_proposed(ranks, steps, kept):
+def test_synchronisations_that_training_is_too_short_for_are_not_proposed(ranks, steps, count):
     def narrowed(steps: int, sync: tuple[Sync, ...]) -> Narrowing:
         machine = Machine(rate="100mbit")
         agent = machine.agent(world_size=ranks)
-        records = [each.model_copy(update={"steps": steps}) for each in make_records(seeds=1)]
+        records = [run.model_copy(update={"steps": steps}) for run in make_records(seeds=1)]
         history = initial_history(records, [], agent, Train())
         space = Space(gradients=(), weights=(), sync=sync)
-        facts = space, machine.shapes, machine.predict, choose_by_rules, (), SETTINGS
-        return propose(1, history, agent, ENDLESS, *facts).space
+        arguments = space, machine.shapes, machine.predict, choose_by_rules, (), SETTINGS
+        return propose(1, history, agent, ENDLESS, *arguments).space
 
-    both = Space().sync
-    found = narrowed(steps, both)
-    assert found.strategies == narrowed(1000, both[:kept]).strategies
-    assert kept == 0 or found.strategies > narrowed(steps, ()).strategies
-    assert [f"every={sync.every}" in found.too_short for sync in both] == [
-        number >= kept for number in range(2)
+    syncs = Space().sync
+    narrowing = narrowed(steps, syncs)
+    assert narrowing.strategies == narrowed(1000, syncs[:count]).strategies
+    assert count == 0 or narrowing.strategies > narrowed(steps, ()).strategies
+    assert [f"every={sync.every}" in narrowing.too_short for sync in syncs] == [
+        number >= count for number in range(2)
     ]

@@ -52,10 +52,10 @@ def test_a_gain_of_20_percent_is_accepted_and_one_of_5_percent_is_hardly_given_u
 
 
 def test_intervals_hold_the_true_ratio_at_all_looks_together():
-    found = intervals(log_ratios(np.random.default_rng(2), "normal", 500, 0.1), RULE)
-    assert (found.high < 0.9).mean() <= RULE.false_accept + 0.002
-    assert (found.low > 0.9).mean() <= MISSED
-    assert np.all((found.low <= found.ratio) & (found.ratio <= found.high))
+    steps = intervals(log_ratios(np.random.default_rng(2), "normal", 500, 0.1), RULE)
+    assert (steps.high < 0.9).mean() <= RULE.false_accept + 0.002
+    assert (steps.low > 0.9).mean() <= MISSED
+    assert np.all((steps.low <= steps.ratio) & (steps.ratio <= steps.high))
 
 
 @pytest.mark.parametrize("noise", NOISES)
@@ -94,20 +94,20 @@ def test_a_race_ends_when_nothing_more_can_be_learnt(ratios, repetitions, stop, 
 
 def test_an_arm_that_left_is_compared_over_the_steps_that_it_has():
     times = steps(slow=2.0)
-    found = compare_steps({**times, "slow": times["slow"][:BLOCK]}, "held", RULE)["slow"]
-    assert found.hopeless and found.repetitions == BLOCK
-    assert found.ratio == pytest.approx(2.0, rel=0.03)
+    step = compare_steps({**times, "slow": times["slow"][:BLOCK]}, "held", RULE)["slow"]
+    assert step.hopeless and step.repetitions == BLOCK
+    assert step.ratio == pytest.approx(2.0, rel=0.03)
 
 
 def test_an_interval_of_too_few_repetitions_is_not_shown_in_figures():
     """Two blocks leave one degree of freedom: at the error of a race Student's t is over 100."""
     noise = np.random.default_rng(3).normal(0, 0.3, 120)
-    place = {"source": "round 1", "link": "loopback", "world_size": 2}
+    setting = {"source": "round 1", "link": "loopback", "world_size": 2}
     shown = {}
     for repetitions in BLOCK, 120:
         rule = RaceRule.of(RACES, repetitions)
         figures = intervals(noise[:repetitions], rule).figures()
-        shown[repetitions] = StepRatio(**place, **figures)
+        shown[repetitions] = StepRatio(**setting, **figures)
     few, many = shown.values()
     assert few.high > 1000 * few.ratio
     assert few.interval == "interval too wide to tell"

@@ -39,7 +39,7 @@ def ratios(draw):
 def many(draw):
     """Options of all kinds, and one or two alone."""
     number = count()
-    made = st.builds(
+    several = st.builds(
         lambda **fields: Option(f"option {next(number)}", **fields),
         step=ratios(),
         devices=st.sampled_from([2, 8]),
@@ -49,57 +49,57 @@ def many(draw):
         memory=st.sampled_from([0.0, 2 * MEMORY]),
         simplicity=st.integers(0, 3),
     )
-    alone = st.builds(lambda step: Option(f"alone {next(number)}", step), step=ratios())
-    options = draw(st.lists(made, max_size=6))
-    return options, draw(st.lists(alone, min_size=1, max_size=2))
+    single = st.builds(lambda step: Option(f"alone {next(number)}", step), step=ratios())
+    options = draw(st.lists(several, max_size=6))
+    return options, draw(st.lists(single, min_size=1, max_size=2))
 
 
-def ranked(options, alone=(), **how):
-    return rank(options, [*alone], TOLERANCE, **{"memory": MEMORY, **how})
+def ranked(options, single=(), **how):
+    return rank(options, [*single], TOLERANCE, **{"memory": MEMORY, **how})
 
 
 @given(many())
 def test_each_option_stands_once_and_what_stands_apart_has_a_reason(drawn):
-    options, alone = drawn
-    ranking = ranked(options, alone)
+    options, single = drawn
+    ranking = ranked(options, single)
     names = [entry.option.name for entry in (*ranking.order, *ranking.apart)]
-    assert sorted(names) == sorted(option.name for option in (*options, *alone))
+    assert sorted(names) == sorted(option.name for option in (*options, *single))
     assert all(entry.reason for entry in (*ranking.order, *ranking.apart))
 
 
 @given(many(), st.randoms(use_true_random=False))
 def test_the_order_in_which_options_are_passed_says_nothing(drawn, random):
-    options, alone = drawn
+    options, single = drawn
     shuffled = [*options]
     random.shuffle(shuffled)
-    assert ranked(options, alone).order == ranked(shuffled, alone[::-1]).order
+    assert ranked(options, single).order == ranked(shuffled, single[::-1]).order
 
 
 @given(many(), st.floats(0.1, 10.0))
 def test_the_common_reference_says_nothing(drawn, factor):
-    options, alone = drawn
+    options, single = drawn
 
     def scaled(option):
         return option._replace(step=Ratio(*(factor * end for end in option.step)))
 
-    before = ranked(options, alone, compare=exact).names
-    assert before == ranked(map_of(scaled, options), map_of(scaled, alone), compare=exact).names
+    before = ranked(options, single, compare=exact).names
+    assert before == ranked(map_of(scaled, options), map_of(scaled, single), compare=exact).names
 
 
 def map_of(change, options):
     return [change(option) for option in options]
 
 
-def exact(one, other):
+def exact(option, other):
     """The quotient to nine digits, as a factor that cancels may leave a rounding error."""
-    return Ratio(*(float(f"{end:.9g}") for end in quotient(one, other)))
+    return Ratio(*(float(f"{end:.9g}") for end in quotient(option, other)))
 
 
 @given(many())
 def test_nothing_stands_before_what_is_shown_to_be_faster(drawn):
     order = [entry.option for entry in ranked(*drawn).order]
-    for place, option in enumerate(order):
-        assert not any(is_faster(later, option) for later in order[place:])
+    for position, option in enumerate(order):
+        assert not any(is_faster(later, option) for later in order[position:])
 
 
 @given(many())
@@ -112,25 +112,25 @@ def test_what_is_used_fits_and_keeps_the_quality(drawn):
 
 @given(many(), st.floats(0.1, 1.0))
 def test_the_first_stays_so_when_it_becomes_faster(drawn, factor):
-    options, alone = drawn
-    first = ranked(options, alone).first
-    if first is None or first in alone:
+    options, single = drawn
+    first = ranked(options, single).first
+    if first is None or first in single:
         return
     faster = first._replace(step=Ratio(*(factor * end for end in first.step)))
     changed = [faster if option == first else option for option in options]
-    assert ranked(changed, alone).first.name == first.name
+    assert ranked(changed, single).first.name == first.name
 
 
 @given(many())
 def test_what_is_not_shown_to_beat_one_device_does_not_come_before_what_is(drawn):
-    options, alone = drawn
-    ranking = ranked(options, alone)
+    options, single = drawn
+    ranking = ranked(options, single)
     first = ranking.first
     beats = {
-        option.name: option.measured and all(is_faster(option, one) for one in alone)
+        option.name: option.measured and all(is_faster(option, other) for other in single)
         for option in (entry.option for entry in ranking.order)
     }
-    usable = [entry.option for entry in ranking.order if entry.option not in alone]
+    usable = [entry.option for entry in ranking.order if entry.option not in single]
     if any(beats[option.name] for option in usable) and first.measured:
         better = [o for o in usable if beats[o.name]]
         assert beats[first.name] or all(is_faster(first, option) for option in better)
@@ -138,10 +138,10 @@ def test_what_is_not_shown_to_beat_one_device_does_not_come_before_what_is(drawn
 
 @given(many(), st.data())
 def test_what_is_in_use_is_displaced_only_by_what_is_shown_to_be_faster(drawn, data):
-    options, alone = drawn
-    order = [entry.option for entry in ranked(options, alone).order]
+    options, single = drawn
+    order = [entry.option for entry in ranked(options, single).order]
     used = data.draw(st.sampled_from(order))
-    names = ranked(options, alone, in_use=used.name).names
+    names = ranked(options, single, in_use=used.name).names
     before = names[: names.index(used.name)]
     assert all(is_faster(option, used) for option in order if option.name in before)
 
@@ -203,8 +203,8 @@ def test_paired_measurements_count_before_the_quotient():
     first, second = option("a", 0.9, 1.5), option("b", 0.8, 1.5)
     paired = {("a", "b"): Ratio(0.9, 0.85, 0.95), ("b", "a"): Ratio(1.11, 1.05, 1.18)}
 
-    def compare(one, other):
-        return paired.get((one.name, other.name)) or quotient(one, other)
+    def compare(option, other):
+        return paired.get((option.name, other.name)) or quotient(option, other)
 
     assert ranked([first, second]).names == ["b", "a"]
     assert ranked([first, second], compare=compare).names == ["a", "b"]
@@ -213,8 +213,8 @@ def test_paired_measurements_count_before_the_quotient():
 def test_measurements_that_contradict_each_other_still_have_an_order():
     beats = {("a", "b"), ("b", "c"), ("c", "a")}
 
-    def compare(one, other):
-        ratio = 0.5 if (one.name, other.name) in beats else 2.0
+    def compare(option, other):
+        ratio = 0.5 if (option.name, other.name) in beats else 2.0
         return Ratio(ratio, ratio, ratio)
 
     options = [option(name, 1.0) for name in "abc"]
@@ -266,7 +266,7 @@ def test_where_losses_were_measured_the_time_to_one_loss_is_ranked():
     quick = option("quick", 0.5, 1.0, lossless=False)
     loss = {"quick": Ratio(1.2, 1.1, 1.3), "plain": Ratio(0.9, 0.85, 0.95), "one": Ratio(1, 1, 1)}
     options = [quick, option("plain", 0.8, 1.0), ALONE]
-    timed = [made._replace(to_loss=loss[made.name]) for made in options]
+    timed = [option._replace(to_loss=loss[option.name]) for option in options]
     assert ranked(timed[:2], timed[2:]).names == ["plain", "one", "quick"]
     ranking = ranked([*timed[:2], option("short", 0.1, 1.0)], timed[2:])
     assert ranking.apart[0].reason == "its time to the loss was not measured"
@@ -300,11 +300,11 @@ def test_torch_is_simpler_than_this_project_and_codecs_are_not():
 @pytest.mark.parametrize("in_use", [None, "unknown"])
 def test_a_time_without_a_measurement_is_no_reason_to_use_an_option(time, in_use):
     nothing = Ratio(UNKNOWN, UNKNOWN, UNKNOWN)
-    known = {"step": Ratio(0.5, UNKNOWN, UNKNOWN), "measured": False, "simplicity": 1}
+    fields = {"step": Ratio(0.5, UNKNOWN, UNKNOWN), "measured": False, "simplicity": 1}
     if time == "to_loss":
-        known["to_loss"] = known["step"]
+        fields["to_loss"] = fields["step"]
     unknown = Option("unknown", **{"step": Ratio(1.0, UNKNOWN, UNKNOWN), time: nothing})
-    ranking = ranked([unknown, Option("known", **known)], in_use=in_use)
+    ranking = ranked([unknown, Option("known", **fields)], in_use=in_use)
     assert ranking.names == ["known"]
     assert [r.option.name for r in ranking.apart] == ["unknown"]
     assert "measured" in ranking.apart[0].reason

@@ -31,7 +31,7 @@ from tests.record_factory import STRATEGIES, make_records
 def test_rules_come_within_5_percent_of_the_best(ranks, rate):
     machine = Machine(ranks, rate, seed=1)
     history, _ = machine.search(choose_by_rules, rounds=3)
-    tolerated = [each.strategy for each in space_of(ranks) if quality(each.strategy) <= 1.03]
+    tolerated = [option.strategy for option in space_of(ranks) if quality(option.strategy) <= 1.03]
     best = min(map(machine.true_s, tolerated))
     assert machine.true_s(history.incumbent_results.strategy) <= 1.05 * best
 
@@ -66,17 +66,17 @@ def test_actions_change_one_setting_and_say_why_to_a_judge(tmp_path):
 def test_every_accepted_action_shortens_the_step_until_it_is_near_the_best_of_the_engine():
     machine = Machine(rate="100mbit")
     history, _ = machine.search(choose_by_rules, rounds=6, candidates="action", stop_loss=8)
-    held = [history.start, *(decision.held for decision in history.rounds)]
-    steps = [machine.true_s(history.measured[key].strategy) for key in held]
+    incumbents = [history.start, *(decision.held for decision in history.rounds)]
+    steps = [machine.true_s(history.measured[key].strategy) for key in incumbents]
     decisions = [decision.decision for decision in history.rounds]
     assert decisions.count("accept") >= 3
     for decision, before, after in zip(decisions, steps, steps[1:], strict=False):
         assert after < before if decision == "accept" else after == before
     engine = history.start_results.strategy.engine
     best = min(
-        machine.true_s(each.strategy)
-        for each in space_of()
-        if each.strategy.engine == engine and quality(each.strategy) <= 1.03
+        machine.true_s(option.strategy)
+        for option in space_of()
+        if option.strategy.engine == engine and quality(option.strategy) <= 1.03
     )
     assert steps[-1] <= 1.05 * best < 0.3 * steps[0]
 
@@ -99,20 +99,20 @@ def test_the_report_counts_actions_as_actions_and_strategies_as_strategies():
 
 def test_a_search_by_actions_ends_where_no_fact_speaks_for_one():
     machine = Machine(rate="1000gbit")
-    history, made = machine.search(choose_by_rules, candidates="action", stop_loss=8)
-    assert "no action has a fact for it and is legal" in made[-1].verdict.reason
+    history, proposals_ = machine.search(choose_by_rules, candidates="action", stop_loss=8)
+    assert "no action has a fact for it and is legal" in proposals_[-1].verdict.reason
     assert machine.true_s(history.incumbent_results.strategy) <= machine.true_s(
         history.start_results.strategy
     )
 
 
 def test_equal_inputs_make_equal_proposals_in_which_every_arm_has_a_role():
-    one, other = (
+    first, second = (
         Machine(rate="100mbit").propose(Machine(rate="100mbit").begin(), choose_by_rules)
         for _ in "ab"
     )
-    assert one == other
-    roles = [role for arm in one.arms for role in arm.roles]
+    assert first == second
+    roles = [role for arm in first.arms for role in arm.roles]
     assert roles[:2] == ["incumbent", "start"]
     assert sorted(roles[2:]) == ["forecast", "judge", "random"]
 
@@ -130,12 +130,12 @@ def test_what_is_timed_as_the_fastest_is_not_held_beyond_the_memory_limit():
     history = machine.begin(timed=timed)
     peaks = peaks_by_hash(history, machine.shapes)
     assert peaks[history.start] == history.start_results.trained[0].memory_peak_bytes
-    for limit, held in (
+    for limit, incumbent in (
         (peaks[ddp.hash()], ddp),
         (peaks[ddp.hash()] - 1, manual),
         (peaks[manual.hash()] - 1, start),
     ):
-        assert with_best_incumbent(history, 0.03, limit, peaks).incumbent == held.hash()
+        assert with_best_incumbent(history, 0.03, limit, peaks).incumbent == incumbent.hash()
 
 
 def test_a_peak_is_that_of_the_largest_seed():
@@ -195,15 +195,15 @@ def test_one_rank_has_nothing_to_search():
 def few(monkeypatch: pytest.MonkeyPatch) -> list[Feasible]:
     """A dozen strategies of several engines without codecs, which are all that there is."""
     plain = [
-        each
-        for each in space_of()
-        if each.strategy.gradients.codec.name == "none"
-        and each.strategy.weights is None
-        and each.strategy.reduce_dtype in (None, "fp32")
+        option
+        for option in space_of()
+        if option.strategy.gradients.codec.name == "none"
+        and option.strategy.weights is None
+        and option.strategy.reduce_dtype in (None, "fp32")
     ]
-    known = plain[:: len(plain) // 12]
-    monkeypatch.setattr(proposals, "feasible", lambda *_: iter(known))
-    return known
+    some = plain[:: len(plain) // 12]
+    monkeypatch.setattr(proposals, "feasible", lambda *_: iter(some))
+    return some
 
 
 class FlatMachine(Machine):
@@ -233,7 +233,7 @@ FIRST = chosen(lambda candidates: candidates[0])
 def test_no_judge_makes_it_worse_than_the_best_that_was_measured(few, tmp_path, kind):
     machine = FlatMachine(noise=0.05)
     chance = np.random.default_rng(0)
-    machine.factors = {each.hash: chance.uniform(0.7, 1.5) for each in few}
+    machine.factors = {option.hash: chance.uniform(0.7, 1.5) for option in few}
     judge = model_judge("http://127.0.0.1:9/v1", tmp_path)
     if kind == "worst":
         judge = chosen(lambda options: max(options, key=lambda o: machine.true_s(o.strategy)))
@@ -245,18 +245,18 @@ def test_no_judge_makes_it_worse_than_the_best_that_was_measured(few, tmp_path, 
 @pytest.mark.parametrize("outcome", ["memory", "diverged"])
 def test_what_fails_is_recorded_and_not_tried_again(few, outcome):
     machine = FlatMachine(noise=0.02)
-    failing = {each.hash for each in few[::2]} - {machine.begin().start}
-    machine.factors = {each.hash: 0.5 + 0.05 * n for n, each in enumerate(few)}
+    failing = {option.hash for option in few[::2]} - {machine.begin().start}
+    machine.factors = {option.hash: 0.5 + 0.05 * n for n, option in enumerate(few)}
     machine.faults = dict.fromkeys(failing, outcome)
-    history, made = machine.search(FIRST, stop_loss=8)
-    count = Counter(arm.hash for proposal in made for arm in proposal.arms)
+    history, proposals_ = machine.search(FIRST, stop_loss=8)
+    count = Counter(arm.hash for proposal in proposals_ for arm in proposal.arms)
     assert all(count[key] <= 1 for key in failing)
     assert sum(count[key] for key in failing) >= 3
     for key in failing & count.keys():
         assert history.measured[key].failures[-1].outcome == outcome
     compared = [arm for decision in history.rounds for arm in decision.compared]
     assert {arm.hash for arm in compared if arm.outcome == outcome} == failing & count.keys()
-    good = [each.strategy for each in few if each.hash not in failing and count[each.hash]]
+    good = [option.strategy for option in few if option.hash not in failing and count[option.hash]]
     assert machine.true_s(history.incumbent_results.strategy) == min(map(machine.true_s, good))
 
 
@@ -267,7 +267,7 @@ def test_an_instruction_in_the_name_of_a_model_reaches_no_judge_and_no_file(few,
     load = history.workload.model_copy(update={"model": evil})
     history = history.model_copy(update={"workload": load})
     with serving(lambda request, n: (200, says(sorted(listed(request))[0], evil))) as server:
-        made = machine.propose(history, http_judge(server, tmp_path))
-    assert "rm -rf" not in json.dumps(server.requests) + made.evidence
-    assert made.verdict.choice in {option.id for option in made.candidates}
-    assert {arm.hash for arm in made.arms} <= {each.hash for each in few} | {history.start}
+        proposal = machine.propose(history, http_judge(server, tmp_path))
+    assert "rm -rf" not in json.dumps(server.requests) + proposal.evidence
+    assert proposal.verdict.choice in {option.id for option in proposal.candidates}
+    assert {arm.hash for arm in proposal.arms} <= {option.hash for option in few} | {history.start}

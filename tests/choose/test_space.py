@@ -1,4 +1,4 @@
-"""The grid and what is feasible of it: legal, each meaning once, within memory by the formula."""
+"""The grid and its feasible strategies: legal, unique, within memory by the formula."""
 
 from collections import Counter
 
@@ -25,12 +25,12 @@ NOTHING = Space(gradients=(), weights=(), sync=())
 SAVING = ("activation_checkpointing", "accumulation")
 
 
-def peak_function(ranks: int):
+def formula_of(ranks: int):
     return lambda strategy: formula_bytes(strategy, SHAPES, ranks)
 
 
-def found(ranks: int, limit: int = ENDLESS, space: Space = NOTHING) -> list[Feasible]:
-    return [*feasible(space, SHAPES, ranks, peak_function(ranks), limit, Counter())]
+def strategies_of(ranks: int, limit: int = ENDLESS, space: Space = NOTHING) -> list[Feasible]:
+    return [*feasible(space, SHAPES, ranks, formula_of(ranks), limit, Counter())]
 
 
 def without_saving(strategy: CanonicalStrategy) -> CanonicalStrategy:
@@ -40,49 +40,49 @@ def without_saving(strategy: CanonicalStrategy) -> CanonicalStrategy:
 
 @pytest.mark.parametrize(("ranks", "limit"), [(1, 20_000_000), (6, 12_000_000)])
 def test_all_that_is_feasible_is_legal_new_and_saves_only_the_memory_that_it_must(ranks, limit):
-    strategies = found(ranks, limit)
-    assert len({each.hash for each in strategies}) == len(strategies)
+    strategies = strategies_of(ranks, limit)
+    assert len({option.hash for option in strategies}) == len(strategies)
     levels = [
         parse_strategy({"engine": "ddp", **level}) for level in memory_saving_levels(SHAPES.samples)
     ]
-    order = [tuple(getattr(each, key) for key in SAVING) for each in levels]
+    order = [tuple(getattr(option, key) for key in SAVING) for option in levels]
     plain = set()
-    for each in strategies[::17]:
-        check_fits(each.strategy, ranks, SHAPES.samples)
-        form = each.strategy.model_dump(mode="json")
-        assert each.strategy == parse_strategy(form).canonical()
-        assert each.hash == each.strategy.hash()
-        assert each.memory_bytes == peak_function(ranks)(each.strategy) <= limit
-        least = without_saving(each.strategy)
-        assert least.hash() not in plain, "one level is enough"
-        plain.add(least.hash())
-        level = order.index(tuple(getattr(each.strategy, key) for key in SAVING))
+    for option in strategies[::17]:
+        check_fits(option.strategy, ranks, SHAPES.samples)
+        form = option.strategy.model_dump(mode="json")
+        assert option.strategy == parse_strategy(form).canonical()
+        assert option.hash == option.strategy.hash()
+        assert option.memory_bytes == formula_of(ranks)(option.strategy) <= limit
+        fastest = without_saving(option.strategy)
+        assert fastest.hash() not in plain, "one level is enough"
+        plain.add(fastest.hash())
+        level = order.index(tuple(getattr(option.strategy, key) for key in SAVING))
         if level:
-            form = least.model_dump(mode="json", exclude={*SAVING})
+            form = fastest.model_dump(mode="json", exclude={*SAVING})
             cheaper = parse_strategy(
                 form | memory_saving_levels(SHAPES.samples)[level - 1]
             ).canonical()
-            assert peak_function(ranks)(cheaper) > limit
+            assert formula_of(ranks)(cheaper) > limit
 
 
 def test_counts_add_up_and_the_order_is_fixed():
     count, again = Counter(), Counter()
     limit = 20_000_000
-    first = [*feasible(NOTHING, SHAPES, 4, peak_function(4), limit, count)]
-    assert first == [*feasible(NOTHING, SHAPES, 4, peak_function(4), limit, again)]
+    first = [*feasible(NOTHING, SHAPES, 4, formula_of(4), limit, count)]
+    assert first == [*feasible(NOTHING, SHAPES, 4, formula_of(4), limit, again)]
     assert count == again
     assert count["strategies"] == len(first) + count["spared"] + count["beyond_memory"]
     everything = Counter()
-    assert [*feasible(NOTHING, SHAPES, 4, peak_function(4), ENDLESS, everything)]
+    assert [*feasible(NOTHING, SHAPES, 4, formula_of(4), ENDLESS, everything)]
     assert everything["strategies"] == count["strategies"], "memory makes nothing illegal"
     assert count["spared"] > 0 < count["beyond_memory"]
 
 
 def test_every_engine_with_all_of_its_values_is_there():
-    strategies = [each.strategy for each in found(4, space=SPACE)]
-    assert {each.engine for each in strategies} == {*ENGINES}
+    strategies = [option.strategy for option in strategies_of(4, space=SPACE)]
+    assert {option.engine for option in strategies} == {*ENGINES}
     values = {
-        name: {getattr(each, name) for each in strategies}
+        name: {getattr(option, name) for option in strategies}
         for name in ("wrap", "bucket_mb", "sharding", "replicas", "window", "prefetch")
     }
     assert values["wrap"] == {None, "block", "root"}
@@ -92,7 +92,8 @@ def test_every_engine_with_all_of_its_values_is_there():
     assert values["window"] == {None, 2}
     assert values["prefetch"] >= {0, 1, 2}
     codecs = {
-        (each.gradients.codec.name, each.weights and each.weights.codec.name) for each in strategies
+        (option.gradients.codec.name, option.weights and option.weights.codec.name)
+        for option in strategies
     }
     assert codecs == {
         (gradients, weights)
@@ -102,17 +103,18 @@ def test_every_engine_with_all_of_its_values_is_there():
 
 
 @pytest.mark.parametrize(("ranks", "share"), [(2, 0.02), (8, 0.06)])
-def test_rare_exchanges_of_the_default_space_add_few_strategies(ranks, share):
-    both = [
-        [each.strategy for each in found(ranks, space=space)] for space in (Space(sync=()), Space())
+def test_sync_of_the_default_space_adds_few_strategies(ranks, share):
+    spaces = [
+        [option.strategy for option in strategies_of(ranks, space=space)]
+        for space in (Space(sync=()), Space())
     ]
-    rare = [each for each in both[1] if each.sync is not None]
-    assert len(both[0]) == len(both[1]) - len(rare) > len(rare) / share
-    assert {each.sync.every for each in rare} == {8, 32}
-    assert {each.engine for each in rare} == {
+    with_sync = [option for option in spaces[1] if option.sync is not None]
+    assert len(spaces[0]) == len(spaces[1]) - len(with_sync) > len(with_sync) / share
+    assert {option.sync.every for option in with_sync} == {8, 32}
+    assert {option.engine for option in with_sync} == {
         name for name, traits in ENGINES.items() if "sync" in traits.settings
     }
-    assert all(each.gradients.plain() and each.weights is None for each in rare)
+    assert all(option.gradients.plain() and option.weights is None for option in with_sync)
 
 
 def test_what_training_is_too_short_for_is_left_out_and_named():
@@ -131,8 +133,10 @@ def test_what_training_is_too_short_for_is_left_out_and_named():
     ("layers", "missing"), [(1, {"fsdp2", "manual"}), (2, {"manual"}), (3, {})]
 )
 def test_the_last_half_of_the_layers_may_stay_gathered_where_it_would_not_anyway(layers, missing):
-    kept = {each["engine"] for each in grid_documents(NOTHING, layers, 2) if "overrides" in each}
-    assert kept == {name for name in ENGINES if ENGINES[name].unit_overrides}.difference(missing)
+    engines = {
+        option["engine"] for option in grid_documents(NOTHING, layers, 2) if "overrides" in option
+    }
+    assert engines == {name for name in ENGINES if ENGINES[name].unit_overrides}.difference(missing)
 
 
 def test_a_model_that_a_strategy_does_not_fit_leaves_it_out():
@@ -142,7 +146,7 @@ def test_a_model_that_a_strategy_does_not_fit_leaves_it_out():
         return 1
 
     strategies = [*feasible(NOTHING, SHAPES, 2, peak, ENDLESS, Counter())]
-    assert {each.strategy.engine for each in strategies} == {"ddp"}
+    assert {option.strategy.engine for option in strategies} == {"ddp"}
 
 
 def test_states_in_host_memory_need_none_of_a_gpu():

@@ -70,8 +70,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: Path) -> Path
     write_results("results/results.jsonl", make_records(seeds=2))
     made_calibration().to_file("results/calibration.json")
     Hardware(cpu="A processor", cores=2, memory_gb=3.0, gpus=[]).to_file("results/hardware.json")
-    for name, place in TIMINGS.items():
-        runs = [made_run(name, run, *place) for run in (*FITTED, NO_COMMUNICATION)]
+    for name, setting in TIMINGS.items():
+        runs = [made_run(name, run, *setting) for run in (*FITTED, NO_COMMUNICATION)]
         write_results(f"results/timings/{name}.jsonl", runs)
     (tmp_path / "data").mkdir()
     for path in data.iterdir():
@@ -186,31 +186,31 @@ def test_a_round_that_is_not_in_the_parameters_is_refused(params, number):
 
 
 @pytest.mark.parametrize(
-    ("kept", "quality", "trained"),
+    ("kept_ratio", "quality", "trained"),
     [(0.8, 1.05, [INT4_KEPT, KEPT]), (0.4, 1.0, [KEPT]), (1.2, 1.0, [INT4_KEPT])],
 )
 def test_what_may_be_held_is_trained_the_fastest_first_until_one_is_tolerated(
-    params, monkeypatch, kept, quality, trained
+    params, monkeypatch, kept_ratio, quality, trained
 ):
     history = begin(["fsdp2"])
     proposal = proposal_of(history, KEPT, INT4_KEPT)
-    race = trial_of(proposal, **{f"_{INT4_KEPT.hash()}": 0.5, f"_{KEPT.hash()}": kept}).race
+    race = trial_of(proposal, **{f"_{INT4_KEPT.hash()}": 0.5, f"_{KEPT.hash()}": kept_ratio}).race
     write_proposal(params, proposal)
     ran: list[RunPlan] = []
 
     def evaluated(plan: RunPlan, runs: Path) -> TrainResult:
         ran.append(plan)
-        known = trial_run(plan.strategy, plan.seed)
+        run = trial_run(plan.strategy, plan.seed)
         factor = quality if plan.strategy.hash() == INT4_KEPT.hash() else 1.0
-        return known.model_copy(update={"val_ppl": factor * (known.val_ppl or 0.0)})
+        return run.model_copy(update={"val_ppl": factor * (run.val_ppl or 0.0)})
 
     monkeypatch.setattr(trial, "race", lambda plan, output, *_: race.to_file(output))
     monkeypatch.setattr(trial, "evaluated", evaluated)
     trial.main(params, "1")
-    made = read(Trial, "1", "trial")
+    record = read(Trial, "1", "trial")
     expected = [(strategy.hash(), seed) for strategy in trained for seed in (0, 1)]
     assert [(plan.run, plan.seed) for plan in ran] == expected
-    decided = conclude(history, proposal, made, AGENT)
+    decided = conclude(history, proposal, record, AGENT)
     assert decided.incumbent == trained[-1].hash()
     assert decided.incumbent_results.files == "results/rounds/1/runs"
     # the records of this round are those of the next one
@@ -241,8 +241,8 @@ def test_training_that_fails_is_data_but_a_full_disk_is_not(params):
         return do
 
     for error, kind in (RunFailed("memory", "no memory", ""), "memory"), (UserError("no"), "crash"):
-        found = trial.measure(work, failing(error), runs, proposal.arms[-1], 0, 1.0)
-        assert (found.outcome, found.source) == (kind, "round 1")
+        failure = trial.measure(work, failing(error), runs, proposal.arms[-1], 0, 1.0)
+        assert (failure.outcome, failure.source) == (kind, "round 1")
         assert not [path for path in runs.rglob("*") if path.is_file()]
     with pytest.raises(StorageError):
         full = failing(StorageError("no space left"))
@@ -270,8 +270,8 @@ def test_a_round_on_real_ranks_races_and_decides(project, monkeypatch, start):
     monkeypatch.setenv("PYTHONPATH", str(Path(trial.__file__).parents[1]))
     history = begin(["fsdp2", "ddp"], agent=AGENT)
     write_results("results/results.jsonl", make_records(["fsdp2", "ddp"], seeds=2))
-    own = ["agent.searches.three={world_size: 3}", "rounds.1.search=three"]
-    real = Sections(overrides=["agent.link=null", "agent.repetitions=10", *own])
+    overrides = ["agent.searches.three={world_size: 3}", "rounds.1.search=three"]
+    real = Sections(overrides=["agent.link=null", "agent.repetitions=10", *overrides])
     write_proposal(real, proposal_of(history, DDP))
     trial.main(real, "1", start=start)
     decide.main(real, "1")

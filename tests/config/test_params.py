@@ -107,14 +107,14 @@ def refusal(*overrides: str) -> str:
         ("tokenize.end_of_text=0", "tokenize.end_of_text: is for data.source tokens: remove it"),
         (
             "tokenize.end_of_text=2048",
-            "tokenize: end_of_text is for tokens whose tokenizer is not named: give it with a "
+            "tokenize: end_of_text is for tokens without a tokenizer: give it with a "
             "larger vocabulary, and tokenizer null",
         ),
         (
             "tokenize.vocabulary=65",
             "tokenize: vocabulary: a trained tokenizer has at least 257 tokens",
         ),
-        ("data.ids_column=ids", "data: ids_column is for source tokens: remove it"),
+        ("data.ids_column=ids", "data: ids_column requires source tokens: remove it"),
         (
             "seeds=[010]",
             "--set seeds: line 1: 010 is one number by YAML 1.1 and another by YAML 1.2, as DVC "
@@ -277,8 +277,8 @@ def test_a_batch_of_all_ranks_is_divided_by_ranks_and_micro_batches() -> None:
         ),
         (
             "agent.world_size=4",
-            "train.global_batch_size: tune, and a search on other ranks than those of train, need "
-            "the samples of a rank: set train.batch_size: 12 in its place",
+            "train.global_batch_size: tune, and a search on other ranks, need train.batch_size in "
+            "its place: 12",
         ),
         (
             "forecast.timings=[two-ranks, one-rank]",

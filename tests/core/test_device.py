@@ -15,6 +15,6 @@ def test_page_locked_memory_may_be_written_to_once_it_was_moved(group):
     for _ in range(50):
         busy = (busy @ busy) / 4096
     batch = torch.ones(1000, dtype=torch.int64).pin_memory()
-    there = moved(batch, device)
+    copied = moved(batch, device)
     batch.zero_()
-    assert bool((there == 1).all())
+    assert bool((copied == 1).all())

@@ -31,7 +31,7 @@ with atomic(sys.argv[1]) as temporary:
 
 
 def writer(path: Path) -> subprocess.Popen[str]:
-    """A process in the middle of writing a file."""
+    """Return a process that is writing a file."""
     command = [sys.executable, "-c", WRITER, str(path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "writing\n"
@@ -63,8 +63,8 @@ def test_files_have_the_mode_of_the_umask(tmp_path: Path, mask: int, mode: int) 
         files.write_text(tmp_path / "text", "a")
     finally:
         os.umask(before)
-    made = ["one", "folder/inner/file", "text"]
-    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in made] == [mode] * 3
+    names = ["one", "folder/inner/file", "text"]
+    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in names] == [mode] * 3
     folders = ["folder", "folder/inner"]
     assert {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in folders} == {0o777 & ~mask}
 
@@ -116,16 +116,16 @@ def test_numbers_that_json_lacks_are_refused(tmp_path: Path, number: float) -> N
 
 @pytest.mark.parametrize("read", [files.read_json, files.read_json_lines])
 @pytest.mark.parametrize(
-    ("content", "what"), [(None, "no such file"), (b'{"loss": 1', "damaged"), (b"\xff", "damaged")]
+    ("content", "kind"), [(None, "no such file"), (b'{"loss": 1', "damaged"), (b"\xff", "damaged")]
 )
-def test_a_damaged_json_file_is_one_line_with_the_fix(tmp_path, read, content, what) -> None:
+def test_a_damaged_json_file_is_one_line_with_the_fix(tmp_path, read, content, kind) -> None:
     path = tmp_path / "values"
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UserError) as error:
         read(path, "run shardlab it")
     message = str(error.value)
-    assert message.startswith(str(path)) and f": {what}" in message and "\n" not in message
+    assert message.startswith(str(path)) and f": {kind}" in message and "\n" not in message
     assert message.endswith(": run shardlab it")
 
 
@@ -133,14 +133,14 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
     for name in ("a", "deep/b"):
         (tmp_path / name).write_text(name)
-    known = files.sha256_of_files(tmp_path)
-    assert files.find_damage(tmp_path, known) is None
+    expected = files.sha256_of_files(tmp_path)
+    assert files.find_damage(tmp_path, expected) is None
     (tmp_path / "deep/b").write_text("c")
-    assert files.find_damage(tmp_path, known) == ("deep/b", "damaged")
-    assert files.find_damage(tmp_path, known, slice(0, None, 2)) is None
+    assert files.find_damage(tmp_path, expected) == ("deep/b", "damaged")
+    assert files.find_damage(tmp_path, expected, slice(0, None, 2)) is None
     (tmp_path / "deep/b").unlink()
     with pytest.raises(UserError, match=r"deep/b: missing: build it"):
-        files.refuse_damage(tmp_path, known, "build it")
+        files.refuse_damage(tmp_path, expected, "build it")
 
 
 def test_full_disk_is_one_line(tmp_path: Path) -> None:

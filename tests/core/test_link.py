@@ -1,4 +1,4 @@
-"""Links between ranks, as parameters say them."""
+"""Links between ranks in parameters."""
 
 import pytest
 
@@ -26,9 +26,9 @@ def test_invalid_rates_are_refused(rate):
 def test_name_of_link_has_rate_and_delay():
     assert Link(rate="1gbit").name == "1gbit"
     assert Link(rate="100mbit", delay_ms=2.5).name == "100mbit + 2.5 ms"
-    two = validate(Link, {"rate": ["1gbit", "10mbit"], "ranks_per_node": 2}, "link")
-    assert two.name == "1gbit/10mbit, 2 ranks per node"
-    assert two.rates_of_nodes(4) == (10**9, 10**7) and two.bits_per_second == 10**7
+    link = validate(Link, {"rate": ["1gbit", "10mbit"], "ranks_per_node": 2}, "link")
+    assert link.name == "1gbit/10mbit, 2 ranks per node"
+    assert link.rates_of_nodes(4) == (10**9, 10**7) and link.bits_per_second == 10**7
     assert Link(rate="1gbit", ranks_per_node=2).rates_of_nodes(4) == (10**9, 10**9)
 
 

@@ -63,9 +63,9 @@ DROPPING = {
 }
 
 
-@pytest.mark.parametrize("place", DROPPING)
-def test_a_signal_ends_a_process_also_where_python_drops_errors(place: str) -> None:
-    """Once: what the process puts in order then is not interrupted."""
-    script = ENDED.replace("DO", DROPPING[place])
+@pytest.mark.parametrize("situation", DROPPING)
+def test_a_signal_ends_a_process_also_where_python_drops_errors(situation: str) -> None:
+    """It ends once, so that its clean-up is not interrupted."""
+    script = ENDED.replace("DO", DROPPING[situation])
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (143, "put in order\n", "")

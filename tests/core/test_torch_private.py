@@ -37,7 +37,7 @@ def test_the_first_rank_warns_for_all(monkeypatch):
 
 def test_what_the_package_does_not_allow_is_refused_with_the_fix():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    (lowest,) = (each for each in project["dependencies"] if each.startswith("torch"))
+    (lowest,) = (line for line in project["dependencies"] if line.startswith("torch"))
     major, minor = map(int, lowest.removeprefix("torch>=").split("."))
     with pytest.raises(UserError, match=rf"too old: pip install '{lowest}'"):
         check_version(f"{major}.{minor - 1}.1")

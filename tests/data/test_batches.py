@@ -24,29 +24,29 @@ def split(tmp_path_factory):
 def divisions(draw, samples):
     """World size, accumulation and batch size that make up as many samples."""
     world_size = draw(st.sampled_from([n for n in range(1, samples + 1) if samples % n == 0]))
-    rest = samples // world_size
-    accumulation = draw(st.sampled_from([n for n in range(1, rest + 1) if rest % n == 0]))
-    return world_size, accumulation, rest // accumulation
+    per_rank = samples // world_size
+    accumulation = draw(st.sampled_from([n for n in range(1, per_rank + 1) if per_rank % n == 0]))
+    return world_size, accumulation, per_rank // accumulation
 
 
 @given(data=st.data(), seed=st.integers(0, 2**31 - 1), samples=st.sampled_from([1, 6, 8, 12]))
 def test_samples_do_not_depend_on_world_size_or_resumption(split, data, seed, samples):
     steps = data.draw(st.integers(1, 12))
     expected = Batches(split, 16, seed).batch(0, steps * samples)
-    found = []
+    batches = []
     first = 0
     while first < steps:  # every resume may be on other ranks
         world_size, accumulation, size = data.draw(divisions(samples))
         last = data.draw(st.integers(first + 1, steps))
         readers = [Batches(split, 16, seed) for _ in range(world_size)]
         for step in range(first, last):
-            taken = [
+            by_rank = [
                 reader.micro_batches(step * samples, rank, world_size, accumulation, size)
                 for rank, reader in enumerate(readers)
             ]
-            found += [batch for micro in zip(*taken, strict=True) for batch in micro]
+            batches += [batch for micro in zip(*by_rank, strict=True) for batch in micro]
         first = last
-    assert torch.equal(torch.cat(found), expected)
+    assert torch.equal(torch.cat(batches), expected)
 
 
 @given(st.integers(0, 2**31 - 1), st.integers(0, 5), st.sampled_from([1, 7, 16, 1002]))

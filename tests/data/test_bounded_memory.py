@@ -14,10 +14,10 @@ import resource, sys
 from pathlib import Path
 from shardlab.data.settings import Data
 from shardlab.data.sources import read_documents
-from shardlab.data.source_records import Tally
+from shardlab.data.source_records import RecordCounts
 resource.setrlimit(resource.RLIMIT_DATA, (300 << 20, 300 << 20))
 data = Data(source=sys.argv[1], path=sys.argv[2])
-print(sum(len(d.text) for d in read_documents(data, Path("work"), Tally("refuse", ""))))
+print(sum(len(d.text) for d in read_documents(data, Path("work"), RecordCounts("refuse", ""))))
 """
 TEXT = "some words" * 100
 RECORD = json.dumps({"text": TEXT})

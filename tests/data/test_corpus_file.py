@@ -36,8 +36,8 @@ def test_any_ranges_of_bytes_join_to_the_whole(file, data):
 @given(st.data())
 def test_a_truncated_corpus_is_never_read_to_its_end(file, data):
     write_corpus(file, data.draw(DOCUMENTS))
-    whole = file.read_bytes()
-    file.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 3))])
+    content = file.read_bytes()
+    file.write_bytes(content[: data.draw(st.integers(0, len(content) - 3))])
     with pytest.raises(UserError, match=r"byte \d+: damaged .* shardlab prepare"):
         list(read_corpus(file))
 

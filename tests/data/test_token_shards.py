@@ -57,7 +57,7 @@ def test_shards_join_to_the_tokens_of_the_documents_in_order(built, name):
 
 def test_any_range_is_read_across_shards(built):
     split = open_split(built / "tokens", "train")
-    whole = np.concatenate(list(split.arrays())).astype(np.int64)
+    tokens = np.concatenate(list(split.arrays())).astype(np.int64)
 
     @given(st.data())
     def law(data):
@@ -65,7 +65,7 @@ def test_any_range_is_read_across_shards(built):
         count = data.draw(st.integers(0, len(split) - start))
         part = split.read(start, count)
         assert part.dtype == np.int64
-        assert np.array_equal(part, whole[start : start + count])
+        assert np.array_equal(part, tokens[start : start + count])
 
     law()
     for start, count in ((-1, 1), (0, len(split) + 1), (len(split), 1)):
@@ -94,12 +94,14 @@ def test_large_vocabulary_uses_uint32(built, tmp_path):
     assert max(split.read(0, len(split)).max() for split in splits) == 400 + 69_999
 
 
-@pytest.mark.parametrize("own", ["$A", "end $A", "$A end"])
-def test_the_end_stands_once_between_documents_and_lost_text_is_counted(tmp_path, own):
+@pytest.mark.parametrize("template", ["$A", "end $A", "$A end"])
+def test_the_end_stands_once_between_documents_and_lost_text_is_counted(tmp_path, template):
     """A tokenizer of words without one for `emu`, which may add its end before or after a text."""
     inner = Tokenizer(models.WordLevel({"?": 0, "end": 1, "a": 2, "gnu": 3}, unk_token="?"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    inner.post_processor = processors.TemplateProcessing(single=own, special_tokens=[("end", 1)])
+    inner.post_processor = processors.TemplateProcessing(
+        single=template, special_tokens=[("end", 1)]
+    )
     inner.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "end", "unk_token": "?"}')
     texts = ["a gnu", "a emu", "gnu"] * 30
@@ -108,9 +110,9 @@ def test_the_end_stands_once_between_documents_and_lost_text_is_counted(tmp_path
     options = Tokenize(tokenizer=str(tmp_path), vocabulary=None, shards=1)
     build_tokens(tmp_path / "corpus.json", SHARE, options, tmp_path / ".work", tmp_path)
     split = open_split(tmp_path / "tokens", "validation")
-    expected = [each.text for each in corpus if is_validation(each.id, SHARE)]
+    expected = [doc.text for doc in corpus if is_validation(doc.id, SHARE)]
     ids = {"a gnu": [2, 3], "a emu": [2, 0], "gnu": [3]}
-    parts = [[1, *ids[text]] if own == "end $A" else [*ids[text], 1] for text in expected]
+    parts = [[1, *ids[text]] if template == "end $A" else [*ids[text], 1] for text in expected]
     assert split.read(0, len(split)).tolist() == [i for part in parts for i in part]
     assert split.altered == expected.count("a emu") > 0
     length = describe_tokens(open_split(tmp_path / "tokens", "train"), split)["length"]

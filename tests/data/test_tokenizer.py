@@ -5,7 +5,7 @@ import sys
 from itertools import count, islice
 
 import pytest
-from hypothesis import given
+from hypothesis import opened
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -14,7 +14,7 @@ from shardlab.core.errors import UserError
 from shardlab.core.files import write_text
 from shardlab.data.settings import Tokenize
 from shardlab.data.sources import generate
-from shardlab.data.tokenizer import given_tokenizer, load_tokenizer, train_tokenizer
+from shardlab.data.tokenizer import load_tokenizer, pretrained_tokenizer, train_tokenizer
 from shardlab.models.settings import Model
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
@@ -40,7 +40,7 @@ def saved(tokenizer, tmp_path):
     return tmp_path / "tokenizer.json"
 
 
-@given(st.lists(MIXED, max_size=5))
+@opened(st.lists(MIXED, max_size=5))
 def test_tokens_decode_to_the_text_without_special_tokens(tokenizer, texts):
     for text, ids in zip(texts, tokenizer.encode(texts), strict=True):
         assert tokenizer.decode(ids) == text
@@ -76,7 +76,7 @@ def test_transformers_loads_the_file(tokenizer, saved):
 
 def test_a_saved_tokenizer_is_the_same_again(tokenizer, saved, tmp_path):
     assert tokenizer.vocabulary == 400
-    for again in (load_tokenizer(saved), given_tokenizer(str(saved.parent), tmp_path)):
+    for again in (load_tokenizer(saved), pretrained_tokenizer(str(saved.parent), tmp_path)):
         assert again.sha256 == tokenizer.sha256
         assert again.encode(["x<|endoftext|>"]) == tokenizer.encode(["x<|endoftext|>"])
 
@@ -90,10 +90,10 @@ def test_a_given_tokenizer_gets_an_end_and_loses_padding_and_truncation(tmp_path
     inner.save(str(tmp_path / "tokenizer.json"))
     if end is not None:
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
-    given = given_tokenizer(str(tmp_path), tmp_path)
-    assert given.end_of_text == ("</s>" if end else "<|endoftext|>")
-    assert (given.end_of_text_id, given.vocabulary) == (256, 257)
-    assert [len(ids) for ids in given.encode(["a", "abcdefgh"])] == [1, 8]
+    opened = pretrained_tokenizer(str(tmp_path), tmp_path)
+    assert opened.end_of_text == ("</s>" if end else "<|endoftext|>")
+    assert (opened.end_of_text_id, opened.vocabulary) == (256, 257)
+    assert [len(ids) for ids in opened.encode(["a", "abcdefgh"])] == [1, 8]
 
 
 @pytest.mark.parametrize(
@@ -109,36 +109,36 @@ def test_the_end_is_found_where_hugging_face_looks(tmp_path, name, content):
     inner.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": null}')
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UserError, match=r"names no token to end a document with: set eos_token in"):
-        given_tokenizer(str(tmp_path), tmp_path)
+    with pytest.raises(UserError, match=r"has no token that ends a document: set eos_token in"):
+        pretrained_tokenizer(str(tmp_path), tmp_path)
     (tmp_path / name).write_text(json.dumps(content))
-    given = given_tokenizer(str(tmp_path), tmp_path)
-    assert (given.end_of_text, given.end_of_text_id) == ("!", 0)
+    opened = pretrained_tokenizer(str(tmp_path), tmp_path)
+    assert (opened.end_of_text, opened.end_of_text_id) == ("!", 0)
 
 
 def test_an_invalid_tokenizer_is_refused_by_name(tmp_path):
     with pytest.raises(UserError, match=r"there is no absent\.json; give .*save_pretrained"):
-        given_tokenizer("absent.json", tmp_path)
+        pretrained_tokenizer("absent.json", tmp_path)
     path = tmp_path / "tokenizer.json"
     path.write_text('{"model": {}}')
     with pytest.raises(UserError, match=r"tokenizer\.json: not a file of the tokenizers library"):
-        given_tokenizer(str(path), tmp_path)
+        pretrained_tokenizer(str(path), tmp_path)
 
 
 def test_a_name_on_the_hub_is_read_from_the_cache_or_is_one_line(tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     with pytest.raises(UserError, match="cannot be fetched from the hub") as caught:
-        given_tokenizer("Qwen/Qwen2.5-0.5B", tmp_path)
+        pretrained_tokenizer("Qwen/Qwen2.5-0.5B", tmp_path)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
     folder = tmp_path / "hub" / "models--Qwen--Qwen2.5-0.5B"
     write_text(folder / "refs/main", "0" * 40)
     snapshot = folder / "snapshots" / ("0" * 40)
     write_text(snapshot / "tokenizer.json", tokenizer.to_json())
     write_text(snapshot / "tokenizer_config.json", '{"eos_token": "<|im_end|>"}')
-    given = given_tokenizer("Qwen/Qwen2.5-0.5B", tmp_path)
-    assert given.end_of_text == "<|im_end|>"
-    assert given.encode(["some words"]) == tokenizer.encode(["some words"])
+    opened = pretrained_tokenizer("Qwen/Qwen2.5-0.5B", tmp_path)
+    assert opened.end_of_text == "<|im_end|>"
+    assert opened.encode(["some words"]) == tokenizer.encode(["some words"])
 
 
 def test_the_default_is_the_tokenizer_of_a_pretrained_model(tmp_path, monkeypatch):
@@ -153,5 +153,5 @@ def test_the_default_is_the_tokenizer_of_a_pretrained_model(tmp_path, monkeypatc
         assert (trained.tokenizer, trained.vocabulary) == ("train", 2048)
     named = Tokenize(tokenizer="gpt2").for_model("models/llama")
     assert (named.tokenizer, named.vocabulary) == ("gpt2", None)
-    with pytest.raises(UserError, match="brings its own tokenizer: remove it, or set"):
+    with pytest.raises(UserError, match="has its own tokenizer: remove it, or set"):
         Tokenize(vocabulary=300).for_model("models/llama")

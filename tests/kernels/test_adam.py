@@ -31,7 +31,7 @@ class Case:
     wild: bool = False
     """any bits, not normal numbers"""
     dtypes: tuple[torch.dtype, ...] = (FP32, FP32, FP32, FP32)
-    """of the parameter, its moments and the gradients"""
+    """Types of the parameter, its moments and the gradients."""
     ranks: int = 1
     mirror: torch.dtype | None = None
     hyper: Hyper = DECAYING
@@ -42,20 +42,20 @@ class Case:
     """elements by which all vectors are off their alignment"""
 
     def vectors(self) -> list[Tensor]:
-        """Parameter, moments, gradients, mirror."""
+        """Return parameter, moments, gradients and mirror."""
         generator = torch.Generator().manual_seed(self.seed)
         kinds = [*self.dtypes[:3], *[self.dtypes[3]] * self.ranks, self.mirror or FP32]
-        made = []
-        for place, dtype in enumerate(kinds):
+        vectors = []
+        for index, dtype in enumerate(kinds):
             values = torch.randn(self.n, generator=generator)
             if self.wild:
-                values = any_bits(self.n, self.seed + place)
-            if place == 2:
+                values = any_bits(self.n, self.seed + index)
+            if index == 2:
                 values = values.abs()
-            room = torch.zeros(self.n + self.shift + place, dtype=dtype)
-            room[self.shift + place :] = values
-            made.append(room[self.shift + place :])
-        return made
+            padded = torch.zeros(self.n + self.shift + index, dtype=dtype)
+            padded[self.shift + index :] = values
+            vectors.append(padded[self.shift + index :])
+        return vectors
 
 
 def stepped(
@@ -135,22 +135,24 @@ def test_flushing_of_subnormal_numbers_has_no_effect(threads):
 SETTINGS = [(True, 0.1, (0.9, 0.999)), (True, 0.0, (0.4, 0.3)), (False, 0.1, (0.9, 0.95))]
 
 
-def both(n, steps, decoupled, decay, betas):
-    """(parameter, first and second moment) by torch's fused optimizer, and by the kernel."""
+def torch_and_kernel(n, steps, decoupled, decay, betas):
+    """Return pairs of parameter and moments, by torch's fused optimizer and by the kernel."""
     torch.manual_seed(n)
     parameter = torch.randn(n)
-    theirs = torch.nn.Parameter(parameter.clone())
+    parameter_of_torch = torch.nn.Parameter(parameter.clone())
     optimizer = (torch.optim.AdamW if decoupled else torch.optim.Adam)(
-        [theirs], 1e-3, betas, weight_decay=decay, fused=True
+        [parameter_of_torch], 1e-3, betas, weight_decay=decay, fused=True
     )
-    ours = parameter, torch.zeros(n), torch.zeros(n)
+    vectors = parameter, torch.zeros(n), torch.zeros(n)
     hyper = Hyper(1e-3, betas, 1e-8, decay, decoupled)
     for step in range(1, steps + 1):
-        theirs.grad = torch.randn(n) * 10.0 ** torch.randint(-8, 2, (n,))
-        adam_(*ours, [theirs.grad], hyper, step)
+        parameter_of_torch.grad = torch.randn(n) * 10.0 ** torch.randint(-8, 2, (n,))
+        adam_(*vectors, [parameter_of_torch.grad], hyper, step)
         optimizer.step()
-    state = optimizer.state[theirs]
-    return zip((theirs.detach(), state["exp_avg"], state["exp_avg_sq"]), ours, strict=True)
+    state = optimizer.state[parameter_of_torch]
+    return zip(
+        (parameter_of_torch.detach(), state["exp_avg"], state["exp_avg_sq"]), vectors, strict=True
+    )
 
 
 as_torch = pytest.mark.skipif(
@@ -162,15 +164,15 @@ as_torch = pytest.mark.skipif(
 @as_torch
 @pytest.mark.parametrize(("decoupled", "decay", "betas"), SETTINGS)
 def test_hundred_steps_match_fused_torch_optimizer_bit_for_bit(decoupled, decay, betas):
-    for theirs, ours in both(16 * 200, 100, decoupled, decay, betas):
-        assert torch.equal(theirs, ours)
+    for expected, result in torch_and_kernel(16 * 200, 100, decoupled, decay, betas):
+        assert torch.equal(expected, result)
 
 
 @as_torch
 def test_tail_differs_from_torch_by_at_most_two_units():
     for n in range(1, 16):
-        for theirs, ours in both(n, 1, True, 0.1, (0.9, 0.999)):
-            assert (theirs.view(torch.int32) - ours.view(torch.int32)).abs().max() <= 2
+        for expected, result in torch_and_kernel(n, 1, True, 0.1, (0.9, 0.999)):
+            assert (expected.view(torch.int32) - result.view(torch.int32)).abs().max() <= 2
 
 
 def drawn(value, dtype, seed=0, step=1):
@@ -192,13 +194,13 @@ def drawn(value, dtype, seed=0, step=1):
     ("value", "dtype"), [(1.0, BF16), (3e-39, BF16), (2.5, FP16), (3e-6, FP16)]
 )
 def test_stochastic_rounding_is_unbiased(value, dtype):
-    found = drawn(value, dtype).double()
+    rounded = drawn(value, dtype).double()
     exact = 1 + 1 / 3000 if dtype is FP16 else 0.999
     exact *= torch.tensor(value, dtype=dtype).double().item()
-    assert len(found.unique()) == 2
-    deviation = found.std().item() / math.sqrt(len(found))
+    assert len(rounded.unique()) == 2
+    deviation = rounded.std().item() / math.sqrt(len(rounded))
     # the step itself is rounded in float32
-    assert abs(found.mean().item() - exact) < 4 * deviation + 1e-6 * exact
+    assert abs(rounded.mean().item() - exact) < 4 * deviation + 1e-6 * exact
 
 
 def test_stochastic_rounding_depends_on_seed_step_and_element():
@@ -225,10 +227,10 @@ def test_stochastic_rounding_depends_on_seed_step_and_element():
     ],
 )
 def test_unsuitable_arguments_are_refused(name, value, message):
-    given = dict(zip(("parameter", "exp_avg", "exp_avg_sq"), torch.zeros(3, 8), strict=True))
-    given |= {"gradients": [torch.zeros(8)], "hyper": Hyper(1e-3), "step": 1} | {name: value}
+    arguments = dict(zip(("parameter", "exp_avg", "exp_avg_sq"), torch.zeros(3, 8), strict=True))
+    arguments |= {"gradients": [torch.zeros(8)], "hyper": Hyper(1e-3), "step": 1} | {name: value}
     with pytest.raises(ValueError, match=message):
-        adam_(**given)
+        adam_(**arguments)
 
 
 @given(
@@ -239,12 +241,12 @@ def test_unsuitable_arguments_are_refused(name, value, message):
 )
 def test_sum_of_squares_matches_reference_on_any_number_of_threads(n, dtype, offset, ranks):
     vectors = [any_bits(n, seed).nan_to_num().clamp(-1e4, 1e4).to(dtype) for seed in range(ranks)]
-    found = sum_of_squares(vectors, 1 / 3, offset)
-    assert sum_of_squares(vectors, 1 / 3, offset, Workers(2)) == found
+    squares = sum_of_squares(vectors, 1 / 3, offset)
+    assert sum_of_squares(vectors, 1 / 3, offset, Workers(2)) == squares
     with reference():
-        assert sum_of_squares(vectors, 1 / 3, offset) == found
+        assert sum_of_squares(vectors, 1 / 3, offset) == squares
     total = sum(vector.double() for vector in vectors) / 3
-    assert found == pytest.approx(float(total @ total), rel=1e-5)
+    assert squares == pytest.approx(float(total @ total), rel=1e-5)
 
 
 @given(st.integers(0, 16_383), st.integers(0, 16_384))
@@ -286,9 +288,9 @@ def test_forked_process_starts_its_own_threads():
     for _ in range(5):
         children.append(os.fork())
         if not children[-1]:
-            same = stepped(POOLED, workers) == expected
+            is_equal = stepped(POOLED, workers) == expected
             workers.close()
-            os._exit(0 if same else 1)
+            os._exit(0 if is_equal else 1)
     stop.set()
     caller.join()
     assert [os.waitpid(child, 0)[1] for child in children] == [0] * 5

@@ -1,4 +1,4 @@
-"""What `torch.compile` makes of the references decodes to their values."""
+"""References under `torch.compile` decode to the values of the references."""
 
 import pytest
 import torch
@@ -16,10 +16,10 @@ def check(spec, backend, monkeypatch, lengths):
     with reference():
         expected = [coded(codec, *pair) for pair in vectors]
         monkeypatch.setitem(BACKENDS, "cpu", backend)
-        for pair, wanted in zip(vectors, expected, strict=True):
+        for pair, reference_result in zip(vectors, expected, strict=True):
             _, *decoded = coded(codec, *pair)
-            for ours, theirs in zip(decoded, wanted[1:], strict=True):
-                torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-9)
+            for result, expected_result in zip(decoded, reference_result[1:], strict=True):
+                torch.testing.assert_close(result, expected_result, rtol=1e-6, atol=1e-9)
 
 
 FAMILIES = ["fp8", "int4:levels=nf4", "natural", "onebit:group=8", "randomk:density=0.1"]

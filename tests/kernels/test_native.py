@@ -18,7 +18,7 @@ needs_compiler = pytest.mark.skipif(not shutil.which("c++"), reason="no C++ comp
 
 @pytest.fixture
 def unloaded(monkeypatch):
-    """The test loads kernels anew; after it, those of this tree are loaded."""
+    """Unload the kernels before the test, and after it, so that they are loaded again."""
     monkeypatch.delenv("SHARDLAB_KERNELS", raising=False)
     native.library.cache_clear()
     yield monkeypatch
@@ -27,7 +27,7 @@ def unloaded(monkeypatch):
 
 @pytest.fixture
 def source_tree(unloaded, tmp_path):
-    """A copy of csrc/ and of the built kernels, which is used in place of this tree."""
+    """Return a copy of csrc/ and of the built kernels that is used in place of this tree."""
     shutil.copytree(native.TREE / "csrc", tmp_path / "csrc")
     for library in native.LIBRARY.parent.glob("*.so"):
         shutil.copy(library, tmp_path)
@@ -118,13 +118,13 @@ def test_sources_that_do_not_compile_end_the_command(source_tree):
 def test_every_instruction_set_has_the_bits_of_the_reference(tmp_path):
     tests = ["tests/kernels/test_operators.py", "tests/codecs/test_selection.py"]
     for library in native.builds()[:-1]:
-        # alone in a folder: it is not replaced by a wider one
-        alone = tmp_path / library.stem / "alone.so"
-        alone.parent.mkdir()
-        shutil.copy(library, alone)
+        # in an empty folder, where no wider library replaces it
+        copy = tmp_path / library.stem / "only.so"
+        copy.parent.mkdir()
+        shutil.copy(library, copy)
         script = (
             "import sys, pytest, pathlib; from shardlab.kernels import native; "
-            f"native.LIBRARY = pathlib.Path({str(alone)!r}); "
+            f"native.LIBRARY = pathlib.Path({str(copy)!r}); "
             "native.TREE = pathlib.Path('absent'); assert native.available(); "
             f"sys.exit(pytest.main(['-q', '-n', '0', '-k', 'reference', *{tests!r}]))"
         )

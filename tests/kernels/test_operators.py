@@ -91,7 +91,7 @@ def test_unsuitable_tensors_are_refused(spec):
 @pytest.mark.parametrize("spec", ["int8", "int4", "bf16", "natural", "fp8", "fp8:format=e5m2"])
 @given(x=vectors(specials=False), seed=st.integers(0, 2**31))
 def test_payload_and_residual_sum_to_the_input_exactly(spec, x, seed):
-    kept = torch.randn(len(x), generator=torch.Generator().manual_seed(seed))
-    wanted, sent, codec = x + kept, torch.zeros(len(x)), make_codec(spec)
-    codec.decode_add(codec.encode_residual(x, kept, kept, KEY), sent)
-    assert bits(sent + kept) == bits(wanted + 0.0)
+    residual = torch.randn(len(x), generator=torch.Generator().manual_seed(seed))
+    corrected, sent, codec = x + residual, torch.zeros(len(x)), make_codec(spec)
+    codec.decode_add(codec.encode_residual(x, residual, residual, KEY), sent)
+    assert bits(sent + residual) == bits(corrected + 0.0)

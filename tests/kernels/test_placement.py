@@ -67,15 +67,15 @@ def test_every_rank_gets_cpus_near_its_gpu_for_control_and_workers(topology, cou
 def test_ranks_share_out_all_cpus_of_their_nodes(topology, count):
     usable = cpus_of(topology)
     placed = place_ranks(topology, [RankLocation(usable)] * count)
-    cpus = [cpu for each in placed for cpu in each.cpus]
+    cpus = [cpu for placement in placed for cpu in placement.cpus]
     if len(usable) >= count:
         assert len({*cpus}) == len(cpus)
-        again = place_ranks(topology, [RankLocation(each.cpus) for each in placed])
+        again = place_ranks(topology, [RankLocation(placement.cpus) for placement in placed])
         assert again == placed or count == 1
     if count < len(topology.nodes):
         assert sorted(cpus) == usable
     else:
-        assert all(len(nodes_of(each)) == 1 for each in placed)
+        assert all(len(nodes_of(placement)) == 1 for placement in placed)
 
 
 @pytest.mark.parametrize(
@@ -93,13 +93,16 @@ def test_ranks_share_out_all_cpus_of_their_nodes(topology, count):
 )
 def test_placement_on_typical_machines(topology, count, expected):
     placed = place_ranks(topology, [RankLocation(cpus_of(topology))] * count)
-    shown = [f"{format_ranges(each.control)} | {format_ranges(each.workers)}" for each in placed]
+    shown = [
+        f"{format_ranges(placement.control)} | {format_ranges(placement.workers)}"
+        for placement in placed
+    ]
     assert sorted(shown) == sorted(expected)
 
 
 def test_bound_ranks_keep_their_cpus():
     placed = place_ranks(TWO_SOCKETS, [RankLocation([0, 1]), RankLocation([4, 12, 13])])
-    assert [each.cpus for each in placed] == [(0, 1), (4, 12, 13)]
+    assert [placement.cpus for placement in placed] == [(0, 1), (4, 12, 13)]
 
 
 def test_topology_is_read_from_sysfs(tmp_path: Path):

@@ -174,8 +174,12 @@ def test_the_breakdown_is_the_mean_over_steps_and_ranks(tmp_path):
     assert result.exposed_comm_ms == pytest.approx(0.15)
     assert result.idle_ms == pytest.approx((0.2 + 1.5) / 2)
     assert result.backward_comm_share == pytest.approx(0.3 / 2.0)
-    alone = analyse(merged(tmp_path, [*step(1, 0, 1000), event("aten::mm", 0, 500)]))
-    assert (alone.comm_share, alone.overlap, alone.comm_ms_by_op) == (0, 0, {})
+    silent = analyse(merged(tmp_path, [*step(1, 0, 1000), event("aten::mm", 0, 500)]))
+    assert (
+        silent.comm_share,
+        silent.overlap,
+        silent.comm_ms_by_op,
+    ) == (0, 0, {})
 
 
 @pytest.mark.parametrize(

@@ -17,28 +17,28 @@ RCCL = "ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)"
 
 def rocm_ranks(steps=2, rank=0, annotated=True, late=0):
     """Steps that the CPU launches in 100 us each; the device takes 1000 us for each."""
-    made = MadeTrace(rank)
+    trace = MadeTrace(rank)
     # launched before the trace began
-    made.add("kernel", "Cijk_gemm", 0, 500, made.device, 7, correlation=1)
+    trace.add("kernel", "Cijk_gemm", 0, 500, trace.device, 7, correlation=1)
     for i in range(steps):
         cpu, gpu = 100 * i, 500 + 1000 * i
         if annotated:
-            made.label(f"ProfilerStep#{i + 5}", cpu, cpu + 100)
-        made.label("Optimizer.zero_grad#SGD.zero_grad", cpu + 1, cpu + 5)
-        made.operator("aten::linear", cpu + 10, cpu + 30)
-        made.kernel(gpu, gpu + 300, launched=cpu + 20, name="Cijk_gemm")
-        made.kernel(gpu + 300, gpu + 350, cpu + 25, name="__amd_rocclr_copyBuffer")
-        made.operator(NODE, cpu + 40, cpu + 50, AUTOGRAD)
-        made.kernel(gpu + 350, gpu + 800, cpu + 45, name="Cijk_gemm", thread=AUTOGRAD)
-        made.operator("aten::mul", cpu + 42, cpu + 48, AUTOGRAD)
-        made.operator("c10d::allreduce_", cpu + 51, cpu + 53, AUTOGRAD)
-        made.operator(NODE, cpu + 50, cpu + 60, AUTOGRAD)
-        made.nccl(gpu + 600 + late, gpu + 900, cpu + 55, "Generic", AUTOGRAD, "allreduce")
-        kernel = next(e for e in made.events[::-1] if e["cat"] == "kernel")
+            trace.label(f"ProfilerStep#{i + 5}", cpu, cpu + 100)
+        trace.label("Optimizer.zero_grad#SGD.zero_grad", cpu + 1, cpu + 5)
+        trace.operator("aten::linear", cpu + 10, cpu + 30)
+        trace.kernel(gpu, gpu + 300, launched=cpu + 20, name="Cijk_gemm")
+        trace.kernel(gpu + 300, gpu + 350, cpu + 25, name="__amd_rocclr_copyBuffer")
+        trace.operator(NODE, cpu + 40, cpu + 50, AUTOGRAD)
+        trace.kernel(gpu + 350, gpu + 800, cpu + 45, name="Cijk_gemm", thread=AUTOGRAD)
+        trace.operator("aten::mul", cpu + 42, cpu + 48, AUTOGRAD)
+        trace.operator("c10d::allreduce_", cpu + 51, cpu + 53, AUTOGRAD)
+        trace.operator(NODE, cpu + 50, cpu + 60, AUTOGRAD)
+        trace.nccl(gpu + 600 + late, gpu + 900, cpu + 55, "Generic", AUTOGRAD, "allreduce")
+        kernel = next(e for e in trace.events[::-1] if e["cat"] == "kernel")
         kernel["name"] = RCCL
-        made.label("Optimizer.step#SGD.step", cpu + 70, cpu + 90)
-        made.kernel(gpu + 900, gpu + 950, launched=cpu + 80, name="multi_tensor_apply")
-    return made
+        trace.label("Optimizer.step#SGD.step", cpu + 70, cpu + 90)
+        trace.kernel(gpu + 900, gpu + 950, launched=cpu + 80, name="multi_tensor_apply")
+    return trace
 
 
 def test_a_device_runs_steps_behind_the_cpu(tmp_path):
@@ -71,8 +71,8 @@ def test_gap_with_operators_separates_backward_passes(tmp_path):
         (pytest.approx(0.04), pytest.approx(0.03))
     ] * 2
     assert "each ends with a backward pass" in job.notes[0]
-    whole = [label("ProfilerStep#1", 0, 200), *events]
-    (step,) = break_down([write_rank(tmp_path / "0.json", whole)]).steps
+    labelled = [label("ProfilerStep#1", 0, 200), *events]
+    (step,) = break_down([write_rank(tmp_path / "0.json", labelled)]).steps
     assert (step.forward_ms, step.backward_ms) == pytest.approx((0.08, 0.06))
 
 
@@ -96,10 +96,10 @@ MISSING = {
     "no ProfilerStep in the trace: the whole trace is one": MadeTrace().operator("aten::mm", 0, 9),
     "backward, update: unknown: no operator of the autograd engine": MadeTrace().kernel(0, 9, 0),
     "communication: unknown: 1 calls": MadeTrace().operator("c10d::allreduce_", 0, 9),
-    "compute: of the CPU alone": MadeTrace()
+    "compute: of the CPU only": MadeTrace()
     .operator("aten::mm", 0, 9)
     .add("cuda_runtime", "cudaLaunchKernel", 1, 2, 1, 1, correlation=1),
-    "4 timed events of unknown categories or times (Other, kernel at 0, xpu_op) count": MadeTrace()
+    "4 timed events of unknown categories or times (Other, kernel at 0, xpu_op) are": MadeTrace()
     .operator("aten::mm", 0, 9)
     .add("kernel", "gemm", 0, 0, 0, 7)
     .add("Other", "a", 0, 1, 1, 1)
@@ -135,69 +135,72 @@ def changed(path, **header):
     return path
 
 
-def unnumbered(made, path, late_us=0):
+def unnumbered(trace, path, late_us=0):
     """A trace of a job whose ranks no group numbers."""
     base = 1_000_000_000_000 + 1000 * late_us
-    return changed(made.write(path), distributedInfo=None, baseTimeNanoseconds=base)
+    return changed(trace.write(path), distributedInfo=None, baseTimeNanoseconds=base)
 
 
 def test_unknown_times_are_no_numbers_and_text_is_printable(tmp_path):
-    made = MadeTrace().kernel(0, 9, 0).copy(10, 20, 1, name="Memcpy \x1b")
-    made.nccl(0, 9, 0, "Generic", reported="\x1b[2J\n\u202e" + "x" * 1000)
-    made.label("Optimizer.step#\x1b]0;\n", 30, 40)
-    paths = [unnumbered(made, tmp_path / f"{late}.json", late) for late in (0, 1)]
+    trace = MadeTrace().kernel(0, 9, 0).copy(10, 20, 1, name="Memcpy \x1b")
+    trace.nccl(0, 9, 0, "Generic", reported="\x1b[2J\n\u202e" + "x" * 1000)
+    trace.label("Optimizer.step#\x1b]0;\n", 30, 40)
+    paths = [unnumbered(trace, tmp_path / f"{late}.json", late) for late in (0, 1)]
     job = break_down(paths)
     (step,) = job.steps[1:]
     assert (step.rank, step.forward_ms, step.update_ms) == (1, None, None)
     lines = list(render(job))
     assert all(line.isprintable() and len(line) < 400 for line in lines)
-    for text in (f"  {UNKNOWN}  ", "1.json does not say which it is of", "nccl:\\x1b"):
+    for text in (f"  {UNKNOWN}  ", "1.json does not say its rank", "nccl:\\x1b"):
         assert any(text in line for line in lines)
 
 
 def test_ranges_may_bear_another_number_of_the_same_process(tmp_path):
     """As in a container, where profiler and operating system count processes apart."""
-    made = rocm_ranks()
-    expected = break_down([made.write(tmp_path / "0.json")])
-    for each in made.events:
-        if each["name"].startswith("ProfilerStep#"):
-            each["pid"] = each["tid"] = 3100453
-    assert break_down([made.write(tmp_path / "1.json")]) == expected
+    trace = rocm_ranks()
+    expected = break_down([trace.write(tmp_path / "0.json")])
+    for entry in trace.events:
+        if entry["name"].startswith("ProfilerStep#"):
+            entry["pid"] = entry["tid"] = 3100453
+    assert break_down([trace.write(tmp_path / "1.json")]) == expected
 
 
 def test_categories_count_in_any_case(tmp_path):
     """As torch up to 1.12 wrote them."""
     old = {"cpu_op": "Operator", "cuda_runtime": "Runtime", "kernel": "Kernel"}
-    made = rocm_ranks()
-    expected = break_down([made.write(tmp_path / "new.json")])
-    for each in made.events:
-        each["cat"] = old.get(each["cat"], each["cat"])
-    assert break_down([made.write(tmp_path / "old.json")]) == expected
+    trace = rocm_ranks()
+    expected = break_down([trace.write(tmp_path / "new.json")])
+    for entry in trace.events:
+        entry["cat"] = old.get(entry["cat"], entry["cat"])
+    assert break_down([trace.write(tmp_path / "old.json")]) == expected
 
 
 def test_fragments_of_steps_do_not_enter_the_means_of_whole_ones(tmp_path):
     """The trace ends just after the third step began; the device never begins its work."""
-    made = rocm_ranks().label("ProfilerStep#7", 200, 204).operator("aten::mm", 201, 203)
-    job, whole = break_down([made.write(tmp_path / "1.json")]), rocm_ranks().write(tmp_path / "2")
-    assert job.steps == break_down([whole]).steps
+    trace = rocm_ranks().label("ProfilerStep#7", 200, 204).operator("aten::mm", 201, 203)
+    job, complete = (
+        break_down([trace.write(tmp_path / "1.json")]),
+        rocm_ranks().write(tmp_path / "2"),
+    )
+    assert job.steps == break_down([complete]).steps
     assert any("1 of 3 left out" in note and note.endswith(": 7") for note in job.notes)
     assert any(line.split()[:3] == ["0", "2", "0.975"] for line in render(job))
 
 
 def test_an_optimizer_in_some_of_the_steps_is_said(tmp_path):
-    made = rocm_ranks()
-    made.events = [e for e in made.events if e["name"][:9] != "Optimizer" or e["ts"] < 100]
-    notes = break_down([made.write(tmp_path / "0.json")]).notes
-    assert "rank 0: optimizer: in 1 of 2 steps: the mean over these alone" in notes
+    trace = rocm_ranks()
+    trace.events = [e for e in trace.events if e["name"][:9] != "Optimizer" or e["ts"] < 100]
+    notes = break_down([trace.write(tmp_path / "0.json")]).notes
+    assert "rank 0: optimizer: in 1 of 2 steps: their mean is shown" in notes
 
 
 @pytest.mark.parametrize("cycle", [False, True])
 def test_traces_that_others_joined_are_refused(tmp_path, cycle):
     """Ranks with a process number each, or two cycles with equal numbers of steps."""
     first, second = rocm_ranks(), rocm_ranks()
-    for each in second.events:
-        each["ts"] += 2500 if cycle else 0
-        each["pid"] += 0 if cycle else 1000
+    for entry in second.events:
+        entry["ts"] += 2500 if cycle else 0
+        entry["pid"] += 0 if cycle else 1000
     first.events += second.events
     words = "ProfilerStep#5 occurs twice" if cycle else r"2 processes \(4700, 5700\)"
     with pytest.raises(UserError, match=words):
@@ -212,9 +215,9 @@ def test_copies_of_a_trace_count_once_and_are_said(tmp_path):
     (tmp_path / "1.json.gz").write_bytes(gzip.compress(ranks[1].read_bytes()))
     job = break_down([tmp_path])
     assert job.steps == expected.steps
-    said = [note for note in job.notes if "has its events" in note]
-    assert [note.split()[:2] for note in said] == [["rank", "0:"], ["rank", "1:"]]
-    for note, names in zip(said, (("0 (1).json", "0.json"), ("1.json.gz", "1.json")), strict=True):
+    notes = [note for note in job.notes if "has its events" in note]
+    assert [note.split()[:2] for note in notes] == [["rank", "0:"], ["rank", "1:"]]
+    for note, names in zip(notes, (("0 (1).json", "0.json"), ("1.json.gz", "1.json")), strict=True):
         assert all(str(tmp_path / name) in note for name in names)
 
 
@@ -223,7 +226,7 @@ def test_traces_of_two_runs_are_refused_and_name_both(tmp_path):
     again = changed(rocm_ranks().write(tmp_path / "0b.json"), baseTimeNanoseconds=61_000_000_000)
     changed(ranks[0], baseTimeNanoseconds=1_000_000_000)
     changed(ranks[1], baseTimeNanoseconds=1_000_000_000)
-    words = r"0b\.json: rank 0 is in .*/0\.json, too, and is no later part of it \(begun 60 s after"
+    words = r"0b\.json: rank 0 is also in .*/0\.json, and this is not a later part of it \(begun 60"
     for paths in ([tmp_path], [*ranks, again]):
         with pytest.raises(UserError, match=words):
             break_down(paths)
@@ -231,8 +234,8 @@ def test_traces_of_two_runs_are_refused_and_name_both(tmp_path):
     later = rocm_ranks(steps=3)
     later.events = [e for e in later.events if e["ts"] >= 1500 or "Optimizer" in e["name"]]
     later.label("ProfilerStep#9", 0, 3500)
-    for one in later.events:
-        one["pid"] = 9 if one["pid"] == 4700 else one["pid"]
+    for entry in later.events:
+        entry["pid"] = 9 if entry["pid"] == 4700 else entry["pid"]
     changed(later.write(again), baseTimeNanoseconds=61_000_000_000)
     with pytest.raises(UserError, match=words):
         break_down([tmp_path])
@@ -248,8 +251,8 @@ def test_traces_of_two_runs_are_refused_and_name_both(tmp_path):
 )
 def test_more_ranks_than_the_job_has_are_refused(tmp_path, jobs, words):
     for number, job in enumerate(jobs):
-        made = rocm_ranks(late=number)
-        changed(made.write(tmp_path / f"{number}.json"), distributedInfo=job)
+        trace = rocm_ranks(late=number)
+        changed(trace.write(tmp_path / f"{number}.json"), distributedInfo=job)
     with pytest.raises(UserError, match=words):
         break_down([tmp_path])
 
@@ -262,4 +265,4 @@ def test_parts_of_a_rank_without_labels_are_steps_of_it(tmp_path):
     job = break_down([tmp_path])
     assert [step.rank for step in job.steps] == [0, 0, 0]
     assert {step.step_ms for step in job.steps} == {job.steps[0].step_ms}
-    assert sum("are taken for later ones of its run" in note for note in job.notes) == 2
+    assert sum("are taken as later steps of its run" in note for note in job.notes) == 2

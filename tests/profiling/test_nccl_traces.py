@@ -10,23 +10,23 @@ from tests.profiling.nccl_trace_factory import AUTOGRAD, HOST, NCCL_STREAM, Made
 
 def fsdp_step(launches=True, rank=0, late=0):
     """One step, launched within 300 us and done after 1000 us."""
-    made = MadeTrace(rank, launches)
-    made.label("ProfilerStep#1", 0, 1000)
-    made.label("shardlab::forward", 0, 100).label("shardlab::backward", 100, 200)
-    made.operator("aten::mm", 40, 60).operator("c10d::_allgather_base_", 15, 25)
-    made.copy(10, 70, launched=5)
-    made.label("FSDP::pre_forward (h.0)", 10, 35).label("FSDP::all_gather (h.0)", 12, 30)
-    made.nccl(60 + late, 200 + late, launched=20, collective="AllGather_RING_LL")
-    made.kernel(150 + late, 350 + late, launched=50)
-    made.kernel(350 + late, 700, launched=150, thread=AUTOGRAD)
-    made.label("FSDP::post_backward_reduce (h.0)", 155, 190, AUTOGRAD)
-    made.nccl(600, 900, 160, collective="ReduceScatter_Sum_f32_RING_LL", thread=AUTOGRAD)
-    made.kernel(700, 800, launched=250, name="multi_tensor_apply_kernel")
-    return made
+    trace = MadeTrace(rank, launches)
+    trace.label("ProfilerStep#1", 0, 1000)
+    trace.label("shardlab::forward", 0, 100).label("shardlab::backward", 100, 200)
+    trace.operator("aten::mm", 40, 60).operator("c10d::_allgather_base_", 15, 25)
+    trace.copy(10, 70, launched=5)
+    trace.label("FSDP::pre_forward (h.0)", 10, 35).label("FSDP::all_gather (h.0)", 12, 30)
+    trace.nccl(60 + late, 200 + late, launched=20, collective="AllGather_RING_LL")
+    trace.kernel(150 + late, 350 + late, launched=50)
+    trace.kernel(350 + late, 700, launched=150, thread=AUTOGRAD)
+    trace.label("FSDP::post_backward_reduce (h.0)", 155, 190, AUTOGRAD)
+    trace.nccl(600, 900, 160, collective="ReduceScatter_Sum_f32_RING_LL", thread=AUTOGRAD)
+    trace.kernel(700, 800, launched=250, name="multi_tensor_apply_kernel")
+    return trace
 
 
-def only_step(tmp_path, made):
-    (times,) = read_steps(made.write(tmp_path / "0.json"))
+def only_step(tmp_path, trace):
+    (times,) = read_steps(trace.write(tmp_path / "0.json"))
     return times
 
 
@@ -63,8 +63,8 @@ def test_work_without_launch_belongs_to_the_pass_in_which_it_began(tmp_path):
 
 
 def test_labels_name_the_unit_and_metadata_a_generic_kernel(tmp_path):
-    made = fsdp_step().label("shardlab::comm h.1", 218, 225)
-    times = only_step(tmp_path, made.nccl(920, 930, 220, "Generic_4", reported="allreduce"))
+    trace = fsdp_step().label("shardlab::comm h.1", 218, 225)
+    times = only_step(tmp_path, trace.nccl(920, 930, 220, "Generic_4", reported="allreduce"))
     assert times.comm_ms_by_unit == pytest.approx({"h.0": 0.44, "h.1": 0.01})
     assert times.comm_ms_by_op["nccl:all_reduce"] == pytest.approx(0.01)
 
@@ -97,15 +97,15 @@ def test_labels_name_the_unit_and_metadata_a_generic_kernel(tmp_path):
 )
 def test_a_collective_is_named_by_its_record_before_its_kernel(tmp_path, name, reported, operation):
     args = {} if reported is None else {"Collective name": reported}
-    made = MadeTrace().label("ProfilerStep#1", 0, 1000).operator("aten::mm", 0, 9)
-    made.launch("kernel", name, 100, 300, NCCL_STREAM, 50, HOST, **args)
-    (step,) = break_down([made.write(tmp_path / "0.json")]).steps
+    trace = MadeTrace().label("ProfilerStep#1", 0, 1000).operator("aten::mm", 0, 9)
+    trace.launch("kernel", name, 100, 300, NCCL_STREAM, 50, HOST, **args)
+    (step,) = break_down([trace.write(tmp_path / "0.json")]).steps
     expected = operation if ":" in operation else f"nccl:{operation}"
     assert step.comm_ms_by_op == pytest.approx({expected: 0.2})
     assert step.comm_ms == pytest.approx(0.2)
     if reported is None:
         # the range around the launch counts, too, as torch writes it where records say nothing
-        path = made.label("nccl:all_to_all", 49, 52).write(tmp_path / "0.json")
+        path = trace.label("nccl:all_to_all", 49, 52).write(tmp_path / "0.json")
         (step,) = break_down([path]).steps
         assert [*step.comm_ms_by_op] == [f"{expected.partition(':')[0]}:all_to_all"]
 

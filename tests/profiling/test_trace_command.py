@@ -18,12 +18,12 @@ from tests.trace_factory import event, label, write_rank
 
 def job_of(tmp_path, *collectives, compute=730, name="{}"):
     """A rank whose step of 1000 us computes first."""
-    made = MadeTrace().label("ProfilerStep#1", 0, 1000)
-    made.kernel(0, compute, launched=0)
+    trace = MadeTrace().label("ProfilerStep#1", 0, 1000)
+    trace.kernel(0, compute, launched=0)
     for start, end, collective in collectives:
-        made.nccl(start, end, 0, "Generic", reported=name.format(collective))
-    made.kernel(999, 1000, launched=0)
-    return break_down([made.write(tmp_path / "0.json")])
+        trace.nccl(start, end, 0, "Generic", reported=name.format(collective))
+    trace.kernel(999, 1000, launched=0)
+    return break_down([trace.write(tmp_path / "0.json")])
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_folders_without_traces_or_with_several_jobs_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"none: no trace of torch.profiler .* in it: write one"):
         break_down([tmp_path / "none"])
     for paths in ([tmp_path], traces):
-        with pytest.raises(UserError, match=r"two/0.json: rank 0 is in .*one/0.json, too, and is"):
+        with pytest.raises(UserError, match=r"two/0.json: rank 0 is also in .*one/0.json, and"):
             break_down(paths)
     for path in traces:
         trace = json.loads(path.read_text())
@@ -92,7 +92,7 @@ def test_a_damaged_trace_in_a_folder_is_refused(tmp_path):
     packed = tmp_path / "0.json.gz"
     packed.write_bytes(gzip.compress(traced(tmp_path / "one").read_bytes())[:-9])
     shutil.rmtree(tmp_path / "one")
-    with pytest.raises(UserError, match=r"0\.json\.gz: not a whole trace"):
+    with pytest.raises(UserError, match=r"0\.json\.gz: incomplete trace"):
         break_down([tmp_path])
 
 

@@ -35,37 +35,37 @@ def refusal(path):
 
 @pytest.mark.parametrize("value", [None, "text", [{}], -1e3])
 def test_any_value_of_a_trace_may_be_wrong(tmp_path, trace, value):
-    whole = json.loads(gzip.decompress(trace.read_bytes()))
+    document = json.loads(gzip.decompress(trace.read_bytes()))
     path = tmp_path / "x.json"
-    for key in whole:
-        path.write_text(json.dumps({**whole, key: value}))
+    for key in document:
+        path.write_text(json.dumps({**document, key: value}))
         assert refusal(path) is not None or key != "traceEvents"
-    kinds = {(e["ph"], e.get("cat")): i for i, e in enumerate(whole["traceEvents"])}
+    kinds = {(e["ph"], e.get("cat")): i for i, e in enumerate(document["traceEvents"])}
     for i in kinds.values():
-        for key in whole["traceEvents"][i]:
-            events = [*whole["traceEvents"]]
+        for key in document["traceEvents"][i]:
+            events = [*document["traceEvents"]]
             events[i] = {**events[i], key: value}
-            path.write_text(json.dumps({**whole, "traceEvents": events}))
+            path.write_text(json.dumps({**document, "traceEvents": events}))
             assert refusal(path) is not None or key != "dur"
 
 
 def test_every_torn_and_flipped_trace_is_one_line(tmp_path, trace):
-    whole, chance = trace.read_bytes(), random.Random(0)
+    original, chance = trace.read_bytes(), random.Random(0)
     for number in range(60):
-        torn = bytearray(whole)
+        torn = bytearray(original)
         if number % 3 == 0:
             del torn[chance.randrange(len(torn)) :]
         else:
             torn[chance.randrange(10, len(torn))] ^= 1 << chance.randrange(8)
         trace.write_bytes(torn)
         assert refusal(trace) is not None
-    text, plain = gzip.decompress(whole).rstrip(), tmp_path / "plain.json"
+    text, plain = gzip.decompress(original).rstrip(), tmp_path / "plain.json"
     for length in (0, 30, len(text) // 2, len(text) - 1):
         plain.write_bytes(text[:length])
-        with pytest.raises(UserError, match="not a whole trace"):
+        with pytest.raises(UserError, match="incomplete trace"):
             load_trace(plain)
     plain.write_text('{"schema": "1.0.3", "nodes": []}')
-    assert "no traceEvents: not a trace of torch.profiler" in refusal(plain)
+    assert "not a trace of torch.profiler (no traceEvents)" in refusal(plain)
     with pytest.raises(UserError, match="no such trace"):
         load_trace(tmp_path / "none.json")
 
@@ -93,4 +93,4 @@ def test_what_profilers_write_beyond_json_is_read(tmp_path, change):
     expected = break_down([path]).steps
     path.write_bytes(change(path.read_bytes()))
     for steps in expected, break_down([path]).steps:
-        assert [(each.step_ms, each.compute_ms) for each in steps] == [(1.0, 0.5)]
+        assert [(step.step_ms, step.compute_ms) for step in steps] == [(1.0, 0.5)]

@@ -8,10 +8,10 @@ from shardlab.results.interval import (
     Ratio,
     enclosing,
     geometric_mean,
+    interleaved_ratio,
     interval_factor,
     paired_ratio,
     pauses,
-    ratio_in_turns,
 )
 
 DRIFT = [20.0, 40.0, 25.0, 90.0]
@@ -29,8 +29,8 @@ def test_ratios_have_the_sample_deviation_of_their_logarithms() -> None:
     ratio = paired_ratio([math.e * 7, math.e**2 * 5, math.e**3], [7.0, 5.0, 1.0])
     half = 4.3027 / math.sqrt(3)
     assert [math.log(x) for x in ratio] == pytest.approx([2, 2 - half, 2 + half], rel=1e-4)
-    alone = paired_ratio([6.0], [3.0])
-    assert alone.ratio == pytest.approx(2) and math.isnan(alone.low) and math.isnan(alone.high)
+    single = paired_ratio([6.0], [3.0])
+    assert single.ratio == pytest.approx(2) and math.isnan(single.low) and math.isnan(single.high)
 
 
 def test_pairs_without_a_measurement_are_left_out() -> None:
@@ -41,46 +41,46 @@ def test_pairs_without_a_measurement_are_left_out() -> None:
 
 
 def test_a_drift_cancels_between_timings_that_took_turns():
-    assert ratio_in_turns([3 * step for step in DRIFT], DRIFT) == pytest.approx((3, 3, 3))
+    assert interleaved_ratio([3 * step for step in DRIFT], DRIFT) == pytest.approx((3, 3, 3))
     often = [step for step in DRIFT for _ in range(5)]
-    assert ratio_in_turns([3 * step for step in DRIFT], often) == pytest.approx((3, 3, 3))
-    assert ratio_in_turns(often, [3 * step for step in DRIFT]) == pytest.approx([1 / 3] * 3)
+    assert interleaved_ratio([3 * step for step in DRIFT], often) == pytest.approx((3, 3, 3))
+    assert interleaved_ratio(often, [3 * step for step in DRIFT]) == pytest.approx([1 / 3] * 3)
 
 
 def test_pairs_of_as_many_repetitions_are_those_of_one_timing():
     values, divisors = [1.0, 2.0, 4.0], [2.0, 2.0, 2.0]
-    assert ratio_in_turns(values, divisors) == pytest.approx(paired_ratio(values, divisors))
+    assert interleaved_ratio(values, divisors) == pytest.approx(paired_ratio(values, divisors))
 
 
-@pytest.mark.parametrize(("count", "others"), [(20, 21), (21, 20), (12, 40), (7, 40), (2, 3)])
-def test_timings_of_any_two_numbers_have_an_interval(count, others):
-    assert ratio_in_turns([3.0] * count, [1.0] * others) == pytest.approx((3, 3, 3))
+@pytest.mark.parametrize(("count", "divisors"), [(20, 21), (21, 20), (12, 40), (7, 40), (2, 3)])
+def test_timings_of_any_two_numbers_have_an_interval(count, divisors):
+    assert interleaved_ratio([3.0] * count, [1.0] * divisors) == pytest.approx((3, 3, 3))
 
 
 def test_of_other_numbers_blocks_are_as_equal_as_can_be():
     """Blocks of 1, 1 and 2: the ratios are 2, 2 and 8 / sqrt(4 * 4)."""
-    assert ratio_in_turns([4.0, 4.0, 8.0], [2.0, 2.0, 2.0, 8.0]) == pytest.approx((2, 2, 2))
+    assert interleaved_ratio([4.0, 4.0, 8.0], [2.0, 2.0, 2.0, 8.0]) == pytest.approx((2, 2, 2))
     values, divisors = [4.0, 9.0, 8.0], [2.0, 3.0, 2.0, 8.0]
     expected = paired_ratio([2.0, 3.0, 2.0], [1.0] * 3)
-    assert ratio_in_turns(values, divisors) == pytest.approx(expected)
+    assert interleaved_ratio(values, divisors) == pytest.approx(expected)
 
 
 def test_a_single_pair_has_no_interval():
-    ratio, low, high = ratio_in_turns([3.0], [1.0] * 40)
+    ratio, low, high = interleaved_ratio([3.0], [1.0] * 40)
     assert ratio == pytest.approx(3)
     assert math.isnan(low) and math.isnan(high)
 
 
-def test_what_is_no_measurement_is_left_out_of_a_ratio_in_turns():
-    nan = math.nan
-    assert ratio_in_turns([3.0, nan, 3.0], [1.0, 1.0, nan, 1.0, 1.0, 1.0]).ratio == pytest.approx(3)
-    assert ratio_in_turns([3.0, nan, 3.0], [1.0, nan, 1.0, 1.0]).ratio == pytest.approx(3)
+def test_an_interleaved_ratio_leaves_out_nan():
+    nan, values = math.nan, [3.0, math.nan, 3.0]
+    assert interleaved_ratio(values, [1.0, 1.0, nan, 1.0, 1.0, 1.0]).ratio == pytest.approx(3)
+    assert interleaved_ratio(values, [1.0, nan, 1.0, 1.0]).ratio == pytest.approx(3)
 
 
 def test_a_chain_of_ratios_has_both_uncertainties():
-    one, other = Ratio(2.0, 1.0, 4.0), Ratio(3.0, 3.0, 3.0)
-    assert one.times(other) == pytest.approx((6, 3, 12))
-    wide = one.times(one.inverse)
+    first, second = Ratio(2.0, 1.0, 4.0), Ratio(3.0, 3.0, 3.0)
+    assert first.times(second) == pytest.approx((6, 3, 12))
+    wide = first.times(first.inverse)
     assert wide == pytest.approx((1, 2 ** -math.sqrt(2), 2 ** math.sqrt(2)))
 
 
@@ -93,7 +93,7 @@ def test_several_timings_enclose_the_intervals_of_all():
 
 
 def test_several_repetitions_in_one_turn_count_by_their_geometric_mean():
-    assert ratio_in_turns([4.0, 4.0], [2.0, 8.0, 1.0, 16.0]) == pytest.approx((1, 1, 1))
+    assert interleaved_ratio([4.0, 4.0], [2.0, 8.0, 1.0, 16.0]) == pytest.approx((1, 1, 1))
 
 
 def test_a_pause_is_over_twice_the_median_and_far_beyond_the_spread():

@@ -33,9 +33,9 @@ def test_a_ratio_pairs_the_repetitions_that_both_have():
     long, short = [40.0, 50.0, 42.0, 48.0, 44.0, 46.0], [20.0, 24.0, 22.0]
     runs = [make_timed("slow", "fsdp2", step_ms=long), make_timed("slow", "ddp", step_ms=short)]
     for reference in ("fsdp2", FSDP2.hash()):
-        [(same, one), (other, ratio)] = ratio_to(runs, reference)
-        assert [same.run, other.run] == ["fsdp2", "ddp"]
-        assert (one.ratio, one.low, one.high) == (1, 1, 1)
+        [(baseline, unit), (result, ratio)] = ratio_to(runs, reference)
+        assert [baseline.run, result.run] == ["fsdp2", "ddp"]
+        assert (unit.ratio, unit.low, unit.high) == (1, 1, 1)
         expected = paired_ratio(short, long[:3])
         assert (ratio.ratio, ratio.low, ratio.high) == pytest.approx(expected)
         assert (ratio.source, ratio.link, ratio.world_size) == ("timing slow", "100mbit", 2)
@@ -77,15 +77,15 @@ def test_a_row_has_the_results_of_a_strategy_from_all_measurements():
     ]
     rows = results_by_strategy(results, FSDP2.hash())
     assert [row.source for row in rows.values()] == ["run fsdp2", "run ddp", "round 1"]
-    ddp, kept = rows[DDP.hash()], rows[KEPT.hash()]
+    ddp, row = rows[DDP.hash()], rows[KEPT.hash()]
     assert [(step.source, step.ratio) for step in ddp.steps] == [
         ("timing slow", pytest.approx(0.5)),
         ("round 1", pytest.approx(0.75)),
     ]
     assert [run.seed for run in ddp.trained] == [0, 1]
     assert (ddp.files, ddp.folder) == (None, "results/train/ddp")
-    assert kept.folder == f"results/rounds/1/runs/train/{KEPT.hash()}"
-    assert [step.ratio for step in kept.steps] == pytest.approx([1.5])
+    assert row.folder == f"results/rounds/1/runs/train/{KEPT.hash()}"
+    assert [step.ratio for step in row.steps] == pytest.approx([1.5])
 
 
 def test_a_seed_that_fails_leaves_a_row_without_training_runs():

@@ -88,7 +88,7 @@ def test_one_command_starts_all_ranks_without_a_task_for_each(variables, given):
     ("given", "message"),
     [
         (TORCHRUN | {"WORLD_SIZE": 3}, r"torchrun started 3 ranks, train\.world_size says 4"),
-        ({"RANK": 0, "WORLD_SIZE": 4}, "MASTER_ADDR and MASTER_PORT not: unset those"),
+        ({"RANK": 0, "WORLD_SIZE": 4}, "but not MASTER_ADDR and MASTER_PORT: unset RANK"),
         (TORCHRUN | {"RANK": "x"}, "^RANK is 'x': expected a whole number, at least 0$"),
         (TORCHRUN | {"RANK": 4}, "^RANK 4 of 4, LOCAL_RANK 1 of 2: count ranks from 0"),
         (TORCHRUN | {"LOCAL_WORLD_SIZE": 0}, "^LOCAL_WORLD_SIZE is '0': expected .* least 1$"),

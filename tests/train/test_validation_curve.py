@@ -34,9 +34,9 @@ ALL = ValidationCurve(every=3)
 long = pytest.mark.long
 
 
-def plan(data: Path, strategy: dict[str, Any], **train: Any) -> RunPlan:
-    settings = Train(**{**TRAIN, **train})
-    return RunPlan("a-run", 1, parse_strategy(strategy), settings, Model(preset="tiny"), data)
+def plan(data: Path, strategy: dict[str, Any], dropout: float = 0.0, **train: Any) -> RunPlan:
+    settings, model = Train(**{**TRAIN, **train}), Model(preset="tiny", dropout=dropout)
+    return RunPlan("a-run", 1, parse_strategy(strategy), settings, model, data)
 
 
 def events_of(plan: RunPlan, folder: Path, **options: Any) -> list[dict[str, Any]]:
@@ -47,6 +47,22 @@ def events_of(plan: RunPlan, folder: Path, **options: Any) -> list[dict[str, Any
 
 def weights(folder: Path) -> bytes:
     return (folder / "final_model/model.safetensors").read_bytes()
+
+
+def test_a_model_that_drops_in_training_drops_nothing_in_an_evaluation(
+    data: Path, tmp_path: Path
+) -> None:
+    curved = plan(data, {"engine": "ddp"}, dropout=0.3, validation=ALL)
+    events = events_of(curved, tmp_path / "curve")
+    without = events_of(plan(data, {"engine": "ddp"}, dropout=0.3), tmp_path / "without")
+    assert [event["loss"] for event in events] == [event["loss"] for event in without]
+    quality = evaluate(
+        load_model(tmp_path / "curve/final_model"),
+        open_split(data / "tokens", "validation"),
+        16,
+        32,
+    )
+    assert events[-1]["val_loss"] == pytest.approx(quality.loss, rel=1e-6)
 
 
 @pytest.mark.parametrize(
