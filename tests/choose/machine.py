@@ -160,7 +160,7 @@ class Machine:
         gradients = _BYTES.get(strategy.gradients.codec.name, 4.0)
         weights = _BYTES["int8"] if strategy.weights else 4.0
         replicated = strategy.engine == "ddp"
-        elements = (1 - 1 / self.ranks) * self.shapes.whole
+        elements = (1 - 1 / self.ranks) * self.shapes.total
         return {
             "gradients": (2 if replicated else 1) * gradients * elements,
             "weights": 0.0 if replicated else 2 * weights * elements,
