@@ -225,7 +225,7 @@ def test_files_where_the_stages_write_are_refused_and_stay(tmp_path):
     (folder := tmp_path / "out/tokens").mkdir(parents=True)
     path = nanogpt(folder, DOCUMENTS)
     for source in (path, folder, tmp_path / "out"):
-        with pytest.raises(UserError, match=r"where the stages write.*move the files elsewhere"):
+        with pytest.raises(UserError, match=r"the stages write to .*: move your files elsewhere"):
             map_files(source, tmp_path / "out")
     assert path.is_file()
 

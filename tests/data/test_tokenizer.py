@@ -5,7 +5,7 @@ import sys
 from itertools import count, islice
 
 import pytest
-from hypothesis import opened
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -40,7 +40,7 @@ def saved(tokenizer, tmp_path):
     return tmp_path / "tokenizer.json"
 
 
-@opened(st.lists(MIXED, max_size=5))
+@given(st.lists(MIXED, max_size=5))
 def test_tokens_decode_to_the_text_without_special_tokens(tokenizer, texts):
     for text, ids in zip(texts, tokenizer.encode(texts), strict=True):
         assert tokenizer.decode(ids) == text
