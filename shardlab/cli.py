@@ -154,6 +154,7 @@ def _train(parser: Parser) -> None:
     add("--seed", type=int, default=0, help="of weights, order of data and random codecs (0)")
     words = "how often to start new ranks after one has failed (0)"
     add("--max-restarts", type=int, default=0, help=words)
+    add("--resume", metavar="FOLDER", help="checkpoint to begin from, such as step-00000050")
     words = "print which CPUs each rank gets, and end"
     add("--show-placement", action="store_true", help=words)
 

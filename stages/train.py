@@ -28,6 +28,7 @@ def main(
     seed: int = 0,
     max_restarts: int = 0,
     show_placement: bool = False,
+    resume: str | None = None,
 ) -> None:
     """Write metrics.json, events.jsonl, trace.json.gz and final_model/ of the run.
 
@@ -37,6 +38,8 @@ def main(
     if show_placement:
         show_placements(train)
         return
+    if resume is not None and train.checkpoint is None:
+        raise UserError(f"--resume {resume}: give --set train.checkpoint.every=N as well")
     data = Path("data")
     refuse_other_source(params)
     plan = RunPlan(
@@ -48,14 +51,19 @@ def main(
         build_missing_tokens(data / "tokens", rank, partial(_tokenize, params))
     refuse_other_tokens(params)
     subfolder = Path(run, f"seed{seed}")
-    folder = "results/train" / subfolder
+    folder, checkpoints, kept = "results/train" / subfolder, ".work/checkpoints" / subfolder, None
+    if train.checkpoint is not None and train.checkpoint.folder is not None:
+        kept = train.checkpoint.folder / subfolder
+        checkpoints = kept / "running"
     try:
         train_run(
             plan,
             folder,
             telemetry="logs/tensorboard" / subfolder,
-            checkpoints=".work/checkpoints" / subfolder,
+            checkpoints=checkpoints,
             max_restarts=max_restarts,
+            kept=kept,
+            resume=None if resume is None else Path(resume),
         )
     except RunFailed as failure:
         if not is_job():

@@ -83,8 +83,9 @@ class Document(BaseModel):
         Raises:
             UserError: The file is missing, damaged or not such a document.
         """
+        value = read_json(path, fix)
         try:
-            return validate(cls, read_json(path, fix), str(path))
+            return validate(cls, value, str(path))
         except UserError as error:
             raise UserError(f"{error}: {fix}") from None
 

@@ -183,6 +183,12 @@ class Engine(ABC):
         """
         return {}
 
+    def held_elements(self) -> int:
+        """Return the elements of parameters that this rank keeps between steps, with padding."""
+        parameters = self.module.parameters()
+        held = (p.to_local() if isinstance(p, DTensor) else p for p in parameters)
+        return sum(part.numel() for part in held)
+
     def split(self, name: str, whole: Tensor) -> dict[str, Tensor]:
         """Return the parts of the whole tensor of an entry of `shards()`, by the model's own names.
 

@@ -26,6 +26,7 @@ from shardlab.engines.slide_memory import (
     GradBuffers,
     SlideUnit,
     VectorLayout,
+    chunk_of,
     shared_vectors,
 )
 from shardlab.engines.slide_optimizer import HostOptimizer, update_workers
@@ -254,6 +255,12 @@ class SlideEngine(Engine):
             for kind in (*_STATES, FROZEN)
         }
         return kinds | {"step": {unit.name: unit.step for unit in self._trained}}
+
+    def held_elements(self) -> int:
+        """Return those of this rank's part of the host memory of its node."""
+        place = self.groups.rank, self.groups.world_size
+        kinds = [unit.vectors[kind] for unit in self.units for kind in ("parameter", FROZEN)]
+        return sum(chunk_of(vector, *place).numel() for vector in kinds)
 
     def split(self, name: str, whole: Tensor) -> dict[str, Tensor]:  # noqa: D102
         [shapes] = [unit.shapes for unit in self.units if unit.name == name]

@@ -65,6 +65,21 @@ class Folder:
         for old in self.steps()[:-keep]:
             self._remove(old)
 
+    def keep(self, target: Path) -> None:
+        """Move all checkpoints into another folder of the same file system, in place of those of
+        the same steps.
+
+        Raises:
+            StorageError: they cannot be moved.
+        """
+        kept = Folder(target)
+        with writing(target):
+            target.mkdir(parents=True, exist_ok=True)
+            for step in self.steps():
+                if kept.path(step).exists():
+                    kept._remove(step)
+                self.path(step).rename(kept.path(step))
+
     def remove(self) -> None:
         """Remove all checkpoints, and the folder if nothing else is in it.
 
@@ -137,17 +152,21 @@ class CheckpointManifest(Document):
         """Write checkpoint.json."""
         self.to_file(folder / _FILE)
 
-    def refuse_other(self, run: "CheckpointManifest", path: Path, elastic: bool) -> None:
+    def refuse_other(
+        self, run: "CheckpointManifest", path: Path, elastic: bool, named: bool = False
+    ) -> None:
         """Check that `run` can resume from this checkpoint, which is at `path`.
 
         Args:
             elastic: `train` and the strategy may differ.
+            named: the user named this one.
 
         Raises:
             UserError: it cannot; says what differs.
         """
         saved, wanted = self.meaning(), run.meaning()
         differ = [key for key in {**saved, **wanted} if saved.get(key) != wanted.get(key)]
+        anew = "name another" if named else f"remove {path.parent} to start anew"
         # moments of one optimizer are none of another
         fixed = [
             key
@@ -158,11 +177,11 @@ class CheckpointManifest(Document):
             if self.step > run.train.steps:
                 raise UserError(
                     f"{path}: {self.step} steps are done, train.steps is {run.train.steps}: set it "
-                    f"to {self.step} or more, or remove {path.parent} to start anew"
+                    f"to {self.step} or more, or {anew}"
                 )
             return
         key = (fixed or differ)[0]
-        fix = f"set it back, or remove {path.parent} to start anew"
+        fix = f"set it back, or {anew}"
         if not fixed:
             fix += ", or set train.checkpoint.elastic: true to go on all the same"
         raise UserError(
@@ -171,10 +190,12 @@ class CheckpointManifest(Document):
         )
 
     def meaning(self) -> dict[str, Any]:
-        """Return the values that identify a run, by dotted keys."""
+        """Return the values that identify a run, by dotted keys; without `train.steps` where no
+        step depends on it, so that a run may go on for longer."""
         named = {"model", "model_files", "seed", "tokens", "strategy"}
         plain = self.model_dump(mode="json", include=named)
-        train = self.train.model_dump(mode="json", exclude=_AFTERWARDS)
+        length = {"steps"} if self.train.decay == "constant" else set()
+        train = self.train.model_dump(mode="json", exclude=_AFTERWARDS | length)
         return flat({**plain, "train": train})
 
 

@@ -59,6 +59,7 @@ class Checkpoints:
     Args:
         root: a folder that all ranks share.
         group: of the ranks that train.
+        named: a checkpoint to begin from, where there is none in `root`.
     """
 
     def __init__(
@@ -69,8 +70,10 @@ class Checkpoints:
         engine: Engine,
         loop: Loop,
         group: dist.ProcessGroup,
+        named: Path | None = None,
     ) -> None:
         self._plan = plan
+        self._named = named
         self._options = options
         self._folder = Folder(root)
         self._engine = engine
@@ -85,20 +88,21 @@ class Checkpoints:
         self._background = Background("checkpoint")
 
     def resume(self) -> list[StepEvent]:
-        """Resume from the last whole checkpoint; return the events of the steps that are done.
+        """Resume from the last whole checkpoint, or else from the named one; return the events of
+        the steps that are done.
 
         Raises:
             UserError: all checkpoints are damaged, or it is of another experiment.
         """
         step = self._last_whole()
-        if step is None:
+        path = self._whole_named() if step is None else self._folder.path(step)
+        if path is None:
             return []
-        path = self._folder.path(step)
-        manifest = CheckpointManifest.read(path)
+        manifest, named = CheckpointManifest.read(path), step is None
 
         def refuse_other() -> None:
             if self._is_chief:
-                manifest.refuse_other(self._manifest, path, self._options.elastic)
+                manifest.refuse_other(self._manifest, path, self._options.elastic, named)
 
         # no rank loads first: parameters of another model do not fit, and that would be the error
         run_or_fail_together(self._group, f"{path}: cannot be compared with this run", refuse_other)
@@ -111,7 +115,8 @@ class Checkpoints:
         self._loop.step, self._loop.sample = manifest.step, manifest.sample
         if self._is_chief:
             run = f"{self._plan.run} seed {self._plan.seed}"
-            say(f"{run}: continues after step {step} ({path})")
+            instead = "" if named or self._named is None else f", and not from {self._named}"
+            say(f"{run}: continues after step {manifest.step} ({path}){instead}")
         # loading may have taken longer than the timeout of a step: wait in this group
         dist.barrier(self._group)
         return events
@@ -206,6 +211,19 @@ class Checkpoints:
                 say(f"{damage}: continues from the checkpoint before it")
         return None
 
+    def _whole_named(self) -> Path | None:
+        """Return the path of the checkpoint that the user named, if any.
+
+        Raises:
+            UserError: it is damaged, or none.
+        """
+        if self._named is None:
+            return None
+        reports = gather_values(damage_in(self._named, self._share), self._group)
+        if damage := next(filter(None, reports), None):
+            raise UserError(f"{damage}: name another checkpoint, a folder such as step-00000050")
+        return self._named
+
     def _load_rank(self, path: Path, manifest: CheckpointManifest) -> list[StepEvent]:
         """Load the state of this rank, or merge those of another number of ranks."""
         same_strategy = manifest.strategy.hash() == self._plan.strategy.hash()
@@ -294,7 +312,7 @@ def _of_shape(file: Any, name: str, shape: torch.Size, folder: Path) -> torch.Te
     if saved != list(shape):
         raise UserError(
             f"{folder}: {name!r} has shape {saved}, here it is {list(shape)}: set "
-            f"train.sequence_length back, or remove {folder.parent} to start anew"
+            "train.sequence_length back"
         )
     tensor: torch.Tensor = file.get_tensor(name)
     return tensor

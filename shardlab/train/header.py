@@ -1,5 +1,6 @@
 """Headers of results, from the plan of what is measured."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -7,9 +8,11 @@ import torch
 from shardlab.core.host import describe_host, git_revision
 from shardlab.core.launch_environment import node_count
 from shardlab.core.link import connection_name
+from shardlab.core.numbers import number, plural
 from shardlab.kernels import native
-from shardlab.results.result import Failure, FailureOutcome, LinkEmulation
+from shardlab.results.result import Failure, FailureOutcome, LinkEmulation, UnitSize
 from shardlab.results.timing_result import NO_COMMUNICATION
+from shardlab.strategy.settings import DTYPE_BYTES
 from shardlab.train.plans import RunPlan, TimingPlan
 
 
@@ -57,6 +60,33 @@ def header(
         "host": describe_host(),
         "kernels": native.serving(),
     }
+
+
+def sharding(plan: RunPlan, units: Sequence[UnitSize], held: Sequence[int]) -> str:
+    """Return in a line what a strategy gathers or reduces together, and what each rank keeps.
+
+    Args:
+        units: of the model.
+        held: elements of parameters on each rank.
+    """
+    strategy, total = plan.strategy.canonical(), sum(unit.elements for unit in units)
+    kinds: dict[int, list[str]] = {}
+    for unit in units:
+        kinds.setdefault(unit.elements, []).append(unit.name)
+    parts = ", ".join(
+        f"{names[0] if len(names) == 1 else plural(len(names), 'unit')} of {number(elements)}"
+        for elements, names in kinds.items()
+        if elements
+    )
+    least, most = min(held), max(held)
+    kept = f"{least:,} to {most:,}" if least < most else f"{most:,}"
+    kept = "all" if least == most == total else f"{kept} ({100 * most / total:.3g} %)"
+    states = (4 + 2 * DTYPE_BYTES[strategy.moment_dtype]) * most
+    return (
+        f"{plan.run} seed {plan.seed}: {strategy.engine}, {total:,} parameters ({parts}); each of "
+        f"{plural(len(held), 'rank')} keeps {kept}, {number(4 * most, 'B')} and with moments "
+        f"{number(states, 'B')}"
+    )
 
 
 def failure(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
@@ -25,6 +25,7 @@ from shardlab.train.agreement import open_training_tokens, refuse_differences
 from shardlab.train.checkpoint_folder import Folder
 from shardlab.train.checkpoints import Checkpoints
 from shardlab.train.evaluation import save_model
+from shardlab.train.header import sharding
 from shardlab.train.launch import launch
 from shardlab.train.loop import (
     BuiltLoop,
@@ -49,6 +50,14 @@ from shardlab.train.utilization import MemoryMeter, placements, product_flops_pe
 from shardlab.train.validation_curve import Validator
 
 
+class Places(NamedTuple):
+    """Paths of checkpoints, as `train_run` takes them."""
+
+    root: Path
+    kept: Path | None
+    resume: Path | None
+
+
 def train_run(
     plan: RunPlan,
     folder: Path,
@@ -56,6 +65,8 @@ def train_run(
     limit_s: float | None = None,
     checkpoints: Path | None = None,
     max_restarts: int = 0,
+    kept: Path | None = None,
+    resume: Path | None = None,
 ) -> None:
     """Train by `plan` on all ranks and write the results into `folder`.
 
@@ -69,18 +80,21 @@ def train_run(
         checkpoints: folder for those of this run, if `train.checkpoint` is set. An interrupted run
             resumes from the last one; a complete run removes them.
         max_restarts: how often new ranks are started after one failed.
+        kept: folder on the same file system to which a complete run moves them instead.
+        resume: a checkpoint to begin from, where the run has none yet.
 
     With `train.link` the ranks use an emulated link.
 
     Raises:
         RunFailed: a rank failed or time ran out; nothing in `folder` looks finished.
-        UserError: the data, the model or the last checkpoint cannot be used; or there is a link,
+        UserError: the data, the model or a checkpoint cannot be used; or there is a link,
             but not all ranks are this command's, or they compute on GPUs; or replicas differ.
     """
     train = plan.train
     native.library()  # says once, and not once per rank, when there are no compiled kernels
     with emulated(train.link, train.world_size) as link:
-        worker = partial(_train, plan, folder, telemetry, checkpoints, link)
+        places = None if checkpoints is None else Places(checkpoints, kept, resume)
+        worker = partial(_train, plan, folder, telemetry, places, link)
         launch(
             worker,
             train.world_size,
@@ -97,7 +111,7 @@ def _train(
     plan: RunPlan,
     folder: Path,
     logs: Path | None,
-    root: Path | None,
+    places: Places | None,
     link: Emulation,
     group: dist.ProcessGroup,
 ) -> None:
@@ -114,13 +128,16 @@ def _train(
     dataset, split = _open_data(plan.data)
     built = build_loop(plan.model, plan.strategy, train, split, plan.seed, link.throttle, group)
     engine, loop = built.engine, built.loop
+    held = gather_values(engine.held_elements(), group)
     if is_chief:
-        check_space(_expected_bytes(plan, folder, root, built.parameters))
+        say(sharding(plan, built.units, held))
+        check_space(_expected_bytes(plan, folder, places, built.parameters))
 
     # the steps of the experiment
     checkpoints = None
-    if root is not None and train.checkpoint is not None:
-        checkpoints = Checkpoints(plan, train.checkpoint, root, engine, loop, group)
+    if places is not None and train.checkpoint is not None:
+        state = places.root, engine, loop, group, places.resume
+        checkpoints = Checkpoints(plan, train.checkpoint, *state)
     telemetry = Telemetry(logs) if logs is not None and is_chief else None
     events, cpu_times = _timed_steps(built, plan, memory, telemetry, checkpoints, group)
     engine.synchronize()
@@ -154,8 +171,10 @@ def _train(
     if is_chief:
         setting = describe(plan, dataset, built.parameters, link.kind, placement)
         _write(plan, folder, logs, setting, ranks, traces)
-        if root is not None:
-            Folder(root).remove()
+        if places is not None:
+            if places.kept is not None:
+                Folder(places.root).keep(places.kept)
+            Folder(places.root).remove()
 
 
 def _audited(engine: Engine, loop: Loop, steps: int) -> dict[str, float] | None:
@@ -208,21 +227,21 @@ def _open_data(data: Path) -> tuple[str, TokenSplit]:
 
 
 def _expected_bytes(
-    plan: RunPlan, folder: Path, root: Path | None, parameters: int
+    plan: RunPlan, folder: Path, places: Places | None, parameters: int
 ) -> dict[Path, int]:
     """Return the bytes of the model, and of the checkpoints that are still to be written."""
     expected = {folder: 4 * parameters}
     options = plan.train.checkpoint
-    if root is not None and options is not None:
+    if places is not None and options is not None:
         moment = DTYPE_BYTES[plan.strategy.canonical().moment_dtype]
         # one is removed only after the next is complete
-        present = len(Folder(root).steps())
+        present = len(Folder(places.root).steps())
         more = min(max(1, options.keep + 1 - present), plan.train.steps // options.every)
         copies = 0
         if plan.strategy.sync is not None:
             copies = plan.strategy.canonical().replica_count(plan.train.world_size)
         # each copy has parameters, moments, and two vectors of the outer optimizer
-        expected[root] = more * (4 + 2 * moment + 20 * copies) * parameters
+        expected[places.root] = more * (4 + 2 * moment + 20 * copies) * parameters
     return expected
 
 

@@ -26,7 +26,8 @@ class Checkpoint(Document):
     every: int = Field(ge=1)
     """steps between checkpoints"""
     keep: int = Field(2, ge=1)
-    """number of checkpoints to keep, the most recent ones; none once the run has succeeded"""
+    """number of checkpoints to keep, the most recent ones; without `folder` none once the run has
+    succeeded"""
     format: Literal["full", "sharded"] = "full"
     """full: whole tensors, written by rank 0, for every engine and number of ranks; sharded: every
     rank writes its part, for other numbers of ranks and meshes of the same units"""
@@ -35,6 +36,9 @@ class Checkpoint(Document):
     elastic: bool = False
     """resume also with other `train` and `strategies` values, as far as the format allows: no
     longer bit for bit, and the metrics cover both parts; model, seed and data must be the same"""
+    folder: str | None = Field(None, min_length=1)
+    """folder where checkpoints stay, also once a run has succeeded, as RUN/seedS/step-00000050, to
+    begin from by `--resume`; null: they are in .work, and are removed at the end"""
 
     @model_validator(mode="after")
     def _full_takes_all_ranks(self) -> Self:
