@@ -129,7 +129,7 @@ class Ranking:
 def quotient(option: Option, other: Option) -> Ratio:
     """Return the time of an option over the time of another, both over the common baseline."""
     assert option.time is not None and other.time is not None, "both options have a time"
-    return option.time.times(other.time.inverse)
+    return option.time.over(other.time)
 
 
 def is_faster(option: Option, other: Option, compare: Compare = quotient) -> bool:

@@ -57,7 +57,7 @@ class Choice:
             if timing in other.steps
         ]
         if not shared:
-            return self.ratio("bound_ratio").times(other.ratio("bound_ratio").inverse)
+            return self.ratio("bound_ratio").over(other.ratio("bound_ratio"))
         return enclosing(paired_ratio(*zip(*pairs, strict=True)) for pairs in shared)
 
     @property
@@ -143,7 +143,7 @@ def _ranking(choices: Mapping[str, Choice], tolerance: float) -> Ranking:
 
     # how long one device takes for as many tokens, over the same reference
     alone = [
-        Option(_ONE_DEVICE, choice.ratio("bound_ratio").times(over.inverse))
+        Option(_ONE_DEVICE, choice.ratio("bound_ratio").over(over))
         for choice in choices.values()
         if not math.isnan((over := choice.ratio("alone_ratio")).ratio)
     ][:1]

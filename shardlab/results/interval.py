@@ -55,6 +55,19 @@ class Ratio(NamedTuple):
         below, above = (math.hypot(*(log[end] - log[0] for log in logs)) for end in (1, 2))
         return Ratio(*map(math.exp, (mean, mean - below, mean + above)))
 
+    def over(self, other: "Ratio") -> "Ratio":
+        """Return the quotient of independent ratios, as a / c from a / b and c / b.
+
+        At most one of `a.over(c)` and `c.over(a)` ends below 1: the difference of two logarithms
+        changes its sign exactly, where the logarithm of an inverse may be rounded otherwise.
+        """
+        ratio, low, high = map(math.log, self)
+        divisor, divisor_low, divisor_high = map(math.log, other)
+        mean = ratio - divisor
+        below = math.hypot(ratio - low, divisor_high - divisor)
+        above = math.hypot(high - ratio, divisor - divisor_low)
+        return Ratio(*map(math.exp, (mean, mean - below, mean + above)))
+
 
 def paired_ratio(values: Sequence[float], baseline: Sequence[float]) -> Ratio:
     """Return values over a baseline, pair by pair: Student's interval of the mean of the

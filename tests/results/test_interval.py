@@ -84,6 +84,16 @@ def test_a_chain_of_ratios_has_both_uncertainties():
     assert wide == pytest.approx((1, 2 ** -math.sqrt(2), 2 ** math.sqrt(2)))
 
 
+def test_a_quotient_has_both_uncertainties_and_is_below_1_one_way_alone():
+    wide = Ratio(2.0, 1.0, 4.0)
+    assert wide.over(wide) == pytest.approx((1, 2 ** -math.sqrt(2), 2 ** math.sqrt(2)))
+    assert wide.over(Ratio(3.0, 3.0, 3.0)) == pytest.approx((2 / 3, 1 / 3, 4 / 3))
+    # the logarithm of its inverse is rounded otherwise than its own
+    for value in (4.331024060091071, 3.0, 0.1, 49.0):
+        exact = Ratio(value, value, value)
+        assert exact.over(exact) == (1, 1, 1)
+
+
 def test_several_timings_enclose_the_intervals_of_all():
     ratios = [Ratio(2.0, 1.8, 2.2), Ratio(8.0, 7.0, 9.0)]
     assert enclosing(ratios) == pytest.approx((4, 1.8, 9))
