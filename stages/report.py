@@ -72,6 +72,7 @@ def main(params: Sections) -> None:
         comparison=comparison,
         quality=params("quality", Quality),
         tolerance=params(f"rounds.{last}.agent.quality_tolerance", float),
+        is_searched=params(f"rounds.{last}.agent.budget", int) > 0,
         predicted=ForecastDocument.from_file(_FORECAST, "run shardlab forecast"),
         tuned=tuned_of(params, _RESULTS),
         crashed=[

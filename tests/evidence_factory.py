@@ -107,6 +107,7 @@ def make_evidence(records: list[TrainResult], baseline: str = BASELINE, **change
         "comparison": "two-ranks",
         "quality": Quality(train_loss=(7.0, 5.5), time_s=(1.0, 4.0)),
         "tolerance": 0.03,
+        "is_searched": True,
         "predicted": make_forecast(),
         **changes,
     }

@@ -77,7 +77,7 @@ def test_figures_fit_together(group):
     if dist.get_rank(group) != 0:
         assert text == ""
         return
-    assert "2 ranks, 2 on each node" in text and "Quality is not judged here" in text
+    assert "2 ranks, 2 on each node" in text and "Quality is not measured" in text
     parameters = int(re.findall(r"tiny: ([\d,]+) parameters", text)[0].replace(",", ""))
     measured, advice = text.split("\nall ranks: synchronisation")
     assert check_rates(measured, 2) == 4 * parameters

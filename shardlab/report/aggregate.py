@@ -223,7 +223,7 @@ def comparison(records: Sequence[TrainResult], timed: pd.DataFrame, baseline: st
     by_seed = table.drop(columns=["flops_share", *TIMED], errors="ignore").groupby(level="run")
     mean, deviation = by_seed.mean(skipna=False), by_seed.std(ddof=1, skipna=False)
     # model FLOPs per second of the timed steps over those of matrix products on all ranks
-    available = steps["world_size"] * mean["product_flops_per_s"]
+    available = steps["world_size"] * pd.Series(_product_peaks(records))
     flops_share = mean["flops_per_token"] * steps["tokens_per_s"] / available
     parts = [
         pd.DataFrame([_description(runs) for runs in by_run.values()], index=index),
@@ -235,6 +235,21 @@ def comparison(records: Sequence[TrainResult], timed: pd.DataFrame, baseline: st
     ]
     # without a copy pandas warns of a table of many blocks
     return pd.concat([part.reindex(index) for part in parts], axis=1).copy()
+
+
+def _product_peaks(records: Sequence[TrainResult]) -> dict[str, float]:
+    """Return by run the FLOP/s of matrix products on one rank: the most that any run of as many
+    ranks measured in the same dtype, since matrix products are slower where others use the cores.
+    """
+    kinds = {
+        record.run: (record.world_size, str(record.strategy.get("param_dtype")))
+        for record in records
+    }
+    peaks: dict[tuple[int, str], float] = {}
+    for record in records:
+        kind = kinds[record.run]
+        peaks[kind] = max(record.product_flops_per_s, peaks.get(kind, 0.0))
+    return {run: peaks[kind] for run, kind in kinds.items()}
 
 
 def costs(table: pd.DataFrame, baseline: str) -> pd.DataFrame:

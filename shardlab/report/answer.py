@@ -64,7 +64,7 @@ def answer(evidence: Evidence) -> Answer:
             *not_reached(evidence.tuned),
             *crashed,
             *_failures(evidence.compared),
-            *_not_raced(evidence.history),
+            *(_not_raced(evidence.history) if evidence.is_searched else ()),
         ],
         lines=[*map(use_line, by_loss), *(_line(link, evidence) for link in answers)],
         reasons=[

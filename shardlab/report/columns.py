@@ -261,8 +261,8 @@ EFFICIENCY = [
         "%",
         "flops_share",
         "model FLOPs per second at the throughput of the timing, 6 N + 12 L H Q T per token "
-        "(Chowdhery et al. 2022, appendix B), over the measured FLOPs per second of matrix "
-        "products of the same type on all ranks",
+        "(Chowdhery et al. 2022, appendix B), over the most FLOPs per second of matrix "
+        "products that a run of the same type measured, on all ranks",
     ),
     Column("scaling efficiency", "%", "scaling_efficiency", "throughput per rank over one rank's"),
     Column(

@@ -71,6 +71,8 @@ class Evidence:
     quality: Quality
     tolerance: float
     """largest relative rise of perplexity of a strategy that is recommended"""
+    is_searched: bool
+    """whether a search may try strategies: `agent.budget` above 0"""
     predicted: ForecastDocument
     tuned: Tuned | None = None
     """what was tuned to reach one loss; None: nothing"""

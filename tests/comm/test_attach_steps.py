@@ -254,7 +254,7 @@ def test_states_that_do_not_fit_are_refused(group):
     factors = {key: value[:, :-1] if value.dim() > 1 else value for key, value in factors.items()}
     model, other, _ = attached(group, "fsdp2", "powersgd:rank=1")
     other.load_state_dict(factors)
-    with pytest.raises(UserError, match=r"'.*weight' is of \d+ columns, the parameter has \d+"):
+    with pytest.raises(UserError, match=r"'.*weight' has \d+ columns, but the parameter has \d+"):
         backward(model, group, 2)
 
 

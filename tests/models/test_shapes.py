@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from shardlab.choose.space import documents
+from shardlab.choose.space import grid_documents
 from shardlab.core.errors import UserError
 from shardlab.models.build import build_model
 from shardlab.models.memory import closed_form
@@ -27,7 +27,7 @@ OTHERS = (
 
 
 def some_strategies() -> list[CanonicalStrategy]:
-    drawn = random.Random(0).sample([*documents(Space(), layers=4, world_size=2)], 300)
+    drawn = random.Random(0).sample([*grid_documents(Space(), layers=4, world_size=2)], 300)
     found = []
     for document in (*drawn, *OTHERS):
         try:

@@ -10,7 +10,7 @@ from shardlab.core.errors import UserError
 from stages.folder import make_folder
 from tests.pipeline.workspace import ROOT, copy_project, run
 
-PUBLISHED = ("codecs", "fsdp", "islands", "judge")
+PUBLISHED = ("62m", "codecs", "fsdp", "islands", "judge")
 SMALL = [
     "README.md",
     "results/answers/0123abcd.json",

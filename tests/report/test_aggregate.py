@@ -63,6 +63,14 @@ def test_step_times_are_compared_by_the_repetitions_of_the_timing():
     assert row["step_ms_mean"] == 99.0
 
 
+def test_utilization_is_of_the_fastest_products_that_a_run_of_the_dtype_measured():
+    """Else a run whose products were measured beside other work would pass 100 %."""
+    slow, fast = 1e10, 5e10
+    records = [make_record(product_flops_per_s=slow), make_record("ddp", product_flops_per_s=fast)]
+    rows = compare(records, fsdp2=[20.0, 20.0], ddp=[20.0, 20.0])
+    assert rows.loc[BASELINE, "flops_share"] == pytest.approx(rows.loc["ddp", "flops_share"])
+
+
 def test_memory_is_compared_in_bytes_seed_by_seed():
     records = [make_record(seed=seed, memory_peak_bytes=1000 + seed) for seed in range(2)]
     records += [make_record("ddp", seed, memory_peak_bytes=1500 + 201 * seed) for seed in range(2)]

@@ -2,11 +2,13 @@
 
 import ast
 import re
+from dataclasses import replace
 
 import pytest
 import yaml
 
 from shardlab.report.answer import answer, snippet
+from shardlab.report.sections.search import search
 from shardlab.results.timing_result import NO_COMMUNICATION
 from shardlab.strategy.document import parse_strategy
 from tests.evidence_factory import make_evidence
@@ -335,6 +337,9 @@ def test_a_search_that_raced_nothing_is_named_on_top():
         "Nothing was raced on 2 ranks with link 100mbit, so the search adds nothing: no candidate "
         "is left."
     ]
+    unsearched = replace(evidence, is_searched=False)
+    assert answer(unsearched).warnings == []
+    assert search(evidence) is not None and search(unsearched) is None
 
 
 def test_what_is_to_be_pasted_is_the_strategy():

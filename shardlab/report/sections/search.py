@@ -16,9 +16,11 @@ _ROLES = {
 }
 
 
-def search(evidence: Evidence) -> Section:
-    """Show the result of the search and all its rounds."""
+def search(evidence: Evidence) -> Section | None:
+    """Show the result of the search and all its rounds; None of an experiment without a search."""
     history = evidence.history
+    if not evidence.is_searched:
+        return None
     questions = [_question(last or history, name) for name, last in _searches(history).items()]
     return Section(
         "Strategy search",
