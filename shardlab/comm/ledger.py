@@ -312,7 +312,7 @@ class Ledger:
         metrics = {
             "comm/bytes_sent": sent,
             "comm/bytes_raw": raw,
-            "comm/ratio": raw / sent if raw else 1.0,
+            "comm/ratio": raw / sent if sent else 1.0,
             "comm/uncompressed_messages": messages,
             **{f"comm/{name}": total(name) for name in _TRACKED},
         }

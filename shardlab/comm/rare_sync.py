@@ -166,7 +166,7 @@ class RareSync:
     def apart(self) -> str:
         """Return a phrase on replicas that have trained alone; none where they are equal."""
         steps = self._steps_apart()
-        if not steps or self._is_detached or self._replicas == 1:
+        if not steps or self._is_detached:
             return ""
         some = f"{steps} step{'s' * (steps > 1)}"
         return f"replicas have trained {some} since they were last equal: handle.synchronize()"
@@ -308,6 +308,8 @@ class RareSync:
 
     def _steps_apart(self) -> int:
         """Return the steps since all replicas had the same parameters."""
+        if self._replicas == 1:
+            return 0
         return self.step - max(min(self._equal_at), min(self.step, self.settings.warmup_steps))
 
     @property

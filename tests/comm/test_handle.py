@@ -79,6 +79,16 @@ def test_a_round_shows_norm_and_cosine_of_what_replicas_have_moved(group, codec,
     assert metrics["sync/replica_cosine"] == pytest.approx(cosine, abs=exactly)
 
 
+@on_ranks(1)
+def test_one_replica_is_never_apart_from_others(group):
+    model = DistributedDataParallel(nn.Linear(64, 64))
+    handle = shardlab.attach(model, sync={"every": 2})
+    for _ in range(3):
+        handle.step()
+        metrics = handle.metrics()
+        assert metrics["sync/steps_apart"] == 0 and "sync/replica_cosine" not in metrics
+
+
 @on_ranks(2)
 def test_fragments_are_shown_as_of_their_last_synchronisations(group):
     model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)))

@@ -47,6 +47,12 @@ def test_a_line_names_what_most_of_the_bytes_were() -> None:
     assert "uncompressed (warm-up; int8, summed in float32), " in str(ledger)
 
 
+def test_metrics_of_messages_without_bytes_are_numbers() -> None:
+    ledger = Ledger()
+    ledger.accounts["gradients"].bytes_raw = 8.0
+    assert ledger.metrics()["comm/ratio"] == ledger.metrics()["comm/gradients_ratio"] == 1
+
+
 def test_counts_are_continued_from_those_before_formats_were_known() -> None:
     ledger, other = Ledger(), Ledger()
     ledger.accounts["gradients"].add_sent(5.0, 0, "int8, summed in float32")
