@@ -89,7 +89,8 @@ class Account:
     uncompressed: Counter[str] = field(default_factory=Counter)
     """messages that a codec was meant for but does not support, by reason"""
     formats: Counter[str] = field(default_factory=Counter)
-    """of bytes_wire: by codec, or dtype of what is sent uncompressed, and the dtype of the sums"""
+    """of bytes_wire: by codec, or dtype of what is sent uncompressed or in several phases, and the
+    dtype of the sums"""
     _unread: deque[_Unread] = field(default_factory=deque)
 
     def __str__(self) -> str:

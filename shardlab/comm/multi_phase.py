@@ -12,6 +12,7 @@ from shardlab.codecs.base import MessageKey, Unit
 from shardlab.codecs.multi_phase import Communicator, MultiPhaseMethod, alarm
 from shardlab.comm.codec_collective import METHOD, CodecCollective, Route
 from shardlab.comm.ledger import Account, Ledger, MessageKind, shares_between_nodes
+from shardlab.comm.uncompressed import name_of, summed_in
 from shardlab.core import torch_private
 from shardlab.core.device import now
 
@@ -112,13 +113,13 @@ class GroupCommunicator:
 
     def all_reduce(self, vector: Tensor) -> None:
         """Set vector[m] to the sum over ranks: an all-reduce, 2 (W - 1) / W of its bytes."""
-        with self._phase(2 * vector.nbytes * self._others(), vector):
+        with self._phase(2 * vector.nbytes * self._others(), vector, summed_in(vector.dtype)):
             dist.all_reduce(vector, group=self._group)
 
     def all_reduce_max(self, vector: Tensor) -> None:
         """Set vector[m] to the maximum over ranks; counted as metadata."""
         nbytes = 2 * vector.nbytes * self._others()
-        with self._phase(nbytes, vector):
+        with self._phase(nbytes, vector, None):
             dist.all_reduce(vector, dist.ReduceOp.MAX, group=self._group)
         self._account.metadata_bytes += nbytes
 
@@ -127,13 +128,14 @@ class GroupCommunicator:
         reduce-scatter, or on gloo, whose own one sends twice as much, by an all-to-all whose owner
         sums in rank order.
         """
+        nbytes, format = vector.nbytes * self._others(), summed_in(vector.dtype)
         if dist.get_backend(self._group) != "gloo":
             total = vector.new_empty(vector.numel() // self.world_size)
-            with self._phase(vector.nbytes * self._others(), vector):
+            with self._phase(nbytes, vector, format):
                 torch_private.reduce_scatter_single(total, vector, group=self._group)
             return total
         received = torch.empty_like(vector)
-        with self._phase(vector.nbytes * self._others(), vector, self._between_nodes.exchange):
+        with self._phase(nbytes, vector, format, self._between_nodes.exchange):
             dist.all_to_all_single(received, vector, group=self._group)
         total, *others = received.chunk(self.world_size)
         for other in others:
@@ -144,7 +146,7 @@ class GroupCommunicator:
         """Return the shards of all ranks: an all-gather, W - 1 times the bytes of a shard."""
         gathered = shard.new_empty(self.world_size * shard.numel())
         nbytes = shard.nbytes * (self.world_size - 1)
-        with self._phase(nbytes, shard):
+        with self._phase(nbytes, shard, name_of(shard.dtype)):
             torch_private.all_gather_single(gathered, shard, group=self._group)
         if not shard.is_floating_point():
             self._account.index_bytes += nbytes
@@ -162,8 +164,14 @@ class GroupCommunicator:
         return (self.world_size - 1) / self.world_size
 
     @contextmanager
-    def _phase(self, nbytes: float, sent: Tensor, share: float | None = None) -> Iterator[None]:
-        """Count a phase, which by default goes round the ranks."""
+    def _phase(
+        self, nbytes: float, sent: Tensor, format: str | None, share: float | None = None
+    ) -> Iterator[None]:
+        """Count a phase, which by default goes round the ranks.
+
+        Args:
+            format: of its bytes, see `Account.add_sent`.
+        """
         account, begin = self._account, now(sent.device)
         with self._ledger.traffic.operation(nbytes, sent.device, self._group):
             yield
@@ -173,6 +181,6 @@ class GroupCommunicator:
             account.add_time("extra_collective_s", begin, sent.device)
         account.collectives += 1
         share = self._between_nodes.ring if share is None else share
-        account.add_sent(nbytes, share, str(sent.dtype).removeprefix("torch."))
+        account.add_sent(nbytes, share, format)
         account.extra_collectives += not self._is_first
         self._is_first = False

@@ -1,6 +1,6 @@
 """Uncompressed collectives: those of the process group, and all-to-all with local sums."""
 
-from functools import partial
+from functools import cache, partial
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,7 @@ class Native(Collective):
         op, rest = self._operation(vector, scale)
         wire = sum_scatter(output, vector, self.group, self.ledger.traffic, op)
         raw = self._share_of_others(vector.nbytes)
-        self._count(raw, wire, _summed(vector.dtype, vector.dtype), ring=True)
+        self._count(raw, wire, summed_in(vector.dtype), ring=True)
         if rest != 1:
             output.mul_(rest)
 
@@ -101,13 +101,13 @@ class Native(Collective):
         needed = self._share_of_others(output.nbytes)
         # gloo's own is not used
         is_ring = dist.get_backend(self.group) != "gloo"
-        self._count(needed, needed, _name(output.dtype), is_ring)
+        self._count(needed, needed, name_of(output.dtype), is_ring)
         return needed
 
     def _count_all_reduce(self, vector: Tensor) -> float:
         """Count an all-reduce; return the bytes that it sends."""
         needed = 2 * self._share_of_others(vector.nbytes)
-        self._count(needed, needed, _summed(vector.dtype, vector.dtype), ring=True)
+        self._count(needed, needed, summed_in(vector.dtype), ring=True)
         return needed
 
 
@@ -138,7 +138,7 @@ class UncompressedAllToAll(Collective):
         self._all_to_all(chunks, received)
         add_up(received, output, scale)
         wide = vector.dtype if vector.element_size() >= 4 else torch.float32
-        self._count_vector(vector, _summed(vector.dtype, wide))
+        self._count_vector(vector, summed_in(vector.dtype, wide))
         self._compare_exactly(output, vector, scale)
 
     @labelled
@@ -155,7 +155,7 @@ class UncompressedAllToAll(Collective):
     def all_gather(self, output: Tensor, shard: Tensor, unit: Unit) -> None:  # noqa: D102
         self._agree(unit, output, f"none ({output.dtype})")
         self._all_to_all(*self.transport.gathering(shard, self._chunks(output)))
-        self._count_vector(output, _name(output.dtype))
+        self._count_vector(output, name_of(output.dtype))
 
     def _count_vector(self, vector: Tensor, format: str) -> None:
         """Count a vector [world_size * n] of which every rank sends or receives W - 1 parts."""
@@ -187,13 +187,16 @@ def divides(group: dist.ProcessGroup, device: torch.device) -> bool:
     return device.type == "cuda" and "nccl" in dist.get_backend_config(group)
 
 
-def _name(dtype: torch.dtype) -> str:
+@cache  # of every message
+def name_of(dtype: torch.dtype) -> str:
+    """Return the name of a dtype in the ledger."""
     return str(dtype).removeprefix("torch.")
 
 
-def _summed(sent: torch.dtype, summed: torch.dtype) -> str:
-    """Return what the ledger says of messages of one dtype that are summed in the other."""
-    return f"{_name(sent)}, summed in {_name(summed)}"
+@cache
+def summed_in(sent: torch.dtype, summed: torch.dtype | None = None) -> str:
+    """Return what the ledger says of messages of one dtype that are summed in another, or in it."""
+    return f"{name_of(sent)}, summed in {name_of(summed or sent)}"
 
 
 def sum_scatter(

@@ -116,6 +116,7 @@ def test_uncompressed_sums_equal_those_of_torch(group, route, factor):
         ),
         (fsdp2, "bf16", "bf16, summed in float32", "float32"),
         (fsdp2, "sign", "sign", "float32"),
+        (fsdp2, "int8-shared", "int8, summed in int8", "float32"),
     ],
 )
 @on_ranks(2)
