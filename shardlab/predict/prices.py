@@ -2,6 +2,7 @@
 
 import logging
 import re
+import socket
 
 from shardlab.core.document import Document
 from shardlab.core.errors import UserError
@@ -24,8 +25,11 @@ class Offer(Document):
     """number of providers whose catalogues were read"""
 
 
-def cheapest_offer(device: str, per_node: int) -> Offer:
+def cheapest_offer(device: str, per_node: int, timeout_s: float = 20.0) -> Offer:
     """Return the cheapest on-demand offer of nodes with so many devices, of `DEVICES`.
+
+    Args:
+        timeout_s: longest wait for an answer of the catalogue's server.
 
     Raises:
         UserError: gpuhunt is absent, cannot download its catalogue, or has no such node.
@@ -40,6 +44,9 @@ def cheapest_offer(device: str, per_node: int) -> Offer:
     logging.getLogger("gpuhunt").setLevel(logging.CRITICAL)
     # prices of the catalogue itself, without a larger CPU for the same device
     catalog = gpuhunt.Catalog(balance_resources=False)
+    # gpuhunt names none, and would wait for minutes where a firewall drops what is sent
+    timeout_before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(timeout_s)
     try:
         catalog.load()
     except gpuhunt.GPUHuntError as error:
@@ -48,6 +55,8 @@ def cheapest_offer(device: str, per_node: int) -> Offer:
             f"--price gpuhunt: {reason}; connect this machine to the internet, or give --price in "
             "a number"
         ) from None
+    finally:
+        socket.setdefaulttimeout(timeout_before)
     memory = DEVICES[device].memory / _GIB
     items = catalog.query(
         provider=[*catalog.catalog],

@@ -1,6 +1,7 @@
 """`shardlab plan --price gpuhunt`: the cheapest node of gpuhunt's catalogue, here a local copy."""
 
 import json
+import socket
 import sys
 import zipfile
 from pathlib import Path
@@ -8,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from shardlab.cli import main
+from shardlab.core.errors import UserError
 from shardlab.predict.devices import DEVICES
-from shardlab.predict.prices import catalogue_name
+from shardlab.predict.prices import catalogue_name, cheapest_offer
 
 PLAN = ["plan", "gpt2", "--device", "a100-80g", "--seq", "512", "--tokens", "1G"]
 COLUMNS = "instance_name,location,price,cpu,memory,gpu_count,gpu_name,gpu_memory,spot,disk_size"
@@ -93,6 +95,16 @@ def test_no_network_is_one_line(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().err
     assert "connect this machine to the internet, or give --price in a number" in said
     assert said.count("\n") == 1
+
+
+def test_a_server_that_does_not_answer_is_one_line(monkeypatch):
+    pytest.importorskip("gpuhunt")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setenv("GPUHUNT_CATALOG_URL", url)
+        with pytest.raises(UserError, match=r"timed out; connect this machine"):
+            cheapest_offer("l4", 1, timeout_s=0.2)
+    assert socket.getdefaulttimeout() is None
 
 
 def test_without_the_package_the_line_has_its_command(monkeypatch, capsys):
