@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 from transformers import (
     Trainer,
@@ -14,6 +15,7 @@ from transformers import (
 
 from shardlab.comm.attach import attach
 from shardlab.comm.handle import Handle
+from shardlab.core.errors import UserError
 
 
 class CompressionCallback(TrainerCallback):
@@ -24,7 +26,9 @@ class CompressionCallback(TrainerCallback):
         print(callback.handle)
 
     Every tracker of `report_to` gets the metrics of rank 0 with the training loss. With `sync` the
-    callback counts the steps, and averages the replicas after the last one.
+    callback counts the steps, and averages the replicas after the last one. A further
+    call of `trainer.train` goes on with the handle, but not with `sync`. Trainer's checkpoints hold
+    nothing of it: a script that resumes begins with a new one.
 
     Args:
         trainer: the callback adds itself to it, before the trackers.
@@ -57,11 +61,27 @@ class CompressionCallback(TrainerCallback):
         trainer.callback_handler.callbacks.insert(0, self)
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        """Attach to the wrapped model, which callbacks are not given."""
+        """Attach to the wrapped model, which callbacks are not given.
+
+        Raises:
+            UserError: Trainer has one process, which sends nothing; the replicas of `sync` have
+                been trained already; or as `attach`.
+        """
+        if not dist.is_initialized():
+            raise UserError(
+                "CompressionCallback: Trainer runs in one process: start the script by torchrun "
+                "--nproc-per-node 2"
+            )
         model = self._trainer.model_wrapped
-        if self._attached_to is not model:  # the wrapper of an earlier call of train() serves again
+        if self._attached_to is not model:
             self.handle = attach(model, **self._options)
             self._attached_to = model
+        elif self._options["sync"] is not None:  # else the wrapper of an earlier call serves again
+            raise UserError(
+                "CompressionCallback: a second train() with sync may begin with other weights, of "
+                "which the outer optimizer knows nothing: call handle.detach(), and make a new "
+                "Trainer and callback"
+            )
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -70,6 +90,8 @@ class CompressionCallback(TrainerCallback):
 
         `on_train_end` would be too late: the best model has been loaded then.
         """
+        if self._trainer.accelerator.optimizer_step_was_skipped:
+            self.handle.rollback()
         self.handle.step()
         if state.global_step == state.max_steps:
             self.handle.synchronize()
@@ -91,5 +113,6 @@ class CompressionCallback(TrainerCallback):
     ) -> None:
         """Average replicas that another callback has stopped early."""
         is_apart = self.handle.metrics().get("sync/steps_apart", 0) > 0
-        if is_apart and not args.load_best_model_at_end:
+        has_loaded = args.load_best_model_at_end and state.best_model_checkpoint is not None
+        if is_apart and not has_loaded:
             self.handle.synchronize()

@@ -5,12 +5,16 @@ torchrun --nproc-per-node 2 trained_by_callback.py FOLDER
 
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
+import pytest
 import torch
 import torch.distributed as dist
+from accelerate import Accelerator
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from shardlab.core.errors import UserError
 from shardlab.hf import CompressionCallback
 from tests.comm.wire import is_same_everywhere
 from tests.examples.scripts import scalars
@@ -39,21 +43,21 @@ class StopsAt(TrainerCallback):
         control.should_training_stop = state.global_step == self.step
 
 
-def trainer(name, *callbacks, **options):
+def trainer(name, *callbacks, model=None, **options):
     arguments = TrainingArguments(
         str(FOLDER / name),
         per_device_train_batch_size=4,
         max_steps=6,
         logging_steps=2,
-        save_strategy="no",
         ddp_find_unused_parameters=False,
         remove_unused_columns=False,
         disable_tqdm=True,
         use_cpu=True,
         ddp_backend="gloo",
-        **options,
+        **{"save_strategy": "no", **options},
     )
-    return Trainer(Network(), arguments, train_dataset=DATA, callbacks=[*callbacks])
+    data = {"train_dataset": DATA, "eval_dataset": DATA}
+    return Trainer(model or Network(), arguments, **data, callbacks=[*callbacks])
 
 
 def parameters(training):
@@ -74,9 +78,38 @@ if dist.get_rank() == 0:
 training.train()
 assert callback.handle.metrics()["comm/bytes_sent"] > sent["comm/bytes_sent"]
 
+# with sync weights that were loaded since would differ from the outer ones: the line has what to do
+still = {"report_to": "none", "learning_rate": 0.0}
+training = trainer("first", **still)
+callback = CompressionCallback(training, sync={"every": 2, "momentum": 0.5})
+training.train()
+with torch.no_grad():
+    for parameter in training.model.parameters():
+        parameter.zero_()
+with pytest.raises(UserError, match=r"call handle.detach\(\), and make a new Trainer"):
+    training.train()
+callback.handle.detach()
+training = trainer("second", model=training.model, **still)
+CompressionCallback(training, sync={"every": 2, "momentum": 0.5})
+training.train()
+assert not parameters(training).any()
+
+# what was sent for a step that a loss scaler has left out stays in no residual
+training = trainer("skipped", report_to="none")
+callback = CompressionCallback(training, {"codec": "int8", "error_feedback": True})
+with patch.object(Accelerator, "optimizer_step_was_skipped", True):
+    training.train()
+assert callback.handle.metrics()["comm/residual_norm"] == 0
+
 # replicas are equal at the end, also where another callback stops them between two rounds
-for name, stops in (("whole", []), ("stopped", [StopsAt(5)])):
-    training = trainer(name, *stops, report_to="none")
+best = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 6, "save_steps": 6}
+best |= {"save_strategy": "steps"}
+for name, stops, options in (
+    ("whole", [], {}),
+    ("stopped", [StopsAt(5)], {}),
+    ("stopped before an evaluation", [StopsAt(5)], best),
+):
+    training = trainer(name, *stops, report_to="none", **options)
     callback = CompressionCallback(training, sync={"every": 4})
     training.train()
     metrics = callback.handle.metrics()
