@@ -95,6 +95,7 @@ class Folder:
             self._root.rmdir()
 
     def _remove(self, step: int) -> None:
+        shutil.rmtree(self.unfinished(step), ignore_errors=True)  # of a killed process
         self.path(step).rename(self.unfinished(step))
         shutil.rmtree(self.unfinished(step))
 

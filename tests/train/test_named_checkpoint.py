@@ -78,6 +78,8 @@ def test_kept_ones_of_other_steps_stay(kept, tmp_path):
     shutil.copytree(kept / "step-00000003", root / "step-00000003")
     shutil.copytree(kept / "step-00000003", root / "step-00000004")
     (target / "step-00000003/checkpoint.json").unlink()
+    # of a process that was killed while it removed one of this step
+    shutil.copytree(kept / "step-00000002", target / ".step-00000003.partial")
     Folder(root).keep(target)
     Folder(root).remove()
     assert Folder(target).steps() == [2, 3, 4] and not root.exists()
