@@ -154,10 +154,11 @@ class Params(Document):
         yield from self._in_links()
         yield from _said(self.tokenize.for_model, self.model.pretrained)
         yield from self._in_tokens()
-        if self.quality.val_loss and self.train.validation is None:
+        curve, steps = self.train.validation, self.train.steps
+        if self.quality.val_loss and (curve is None or curve.every > steps):
             yield (
                 "quality.val_loss: nothing is evaluated during training: set "
-                "train.validation.every, or remove it"
+                f"train.validation.every to at most {steps}, or remove it"
             )
         if len(set(self.seeds)) < len(self.seeds):
             yield "seeds: a seed is named twice"

@@ -30,7 +30,7 @@ class Data(Document):
     ] = "wikipedia"
     """Source of the text. wikipedia: the default corpus, fetched by pip; synthetic: generated text,
     for quick experiments; tokens: tokens of another program, read in place."""
-    path: str | None = None
+    path: str | None = Field(None, min_length=1)
     """File to read, or its http or https address, which is downloaded once. text, json and jsonl:
     plain, .gz, .bz2 or .zst; mediawiki: .xml or .xml.bz2; text: or a folder of .txt and .md files;
     huggingface: file, folder, or name on the hub; tokens: .bin (nanoGPT, llm.c; with .idx

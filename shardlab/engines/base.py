@@ -145,7 +145,7 @@ class Engine(ABC):
 
         Args:
             micro_batches: int64 tokens [batch, sequence + 1] each; position t predicts t + 1.
-            seeds: of torch's generators before each of them, for dropout; None: they go on.
+            seeds: of torch's generators for dropout, one per micro-batch; None: generators go on.
         """
 
     @abstractmethod

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
-from shardlab.core.errors import UserError
+from shardlab.core.errors import UserError, shorten
 
 
 def refuse_no_model(source: str) -> None:
@@ -26,11 +26,12 @@ def refuse_no_model(source: str) -> None:
     try:
         AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=path.exists())
     except Exception as error:  # the library raises nothing narrower
+        reason = shorten(str(error))
         if path.exists():
-            reason = f"{_line(error)}: fetch or copy it again"
+            reason += ": fetch or copy it again"
         else:
             reason = (
-                f"no such folder, and it cannot be fetched from the hub ({_line(error)[:100]}): "
+                f"no such folder, and it cannot be fetched from the hub ({reason[:100]}): "
                 f"check the name, or fetch it elsewhere: hf download {source} --local-dir FOLDER"
             )
         raise UserError(f"{source}: no model: {reason}") from None
@@ -61,7 +62,7 @@ def load_causal(source: str, **options: Any) -> PreTrainedModel:
         )
     except Exception as error:  # the library raises nothing narrower
         raise UserError(
-            f"{source}: no causal language model with safetensors files: {_line(error)}"
+            f"{source}: no causal language model with safetensors files: {shorten(str(error))}"
         ) from None
     model, report = loaded
     if missing := sorted(report["missing_keys"]):
@@ -84,7 +85,3 @@ def positions_of(model: PreTrainedModel) -> int | None:
             unused = 0 if part.padding_idx is None else part.padding_idx + 1
             limits.append(part.num_embeddings - unused)
     return min((limit for limit in limits if limit is not None), default=None)
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

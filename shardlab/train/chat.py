@@ -22,7 +22,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from shardlab.core.document import Document
-from shardlab.core.errors import UserError
+from shardlab.core.errors import UserError, shorten
 from shardlab.core.files import read_json
 from shardlab.core.progress import say
 from shardlab.data.tokenizer import NUMBERS
@@ -163,7 +163,8 @@ class Conversation:
             self._messages.pop()
             memory = isinstance(error, MemoryError) or "memory" in str(error)
             fix = "; fewer --tokens need less memory" if memory else ""
-            raise UserError(f"no answer: {type(error).__name__}: {_line(error)}{fix}") from None
+            why = f"{type(error).__name__}: {shorten(str(error))}"
+            raise UserError(f"no answer: {why}{fix}") from None
         except KeyboardInterrupt:
             self._messages.append({"role": "assistant", "content": streamer.text})
             raise
@@ -215,13 +216,15 @@ def _training(folder: Path) -> list[str]:
 
 def _load(folder: Path) -> tuple[Any, Any]:
     """Return tokenizer and model."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder: name that of a model, such as a final_model")
     refuse_no_model(str(folder))
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             folder, trust_remote_code=False, local_files_only=True
         )
     except Exception as error:  # the library raises nothing narrower
-        raise UserError(f"{folder}: no tokenizer that can be read: {_line(error)}") from None
+        raise UserError(f"{folder}: no tokenizer that can be read: {shorten(str(error))}") from None
     if tokenizer.init_kwargs.get(NUMBERS):
         raise UserError(
             f"{folder}: trained on tokens whose tokenizer nobody named: set tokenize.tokenizer and "
@@ -239,10 +242,6 @@ def _ends(folder: Path, config: PretrainedConfig, of_tokenizer: int | None) -> l
     ends = saved.get("eos_token_id", getattr(config, "eos_token_id", None))
     every = [*(ends if isinstance(ends, list) else [ends]), of_tokenizer]
     return list(dict.fromkeys(end for end in every if end is not None))
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
 
 
 _TEXT = "\n\t\u200c\u200d"

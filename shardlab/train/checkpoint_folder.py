@@ -3,7 +3,7 @@
 step-00000040/
   checkpoint.json              parameters, and the checksum of every other file
   model.safetensors            format full: parameters by the names of the unwrapped model
-  optimizer.safetensors        and `exp_avg`, `exp_avg_sq` and `step` of each of them
+  optimizer.safetensors        and what the optimizer keeps of each of them
   sharded/*.safetensors        format sharded: torch.distributed.checkpoint, one file per rank
   rank-00000.safetensors       of each rank: residuals, counters, random states
   rank-00000.json              and its events and ledger
@@ -95,6 +95,7 @@ class Folder:
             self._root.rmdir()
 
     def _remove(self, step: int) -> None:
+        shutil.rmtree(self.unfinished(step), ignore_errors=True)  # of a killed process
         self.path(step).rename(self.unfinished(step))
         shutil.rmtree(self.unfinished(step))
 
@@ -165,6 +166,8 @@ class CheckpointManifest(Document):
             UserError: it cannot; says what differs.
         """
         saved, wanted = self.meaning(), run.meaning()
+        if "constant" in (self.train.decay, run.train.decay):  # a run may go on for longer
+            saved["train.steps"] = wanted["train.steps"]
         differ = [key for key in {**saved, **wanted} if saved.get(key) != wanted.get(key)]
         anew = "name another" if named else f"remove {path.parent} to start anew"
         # moments of one optimizer are none of another
@@ -190,12 +193,10 @@ class CheckpointManifest(Document):
         )
 
     def meaning(self) -> dict[str, Any]:
-        """Return the values that identify a run, by dotted keys; without `train.steps` where no
-        step depends on it, so that a run may go on for longer."""
+        """Return the values that identify a run, by dotted keys."""
         named = {"model", "model_files", "seed", "tokens", "strategy"}
         plain = self.model_dump(mode="json", include=named)
-        length = {"steps"} if self.train.decay == "constant" else set()
-        train = self.train.model_dump(mode="json", exclude=_AFTERWARDS | length)
+        train = self.train.model_dump(mode="json", exclude=_AFTERWARDS)
         return flat({**plain, "train": train})
 
 

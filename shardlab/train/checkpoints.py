@@ -236,6 +236,8 @@ class Checkpoints:
                 *(_read_rank(path, r) for r in range(count)), strict=True
             )
             events, ledger = merge_events(all_events), mean_ledger(ledgers, 1)
+            if not self._is_chief:  # the end of the run adds the squares of all ranks again
+                events = [{**event, "residual_norm": None} for event in events]
             if self._is_chief and self._plan.strategy.sync is not None:
                 say(f"{path}: of {count} ranks: begins with what all agreed on, and fresh moments")
             communication = [state["communication"] for state in states]

@@ -62,12 +62,15 @@ def header(
     }
 
 
-def sharding(plan: RunPlan, units: Sequence[UnitSize], held: Sequence[int]) -> str:
+def sharding(
+    plan: RunPlan, units: Sequence[UnitSize], held: Sequence[int], matrices: int = 0
+) -> str:
     """Return in a line what a strategy gathers or reduces together, and what each rank keeps.
 
     Args:
         units: of the model.
         held: elements of parameters on each rank.
+        matrices: elements of those with one moment in place of two, which Muon trains.
     """
     strategy, total = plan.strategy.canonical(), sum(unit.elements for unit in units)
     kinds: dict[int, list[str]] = {}
@@ -81,7 +84,7 @@ def sharding(plan: RunPlan, units: Sequence[UnitSize], held: Sequence[int]) -> s
     least, most = min(held), max(held)
     kept = f"{least:,} to {most:,}" if least < most else f"{most:,}"
     kept = "all" if least == most == total else f"{kept} ({100 * most / total:.3g} %)"
-    states = (4 + 2 * DTYPE_BYTES[strategy.moment_dtype]) * most
+    states = 4 * most + DTYPE_BYTES[strategy.moment_dtype] * (2 * most - matrices)
     return (
         f"{plan.run} seed {plan.seed}: {strategy.engine}, {total:,} parameters ({parts}); each of "
         f"{plural(len(held), 'rank')} keeps {kept}, {number(4 * most, 'B')} and with moments "

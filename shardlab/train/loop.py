@@ -203,7 +203,7 @@ class Loop:
         return self._batches.micro_batches(*self._position())
 
     def _seeds(self) -> list[int] | None:
-        """Return the seeds of what dropout drops in them; None where it drops nothing."""
+        """Return a seed of dropout for each micro-batch of the next step; None without dropout."""
         if self._dropout_seed is None:
             return None
         texts = [f"{self._dropout_seed}/{first}" for first in first_samples(*self._position())]

@@ -19,6 +19,7 @@ from shardlab.core.progress import say
 from shardlab.data.tokens import MANIFEST, TokenSplit
 from shardlab.engines.base import Engine
 from shardlab.kernels import native
+from shardlab.models.parts import hidden_matrices
 from shardlab.models.units import dtype_of
 from shardlab.strategy.settings import DTYPE_BYTES
 from shardlab.train.agreement import open_training_tokens, refuse_differences
@@ -128,9 +129,8 @@ def _train(
     dataset, split = _open_data(plan.data)
     built = build_loop(plan.model, plan.strategy, train, split, plan.seed, link.throttle, group)
     engine, loop = built.engine, built.loop
-    held = gather_values(engine.held_elements(), group)
+    _say_sharding(plan, built, group)
     if is_chief:
-        say(sharding(plan, built.units, held))
         check_space(_expected_bytes(plan, folder, places, built.parameters))
 
     # the steps of the experiment
@@ -175,6 +175,13 @@ def _train(
             if places.kept is not None:
                 Folder(places.root).keep(places.kept)
             Folder(places.root).remove()
+
+
+def _say_sharding(plan: RunPlan, built: BuiltLoop, group: dist.ProcessGroup) -> None:
+    held = gather_values(built.engine.held_elements(), group)
+    if dist.get_rank(group) == 0:
+        matrices = hidden_matrices(built.model) if plan.train.optimizer == "muon" else ()
+        say(sharding(plan, built.units, held, sum(matrix.numel() for matrix in matrices)))
 
 
 def _audited(engine: Engine, loop: Loop, steps: int) -> dict[str, float] | None:

@@ -133,8 +133,8 @@ def refusal(*overrides: str) -> str:
         ),
         (
             "quality.val_loss=[5.5]",
-            "quality.val_loss: nothing is evaluated during training: set train.validation.every, "
-            "or remove it",
+            "quality.val_loss: nothing is evaluated during training: set train.validation.every "
+            "to at most 100, or remove it",
         ),
     ],
 )
@@ -165,6 +165,12 @@ def test_strategies_that_cannot_take_muon_are_named_before_anything_runs() -> No
         "keep parts: set engine: ddp, or optimizer: adamw"
         for name in ("fsdp2", "fsdp2-int8")
     ]
+
+
+def test_a_curve_without_a_point_serves_no_loss() -> None:
+    asked = "quality.val_loss=[5.5]", "train.steps=100"
+    assert refusal(*asked, "train.validation.every=101").startswith("quality.val_loss: nothing is")
+    Parameters(ROOT / "params.yaml", [*asked, "train.validation.every=100"])
 
 
 def test_names_with_paths_are_refused() -> None:

@@ -6,6 +6,7 @@ import math
 import shutil
 import sys
 import unicodedata
+from pathlib import Path
 
 import pytest
 import torch
@@ -201,6 +202,13 @@ def test_a_folder_without_a_file_is_one_line(model, tmp_path, lost):
     with pytest.raises(UserError) as caught:
         Conversation(folder, Sampling())
     assert str(caught.value).startswith(f"{folder}: no ") and "\n" not in str(caught.value)
+
+
+def test_a_name_that_is_no_folder_is_fetched_from_nowhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as caught:
+        Conversation(Path("gpt2"), Sampling())
+    assert str(caught.value).startswith("gpt2: no such folder: ")
 
 
 def test_no_control_character_reaches_the_terminal():

@@ -60,3 +60,9 @@ def test_the_line_has_the_units_and_the_bytes_of_a_rank(strategy, held, said):
     plan = RunPlan("a", 3, parse_strategy(strategy), Train(), Model(preset="tiny"))
     units = [UnitSize(name=n, elements=e) for n, e in (("root", 200), ("h.0", 400), ("h.1", 400))]
     assert sharding(plan, units, held) == said
+
+
+def test_a_matrix_that_muon_trains_has_one_moment():
+    plan = RunPlan("a", 3, parse_strategy({"engine": "ddp"}), Train(), Model(preset="tiny"))
+    units = [UnitSize(name="root", elements=1000)]
+    assert sharding(plan, units, [1000, 1000], matrices=500).endswith("4 kB and with moments 10 kB")

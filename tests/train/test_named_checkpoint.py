@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from shardlab.core.errors import UserError
-from shardlab.core.files import read_json
+from shardlab.core.files import read_json, read_json_lines
 from shardlab.models.settings import Model
 from shardlab.train.checkpoint_folder import Folder, damage_in
 from shardlab.train.run import train_run
@@ -78,6 +78,8 @@ def test_kept_ones_of_other_steps_stay(kept, tmp_path):
     shutil.copytree(kept / "step-00000003", root / "step-00000003")
     shutil.copytree(kept / "step-00000003", root / "step-00000004")
     (target / "step-00000003/checkpoint.json").unlink()
+    # of a process that was killed while it removed one of this step
+    shutil.copytree(kept / "step-00000002", target / ".step-00000003.partial")
     Folder(root).keep(target)
     Folder(root).remove()
     assert Folder(target).steps() == [2, 3, 4] and not root.exists()
@@ -113,6 +115,24 @@ def test_with_a_cosine_the_number_of_steps_counts(data, tmp_path):
     longer = plan_for(data, 6, decay="cosine", checkpoint=saving(100))
     said = refusal(longer, tmp_path / "kept/step-00000003", tmp_path)
     assert "made with train.steps 3, now it is 6" in said
+    constant = plan_for(data, 6, checkpoint=saving(100))
+    said = refusal(constant, tmp_path / "kept/step-00000003", tmp_path)
+    assert 'made with train.decay "cosine", now it is "constant"' in said
+
+
+def test_earlier_steps_have_the_same_residuals_on_other_ranks(data, tmp_path):
+    strategy = strategy_of("ddp", **INT4)
+    plan = plan_of(data, strategy, 3, **SHORT, steps=2, checkpoint=saving(2))
+    train_run(plan, tmp_path / "three", checkpoints=tmp_path / "a", kept=tmp_path / "kept")
+    options = saving(100, elastic=True)
+    fewer = plan_of(data, strategy, 2, **SHORT, steps=3, checkpoint=options)
+    named = tmp_path / "kept/step-00000002"
+    train_run(fewer, tmp_path / "two", checkpoints=tmp_path / "b", resume=named)
+    norms = {
+        run: [event["residual_norm"] for event in read_json_lines(tmp_path / run / "events.jsonl")]
+        for run in ("three", "two")
+    }
+    assert norms["two"][:2] == pytest.approx(norms["three"]) and norms["two"][2] > 0
 
 
 @pytest.mark.long

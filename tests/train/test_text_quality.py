@@ -117,7 +117,7 @@ def test_a_text_that_a_tokenizer_loses_has_no_bits_per_byte(model, text, tmp_pat
     assert (measured.bits_per_byte, measured.altered) == (None, 3)
 
 
-def test_mistakes_are_one_line_with_a_fix(model, text, tmp_path):
+def test_mistakes_are_one_line_with_a_fix(model, text, tmp_path, capsys):
     missing = tmp_path / "none"
     assert refusal(missing, text, tmp_path).startswith(f"{missing}: no model: no such folder")
     (tmp_path / "empty").mkdir()
@@ -125,6 +125,9 @@ def test_mistakes_are_one_line_with_a_fix(model, text, tmp_path):
     long = refusal(model, text, tmp_path, length=POSITIONS + 1)
     assert long == f"--length 81: {model} has 80 positions: give at most those"
     assert "no such file" in refusal(model, missing, tmp_path)
+    with pytest.raises(SystemExit):
+        cli.main(["evaluate", str(model), "--data", ""])
+    assert capsys.readouterr().err.startswith("evaluate: error: --data.path: string should have")
     (tmp_path / "void.jsonl").write_text("")
     assert "no text in it" in refusal(model, tmp_path / "void.jsonl", tmp_path)
 
