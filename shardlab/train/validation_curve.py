@@ -57,29 +57,36 @@ class Validator:
         if steps % self._options.every:
             return None
         self._before()
+        if self._split is not None and self._model is None:
+            self._model = self._build(self._split)
+        # the ranks gather once rank 0 has its model: a wait of theirs is as short as in a step
+        dist.barrier(self._group)
         loss = None
-        if self._split is not None:
-            loss = self._evaluate(self._split)
+        if self._split is not None and self._model is not None:
+            loss = self._evaluate(self._model, self._split)
         else:
             for _ in self._engine.whole_parameters():
                 pass
         dist.barrier(self._group)
         return loss
 
+    def _build(self, split: TokenSplit) -> nn.Module:
+        plan = self._plan
+        built = build_model(
+            *(plan.model, split.vocabulary, plan.train.sequence_length, split.end_of_text),
+            seed=plan.seed,
+        )
+        model: nn.Module = built.whole()
+        return model.to(self._device)
+
     @torch.no_grad()
-    def _evaluate(self, split: TokenSplit) -> float:
+    def _evaluate(self, model: nn.Module, split: TokenSplit) -> float:
         length = self._plan.train.sequence_length
-        if self._model is None:
-            built = build_model(
-                self._plan.model, split.vocabulary, length, split.end_of_text, self._plan.seed
-            )
-            model: nn.Module = built.whole()
-            self._model = model.to(self._device)
-        parameters = dict(self._model.named_parameters())
+        parameters = dict(model.named_parameters())
         for part in self._engine.whole_parameters():
             for name, tensor in part.items():
                 parameters[name].copy_(tensor)
         text: Tokens = split
         if self._options.sequences is not None:
             text = FirstTokens(split, self._options.sequences * length + 1)
-        return evaluate(self._model, text, length, BATCH).loss
+        return evaluate(model, text, length, BATCH).loss

@@ -125,7 +125,7 @@ CHANGES: dict[str, tuple[str, str, str, set[str]]] = {
         set(),
     ),
     "a setting of timings": (
-        *appended("shardlab/results/settings.py", '    """number of ranks"""\n'),
+        *appended("shardlab/results/settings.py", '    """Number of ranks."""\n'),
         set(),
     ),
     "a setting of the search": (
