@@ -143,6 +143,12 @@ class Train(Document):
     def _steps_remain(self) -> Self:
         if self.untimed_steps >= self.steps:
             raise ValueError(f"untimed_steps must be below steps ({self.steps})")
+        saved = self.checkpoint
+        if saved is not None and saved.folder is not None and saved.every > self.steps:
+            raise ValueError(
+                f"checkpoint.every must be at most steps ({self.steps}), or nothing is kept in "
+                f"{saved.folder}"
+            )
         return self
 
     def step_size(self, world_size: int, accumulation: int | None = None) -> StepSize:

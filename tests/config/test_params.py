@@ -70,6 +70,10 @@ def refusal(*overrides: str) -> str:
             "train: untimed_steps must be below steps (5)",
         ),
         (
+            "train={steps: 9, checkpoint: {every: 10, folder: kept}}",
+            "train: checkpoint.every must be at most steps (9), or nothing is kept in kept",
+        ),
+        (
             "train={batch_size: 8, global_batch_size: 16}",
             "train: name one of batch_size (of a rank and micro-batch) and global_batch_size (of a "
             "step of all ranks): set the other to null, or remove it",
