@@ -103,16 +103,17 @@ class AllToAllCollective(CodecCollective):
         payloads = self._encode(self._chunks(vector), self._parts_to_ranks(unit), step)
         received = self._exchange(payloads)
         if self.codec.variable:
-            others = [payload for to, payload in enumerate(payloads) if to != self.rank]
-            self._count_sent(vector, others, 1, self._summed)
+            sent = [payload for to, payload in enumerate(payloads) if to != self.rank]
+            self._count_sent(vector, sent, 1, self._summed)
         else:
             self._count_sent(vector, payloads[:1], self.world_size - 1, self._summed)
         return received
 
-    def _gather(self, payload: Tensor, whole: Tensor) -> Sequence[Tensor]:
-        """Send a payload of 1/W of `whole` to all ranks; return those of all, in rank order."""
+    def _gather(self, payload: Tensor, vector: Tensor) -> Sequence[Tensor]:
+        """Send the payload of 1/W of `vector` to all ranks; return the payloads of all ranks, in
+        rank order."""
         payloads = self._exchange([payload] * self.world_size)
-        self._count_sent(whole, [payload], self.world_size - 1, self.codec.name)
+        self._count_sent(vector, [payload], self.world_size - 1, self.codec.name)
         return payloads
 
     def _parts_to_ranks(self, unit: Unit) -> list[str]:
@@ -184,11 +185,11 @@ class AllToAllCollective(CodecCollective):
         self.account.count_not_finite(torch.linalg.vector_norm(reduced, math.inf))
 
     def _count_sent(
-        self, whole: Tensor, payloads: Sequence[Tensor], copies: int, format: str
+        self, vector: Tensor, payloads: Sequence[Tensor], copies: int, format: str
     ) -> None:
-        """Count a collective that sends payloads of 1/W of `whole`, each to `copies` ranks."""
-        n, account = whole.numel() // self.world_size, self.account
-        self._count(self._share_of_others(whole.nbytes), 0.0, None)
+        """Count a collective that sends payloads of 1/W of `vector`, each to `copies` ranks."""
+        n, account = vector.numel() // self.world_size, self.account
+        self._count(self._share_of_others(vector.nbytes), 0.0, None)
         for payload in payloads:
             content = self.codec.content(n, payload)
             account.add_sent(copies * payload.numel(), self._between_nodes.exchange, format)

@@ -166,10 +166,10 @@ class Exchanges:
         if not self._moments:
             return {}
         sums = torch.stack([*self._moments.values()]).sum(0).tolist()
-        product, square, others_square, mean_square = sums
+        product, square, remote_square, mean_square = sums
         metrics = {"sync/outer_grad_norm": math.sqrt(mean_square)}
-        if square and others_square:
-            metrics["sync/replica_cosine"] = product / math.sqrt(square * others_square)
+        if square and remote_square:
+            metrics["sync/replica_cosine"] = product / math.sqrt(square * remote_square)
         return metrics
 
     def wait(self) -> None:
@@ -258,8 +258,8 @@ class Exchanges:
         exchange.moments = moments = torch.zeros(4, device=exchange.units[0].device)
 
         def watch(added: Tensor, total: Tensor) -> None:
-            others = total - added
-            moments[:3] += torch.stack([added.dot(others), added.dot(added), others.dot(others)])
+            remote = total - added
+            moments[:3] += torch.stack([added.dot(remote), added.dot(added), remote.dot(remote)])
 
         self.collective.watch = watch
         for unit, vector in zip(exchange.units, vectors, strict=True):
